@@ -1,0 +1,46 @@
+# Everything a newcomer needs: `make demo` and `make test`. Each sets up .venv by itself, once.
+PYTHON ?= python3
+BIN := .venv/bin
+# Quiet pip keeps the first screen readable; its errors still show.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo    set up, then run the whole path from a question to a scored answer on this machine"
+	@echo "make test    set up, then run every test"
+	@echo "make lint    ruff and mypy --strict"
+	@echo "make bench   measure this machine; prints one table per benchmark"
+	@echo "make clean   remove .venv and caches"
+
+demo: .venv/.installed
+	$(BIN)/stepladder demo
+
+test: .venv/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.installed
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+
+.venv/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Stepladder needs Python >= 3.11; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Setting up .venv (once; a minute or two) ..."
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.installed: .venv/.created pyproject.toml constraints.txt
+	@$(PIP) --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	@$(PIP) --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,24 @@
+"""Errors meant for the person at the keyboard: what was found, what was expected, what to do next."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class StepladderError(Exception):
+    """A mistake in the input or the set-up. The command line prints its message without a traceback."""
+
+
+class UnknownName(StepladderError):
+    """A name that nothing answers to."""
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
+    """The error for a misspelt name, with the nearest valid one.
+
+    >>> print(unknown_name("agent", "proragg", ["prorag", "rag", "cot"]))
+    unknown agent 'proragg'. Did you mean 'prorag'? Known: cot, prorag, rag
+    """
+    names = sorted(known)
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return UnknownName(f"unknown {what} '{name}'.{hint} Known: {', '.join(names)}")

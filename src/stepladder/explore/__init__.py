@@ -1,0 +1,1 @@
+"""Ways to walk through the states of a question."""

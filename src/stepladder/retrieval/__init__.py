@@ -1,0 +1,1 @@
+"""Retrievers find passages for queries."""

@@ -1,0 +1,387 @@
+"""The vocabulary of Stepladder: what a question, a step, a trajectory and a search tree are.
+
+Everything else produces or consumes these frozen records. Map of the file:
+
+    Question, Hop          what is asked, its accepted answers, its gold decomposition where one is known
+    Passage                a piece of the corpus
+    Segment, Author        tokens with the mark of who wrote them: prompt, policy or environment
+    Action, ActionKind     what the policy decided in one step, parsed from its text
+    Step                   one turn: what was read, what was written, the action, what the search returned
+    Trajectory, StopReason the steps of one episode and why it ended
+    Node, Tree             many trajectories of one question that share beginnings
+    dumps, loads           exact JSON both ways; read_records, write_records: files of one record a line
+
+The unit of everything is the step: rewards, advantages, preference pairs and scores attach to steps. The
+token ids in a segment are those that the engine consumed or produced. They are never decoded and re-encoded.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
+
+SCHEMA_VERSION = 1
+
+_STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+
+class TraceError(ValueError):
+    """A record that is not what this version of Stepladder writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One link of a gold decomposition. `#1`, `#2` in the question stand for answers of earlier hops."""
+
+    __pydantic_config__ = _STRICT
+
+    question: str
+    answer: str
+    #: Passages that state the answer; empty when the hop is a conclusion that needs no search.
+    passages: tuple[str, ...] = ()
+    #: Other accepted spellings of the answer.
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with its accepted answers and whatever gold annotation its data set has."""
+
+    __pydantic_config__ = _STRICT
+
+    id: str
+    text: str
+    #: Accepted answers. The first is canonical, the others are aliases.
+    answers: tuple[str, ...]
+    hops: tuple[Hop, ...] = ()
+    #: One group a gold passage; any id of a group counts as having found it.
+    gold_passages: tuple[tuple[str, ...], ...] = ()
+    #: Kind of question in its data set: bridge, comparison, ...
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.answers:
+            raise TraceError(f"question {self.id!r} has no answers; at least one accepted answer is needed")
+
+    @property
+    def searches_needed(self) -> int:
+        """How many hops of the gold decomposition need a search; 0 when no decomposition is known."""
+        return sum(1 for hop in self.hops if hop.passages)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of the corpus; `score` says how well it matched, when it comes from a search."""
+
+    __pydantic_config__ = _STRICT
+
+    id: str
+    title: str
+    text: str
+    score: float | None = None
+
+
+class Author(StrEnum):
+    """Who wrote a segment. Only the policy's tokens are parsed for actions and trained on."""
+
+    PROMPT = "prompt"
+    POLICY = "policy"
+    ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of text by one author, with the token ids the engine used for it.
+
+    `tokens` is empty until an engine has read the segment, and stays empty for engines that do not tell
+    (remote APIs). `logprobs` belong to policy tokens: log p(token | context) under the model itself, before
+    temperature and top-p. A policy's text is the exact decoding of its tokens less a final end-of-sequence token.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    author: Author
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.logprobs and len(self.logprobs) != len(self.tokens):
+            raise TraceError(f"a segment has {len(self.tokens)} tokens but {len(self.logprobs)} log-probs")
+
+
+class ActionKind(StrEnum):
+    """What a step can do."""
+
+    QUERY = "query"
+    EVIDENCE = "evidence"
+    SUB_ANSWER = "sub_answer"
+    ANSWER = "answer"
+    MALFORMED = "malformed"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A decision of the policy: its kind, its content, and the thought written before it."""
+
+    __pydantic_config__ = _STRICT
+
+    kind: ActionKind
+    content: str
+    thought: str = ""
+    #: For malformed text only: what is wrong with it.
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that one generation cost: read (context) and written. Zero when the engine does not count."""
+
+    __pydantic_config__ = _STRICT
+
+    read: int = 0
+    written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn of the policy: what it newly read, what it wrote, what that means, what the search returned."""
+
+    __pydantic_config__ = _STRICT
+
+    #: Segments the engine read before writing, beyond those of the steps before.
+    read: tuple[Segment, ...]
+    written: Segment
+    action: Action
+    #: What the environment returned for a query. The next step reads it, as its agent renders it.
+    passages: tuple[Passage, ...] = ()
+    #: True when the context began anew here, with `read`, instead of going on from the steps before.
+    restarts: bool = False
+    usage: Usage = Usage()
+
+
+class StopReason(StrEnum):
+    """Every way an episode can end."""
+
+    ANSWERED = "answered"
+    MALFORMED = "malformed"  # the policy broke its agent's grammar
+    STEP_LIMIT = "step_limit"  # all steps used without an answer
+    TOKEN_LIMIT = "token_limit"  # a step did not come to an end within its tokens
+    CONTEXT_LIMIT = "context_limit"  # the transcript outgrew the model's context
+    FAILED = "failed"  # something broke around the policy; the reason is recorded beside it
+    CANCELLED = "cancelled"  # the run was stopped before the episode ended
+
+    @property
+    def is_truncation(self) -> bool:
+        """Whether a limit or an outside event ended the episode, rather than the policy itself."""
+        return self not in (StopReason.ANSWERED, StopReason.MALFORMED)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The steps of one episode. Unfinished (`stop is None`) it is the state an agent renders and acts from."""
+
+    __pydantic_config__ = _STRICT
+
+    question: Question
+    agent: str
+    steps: tuple[Step, ...] = ()
+    stop: StopReason | None = None
+    #: Passages that an agent asked for before its first step (plain RAG).
+    given: tuple[Passage, ...] = ()
+    seed: int = 0
+
+    @property
+    def answer(self) -> str | None:
+        """The final answer, or None when the episode ended without one."""
+        if self.steps and self.steps[-1].action.kind is ActionKind.ANSWER:
+            return self.steps[-1].action.content
+        return None
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """Every query the policy wrote, in order."""
+        return tuple(step.action.content for step in self.steps if step.action.kind is ActionKind.QUERY)
+
+    @property
+    def found(self) -> tuple[Passage, ...]:
+        """Every passage the environment returned, in order, repeats included."""
+        return self.given + tuple(passage for step in self.steps for passage in step.passages)
+
+    def context(self, upto: int | None = None) -> tuple[Segment, ...]:
+        """What an engine has in view after the first `upto` steps (all of them by default).
+
+        The context that step k was generated from is `context(k)` followed by its own `read` segments,
+        or these alone when the step restarts.
+        """
+        segments: list[Segment] = []
+        for step in self.steps[:upto]:
+            if step.restarts:
+                segments.clear()
+            segments.extend(step.read)
+            segments.append(step.written)
+        return tuple(segments)
+
+    def consumed(self, index: int) -> tuple[Segment, ...]:
+        """Exactly the segments the engine read to write step `index`."""
+        step = self.steps[index]
+        return step.read if step.restarts else self.context(index) + step.read
+
+    def extend(self, step: Step, stop: StopReason | None = None) -> "Trajectory":
+        """This trajectory with one more step."""
+        return replace(self, steps=(*self.steps, step), stop=stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A state in a search tree: the step that led here from its parent, and what the search learnt of it."""
+
+    __pydantic_config__ = _STRICT
+
+    #: Position in `Tree.nodes`; a parent always comes before its children.
+    id: int
+    #: None for the root.
+    parent: int | None
+    #: None for the root, which is the bare question.
+    step: Step | None
+    visits: int = 0
+    #: Mean value Q of the simulations through this node.
+    value: float = 0.0
+    prior: float | None = None
+    #: Set where an episode ended.
+    stop: StopReason | None = None
+    #: Outcome at an end, or the estimate propagated up to this node (SPRE, Monte Carlo).
+    reward: float | None = None
+    #: Further scores by name, such as a PRM's or a judge's.
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """All states visited for one question. `trajectory(node)` gives the branch that leads to a node."""
+
+    __pydantic_config__ = _STRICT
+
+    question: Question
+    agent: str
+    nodes: tuple[Node, ...]
+    given: tuple[Passage, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for position, node in enumerate(self.nodes):
+            root = position == 0
+            if node.id != position or root != (node.parent is None) or root != (node.step is None):
+                raise TraceError(f"tree of {self.question.id!r}: node at position {position} is out of place")
+            if node.parent is not None and not 0 <= node.parent < position:
+                raise TraceError(
+                    f"tree of {self.question.id!r}: node {node.id} stands before its parent {node.parent}"
+                )
+
+    def children(self, node: Node) -> tuple[Node, ...]:
+        """The nodes one step further, in the order they were made."""
+        return tuple(other for other in self.nodes[node.id + 1 :] if other.parent == node.id)
+
+    def branch(self, node: Node) -> tuple[Node, ...]:
+        """The nodes from the root to this one, both included."""
+        path = [node]
+        while path[-1].parent is not None:
+            path.append(self.nodes[path[-1].parent])
+        return tuple(reversed(path))
+
+    def trajectory(self, node: Node) -> Trajectory:
+        """The branch to a node as a trajectory: the same tokens that a single episode would hold."""
+        steps = tuple(each.step for each in self.branch(node) if each.step is not None)
+        return Trajectory(self.question, self.agent, steps, node.stop, self.given, self.seed)
+
+
+# --- JSON -----------------------------------------------------------------------------------------------
+
+Record = TypeVar("Record", Question, Passage, Trajectory, Tree)
+
+_KINDS: dict[type[Any], str] = {
+    Question: "question",
+    Passage: "passage",
+    Trajectory: "trajectory",
+    Tree: "tree",
+}
+
+
+@cache
+def _adapter(cls: type[Record]) -> TypeAdapter[Record]:
+    return TypeAdapter(cls)
+
+
+def _head(cls: type[Any]) -> str:
+    return f'{{"record":"{_KINDS[cls]}","version":{SCHEMA_VERSION},'
+
+
+def dumps(record: Question | Passage | Trajectory | Tree) -> str:
+    """One line of JSON that `loads` turns back into an equal record, with kind and schema version in front."""
+    cls = type(record)
+    try:
+        return _head(cls) + _adapter(cls).dump_json(record).decode()[1:]
+    except PydanticSerializationError as error:
+        raise TraceError(f"a {_KINDS[cls]} cannot be written as JSON: {error}") from error
+
+
+def loads(line: str, cls: type[Record]) -> Record:
+    """The record in a line written by `dumps`; refuses other kinds, other versions and unknown fields."""
+    head = _head(cls)
+    body = "{" + line[len(head) :] if line.startswith(head) else _body(line, cls)
+    try:
+        return _adapter(cls).validate_json(body, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "record"
+        raise TraceError(f"bad {_KINDS[cls]}: {where}: {first['msg']}") from error
+
+
+def _body(line: str, cls: type[Any]) -> str:
+    """The record without its head, for lines that do not begin the way `dumps` writes them."""
+    try:
+        data = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TraceError(f"not JSON: {error}") from error
+    if not isinstance(data, dict) or "record" not in data or "version" not in data:
+        raise TraceError(f"not a Stepladder {_KINDS[cls]}: 'record' or 'version' is missing")
+    version, kind = data.pop("version"), data.pop("record")
+    if version != SCHEMA_VERSION:
+        raise TraceError(
+            f"schema version {version!r} is unknown: this Stepladder reads version {SCHEMA_VERSION}. "
+            + ("Update Stepladder to read the file." if _newer(version) else "Write the file again with it.")
+        )
+    if kind != _KINDS[cls]:
+        raise TraceError(f"found a {kind!r} record where a {_KINDS[cls]!r} was expected")
+    return json.dumps(data)
+
+
+def _newer(version: object) -> bool:
+    return isinstance(version, int) and version > SCHEMA_VERSION
+
+
+def write_records(path: Path, records: Iterable[Question | Passage | Trajectory | Tree]) -> None:
+    """Write one record a line. The file appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(dumps(record) + "\n" for record in records)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_records(path: Path, cls: type[Record]) -> Iterator[Record]:
+    """The records of a file, one at a time; an error names the file and the line."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield loads(line, cls)
+            except TraceError as error:
+                raise TraceError(f"{path}:{number}: {error}") from error
