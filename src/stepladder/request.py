@@ -74,7 +74,7 @@ class Finish(StrEnum):
     STOP = "stop"  # a stop string was written
     END = "end"  # the model ended its turn
     LENGTH = "length"  # max_tokens reached
-    NO_ROOM = "no_room"  # the context left no room to write; nothing was generated
+    NO_ROOM = "no_room"  # the model's window was full before the generation came to an end
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,15 @@ Everything else produces or consumes these frozen records. Map of the file:
     Step                   one turn: what was read, what was written, the action, what the search returned
     Trajectory, StopReason the steps of one episode and why it ended
     Node, Tree             many trajectories of one question that share beginnings
-    dumps, loads           exact JSON both ways; read_records, write_records: files of one record a line
+    dumps, loads           exact JSON both ways (records.py reads and writes files of them)
 
 The unit of everything is the step: rewards, advantages, preference pairs and scores attach to steps. The
 token ids in a segment are those that the engine consumed or produced. They are never decoded and re-encoded.
 """
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -71,8 +68,11 @@ class Question:
 
     @property
     def searches_needed(self) -> int:
-        """How many hops of the gold decomposition need a search; 0 when no decomposition is known."""
-        return sum(1 for hop in self.hops if hop.passages)
+        """How many hops of the gold decomposition need a search; 0 when no decomposition is known.
+
+        Where a data set names no passages at all, every hop is taken to need one.
+        """
+        return sum(1 for hop in self.hops if hop.passages) or len(self.hops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +280,7 @@ class Tree:
             if node.id != position or root != (node.parent is None) or root != (node.step is None):
                 raise TraceError(f"tree of {self.question.id!r}: node at position {position} is out of place")
             if node.parent is not None and not 0 <= node.parent < position:
-                raise TraceError(
-                    f"tree of {self.question.id!r}: node {node.id} stands before its parent {node.parent}"
-                )
+                raise TraceError(f"tree of {self.question.id!r}: node {node.id} stands before its parent {node.parent}")
 
     def children(self, node: Node) -> tuple[Node, ...]:
         """The nodes one step further, in the order they were made."""
@@ -303,6 +301,7 @@ class Tree:
 
 # --- JSON -----------------------------------------------------------------------------------------------
 
+AnyRecord = Question | Passage | Trajectory | Tree
 Record = TypeVar("Record", Question, Passage, Trajectory, Tree)
 
 _KINDS: dict[type[Any], str] = {
@@ -313,20 +312,18 @@ _KINDS: dict[type[Any], str] = {
 }
 
 
-@cache
-def _adapter(cls: type[Record]) -> TypeAdapter[Record]:
-    return TypeAdapter(cls)
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in _KINDS}
 
 
 def _head(cls: type[Any]) -> str:
     return f'{{"record":"{_KINDS[cls]}","version":{SCHEMA_VERSION},'
 
 
-def dumps(record: Question | Passage | Trajectory | Tree) -> str:
+def dumps(record: AnyRecord) -> str:
     """One line of JSON that `loads` turns back into an equal record, with kind and schema version in front."""
     cls = type(record)
     try:
-        return _head(cls) + _adapter(cls).dump_json(record).decode()[1:]
+        return _head(cls) + _ADAPTERS[cls].dump_json(record).decode()[1:]
     except PydanticSerializationError as error:
         raise TraceError(f"a {_KINDS[cls]} cannot be written as JSON: {error}") from error
 
@@ -336,7 +333,8 @@ def loads(line: str, cls: type[Record]) -> Record:
     head = _head(cls)
     body = "{" + line[len(head) :] if line.startswith(head) else _body(line, cls)
     try:
-        return _adapter(cls).validate_json(body, strict=True)
+        record: Record = _ADAPTERS[cls].validate_json(body, strict=True)
+        return record
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "record"
@@ -364,24 +362,3 @@ def _body(line: str, cls: type[Any]) -> str:
 
 def _newer(version: object) -> bool:
     return isinstance(version, int) and version > SCHEMA_VERSION
-
-
-def write_records(path: Path, records: Iterable[Question | Passage | Trajectory | Tree]) -> None:
-    """Write one record a line. The file appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(dumps(record) + "\n" for record in records)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read_records(path: Path, cls: type[Record]) -> Iterator[Record]:
-    """The records of a file, one at a time; an error names the file and the line."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield loads(line, cls)
-            except TraceError as error:
-                raise TraceError(f"{path}:{number}: {error}") from error

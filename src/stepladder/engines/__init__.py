@@ -1,1 +1,44 @@
 """Engines write text: transformers in process, any OpenAI-compatible server, the gold oracle, a script."""
+
+from typing import Literal
+
+from stepladder.engines.base import Engine, EngineDown, EngineError, check_engine
+from stepladder.engines.gold import GoldEngine, Writer
+from stepladder.errors import StepladderError, unknown_name
+
+__all__ = ["ENGINES", "Engine", "EngineDown", "EngineError", "check_engine", "make_engine"]
+
+#: Engines that can be named on the command line, and what they are.
+ENGINES = {
+    "gold": "the oracle: plays the gold decomposition of a question",
+    "openai": "any OpenAI-compatible server",
+    "transformers": "a model in this process, on CPU or CUDA",
+}
+
+
+def make_engine(
+    name: str,
+    agent: Writer,
+    *,
+    model: str | None = None,
+    base_url: str | None = None,
+    api: Literal["chat", "completions"] = "chat",
+    device: str = "auto",
+    dtype: str = "auto",
+    max_batch: int = 64,
+    concurrency: int = 32,
+) -> Engine:
+    """The engine of that name. Heavy libraries are imported only for the engine that needs them."""
+    if name == "gold":
+        return GoldEngine(agent)
+    if name == "openai":
+        from stepladder.engines.openai import OpenAIEngine
+
+        if model is None:
+            raise StepladderError("the openai engine needs the name of a model that the server knows: --model NAME")
+        return OpenAIEngine(model, base_url=base_url, api=api, concurrency=concurrency)
+    if name == "transformers":
+        from stepladder.engines.transformers import TransformersEngine
+
+        return TransformersEngine(model or "tiny", device=device, dtype=dtype, max_batch=max_batch)
+    raise unknown_name("engine", name, ENGINES)

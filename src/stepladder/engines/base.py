@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from stepladder.contract import expect
 from stepladder.errors import StepladderError
 from stepladder.request import Finish, Generate, Generation, Sampling
 from stepladder.trace import Author, Segment
@@ -43,81 +44,83 @@ class Engine(ABC):
         """Free what the engine holds."""
 
 
-class ContractViolation(AssertionError):
-    """What an implementation does is not what the others rely on."""
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The text up to and including the stop string that ends first, and whether there is one.
+
+    >>> cut_at_stop("<a>1</a> and more", ["</b>", "</a>"])
+    ('<a>1</a>', True)
+    """
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    return (text[: min(ends)], True) if ends else (text, False)
 
 
-def expect(condition: bool, message: str) -> None:
-    """Raise `ContractViolation` with the message unless the condition holds."""
-    if not condition:
-        raise ContractViolation(message)
-
-
-def check_engine(engine: Engine, *, stop: str = "e", logprob_tolerance: float = 1e-2) -> None:
+def check_engine(engine: Engine, *, logprob_tolerance: float = 1e-2) -> None:
     """Test an engine against its contract; raises `ContractViolation` with what is wrong.
 
-    Run it on your own engine in your own tests. `stop` is a string the model is likely to write. Works for engines
-    that answer from a context alone; engines that play by a trajectory (gold, scripted) have tests of their own.
+    Run it on your own engine in your own tests. Works for engines that answer from a context alone; those that play by
+    a trajectory (gold, scripted) have tests of their own.
     """
     expect(engine.generate([]) == [], "an empty batch must give an empty list")
-
-    def prompt(text: str, seed: int = 0, **settings: float) -> Generate:
-        sampling = replace(Sampling(max_tokens=12), **settings)  # type: ignore[arg-type]
-        return Generate((Segment(Author.PROMPT, text),), stop=(stop,), sampling=sampling, seed=seed)
-
     texts = ("Where is the tower?", "Who?", "A longer question, so that lengths in a batch differ: what is it?")
-    batch = [prompt(text) for text in texts]
-    together = [_succeeded(reply) for reply in engine.generate(batch)]
-    expect(len(together) == len(batch), f"{len(batch)} requests gave {len(together)} replies")
-
+    batch = [Generate((Segment(Author.PROMPT, text),), sampling=Sampling(max_tokens=12)) for text in texts]
+    together = _generate(engine, batch)
     for request, reply in zip(batch, together):
-        _check_reply(request, reply, stop)
-        (alone,) = (_succeeded(each) for each in engine.generate([request]))
+        _check_reply(request, reply)
+        (alone,) = _generate(engine, [request])
         expect(
             alone.text == reply.text,
             f"a greedy reply depends on its batch: {reply.text!r} together, {alone.text!r} alone",
         )
         for ours, theirs in zip(alone.written.logprobs, reply.written.logprobs):
-            expect(abs(ours - theirs) <= logprob_tolerance, f"a log-prob depends on its batch: {ours} {theirs}")
+            expect(abs(ours - theirs) <= logprob_tolerance, f"a log-prob depends on its batch: {ours}, {theirs}")
+        _check_stop(engine, request, reply.text)
+    _check_seeds(engine, batch[0])
+    _check_second_turn(engine, batch[0], together[0])
 
-    hot = [prompt(texts[0], seed=seed, temperature=1.0) for seed in range(6)]
-    first, second = ([_succeeded(reply).text for reply in engine.generate(hot)] for _ in range(2))
+
+def _generate(engine: Engine, requests: Sequence[Generate]) -> list[Generation]:
+    replies = engine.generate(requests)
+    expect(len(replies) == len(requests), f"{len(requests)} requests gave {len(replies)} replies")
+    succeeded = [reply for reply in replies if isinstance(reply, Generation)]
+    expect(len(succeeded) == len(replies), f"plain requests failed: {replies}")
+    return succeeded
+
+
+def _check_reply(request: Generate, reply: Generation) -> None:
+    expect(len(reply.context) == len(request.context), "the reply's context has other segments than asked")
+    expect(reply.written.author is Author.POLICY, "what the engine writes is the policy's")
+    expect(reply.text == reply.written.text, "without a stop string, text is all that was written")
+    if reply.written.tokens:
+        expect(all(segment.tokens for segment in reply.context), "a context segment has no token ids")
+        expect(len(reply.written.logprobs) == len(reply.written.tokens), "there must be one log-prob a token written")
+        expect(all(value <= 0 for value in reply.written.logprobs), "a log-prob is above 0")
+        expect(len(reply.written.tokens) <= request.sampling.max_tokens, "more tokens than max_tokens")
+
+
+def _check_stop(engine: Engine, request: Generate, free: str) -> None:
+    """Ask again, with a stop string that the model is known to write."""
+    for stop in {free[middle : middle + 2] for middle in (len(free) // 2, len(free) // 3)} - {""}:
+        (reply,) = _generate(engine, [replace(request, stop=("\x00never", stop))])
+        expected, _ = cut_at_stop(free, [stop])
+        expect(
+            reply.text == expected and reply.finish is Finish.STOP,
+            f"with the stop {stop!r} the text must be {expected!r}, not {reply.text!r} ({reply.finish.value})",
+        )
+        expect(reply.written.text.startswith(reply.text), "text is not the beginning of what was written")
+
+
+def _check_seeds(engine: Engine, request: Generate) -> None:
+    hot = replace(request.sampling, temperature=1.0)
+    requests = [replace(request, sampling=hot, seed=seed) for seed in range(6)]
+    first, second = ([reply.text for reply in _generate(engine, requests)] for _ in range(2))
     expect(first == second, f"equal seeds gave different texts: {first} and {second}")
     expect(len(set(first)) > 1, f"six seeds at temperature 1 all gave {first[0]!r}")
 
-    # A second turn: the ids of the first must be used again as they are.
-    spoken = together[0]
+
+def _check_second_turn(engine: Engine, request: Generate, spoken: Generation) -> None:
+    """The ids of the first turn must be used again as they are."""
     more = Segment(Author.ENVIRONMENT, " It is here. ")
-    (reply,) = (
-        _succeeded(each)
-        for each in engine.generate([replace(batch[0], context=(*spoken.context, spoken.written, more))])
-    )
-    expect(reply.context[:-1] == (*spoken.context, spoken.written), "segments that had token ids were changed")
-    expect(reply.context[-1].text.strip() == more.text.strip(), "the new segment's text was changed")
-
-
-def _succeeded(reply: Generation | EngineError) -> Generation:
-    if isinstance(reply, EngineError):
-        raise ContractViolation(f"a plain request failed: {reply}") from reply
-    return reply
-
-
-def _check_reply(request: Generate, reply: Generation, stop: str) -> None:
-    expect(len(reply.context) == len(request.context), "the reply's context has other segments than asked")
-    expect(reply.written.author is Author.POLICY, "what the engine writes is the policy's")
-    expect(reply.written.text.startswith(reply.text), "text is not the beginning of what was written")
-    if reply.written.tokens:
-        expect(all(segment.tokens for segment in reply.context), "a context segment has no token ids")
-        expect(
-            len(reply.written.logprobs) == len(reply.written.tokens),
-            "there must be one log-prob for each token written",
-        )
-        expect(all(value <= 0 for value in reply.written.logprobs), "a log-prob is above 0")
-        expect(len(reply.written.tokens) <= request.sampling.max_tokens, "more tokens than max_tokens")
-    if reply.finish is Finish.STOP:
-        expect(
-            reply.text.endswith(stop) and reply.text.count(stop) == 1,
-            f"a reply that stopped must end right behind its first {stop!r}, not as {reply.text!r}",
-        )
-    else:
-        expect(stop not in reply.text, f"{stop!r} was written but the reply did not stop there")
+    known = (*spoken.context, spoken.written)
+    (reply,) = _generate(engine, [replace(request, context=(*known, more))])
+    expect(reply.context[:-1] == known, "segments that had token ids were changed")
+    expect(reply.context[-1].text == more.text, "the new segment's text was changed")

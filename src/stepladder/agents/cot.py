@@ -1,0 +1,40 @@
+"""Chain of thought: think aloud once, then answer, without searching."""
+
+from typing import ClassVar
+
+from stepladder.agents.base import Agent, malformed, neutralise, prompt_segment
+from stepladder.agents.tags import read_blocks
+from stepladder.trace import Action, ActionKind, Segment, Trajectory
+
+PROMPT = """Think the question through: <step>thought</step>. Then answer with a short phrase: <answer>it</answer>.
+Question: {question}
+"""
+
+
+class CoT(Agent):
+    """`<step>thought</step><answer>a</answer>`"""
+
+    name: ClassVar[str] = "cot"
+    summary: ClassVar[str] = "thinks aloud, then answers, without searching"
+    kinds: ClassVar[frozenset[ActionKind]] = frozenset({ActionKind.ANSWER})
+    stops: ClassVar[tuple[str, ...]] = ("</answer>",)
+
+    def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
+        """Instructions and the question."""
+        return (prompt_segment(PROMPT.format(question=neutralise(trajectory.question.text))),)
+
+    def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002
+        """An answer with its thought, or malformed."""
+        blocks = read_blocks(text, ("step", "answer"))
+        if isinstance(blocks, str):
+            return malformed(text, blocks)
+        if [block.tag for block in blocks] != ["step", "answer"]:
+            return malformed(text, "expected <step> and then <answer>")
+        thought, answer = blocks
+        if not answer.content:
+            return malformed(text, "empty <answer>")
+        return Action(ActionKind.ANSWER, answer.content, thought.content)
+
+    def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
+        """Thought and answer in their tags."""
+        return f"<step>{neutralise(action.thought)}</step><answer>{neutralise(action.content)}</answer>"

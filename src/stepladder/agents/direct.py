@@ -1,0 +1,39 @@
+"""Direct: answer at once, from what the model knows. The floor that search has to beat."""
+
+from typing import ClassVar
+
+from stepladder.agents.base import Agent, malformed, neutralise, prompt_segment
+from stepladder.agents.tags import read_blocks
+from stepladder.trace import Action, ActionKind, Segment, Trajectory
+
+PROMPT = """Answer the question with a short phrase, written as <answer>the answer</answer>.
+Question: {question}
+"""
+
+
+class Direct(Agent):
+    """`<answer>a</answer>`"""
+
+    name: ClassVar[str] = "direct"
+    summary: ClassVar[str] = "answers at once, without searching"
+    kinds: ClassVar[frozenset[ActionKind]] = frozenset({ActionKind.ANSWER})
+    stops: ClassVar[tuple[str, ...]] = ("</answer>",)
+
+    def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
+        """Instructions and the question."""
+        return (prompt_segment(PROMPT.format(question=neutralise(trajectory.question.text))),)
+
+    def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002
+        """An answer, or malformed."""
+        blocks = read_blocks(text, ("answer",))
+        if isinstance(blocks, str):
+            return malformed(text, blocks)
+        if len(blocks) > 1:
+            return malformed(text, "more than one answer")
+        if not blocks[0].content:
+            return malformed(text, "empty <answer>")
+        return Action(ActionKind.ANSWER, blocks[0].content)
+
+    def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
+        """The answer in its tag."""
+        return f"<answer>{neutralise(action.content)}</answer>"

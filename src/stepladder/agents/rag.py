@@ -1,0 +1,30 @@
+"""RAG: one search with the question itself, then the answer. What most systems in use do."""
+
+from typing import ClassVar
+
+from stepladder.agents.base import neutralise, prompt_segment, render_passages
+from stepladder.agents.direct import Direct
+from stepladder.trace import Question, Segment, Trajectory
+
+PROMPT = """Answer the question from the passages with a short phrase, written as <answer>the answer</answer>.
+<retrieval>
+{passages}
+</retrieval>
+Question: {question}
+"""
+
+
+class RAG(Direct):
+    """`<answer>a</answer>`, after reading passages found with the question."""
+
+    name: ClassVar[str] = "rag"
+    summary: ClassVar[str] = "searches once with the question, then answers"
+
+    def opening_query(self, question: Question) -> str | None:
+        """The question as it stands."""
+        return question.text
+
+    def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
+        """Instructions, passages, question."""
+        question = neutralise(trajectory.question.text)
+        return (prompt_segment(PROMPT.format(passages=render_passages(trajectory.given), question=question)),)

@@ -1,0 +1,59 @@
+"""An engine that says what a script tells it: algorithms are tested with it, exactly and fast.
+
+In: requests. Out: for each, the text that the script gives. Token ids are the UTF-8 bytes of the text, so every
+exactness test works on it as on a real model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from stepladder.engines.base import Engine, EngineError, cut_at_stop
+from stepladder.request import Finish, Generate, Generation
+from stepladder.trace import Author, Segment, Usage
+
+#: What to say to a request; or, by question id, what to say at each step.
+Script = Callable[[Generate], str] | Mapping[str, Sequence[str]]
+
+
+class ScriptedEngine(Engine):
+    """Says what it is told to."""
+
+    name = "scripted"
+
+    def __init__(self, script: Script, *, max_batch: int = 256, concurrency: int = 1) -> None:
+        self.script = script
+        self.max_batch = max_batch
+        self.concurrency = concurrency
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        """One scripted reply a request."""
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request: Generate) -> Generation | EngineError:
+        said = self._say(request)
+        if isinstance(said, EngineError):
+            return said
+        text, stopped = cut_at_stop(said, request.stop)
+        tokens = tuple(text.encode())
+        finish = Finish.STOP if stopped else Finish.END
+        if len(tokens) > request.sampling.max_tokens:
+            tokens = tokens[: request.sampling.max_tokens]
+            text, finish = bytes(tokens).decode(errors="ignore"), Finish.LENGTH
+        context = tuple(
+            segment if segment.tokens else replace(segment, tokens=tuple(segment.text.encode()))
+            for segment in request.context
+        )
+        written = Segment(Author.POLICY, text, tokens, (0.0,) * len(tokens))
+        usage = Usage(sum(len(segment.tokens) for segment in context), len(tokens))
+        return Generation(context, written, text, finish, usage)
+
+    def _say(self, request: Generate) -> str | EngineError:
+        if callable(self.script):
+            return self.script(request)
+        if request.trajectory is None:
+            return EngineError("a script by question needs requests with a trajectory")
+        lines = self.script.get(request.trajectory.question.id, ())
+        step = len(request.trajectory.steps)
+        if step >= len(lines):
+            return EngineError(f"the script of {request.trajectory.question.id!r} has no step {step}")
+        return lines[step]

@@ -1,0 +1,318 @@
+"""Generation in process with transformers: exact token ids and log-probs, batched, on CPU and CUDA.
+
+In: `Generate` requests. Out: `Generation`s. What `model.generate` cannot do, and a search over steps needs:
+
+- every request of a batch has its own seed, temperature, top-p, stop strings and token limit;
+- token ids go in and come out untouched: a segment is encoded once, when it is first read;
+- rows that have ended leave the batch, and cost nothing more;
+- a draw depends on the request's seed and position alone. Batching changes logits by rounding only.
+
+Log-probs are those of the model itself, at temperature 1 and without top-p.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from stepladder.engines.base import Engine, EngineError, cut_at_stop
+from stepladder.engines.tiny import tiny_model, tiny_tokenizer
+from stepladder.errors import StepladderError, unknown_name
+from stepladder.request import Finish, Generate, Generation, Sampling, nothing_written
+from stepladder.trace import Author, Segment, Usage
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+#: Models that come with the package.
+BUILT_IN = ("tiny",)
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request under way."""
+
+    number: int
+    context: tuple[Segment, ...]
+    tokens_in: list[int]
+    stops: tuple[str, ...]
+    sampling: Sampling
+    #: One number in [0, 1) a position; empty for greedy rows.
+    draws: np.ndarray[Any, np.dtype[np.float64]]
+    limit: int
+    tokens: list[int]
+    logprobs: list[float]
+    finish: Finish | None = None
+
+
+class TransformersEngine(Engine):
+    """A causal language model of transformers."""
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch: int = 64,
+        chat: bool | None = None,
+    ) -> None:
+        """`model`: a folder, a hub name, a built-in name or a model object (then with its tokenizer).
+
+        `device`: auto, cpu, cuda, cuda:1 ... `dtype`: fp32, bf16 or auto (bf16 on CUDA, else fp32). `chat`: put prompts
+        into the tokenizer's chat template; by default when it has one.
+        """
+        self.device = _device(device)
+        if dtype not in ("auto", *DTYPES):
+            raise unknown_name("dtype", dtype, ("auto", *DTYPES))
+        self.dtype = DTYPES.get(dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
+        if isinstance(model, PreTrainedModel):
+            if tokenizer is None:
+                raise StepladderError("a model object needs its tokenizer: TransformersEngine(model, tokenizer)")
+            self.tokenizer = tokenizer
+        else:
+            model, self.tokenizer = load_model(model, tokenizer)
+        self.model = cast(Any, model)
+        self.model.to(device=self.device, dtype=self.dtype).eval()
+        self.max_batch = max_batch
+        self.chat = self.tokenizer.chat_template is not None if chat is None else chat
+        self.context_limit = int(self.model.config.max_position_embeddings)
+        self.end_tokens = _end_tokens(self.model, self.tokenizer)
+        self._closing_tokens: dict[tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]]] = {}
+        self._pieces: list[str] = []
+
+    # --- text to tokens and back ---------------------------------------------------------------------------
+
+    def encode(self, segment: Segment) -> Segment:
+        """The segment with token ids; one that has them is returned as it is.
+
+        A question or a document may spell a control token, such as the end of a turn: it stays plain text.
+        """
+        if segment.tokens or not segment.text:
+            return segment
+        if segment.author is Author.PROMPT and self.chat:
+            turn = [{"role": "user", "content": segment.text}]
+            text = str(self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+            return replace(segment, text=text, tokens=self._encode_text(text))
+        if segment.author is Author.PROMPT:
+            tokens = tuple(self.tokenizer(segment.text, split_special_tokens=True)["input_ids"])
+            return replace(segment, tokens=tokens[:-1] if tokens[-1] in self.end_tokens else tokens)
+        return replace(segment, tokens=self._encode_text(segment.text, split_special_tokens=True))
+
+    def _encode_text(self, text: str, **options: bool) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+
+    def decode(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
+        """The text of tokens that follow others (some tokenizers drop the first space of a text)."""
+        before = list(after[-8:])
+        head = self._decode(before) if before else ""
+        return self._decode([*before, *tokens])[len(head) :]
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    # --- generation ----------------------------------------------------------------------------------------
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        """Answer every request, in order."""
+        replies: list[Generation | EngineError | None] = [None] * len(requests)
+        rows: list[_Row] = []
+        for number, request in enumerate(requests):
+            context = tuple(self.encode(segment) for segment in request.context)
+            tokens_in = [token for segment in context for token in segment.tokens]
+            room = self.context_limit - len(tokens_in)
+            if not tokens_in:
+                replies[number] = EngineError("the context is empty: there is nothing to continue")
+            elif room < 1:
+                replies[number] = nothing_written(context)
+            else:
+                rows.append(_row(number, request, context, tokens_in, room))
+        rows.sort(key=lambda row: len(row.tokens_in))  # like lengths together: less padding
+        for start in range(0, len(rows), self.max_batch):
+            self._complete(rows[start : start + self.max_batch])
+        for row in rows:
+            replies[row.number] = self._reply(row)
+        return [reply for reply in replies if reply is not None]
+
+    def _complete(self, rows: list[_Row]) -> None:
+        """Run one batch; where it does not fit into GPU memory, in halves."""
+        try:
+            self._decode_batch(rows)
+        except torch.OutOfMemoryError:
+            if len(rows) == 1:
+                raise
+            torch.cuda.empty_cache()
+            for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+                for row in half:
+                    row.tokens, row.logprobs, row.finish = [], [], None
+                self._complete(half)
+
+    @torch.inference_mode()
+    def _decode_batch(self, rows: list[_Row]) -> None:
+        """Write on from every row, a token at a time, until the last one has ended."""
+        width = max(len(row.tokens_in) for row in rows)
+        # Left-padded, so that the newest token of every row is in the last column. The pad token is masked out.
+        ids_BT = torch.zeros(len(rows), width, dtype=torch.long)
+        mask_BT = torch.zeros(len(rows), width, dtype=torch.long)
+        for index, row in enumerate(rows):
+            ids_BT[index, width - len(row.tokens_in) :] = torch.tensor(row.tokens_in)
+            mask_BT[index, width - len(row.tokens_in) :] = 1
+        ids_BT, mask_BT = ids_BT.to(self.device), mask_BT.to(self.device)
+        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+        cache = DynamicCache(config=self.model.config)
+        alive = list(rows)
+        while True:
+            logits_BV = self.model(
+                input_ids=ids_BT,
+                attention_mask=mask_BT,
+                position_ids=positions_BT,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]
+            tokens_B, logprobs_B = draw_tokens(logits_BV.float(), alive)
+            for row, token, logprob in zip(alive, tokens_B.tolist(), logprobs_B.tolist()):
+                self._append(row, token, logprob)
+            staying = [index for index, row in enumerate(alive) if row.finish is None]
+            if not staying:
+                return
+            positions_BT = positions_BT[:, -1:] + 1
+            ids_BT = tokens_B[:, None]
+            if len(staying) < len(alive):
+                kept = torch.tensor(staying, device=self.device)
+                cache.batch_select_indices(kept)
+                ids_BT, mask_BT, positions_BT = ids_BT[kept], mask_BT[kept], positions_BT[kept]
+                alive = [alive[index] for index in staying]
+            mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(alive), 1)], dim=1)
+
+    def _append(self, row: _Row, token: int, logprob: float) -> None:
+        """Add a token to a row and see whether the row has ended with it."""
+        row.tokens.append(token)
+        row.logprobs.append(logprob)
+        if token in self.end_tokens:
+            row.finish = Finish.END
+        elif row.stops and self._may_close(row.stops)[token] and cut_at_stop(self._text(row), row.stops)[1]:
+            row.finish = Finish.STOP
+        elif len(row.tokens) >= row.limit:
+            row.finish = Finish.LENGTH if row.limit == row.sampling.max_tokens else Finish.NO_ROOM
+
+    def _may_close(self, stops: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """By token id: whether the token can hold the end of a stop string. Spares decoding after every token."""
+        if stops not in self._closing_tokens:
+            if not self._pieces:
+                size = self.model.config.vocab_size
+                self._pieces = [self._decode([token]) if token < len(self.tokenizer) else "" for token in range(size)]
+            # An incomplete character shows as U+FFFD, and may be the end of anything.
+            ends = {stop[-1] for stop in stops} | {"\ufffd"}
+            self._closing_tokens[stops] = np.array([any(end in piece for end in ends) for piece in self._pieces])
+        return self._closing_tokens[stops]
+
+    def _text(self, row: _Row) -> str:
+        """What the row has written, without the token that ends a turn."""
+        spoken = row.tokens[:-1] if row.tokens and row.tokens[-1] in self.end_tokens else row.tokens
+        return self.decode(spoken, after=row.tokens_in)
+
+    def _reply(self, row: _Row) -> Generation:
+        assert row.finish is not None
+        whole = self._text(row)
+        text, _ = cut_at_stop(whole, row.stops)
+        written = Segment(Author.POLICY, whole, tuple(row.tokens), tuple(row.logprobs))
+        usage = Usage(read=len(row.tokens_in), written=len(row.tokens))
+        return Generation(row.context, written, text, row.finish, usage)
+
+
+def _row(number: int, request: Generate, context: tuple[Segment, ...], tokens_in: list[int], room: int) -> _Row:
+    sampling = request.sampling
+    limit = min(sampling.max_tokens, room)
+    draws = np.random.default_rng(request.seed).random(limit) if sampling.temperature > 0 else np.empty(0)
+    return _Row(number, context, tokens_in, request.stop, sampling, draws, limit, [], [])
+
+
+def draw_tokens(logits_BV: torch.Tensor, rows: Sequence[_Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next token of every row and its log-prob under the model, each row by its own sampling and draw."""
+    logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
+    tokens_B = logits_BV.argmax(dim=-1)
+    hot = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
+    if hot:
+        chosen = torch.tensor(hot, device=logits_BV.device)
+
+        def column(values: Iterator[float]) -> torch.Tensor:
+            return torch.tensor(list(values), dtype=torch.float64, device=logits_BV.device)[:, None]
+
+        temperature_H1 = column(rows[index].sampling.temperature for index in hot)
+        top_p_H1 = column(rows[index].sampling.top_p for index in hot)
+        draw_H1 = column(float(rows[index].draws[len(rows[index].tokens)]) for index in hot)
+        probs_HV = torch.softmax(logits_BV[chosen].double() / temperature_H1, dim=-1)
+        if bool((top_p_H1 < 1).any()):
+            probs_HV = keep_top_p(probs_HV, top_p_H1)
+        # Inverse of the cumulative distribution: the first token whose cumulative mass exceeds the draw.
+        mass_HV = probs_HV.cumsum(dim=-1)
+        drawn_H = torch.searchsorted(mass_HV, draw_H1 * mass_HV[:, -1:], right=True)[:, 0]
+        tokens_B = tokens_B.index_copy(0, chosen, drawn_H.clamp(max=logits_BV.shape[-1] - 1))
+    return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
+
+
+def keep_top_p(probs_HV: torch.Tensor, top_p_H1: torch.Tensor) -> torch.Tensor:
+    """Probabilities with everything outside the smallest set of mass top-p set to zero (not renormalised).
+
+    >>> keep_top_p(torch.tensor([[0.5, 0.2, 0.3]]), torch.tensor([[0.7]])).tolist()[0][1]
+    0.0
+    """
+    sorted_HV, order_HV = probs_HV.sort(dim=-1, descending=True)
+    before_HV = sorted_HV.cumsum(dim=-1) - sorted_HV
+    return torch.zeros_like(probs_HV).scatter(1, order_HV, sorted_HV.masked_fill(before_HV >= top_p_H1, 0.0))
+
+
+# --- loading -----------------------------------------------------------------------------------------------
+
+
+def load_model(
+    model: str | Path, tokenizer: PreTrainedTokenizerBase | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model with its tokenizer, by built-in name, folder or hub name."""
+    if str(model) == "tiny":
+        return tiny_model(), tokenizer or tiny_tokenizer()
+    folder = Path(model).expanduser()
+    looks_like_path = isinstance(model, Path) or str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise StepladderError(f"{folder} is not a model folder: it has no config.json")
+    elif looks_like_path or folder.exists():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise StepladderError(f"model path {folder} {found}; expected a folder with config.json and weights")
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(str(folder if folder.is_dir() else model), dtype="auto")
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(folder if folder.is_dir() else model))
+    except (OSError, ValueError, KeyError) as error:
+        raise StepladderError(
+            f"model '{model}' could not be loaded: {str(error).splitlines()[0]} "
+            f"Give a folder with a transformers model, a hub name, or one of: {', '.join(BUILT_IN)}."
+        ) from error
+    return loaded, tokenizer
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise StepladderError(f"unknown device '{name}'; use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise StepladderError(
+            f"device '{name}' was asked for, but this torch sees no CUDA device (`stepladder doctor`)"
+        )
+    return device
+
+
+def _end_tokens(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token that ends a turn, by the tokenizer and by the model's generation settings."""
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    several = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in (*several, tokenizer.eos_token_id) if token is not None)

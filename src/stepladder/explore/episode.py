@@ -1,0 +1,101 @@
+"""One episode: an agent answers one question, step by step, until it answers, errs or meets a limit.
+
+In: an agent, a question, settings, a seed. Out (as the generator's return value): a `Trajectory`. `take_step` is one
+turn on its own; searches that branch, such as MCTS, are built from it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from stepladder.agents.base import Agent
+from stepladder.errors import StepladderError
+from stepladder.request import Algorithm, Finish, Generate, Generation, Request, Retrieve, Sampling
+from stepladder.seeding import seed_of
+from stepladder.trace import ActionKind, Question, Segment, Step, StopReason, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSettings:
+    """Limits and sampling of an episode."""
+
+    #: Most steps of the policy; a search and its sub-answer are two.
+    max_steps: int = 12
+    #: Passages a search returns.
+    k: int = 3
+    sampling: Sampling = Sampling()
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 1 or self.k < 1:
+            raise ValueError(f"max_steps is {self.max_steps} and k is {self.k}; both must be at least 1")
+
+
+def episode(
+    agent: Agent, question: Question, settings: EpisodeSettings | None = None, seed: int = 0
+) -> Algorithm[Trajectory]:
+    """Play one question from start to end."""
+    settings = settings or EpisodeSettings()
+    trajectory = yield from begin(agent, question, settings, seed)
+    while trajectory.stop is None:
+        trajectory = yield from take_step(agent, trajectory, settings, seed_of(seed, len(trajectory.steps)))
+    return trajectory
+
+
+def begin(agent: Agent, question: Question, settings: EpisodeSettings, seed: int = 0) -> Algorithm[Trajectory]:
+    """The state before the first step; agents that look first have searched."""
+    trajectory = Trajectory(question, agent.name, seed=seed)
+    query = agent.opening_query(question)
+    if query is None:
+        return trajectory
+    return replace(trajectory, given=(yield Retrieve(query, settings.k)))
+
+
+def take_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings, seed: int = 0) -> Algorithm[Trajectory]:
+    """The trajectory with one more step: written by the engine, parsed by the agent, answered by the search."""
+    rendered = agent.render(trajectory)
+    reply: Generation = yield Generate(rendered, agent.stops, settings.sampling, seed, trajectory)
+    if reply.finish is Finish.NO_ROOM and not reply.text:
+        return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
+    action = agent.parse(reply.text, trajectory)
+    read, restarts = newly_read(trajectory, reply.context)
+    step = Step(read, reply.written, action, restarts=restarts, usage=reply.usage)
+    if action.kind is ActionKind.ANSWER:
+        return trajectory.extend(step, StopReason.ANSWERED)
+    if action.kind is ActionKind.MALFORMED:
+        return trajectory.extend(step, _CUT_OFF.get(reply.finish, StopReason.MALFORMED))
+    if action.kind is ActionKind.QUERY:
+        step = replace(step, passages=(yield Retrieve(action.content, settings.k)))
+    last = len(trajectory.steps) + 1 >= settings.max_steps
+    return trajectory.extend(step, StopReason.STEP_LIMIT if last else None)
+
+
+#: Malformed text that was cut off is the limit's doing, not the policy's.
+_CUT_OFF = {Finish.LENGTH: StopReason.TOKEN_LIMIT, Finish.NO_ROOM: StopReason.CONTEXT_LIMIT}
+
+
+def newly_read(trajectory: Trajectory, context: Sequence[Segment]) -> tuple[tuple[Segment, ...], bool]:
+    """What a context adds to the steps so far, and whether it begins anew instead of going on from them."""
+    known = trajectory.context()
+    goes_on = tuple(context[: len(known)]) == known
+    return (tuple(context[len(known) :]), False) if goes_on else (tuple(context), True)
+
+
+def watched(algorithm: Algorithm[Any], look: Callable[[Trajectory], None]) -> Algorithm[Any]:
+    """The same algorithm; `look` is shown the state before every generation, and the final trajectory."""
+    go_on: Callable[[], Request | Sequence[Request]] = partial(next, algorithm)
+    while True:
+        try:
+            asked = go_on()
+        except StopIteration as end:
+            if isinstance(end.value, Trajectory):
+                look(end.value)
+            return end.value
+        if isinstance(asked, Generate) and asked.trajectory is not None:
+            look(asked.trajectory)
+        try:
+            reply = yield asked
+        except StepladderError as error:
+            go_on = partial(algorithm.throw, error)
+        else:
+            go_on = partial(algorithm.send, reply)

@@ -1,0 +1,92 @@
+"""Progress of a run: done, failed, rate and time left. A bar on a terminal, a line now and then in a log.
+
+In: outcomes, as the driver finishes them. Out: text on standard error, so that standard output stays clean.
+"""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from stepladder.driver import Outcome
+
+#: Seconds between two lines where there is no terminal.
+LOG_EVERY = 10.0
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.finished_speed or task.speed or 0.0:,.1f}/s", style="progress.data.speed")
+
+
+class Progress:
+    """Watches a `Driver.run`: `with Progress("Evaluating", 200) as watch: driver.run(jobs, watch)`."""
+
+    def __init__(self, label: str, total: int, *, file: TextIO | None = None, log_every: float = LOG_EVERY) -> None:
+        self.label = label
+        self.total = total
+        self.file = file or sys.stderr
+        self.log_every = log_every
+        self.done = 0
+        self.failed = 0
+        self.started = self.logged = time.monotonic()
+        self.bar: RichProgress | None = None
+        if self.file.isatty():
+            self.bar = RichProgress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                _Rate(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("[red]{task.fields[failed]}"),
+                console=Console(file=self.file),
+                transient=True,
+            )
+            self.task = self.bar.add_task(label, total=total, failed="")
+
+    def __enter__(self) -> "Progress":
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __call__(self, outcome: Outcome[Any]) -> None:
+        """Count one outcome."""
+        self.advance(failed=outcome.failure is not None)
+
+    def advance(self, amount: int = 1, *, failed: bool = False) -> None:
+        """Count `amount` more as done."""
+        self.done += amount
+        self.failed += failed
+        if self.bar is not None:
+            self.bar.update(self.task, advance=amount, failed=f"{self.failed} failed" if self.failed else "")
+        elif time.monotonic() - self.logged >= self.log_every:
+            self.logged = time.monotonic()
+            print(self.line(), file=self.file, flush=True)
+
+    def line(self) -> str:
+        """The state as one line of a log."""
+        rate = self.done / max(time.monotonic() - self.started, 1e-9)
+        left = (self.total - self.done) / rate if rate else 0.0
+        failures = f", {self.failed} failed" if self.failed else ""
+        return f"{self.label}: {self.done:,}/{self.total:,}{failures}, {rate:,.1f}/s, {left:,.0f} s left"

@@ -1,0 +1,301 @@
+"""The driver: order, batching, failures, Ctrl-C."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from conftest import WordRetriever
+from stepladder.driver import Driver, Interrupted, Outcome
+from stepladder.engines.base import Engine, EngineDown, EngineError
+from stepladder.engines.scripted import ScriptedEngine
+from stepladder.errors import StepladderError
+from stepladder.request import Algorithm, Finish, Generate, Generation, Retrieve, Sampling, Score
+from stepladder.trace import Author, Question, Segment, Trajectory
+
+
+def prompt(text: str, seed: int = 0) -> Generate:
+    return Generate((Segment(Author.PROMPT, text),), sampling=Sampling(temperature=1.0), seed=seed)
+
+
+def values(outcomes: list[Outcome[Any]]) -> list[Any]:
+    assert all(outcome.failure is None for outcome in outcomes), outcomes
+    return [outcome.value for outcome in outcomes]
+
+
+def echo(request: Generate) -> str:
+    """A reply that shows prompt and seed, so that mix-ups show."""
+    return f"{request.context[0].text}/{request.seed}"
+
+
+def conversation(name: int, turns: int) -> Algorithm[list[str]]:
+    said = []
+    for turn in range(turns):
+        reply: Generation = yield prompt(f"{name}.{turn}", seed=turn)
+        said.append(reply.text)
+    return said
+
+
+def test_many_conversations_come_back_in_order_each_with_its_own_replies() -> None:
+    engine = ScriptedEngine(echo, max_batch=7)
+    turns = [random.Random(3).randrange(5) for _ in range(50)]
+    jobs = [lambda name=name: conversation(name, turns[name]) for name in range(50)]
+    expected = [[f"{name}.{turn}/{turn}" for turn in range(turns[name])] for name in range(50)]
+    assert values(Driver(engine).run(jobs)) == expected
+
+
+@pytest.mark.parametrize(("max_batch", "concurrency", "in_flight"), [(1, 1, 1), (64, 1, 1024), (3, 1, 5), (2, 8, 16)])
+def test_results_do_not_depend_on_batching_or_concurrency(max_batch: int, concurrency: int, in_flight: int) -> None:
+    engine = ScriptedEngine(echo, max_batch=max_batch, concurrency=concurrency)
+    jobs = [lambda name=name: conversation(name, 3) for name in range(20)]
+    expected = [[f"{name}.{turn}/{turn}" for turn in range(3)] for name in range(20)]
+    assert values(Driver(engine, in_flight=in_flight).run(jobs)) == expected
+
+
+class CountingEngine(ScriptedEngine):
+    """Remembers the size of every batch."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(echo, **settings)
+        self.batches: list[list[Generate]] = []
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        self.batches.append(list(requests))
+        return super().generate(requests)
+
+
+def search_then_speak(name: int) -> Algorithm[str]:
+    found = yield Retrieve(f"tower {name}", k=1 + name % 2)
+    reply = yield prompt(f"{name} {len(found)}")
+    return str(reply.text)
+
+
+def test_requests_are_gathered_into_full_batches_even_when_searches_come_between(retriever: WordRetriever) -> None:
+    engine = CountingEngine(max_batch=8)
+    # Every second job searches first; the others could speak at once.
+    jobs = [
+        (lambda name=name: search_then_speak(name)) if name % 2 else (lambda name=name: conversation(name, 1))
+        for name in range(16)
+    ]
+    Driver(engine, retriever).run(jobs)
+    assert [len(batch) for batch in engine.batches] == [8, 8]
+
+
+def test_batches_are_the_same_on_every_run(retriever: WordRetriever) -> None:
+    runs = []
+    for _ in range(2):
+        engine = CountingEngine(max_batch=5)
+        Driver(engine, retriever).run([lambda name=name: search_then_speak(name) for name in range(13)])
+        runs.append(engine.batches)
+    assert runs[0] == runs[1]
+
+
+def test_equal_requests_are_answered_once_for_all_who_ask(retriever: WordRetriever) -> None:
+    def same() -> Algorithm[str]:
+        yield Retrieve("tower", 2)
+        reply = yield prompt("the same", seed=5)
+        return str(reply.text)
+
+    engine = CountingEngine()
+    driver = Driver(engine, retriever)
+    assert values(driver.run([same] * 10)) == ["the same/5"] * 10
+    assert [len(batch) for batch in engine.batches] == [1]
+    assert retriever.calls == [["tower"]]
+    values(driver.run([same]))
+    assert len(retriever.calls) == 1, "the second run should have found the search in the cache"
+
+
+def test_the_retrieval_cache_is_bounded(retriever: WordRetriever) -> None:
+    def search(word: str) -> Algorithm[None]:
+        yield Retrieve(word, 1)
+
+    driver = Driver(retriever=retriever, retrieval_cache=2, in_flight=1)
+    driver.run([lambda word=word: search(word) for word in ("a", "b", "c", "a")])
+    assert [call[0] for call in retriever.calls] == ["a", "b", "c", "a"]
+
+
+def test_a_list_of_requests_gets_the_list_of_replies(retriever: WordRetriever) -> None:
+    def ask_all() -> Algorithm[tuple[str, int, list[Any]]]:
+        spoken, found = yield [prompt("hello", 1), Retrieve("tower", 2)]
+        nothing = yield []
+        return spoken.text, len(found), nothing
+
+    assert values(Driver(ScriptedEngine(echo), retriever).run([ask_all])) == [("hello/1", 2, [])]
+
+
+class StepCounter:
+    """A scorer that gives every trajectory the number of its steps."""
+
+    max_batch = 4
+    concurrency = 1
+
+    def score(self, requests: Sequence[Score]) -> list[tuple[float, ...]]:
+        return [(float(len(request.trajectory.steps)),) for request in requests]
+
+
+def test_scores_are_asked_for_like_everything_else(question: Question) -> None:
+    def scored() -> Algorithm[tuple[float, ...]]:
+        scores: tuple[float, ...] = yield Score(Trajectory(question, "x"))
+        return scores
+
+    assert values(Driver(scorer=StepCounter()).run([scored] * 3)) == [(0.0,)] * 3
+
+
+def test_a_failing_job_is_recorded_with_its_reason_and_the_others_go_on() -> None:
+    def bug() -> Algorithm[str]:
+        yield prompt("x")
+        raise ZeroDivisionError("oh no")
+
+    jobs = [lambda: conversation(0, 2), bug, lambda: conversation(2, 1)]
+    first, second, third = Driver(ScriptedEngine(echo)).run(jobs)
+    assert (first.value, third.value) == (["0.0/0", "0.1/1"], ["2.0/0"])
+    assert second.failure is not None
+    assert second.failure.reason == "ZeroDivisionError: oh no"
+    assert "in bug" in second.failure.traceback
+
+
+class FussyEngine(ScriptedEngine):
+    """Refuses some requests, and breaks down on others."""
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        if any("crash" in request.context[0].text for request in requests):
+            raise MemoryError("no room")
+        replies = super().generate(requests)
+        refused = ["refuse" in request.context[0].text for request in requests]
+        return [EngineError("too long") if no else reply for no, reply in zip(refused, replies)]
+
+
+def speak(text: str) -> Algorithm[str]:
+    reply = yield prompt(text)
+    return str(reply.text)
+
+
+def test_a_refused_request_fails_its_own_job_only() -> None:
+    outcomes = Driver(FussyEngine(echo)).run([lambda: speak("a"), lambda: speak("refuse"), lambda: speak("b")])
+    assert [outcome.value for outcome in outcomes] == ["a/0", None, "b/0"]
+    assert outcomes[1].failure is not None
+    assert outcomes[1].failure.reason == "too long"
+
+
+def test_a_call_that_breaks_fails_its_batch_and_the_run_goes_on() -> None:
+    engine = FussyEngine(echo, max_batch=1)
+    outcomes = Driver(engine).run([lambda: speak("crash"), lambda: speak("b")])
+    assert outcomes[0].failure is not None
+    assert outcomes[0].failure.reason == "MemoryError: no room"
+    assert outcomes[1].value == "b/0"
+
+
+def test_an_algorithm_may_handle_the_failure_of_its_request() -> None:
+    def careful() -> Algorithm[str]:
+        try:
+            yield prompt("refuse")
+        except EngineError:
+            reply = yield prompt("again")
+            return str(reply.text)
+        return "not reached"
+
+    assert values(Driver(FussyEngine(echo)).run([careful])) == ["again/0"]
+
+
+class DownEngine(Engine):
+    name = "down"
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        raise EngineDown("wrong key")
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_an_engine_that_cannot_work_at_all_stops_the_run(concurrency: int) -> None:
+    engine = DownEngine()
+    engine.concurrency = concurrency
+    with pytest.raises(EngineDown, match="wrong key"):
+        Driver(engine).run([lambda: speak("a")] * 10)
+
+
+def test_asking_for_what_the_driver_lacks_says_what_to_pass() -> None:
+    def search() -> Algorithm[None]:
+        yield Retrieve("x")
+
+    with pytest.raises(StepladderError, match="no index to search: pass a retriever"):
+        Driver(ScriptedEngine(echo)).run([search])
+
+
+def test_yielding_nonsense_is_the_jobs_own_failure() -> None:
+    def wrong() -> Algorithm[None]:
+        yield ["not a request"]  # type: ignore[list-item]
+
+    (outcome,) = Driver(ScriptedEngine(echo)).run([wrong])
+    assert outcome.failure is not None
+    assert "it may yield Generate, Retrieve and Score" in outcome.failure.reason
+
+
+def test_jobs_are_opened_as_room_comes_free_not_all_at_once() -> None:
+    opened = 0
+
+    def jobs() -> Any:
+        nonlocal opened
+        for name in range(1000):
+            opened += 1
+            yield lambda name=name: conversation(name, 2)
+
+    stream = Driver(ScriptedEngine(echo), in_flight=10).stream(jobs())
+    next(stream)
+    assert opened <= 30
+    stream.close()
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_ctrl_c_keeps_what_is_finished_and_closes_the_rest(concurrency: int) -> None:
+    closed = []
+
+    def patient(name: int) -> Algorithm[int]:
+        try:
+            yield prompt(str(name))
+            return name
+        finally:
+            closed.append(name)
+
+    def slow(request: Generate) -> str:
+        if request.context[0].text == "30":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        return "ok"
+
+    driver = Driver(ScriptedEngine(slow, max_batch=10, concurrency=concurrency), in_flight=20)
+    with pytest.raises(Interrupted) as caught:
+        driver.run([lambda name=name: patient(name) for name in range(100)])
+    outcomes = caught.value.outcomes
+    assert len(outcomes) == 100
+    done = [outcome.index for outcome in outcomes if outcome.failure is None]
+    assert 10 <= len(done) < 100
+    assert all(outcome.value == outcome.index for outcome in outcomes if outcome.failure is None)
+    assert {outcome.failure.stop.value for outcome in outcomes if outcome.failure} == {"cancelled"}
+    assert set(done) <= set(closed)
+    assert len(closed) <= len(done) + 20, "jobs that were never opened should not have run"
+
+
+def test_threads_of_a_concurrent_engine_really_overlap() -> None:
+    together = threading.Barrier(4, timeout=10)
+
+    def wait(request: Generate) -> str:
+        together.wait()
+        return "ok"
+
+    engine = ScriptedEngine(wait, max_batch=1, concurrency=4)
+    assert values(Driver(engine).run([lambda name=name: speak(str(name)) for name in range(4)])) == ["ok"] * 4
+
+
+def test_scripted_replies_honour_stops_and_limits() -> None:
+    engine = ScriptedEngine(lambda request: "<a>one</a> two")
+    request = Generate((Segment(Author.PROMPT, "?"),), stop=("</a>",))
+    (reply,) = engine.generate([request])
+    assert isinstance(reply, Generation)
+    assert (reply.text, reply.finish) == ("<a>one</a>", Finish.STOP)
+    (short,) = engine.generate([Generate(request.context, ("</a>",), Sampling(max_tokens=4))])
+    assert isinstance(short, Generation)
+    assert (short.text, short.finish) == ("<a>o", Finish.LENGTH)

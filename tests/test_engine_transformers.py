@@ -1,0 +1,307 @@
+"""The transformers engine: exact ids, exact stops, seeds of one's own, and clear errors."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from stepladder.contract import ContractViolation
+from stepladder.engines.base import EngineError, check_engine
+from stepladder.engines.tiny import tiny_model, tiny_tokenizer
+from stepladder.engines.transformers import TransformersEngine, keep_top_p
+from stepladder.errors import StepladderError, UnknownName
+from stepladder.request import Finish, Generate, Generation, Sampling
+from stepladder.trace import Author, Segment
+
+HOT = Sampling(temperature=1.0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def engine() -> TransformersEngine:
+    return TransformersEngine("tiny")
+
+
+def prompt(text: str, **settings: Any) -> Generate:
+    return Generate((Segment(Author.PROMPT, text),), **settings)
+
+
+def generate(engine: TransformersEngine, *requests: Generate) -> list[Generation]:
+    replies = engine.generate(requests)
+    assert all(isinstance(reply, Generation) for reply in replies), replies
+    return replies  # type: ignore[return-value]
+
+
+def test_it_keeps_the_contract(engine: TransformersEngine) -> None:
+    check_engine(engine)
+
+
+def test_the_contract_holds_in_bf16_too() -> None:
+    check_engine(TransformersEngine("tiny", dtype="bf16"), logprob_tolerance=0.2)
+
+
+class DeafToStops(TransformersEngine):
+    def _may_close(self, stops: tuple[str, ...]) -> Any:
+        return np.zeros(257, dtype=bool)
+
+
+class Reencoding(TransformersEngine):
+    """Decodes what it wrote and encodes it again, as others do."""
+
+    def encode(self, segment: Segment) -> Segment:
+        return super().encode(replace(segment, tokens=(), logprobs=()))
+
+
+class Seedless(TransformersEngine):
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        return super().generate([replace(request, seed=secrets.randbits(60)) for request in requests])
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (DeafToStops, "with the stop .* the text must be"),
+        (Reencoding, "segments that had token ids were changed"),
+        (Seedless, "equal seeds gave different texts"),
+    ],
+)
+def test_the_contract_test_finds_broken_engines(broken: type[TransformersEngine], message: str) -> None:
+    with pytest.raises(ContractViolation, match=message):
+        check_engine(broken("tiny"))
+
+
+def test_greedy_tokens_equal_those_of_generate(engine: TransformersEngine) -> None:
+    texts = ["Who?", "Where is the tower of Velm?", "x" * 70]
+    ours = generate(engine, *[prompt(text, sampling=Sampling(max_tokens=20)) for text in texts])
+    for text, reply in zip(texts, ours):
+        ids = engine.tokenizer(text, return_tensors="pt")
+        theirs = engine.model.generate(**ids, max_new_tokens=20, do_sample=False)[0, ids["input_ids"].shape[1] :]
+        assert list(reply.written.tokens) == theirs.tolist()
+
+
+def test_log_probs_equal_those_of_one_pass_over_the_whole_text(engine: TransformersEngine) -> None:
+    requests = [
+        prompt("Where?" * length, sampling=replace(HOT, temperature=0.7, top_p=0.9), seed=length) for length in (1, 9)
+    ]
+    for reply in generate(engine, *requests):
+        read, written = list(reply.context[0].tokens), list(reply.written.tokens)
+        logits = engine.model(torch.tensor([read + written])).logits[0, len(read) - 1 : -1]
+        expected = torch.log_softmax(logits.float(), -1)[range(len(written)), written]
+        assert torch.allclose(torch.tensor(reply.written.logprobs), expected, atol=1e-4)
+
+
+def test_a_seed_gives_the_same_text_in_any_company(engine: TransformersEngine) -> None:
+    requests = [prompt(f"Number {number % 5}", sampling=HOT, seed=number) for number in range(20)]
+    together = [reply.written.tokens for reply in generate(engine, *requests)]
+    alone = [generate(engine, request)[0].written.tokens for request in requests]
+    assert together == alone
+    small = TransformersEngine("tiny", max_batch=3)
+    assert [reply.written.tokens for reply in generate(small, *requests)] == together
+    assert len(set(together)) == 20
+
+
+def test_rows_of_one_batch_have_their_own_settings(engine: TransformersEngine) -> None:
+    greedy, hot, cold, short = generate(
+        engine,
+        prompt("Same start"),
+        prompt("Same start", sampling=HOT, seed=3),
+        prompt("Same start", sampling=replace(HOT, top_p=1e-9), seed=3),
+        prompt("Same start", sampling=Sampling(max_tokens=2)),
+    )
+    assert hot.written.tokens != greedy.written.tokens[:24]
+    assert cold.written.tokens == greedy.written.tokens[:24], "top-p near 0 leaves the likeliest token only"
+    assert (short.written.tokens, short.finish) == (greedy.written.tokens[:2], Finish.LENGTH)
+
+
+def test_samples_follow_the_distribution_of_the_model(engine: TransformersEngine) -> None:
+    draws = 3000
+    requests = [prompt("A", sampling=Sampling(1.0, 1.0, 1), seed=seed) for seed in range(draws)]
+    counts = torch.zeros(257)
+    for reply in generate(engine, *requests):
+        counts[reply.written.tokens[0]] += 1
+    expected = torch.softmax(engine.model(torch.tensor([list(engine.tokenizer("A")["input_ids"])])).logits[0, -1], -1)
+    distance = 0.5 * (counts / draws - expected).abs().sum()
+    assert distance < 0.12, f"total variation distance {distance}"
+
+
+def test_top_p_keeps_the_smallest_set_of_that_mass() -> None:
+    probs = torch.tensor([[0.1, 0.4, 0.3, 0.2]])
+    assert (keep_top_p(probs, torch.tensor([[0.6]])) > 0).tolist() == [[False, True, True, False]]
+    assert (keep_top_p(probs, torch.tensor([[1.0]])) > 0).all()
+
+
+# --- stops and ends ----------------------------------------------------------------------------------------
+
+
+def merging_tokenizer() -> PreTrainedTokenizerFast:
+    """A BPE tokenizer with tokens such as `>.` that run past the end of a tag."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    text = ["<answer>Velm</answer>. Then", "<step>x</step>. And </answer>. "] * 50
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        text, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, special_tokens=["<|end|>"])
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
+
+
+def speaking(text: str, tokenizer: PreTrainedTokenizerFast) -> TransformersEngine:
+    """An engine whose model writes the text, whatever it is asked."""
+    ids = tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]
+    engine = TransformersEngine(tiny_model(vocab_size=len(tokenizer)), tokenizer)
+    forward = engine.model.forward
+    position = iter(ids)
+
+    def overruled(**inputs: Any) -> Any:
+        output = forward(**inputs)
+        output.logits[:, -1] = -50.0
+        output.logits[:, -1, next(position)] = 50.0
+        return output
+
+    engine.model.forward = overruled
+    return engine
+
+
+def test_text_ends_right_behind_the_stop_and_tokens_are_kept_as_they_were_drawn() -> None:
+    tokenizer = merging_tokenizer()
+    engine = speaking("<answer>Velm</answer>. Then more", tokenizer)
+    (reply,) = generate(engine, prompt("?", stop=("</answer>",)))
+    assert (reply.text, reply.finish) == ("<answer>Velm</answer>", Finish.STOP)
+    assert reply.written.text.startswith("<answer>Velm</answer>.")  # the last token ran past the tag ...
+    assert engine.decode(reply.written.tokens) == reply.written.text  # ... and is stored whole
+
+
+def test_the_stop_that_ends_first_counts() -> None:
+    engine = speaking("one two three", tiny_tokenizer())
+    (reply,) = generate(engine, prompt("?", stop=("three", "wo")))
+    assert reply.text == "one two"
+
+
+def test_a_stop_in_the_context_does_not_count() -> None:
+    engine = speaking("no more", tiny_tokenizer())
+    (reply,) = generate(engine, prompt("<a></a>", stop=("</a>",)))
+    assert (reply.text, reply.finish) == ("no more", Finish.END)
+    assert reply.written.tokens[-1] == 256, "the token that ended the turn is part of what was written"
+    assert "end" not in reply.written.text
+
+
+def test_stops_beyond_ascii_are_found() -> None:
+    engine = speaking("abc → def", tiny_tokenizer())
+    (reply,) = generate(engine, prompt("?", stop=("→",)))
+    assert reply.text == "abc →"
+
+
+def test_a_full_window_is_told_apart_from_a_token_limit(engine: TransformersEngine) -> None:
+    small = TransformersEngine(tiny_model(max_position_embeddings=20), tiny_tokenizer())
+    full, nearly, free = generate(
+        small, prompt("x" * 20), prompt("x" * 15), prompt("x", sampling=Sampling(max_tokens=3))
+    )
+    assert (full.finish, full.text, full.written.tokens) == (Finish.NO_ROOM, "", ())
+    assert (nearly.finish, len(nearly.written.tokens)) == (Finish.NO_ROOM, 5)
+    assert free.finish is Finish.LENGTH
+
+
+def test_an_empty_context_fails_alone(engine: TransformersEngine) -> None:
+    empty, fine = engine.generate([prompt(""), prompt("x", sampling=Sampling(max_tokens=1))])
+    assert isinstance(empty, EngineError)
+    assert isinstance(fine, Generation)
+
+
+# --- prompts -----------------------------------------------------------------------------------------------
+
+
+def test_prompts_go_into_the_chat_template_and_the_rest_follows_it() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}{% if add_generation_prompt %} [me] {% endif %}"
+    engine = TransformersEngine(tiny_model(), tokenizer)
+    context = (Segment(Author.PROMPT, "Who?"), Segment(Author.ENVIRONMENT, "Hm."))
+    (reply,) = generate(engine, Generate(context, sampling=Sampling(max_tokens=1)))
+    assert [segment.text for segment in reply.context] == ["[user] Who? [me] ", "Hm."]
+    plain = TransformersEngine(tiny_model(), tokenizer, chat=False)
+    assert generate(plain, Generate(context, sampling=Sampling(max_tokens=1)))[0].context[0].text == "Who?"
+
+
+def test_documents_cannot_spell_control_tokens(engine: TransformersEngine) -> None:
+    for author in (Author.ENVIRONMENT, Author.PROMPT):
+        assert 256 not in engine.encode(Segment(author, "a<|end|>b")).tokens
+
+
+# --- loading -----------------------------------------------------------------------------------------------
+
+
+def test_a_saved_model_folder_loads_and_speaks_alike(tmp_path: Path, engine: TransformersEngine) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    loaded = TransformersEngine(tmp_path / "model")
+    request = prompt("Where?", sampling=HOT, seed=9)
+    assert generate(loaded, request)[0].written.tokens == generate(engine, request)[0].written.tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("./no/such/model", "no/such/model does not exist; expected a folder with config.json"),
+        ("/no/such/model", "does not exist"),
+    ],
+)
+def test_a_model_path_that_does_not_exist(model: str, message: str) -> None:
+    with pytest.raises(StepladderError, match=message):
+        TransformersEngine(model)
+
+
+def test_a_folder_or_file_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(StepladderError, match=r"has no config.json"):
+        TransformersEngine(tmp_path)
+    (tmp_path / "model.bin").write_text("x")
+    with pytest.raises(StepladderError, match="is a file; expected a folder"):
+        TransformersEngine(tmp_path / "model.bin")
+
+
+def test_a_damaged_model_says_what_could_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-architecture"}')
+    with pytest.raises(StepladderError, match="could not be loaded"):
+        TransformersEngine(tmp_path)
+
+
+def test_unknown_dtype_and_device() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'bf16'"):
+        TransformersEngine("tiny", dtype="bf61")
+    with pytest.raises(StepladderError, match="unknown device 'gpuu'"):
+        TransformersEngine("tiny", device="gpuu")
+    if not torch.cuda.is_available():
+        with pytest.raises(StepladderError, match="no CUDA device"):
+            TransformersEngine("tiny", device="cuda")
+
+
+def test_a_model_object_needs_its_tokenizer() -> None:
+    with pytest.raises(StepladderError, match="needs its tokenizer"):
+        TransformersEngine(tiny_model())
+
+
+def test_a_batch_too_large_for_the_gpu_runs_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TransformersEngine("tiny")
+    requests = [prompt(f"n{number}", sampling=HOT, seed=number) for number in range(8)]
+    expected = generate(engine, *requests)
+    whole, sizes = engine._decode_batch, []
+
+    def cramped(rows: list[Any]) -> None:
+        sizes.append(len(rows))
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError
+        whole(rows)
+
+    monkeypatch.setattr(engine, "_decode_batch", cramped)
+    assert [reply.text for reply in generate(engine, *requests)] == [reply.text for reply in expected]
+    assert sizes == [8, 4, 2, 2, 4, 2, 2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_it_keeps_the_contract_on_cuda() -> None:
+    check_engine(TransformersEngine("tiny", device="cuda", dtype="fp32"))

@@ -1,0 +1,219 @@
+"""Episodes: every way to end, and that token ids are the engine's own, step after step, for every agent."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from conftest import PASSAGES, WordRetriever
+from stepladder.agents import AGENTS, make_agent
+from stepladder.driver import Driver
+from stepladder.engines.base import Engine, EngineError
+from stepladder.engines.gold import UNKNOWN, GoldEngine, fill_references, gold_action
+from stepladder.engines.scripted import ScriptedEngine
+from stepladder.engines.transformers import TransformersEngine
+from stepladder.explore.episode import EpisodeSettings, episode, watched
+from stepladder.request import Generate, Generation, Sampling
+from stepladder.trace import ActionKind, Author, Question, Segment, StopReason, Trajectory
+
+QUERY = "<step>Ask.</step><subquery>Who designed Orm Tower?</subquery>"
+SUB_ANSWER = "<step>Read.</step><subanswer>Ada Tarn</subanswer>"
+ANSWER = "<step>Done.</step><answer>Velm</answer>"
+
+
+def play(
+    question: Question, engine: Engine, agent: str = "prorag", settings: EpisodeSettings | None = None, seed: int = 0
+) -> Trajectory:
+    (outcome,) = Driver(engine, WordRetriever()).run([lambda: episode(make_agent(agent), question, settings, seed)])
+    assert outcome.value is not None, outcome.failure
+    return outcome.value
+
+
+def scripted(*lines: str) -> ScriptedEngine:
+    return ScriptedEngine({"q1": lines})
+
+
+def test_an_episode_ends_with_its_answer(question: Question) -> None:
+    trajectory = play(question, scripted(QUERY, SUB_ANSWER, ANSWER))
+    assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, "Velm")
+    assert trajectory.queries == ("Who designed Orm Tower?",)
+    assert [len(step.passages) for step in trajectory.steps] == [3, 0, 0]
+    assert "Orm Tower was designed by Ada Tarn" in trajectory.steps[1].read[0].text
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings", "stop"),
+    [
+        (["I think it is Velm."], EpisodeSettings(), StopReason.MALFORMED),
+        ([QUERY, SUB_ANSWER, QUERY], EpisodeSettings(max_steps=3), StopReason.STEP_LIMIT),
+        ([QUERY], EpisodeSettings(sampling=Sampling(max_tokens=10)), StopReason.TOKEN_LIMIT),
+    ],
+)
+def test_every_other_end_has_a_name(
+    question: Question, lines: list[str], settings: EpisodeSettings, stop: StopReason
+) -> None:
+    trajectory = play(question, scripted(*lines), settings=settings)
+    assert trajectory.stop is stop
+    assert trajectory.answer is None
+
+
+def test_a_transcript_that_outgrows_the_model_ends_at_the_context_limit(question: Question) -> None:
+    engine = TransformersEngine("tiny")
+    engine.context_limit = 100  # the prompt alone is longer
+    trajectory = play(question, engine)
+    assert (trajectory.stop, trajectory.steps) == (StopReason.CONTEXT_LIMIT, ())
+
+
+def test_rag_searches_once_with_the_question(question: Question) -> None:
+    trajectory = play(question, ScriptedEngine({"q1": ["<answer>Velm</answer>"]}), agent="rag")
+    assert len(trajectory.given) == 3
+    assert trajectory.queries == ()
+    assert "born in Velm" in trajectory.steps[0].read[0].text
+
+
+# --- token exactness ---------------------------------------------------------------------------------------
+
+
+class Recorder(Engine):
+    """Passes requests on, and records the token ids that went in and came out."""
+
+    name = "recorder"
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
+        self.max_batch = inner.max_batch
+        self.seen: list[tuple[list[int], tuple[int, ...]]] = []
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        replies = self.inner.generate(requests)
+        for reply in replies:
+            assert isinstance(reply, Generation)
+            self.seen.append(([id for part in reply.context for id in part.tokens], reply.written.tokens))
+        return replies
+
+
+class Puppet(TransformersEngine):
+    """A real model whose logits are overruled, so that it writes given text through the real decoding loop."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("tiny")
+        self.lines = list(lines)
+        self.fed: list[list[int]] = []
+        forward = self.model.forward
+
+        def overruled(input_ids, past_key_values, **rest):  # type: ignore[no-untyped-def]
+            past = past_key_values.get_seq_length()
+            output = forward(input_ids=input_ids, past_key_values=past_key_values, **rest)
+            if past == 0:
+                self.fed.append(input_ids[0].tolist())  # exactly what the network read as context
+                self.script = iter([*self.tokenizer(self.lines.pop(0))["input_ids"], 256])
+            output.logits[:, -1] = -100.0
+            output.logits[:, -1, next(self.script)] = 100.0
+            return output
+
+        self.model.forward = overruled
+
+
+LINES = {
+    "prorag": [QUERY, SUB_ANSWER, QUERY, SUB_ANSWER, ANSWER],
+    "cot": ["<step>Hm.</step><answer>Velm</answer>"],
+    "direct": ["<answer>Velm</answer>"],
+    "rag": ["<answer>Velm é</answer>"],
+}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_stored_ids_are_those_the_model_read_and_wrote(question: Question, agent: str) -> None:
+    """With a real tokenizer and decoding loop, observed at the network's own input."""
+    engine = Puppet(LINES[agent])
+    trajectory = play(question, engine, agent)
+    assert trajectory.stop is StopReason.ANSWERED
+    assert len(trajectory.steps) == len(engine.fed) == len(LINES[agent])
+    for index, (step, read) in enumerate(zip(trajectory.steps, engine.fed)):
+        assert [token for part in trajectory.consumed(index) for token in part.tokens] == read
+        assert engine.decode(step.written.tokens) == step.written.text == LINES[agent][index]
+        assert len(step.written.logprobs) == len(step.written.tokens)
+    # What was written in one step is read in the next with the very same ids, wherever the transcript goes on.
+    for before, after in zip(engine.fed, engine.fed[1:]):
+        assert after[: len(before)] == before
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_stored_ids_survive_a_model_that_writes_nonsense(question: Question, agent: str) -> None:
+    """Random bytes, invalid UTF-8 among them: decoding and encoding again would not give the same ids."""
+    engine = Recorder(TransformersEngine("tiny"))
+    settings = EpisodeSettings(sampling=Sampling(temperature=1.0, max_tokens=30))
+    lossy = 0
+    for seed in range(5):
+        engine.seen.clear()
+        trajectory = play(question, engine, agent, settings, seed)
+        ((read, written),) = engine.seen
+        assert [token for part in trajectory.consumed(0) for token in part.tokens] == read
+        assert trajectory.steps[0].written.tokens == written
+        again = engine.inner.tokenizer(trajectory.steps[0].written.text)["input_ids"]  # type: ignore[attr-defined]
+        lossy += tuple(again) != written
+    assert lossy, "the test should meet text that cannot be encoded back"
+
+
+def test_authors_are_marked(question: Question) -> None:
+    trajectory = play(question, scripted(QUERY, SUB_ANSWER, ANSWER))
+    marks = [(segment.author, segment.text[:12]) for segment in trajectory.context()]
+    assert marks == [
+        (Author.PROMPT, "Answer the q"),
+        (Author.POLICY, "<step>Ask.</"),
+        (Author.ENVIRONMENT, "\n<retrieval>"),
+        (Author.POLICY, "<step>Read.<"),
+        (Author.POLICY, "<step>Done.<"),
+    ]
+
+
+# --- the gold oracle ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_gold_engine_plays_every_agent(question: Question, agent: str) -> None:
+    trajectory = play(question, GoldEngine(make_agent(agent)), agent)
+    assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, "Velm")
+
+
+def test_gold_sub_questions_are_filled_with_earlier_answers(question: Question) -> None:
+    trajectory = play(question, GoldEngine(make_agent("prorag")))
+    assert trajectory.queries == ("Who designed Orm Tower?", "Where was Ada Tarn born?")
+    assert fill_references("#1, #2 and #10", {1: "a", 10: "b"}) == "a, #2 and b"
+
+
+def test_the_oracle_knows_no_more_than_the_search_returned(question: Question) -> None:
+    unfindable = replace(question, hops=(question.hops[0], replace(question.hops[1], passages=("nowhere",))))
+    trajectory = play(unfindable, GoldEngine(make_agent("prorag")))
+    assert trajectory.answer == UNKNOWN
+    assert [step.action.content for step in trajectory.steps[1::2]] == ["Ada Tarn", UNKNOWN]
+
+
+def test_conclusions_need_no_search(question: Question) -> None:
+    from stepladder.trace import Hop
+
+    hops = (*question.hops, Hop("Is #1 from #2?", "yes"))
+    trajectory = play(replace(question, hops=hops, answers=("yes",)), GoldEngine(make_agent("prorag")))
+    assert (len(trajectory.queries), trajectory.answer) == (2, "yes")
+
+
+def test_without_a_decomposition_the_oracle_asks_the_question_itself(question: Question) -> None:
+    bare = replace(question, hops=())
+    trajectory = play(bare, GoldEngine(make_agent("prorag")))
+    assert (trajectory.queries, trajectory.answer) == ((question.text,), "Velm")
+
+
+def test_agents_that_collect_evidence_are_played_too(question: Question) -> None:
+    kinds = frozenset({ActionKind.QUERY, ActionKind.EVIDENCE, ActionKind.ANSWER})
+    from stepladder.trace import Action, Step
+
+    asked = Step((), Segment(Author.POLICY, "?"), Action(ActionKind.QUERY, "?"), PASSAGES)
+    action = gold_action(Trajectory(question, "x", (asked,)), kinds)
+    assert (action.kind, action.content) == (ActionKind.EVIDENCE, PASSAGES[0].text)
+
+
+def test_onlookers_see_every_state(question: Question) -> None:
+    lengths: list[int] = []
+    job = lambda: watched(episode(make_agent("prorag"), question), lambda state: lengths.append(len(state.steps)))  # noqa: E731
+    Driver(scripted(QUERY, SUB_ANSWER, ANSWER), WordRetriever()).run([job])
+    assert lengths == [0, 1, 2, 3]
