@@ -219,7 +219,7 @@ def test_an_empty_context_fails_alone(engine: TransformersEngine) -> None:
 
 def test_prompts_go_into_the_chat_template_and_the_rest_follows_it() -> None:
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}{% if add_generation_prompt %} [me] {% endif %}"
+    tokenizer.chat_template = "[{{ messages[0].role }}] {{ messages[0].content }} [me] "
     engine = TransformersEngine(tiny_model(), tokenizer)
     context = (Segment(Author.PROMPT, "Who?"), Segment(Author.ENVIRONMENT, "Hm."))
     (reply,) = generate(engine, Generate(context, sampling=Sampling(max_tokens=1)))

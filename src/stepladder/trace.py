@@ -54,17 +54,13 @@ class Question:
 
     id: str
     text: str
-    #: Accepted answers. The first is canonical, the others are aliases.
+    #: Accepted answers: the first is canonical, the others are aliases. Empty when no answer is known.
     answers: tuple[str, ...]
     hops: tuple[Hop, ...] = ()
     #: One group a gold passage; any id of a group counts as having found it.
     gold_passages: tuple[tuple[str, ...], ...] = ()
     #: Kind of question in its data set: bridge, comparison, ...
     kind: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.answers:
-            raise TraceError(f"question {self.id!r} has no answers; at least one accepted answer is needed")
 
     @property
     def searches_needed(self) -> int:

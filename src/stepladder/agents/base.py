@@ -64,6 +64,11 @@ class Agent(ABC):
         """A search to make before the first step, for agents that always look first."""
         return None
 
+    @property
+    def searches(self) -> bool:
+        """Whether the agent needs an index: its policy asks queries, or it looks before the first step."""
+        return ActionKind.QUERY in self.kinds or type(self).opening_query is not Agent.opening_query
+
 
 def malformed(text: str, problem: str) -> Action:
     """Text outside the grammar, and what is wrong with it."""

@@ -27,7 +27,7 @@ from stepladder.trace import Action, ActionKind, Segment, Trajectory
 
 PROMPT = """Answer the question by searching, one small step at a time.
 Begin each step with a thought: <step>thought</step>. Then either ask for one thing to find out,
-<subquery>it</subquery>, read the passages that follow in <retrieval>, and say what they tell, <subanswer>it</subanswer>;
+<subquery>it</subquery>, and once passages follow in <retrieval>, say what they tell, <subanswer>it</subanswer>;
 or, when nothing is left to find out, end with a short phrase, <answer>it</answer>.
 Question: {question}
 """

@@ -1,0 +1,76 @@
+"""Atlas: a fictional encyclopedia made from a seed, with questions that need one to four searches in it.
+
+In: a size and a seed. Out: `Atlas`, passages to search and questions with gold sub-questions, sub-answers and
+passages, in three splits. All names are coined, so nothing can be known in advance. The same size and seed give
+the same bytes on every machine; another seed gives another world.
+
+    >>> atlas = generate_atlas("small", seed=7)
+    >>> len(atlas.passages), {split: len(questions) for split, questions in atlas.questions.items()}
+    (2000, {'train': 1200, 'dev': 300, 'test': 500})
+
+Inside: `schema` says what types and relations are, `people`, `places`, `structures` and `works` list them
+with their wordings, `catalogue` joins the lists; `names`, `values`, `population`, `facts` and `world` make what
+is true; `passages` writes it down; `splits`, `phrasing`, `drawing` and `questions` ask about it.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from stepladder.data.atlas.drawing import Chain
+from stepladder.data.atlas.passages import write_library
+from stepladder.data.atlas.questions import write_questions
+from stepladder.data.atlas.world import World
+from stepladder.errors import unknown_name
+from stepladder.trace import Passage, Question
+
+__all__ = ["SIZES", "Atlas", "Size", "generate_atlas"]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a world is: its passages, and its questions by split."""
+
+    passages: int
+    questions: dict[str, int]
+
+
+SIZES: dict[str, Size] = {
+    "small": Size(2_000, {"train": 1_200, "dev": 300, "test": 500}),
+    "medium": Size(20_000, {"train": 6_000, "dev": 1_500, "test": 2_500}),
+    "large": Size(100_000, {"train": 12_000, "dev": 3_000, "test": 5_000}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Atlas:
+    """A generated encyclopedia and the questions about it."""
+
+    size: str
+    seed: int
+    passages: tuple[Passage, ...] = field(repr=False)
+    #: By split: train, dev, test.
+    questions: dict[str, tuple[Question, ...]] = field(repr=False)
+    #: The facts each question uses, by question id: passage id of the subject, name of the relation. No fact
+    #: is used in two splits.
+    chains: dict[str, Chain] = field(repr=False)
+    #: What is true: entities and facts behind the texts.
+    world: World = field(repr=False, compare=False)
+
+    @property
+    def name_words(self) -> frozenset[str]:
+        """Every word coined for a name, in lower case; pass it as `avoid` to make a world without them."""
+        return self.world.name_words
+
+
+def generate_atlas(size: str = "small", seed: int = 0, avoid: Collection[str] = ()) -> Atlas:
+    """Make the world of a seed, without names that use the words to avoid."""
+    if size not in SIZES:
+        raise unknown_name("size of Atlas", size, SIZES)
+    world = World(SIZES[size].passages, seed, avoid)
+    library = write_library(world)
+    questions: dict[str, tuple[Question, ...]] = {}
+    chains: dict[str, Chain] = {}
+    for split, count in SIZES[size].questions.items():
+        questions[split], found = write_questions(world, library, split, count)
+        chains.update(found)
+    return Atlas(size, seed, library.passages, questions, chains, world)

@@ -1,0 +1,270 @@
+"""What is true in a world: the object of every relation for every entity.
+
+In: drafts of all entities and a seeded generator. Out: for each entity a dictionary from relation name to
+object, which is the index of an entity or a `Value`. People are picked among those of the right occupation and
+age, places inside one country, and superlatives (longest river, highest mountain) really hold.
+"""
+
+import random
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from stepladder.data.atlas import values
+from stepladder.data.atlas.catalogue import RELATIONS
+from stepladder.data.atlas.names import STYLES, Namer
+from stepladder.data.atlas.population import Draft
+from stepladder.data.atlas.values import Value
+
+Object = int | Value
+Facts = dict[str, Object]
+
+GENRES = ("folk", "jazz", "rock", "chamber", "dance", "electronic", "choral", "brass")
+
+#: Whom a relation points to, by subject type: people of an occupation.
+_PEOPLE: dict[str, dict[str, str]] = {
+    "country": {"first_president": "politician"},
+    "city": {"first_mayor": "politician"},
+    "river": {"mapped_by": "explorer"},
+    "mountain": {"first_climbed_by": "mountaineer"},
+    "bridge": {"designed_by": "engineer"},
+    "museum": {"designed_by": "architect"},
+    "company": {"founder": "entrepreneur"},
+    "university": {"rector": "scholar"},
+    "club": {"founder": "entrepreneur", "coach": "football coach"},
+    "book": {"author": "novelist"},
+    "film": {"director": "film director", "lead_actor": "actor", "composer": "composer"},
+    "band": {"singer": "singer"},
+    "album": {"producer": "record producer"},
+    "painting": {"painter": "painter"},
+    "ship": {"captain": "sea captain"},
+}
+#: Cities a relation points to, by subject type: mostly in the home country.
+_CITIES: dict[str, tuple[str, ...]] = {
+    "mountain": ("nearest_city",),
+    "museum": ("based_in",),
+    "university": ("based_in",),
+    "club": ("based_in",),
+    "company": ("headquarters",),
+    "book": ("set_in",),
+    "band": ("formed_in",),
+    "album": ("studio_city",),
+    "ship": ("home_port",),
+    "person": ("born_in", "died_in"),
+}
+#: The relation that says which country a place is in.
+_COUNTRY: dict[str, str] = {"city": "located_in", "river": "flows_through", "mountain": "rises_in"}
+_FOUNDING_YEARS: dict[str, str] = {
+    "country": "independence_year",
+    "city": "founding_year",
+    "company": "founding_year",
+    "university": "founding_year",
+    "club": "founding_year",
+    "book": "published_in",
+    "painting": "painted_in",
+}
+_DATES: dict[str, str] = {
+    "person": "birth_date",
+    "film": "released_on",
+    "album": "released_on",
+    "mountain": "first_climbed_on",
+    "bridge": "opened_on",
+    "museum": "opened_on",
+    "ship": "launched_on",
+}
+#: Numbers: relation, smallest, largest, step, unit and its short form.
+_NUMBERS: dict[str, tuple[str, int, int, int, str, str]] = {
+    "city": ("population", 8_000, 900_000, 100, "", ""),
+    "river": ("river_length", 60, 1_900, 1, "kilometres", "km"),
+    "mountain": ("height", 900, 6_400, 1, "metres", "m"),
+    "company": ("employees", 40, 9_900, 10, "", ""),
+    "university": ("students", 1_200, 38_000, 100, "", ""),
+    "museum": ("visitors", 9_000, 700_000, 1_000, "", ""),
+    "book": ("pages", 90, 890, 1, "pages", ""),
+    "ship": ("length", 40, 290, 1, "metres", "m"),
+    "bridge": ("length", 60, 2_400, 1, "metres", "m"),
+}
+#: Share of the subjects that have a fact of these relations; all have the others.
+_OPTIONAL: dict[str, float] = {"died_in": 0.6, "mentor": 0.6, "based_on": 0.6}
+
+
+class _Directory:
+    """Who can be an object: entities by type, home country, and people by occupation and birth year."""
+
+    def __init__(self, drafts: Sequence[Draft], rng: random.Random) -> None:
+        self._rng = rng
+        self._drafts = drafts
+        self.of_kind: dict[str, list[int]] = {}
+        self.of_role: dict[str, list[int]] = {}
+        self._at_home: dict[tuple[str, int], list[int]] = {}
+        for index, draft in enumerate(drafts):
+            self.of_kind.setdefault(draft.kind, []).append(index)
+            self._at_home.setdefault((draft.kind, draft.home), []).append(index)
+            if draft.role:
+                self.of_role.setdefault(draft.role, []).append(index)
+        for people in self.of_role.values():
+            people.sort(key=lambda index: (drafts[index].year, index))
+        self._birth_years = {role: [drafts[index].year for index in people] for role, people in self.of_role.items()}
+        homes = sorted(self.of_kind["country"], key=lambda index: drafts[index].home)
+        self.country_at: tuple[int, ...] = tuple(homes)
+
+    def at_home(self, kind: str, home: int) -> list[int]:
+        return self._at_home[kind, home]
+
+    def contemporary(self, role: str, year: int) -> int:
+        """Someone of an occupation aged 24 to 62 in a year, or the nearest to that age."""
+        people, births = self.of_role[role], self._birth_years[role]
+        low, high = bisect_left(births, year - 62), bisect_left(births, year - 23)
+        if low == high:
+            return people[min(low, len(people) - 1)]
+        return people[self._rng.randrange(low, high)]
+
+    def year(self, index: int) -> int:
+        return self._drafts[index].year
+
+    def older(self, candidates: list[int], year: int) -> int:
+        """One of the candidates that existed in a year, or with bad luck the oldest of a few."""
+        tried = []
+        for _ in range(8):
+            tried.append(self._rng.choice(candidates))
+            if self.year(tried[-1]) <= year:
+                return tried[-1]
+        return min(tried, key=self.year)
+
+    def place(self, kind: str, home: int, abroad: float) -> int:
+        """A place in the home country, or with a small chance anywhere."""
+        rng = self._rng
+        return rng.choice(self.of_kind[kind] if rng.random() < abroad else self.at_home(kind, home))
+
+
+def state_facts(drafts: Sequence[Draft], namer: Namer, rng: random.Random) -> list[Facts]:
+    """The facts of every entity, by relation name."""
+    directory = _Directory(drafts, rng)
+    facts: list[Facts] = [_own_facts(draft, directory, rng) for draft in drafts]
+    _settle_geography(drafts, facts, directory, namer, rng)
+    _settle_organisations(drafts, facts, directory, rng)
+    _marry(drafts, facts, directory, rng)
+    _twin_cities(facts, directory, rng)
+    _liken_near_duplicates(drafts, facts, rng)
+    return facts
+
+
+def _own_facts(draft: Draft, directory: _Directory, rng: random.Random) -> Facts:
+    """The facts that hang on the entity alone."""
+    kind, facts = draft.kind, Facts()
+    if kind in _FOUNDING_YEARS:
+        facts[_FOUNDING_YEARS[kind]] = values.year(draft.year)
+    if kind in _DATES:
+        facts[_DATES[kind]] = values.date(draft.year, rng.randrange(1, 13), rng.randrange(1, 29))
+    if kind in _NUMBERS:
+        relation, low, high, step, unit, short = _NUMBERS[kind]
+        facts[relation] = values.number(rng.randrange(low, high, step), unit, short)
+    if kind in _COUNTRY:
+        facts[_COUNTRY[kind]] = directory.country_at[draft.home]
+    for relation, occupation in _PEOPLE.get(kind, {}).items():
+        year = draft.year if kind not in ("city", "university") else rng.randrange(1900, 2005)
+        facts[relation] = directory.contemporary(occupation, year)
+    for relation in _CITIES.get(kind, ()):
+        if rng.random() < _OPTIONAL.get(relation, 1.0):
+            facts[relation] = directory.place("city", draft.home, 0.0 if kind == "mountain" else 0.15)
+    if kind == "person":
+        facts["occupation"] = values.term(draft.role)
+        facts["studied_at"] = directory.place("university", draft.home, 1.0)
+        elder = directory.contemporary(draft.role, draft.year + 10)
+        if rng.random() < _OPTIONAL["mentor"] and directory.year(elder) < draft.year:
+            facts["mentor"] = elder
+    if kind == "company":
+        facts["industry"] = values.term(draft.role)
+    if kind == "band":
+        facts["genre"] = values.term(rng.choice(GENRES))
+    return facts
+
+
+def _settle_geography(
+    drafts: Sequence[Draft], facts: list[Facts], directory: _Directory, namer: Namer, rng: random.Random
+) -> None:
+    on_river: dict[int, list[int]] = {}
+    for city in directory.of_kind["city"]:
+        river = directory.place("river", drafts[city].home, 0.0)
+        facts[city]["stands_on"] = river
+        on_river.setdefault(river, []).append(city)
+    for river in directory.of_kind["river"]:
+        home = drafts[river].home
+        facts[river]["source"] = directory.place("mountain", home, 0.0)
+        facts[river]["river_mouth"] = rng.choice(on_river.get(river) or directory.at_home("city", home))
+    for bridge in directory.of_kind["bridge"]:
+        facts[bridge]["spans"] = directory.place("river", drafts[bridge].home, 0.0)
+    for country in directory.of_kind["country"]:
+        home, style = drafts[country].home, rng.randrange(len(STYLES))
+        facts[country]["capital"] = directory.at_home("city", home)[0]
+        facts[country]["longest_river"] = _largest(directory.at_home("river", home), facts, "river_length")
+        facts[country]["highest_mountain"] = _largest(directory.at_home("mountain", home), facts, "height")
+        facts[country]["official_language"] = values.term(namer.word(style))
+        facts[country]["currency"] = values.term(namer.word(style).lower())
+
+
+def _largest(places: list[int], facts: list[Facts], relation: str) -> int:
+    def amount(place: int) -> int:
+        value = facts[place][relation]
+        return value.order if isinstance(value, Value) else 0
+
+    return max(places, key=amount)
+
+
+def _settle_organisations(
+    drafts: Sequence[Draft], facts: list[Facts], directory: _Directory, rng: random.Random
+) -> None:
+    kinds, roles = directory.of_kind, directory.of_role
+    picks: dict[str, dict[str, list[int]]] = {
+        "book": {"publisher": roles["publishing"]},
+        "band": {"label": roles["recording"]},
+        "ship": {"built_by": roles["shipbuilding"]},
+        "club": {"sponsor": kinds["company"]},
+        "museum": {"sponsor": kinds["company"]},
+        "album": {"recorded_by": kinds["band"]},
+        "painting": {"held_by": kinds["museum"], "depicts": kinds["mountain"]},
+        "film": {"based_on": kinds["book"]},
+    }
+    for kind, relations in picks.items():
+        for subject in kinds[kind]:
+            for relation, candidates in relations.items():
+                if rng.random() < _OPTIONAL.get(relation, 1.0):
+                    facts[subject][relation] = directory.older(candidates, drafts[subject].year)
+    for company in kinds["company"]:
+        rivals = roles[drafts[company].role]
+        if len(rivals) > 1:
+            rival = rng.choice(rivals)
+            while rival == company:
+                rival = rng.choice(rivals)
+            facts[company]["rival"] = rival
+
+
+def _marry(drafts: Sequence[Draft], facts: list[Facts], directory: _Directory, rng: random.Random) -> None:
+    """Marry about half of the people to someone of about their age."""
+    people = sorted(directory.of_kind["person"], key=lambda index: (drafts[index].year, index))
+    waiting: list[int] = []
+    for person in people:
+        if rng.random() < 0.55:
+            waiting.append(person)
+        if len(waiting) == 6:
+            rng.shuffle(waiting)
+            one, other = waiting.pop(), waiting.pop()
+            facts[one]["spouse"], facts[other]["spouse"] = other, one
+
+
+def _twin_cities(facts: list[Facts], directory: _Directory, rng: random.Random) -> None:
+    cities = list(directory.of_kind["city"])
+    rng.shuffle(cities)
+    for one, other in zip(cities[0 : len(cities) // 2 : 2], cities[1 : len(cities) // 2 : 2]):
+        facts[one]["twin_city"], facts[other]["twin_city"] = other, one
+
+
+def _liken_near_duplicates(drafts: Sequence[Draft], facts: list[Facts], rng: random.Random) -> None:
+    """Give each near-duplicate half of the places of its model, so that only the name tells them apart."""
+    for index, draft in enumerate(drafts):
+        if draft.twin < 0:
+            continue
+        for relation, target in facts[draft.twin].items():
+            row = RELATIONS[relation]
+            to_place = row.object in ("city", "university") and not row.symmetric and row.name != "river_mouth"
+            if to_place and rng.random() < 0.5:
+                facts[index][relation] = target

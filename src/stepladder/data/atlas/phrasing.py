@@ -1,0 +1,119 @@
+"""Questions in the making: from a path through facts to the words of a question and of its sub-questions.
+
+In: entities and facts, one after the other. Out: the nested noun phrases that a long question is made of, and
+the gold hops, in which `#1` stands for the answer of the first. A `Pointer` is where a path has led so far, in
+both ways of saying it.
+"""
+
+import random
+from dataclasses import dataclass
+
+from stepladder.data.atlas.catalogue import TYPES
+from stepladder.data.atlas.facts import Object
+from stepladder.data.atlas.passages import OFTEN_DESCRIBED, Library
+from stepladder.data.atlas.world import Entity, Fact, World
+from stepladder.trace import Hop
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A fact and the direction it is asked in: for the object, or inversely for the subject."""
+
+    fact: Fact
+    inverse: bool = False
+
+    @property
+    def asked(self) -> Object:
+        """What the question asks for: an entity's index or a value."""
+        return self.fact.subject if self.inverse else self.fact.object
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Something a question talks about: as a phrase in the question and as a reference in a sub-question."""
+
+    phrase: str
+    reference: str
+    #: Whether the phrase is more than a name.
+    nested: bool
+
+
+class Outline:
+    """The hops of one question, added one at a time."""
+
+    def __init__(self, world: World, library: Library, rng: random.Random) -> None:
+        self._world, self._library, self._rng = world, library, rng
+        self.hops: list[Hop] = []
+        self.facts: list[Fact] = []
+
+    def start(self, index: int) -> Pointer:
+        """Begin at an entity that the question names."""
+        name = self._name(self._world.entities[index])
+        return Pointer(name, name, nested=False)
+
+    def _name(self, entity: Entity) -> str:
+        chance, row = self._rng.random(), TYPES[entity.kind]
+        if entity.homonym or entity.namesake:
+            return entity.described
+        if entity.aliases and chance < 0.2:
+            return row.described.format(entity.aliases[0])
+        return entity.described if chance > 0.6 else entity.plain
+
+    def follow(self, pointer: Pointer, link: Link) -> Pointer:
+        """Add the hop that asks for the other end of a fact, and point there."""
+        target, relation = link.asked, link.fact.relation
+        question = self._ask(pointer.reference, link, nested=False)
+        self._add(question, self._world.spellings(target), self._library.stating(link.fact), [link.fact])
+        if not isinstance(target, int):
+            return Pointer(self._reference(), self._reference(), nested=True)
+        wordings = relation.inverse_phrases if link.inverse else relation.phrases
+        phrase = self._fill(wordings, pointer.phrase, link, pointer.nested)
+        return Pointer(phrase, self._reference(self._world.entities[target].kind), nested=True)
+
+    def ask(self, pointer: Pointer, link: Link) -> str:
+        """The question for the other end of a fact, in full words."""
+        return self._ask(pointer.phrase, link, pointer.nested)
+
+    def _ask(self, known: str, link: Link, nested: bool) -> str:
+        relation = link.fact.relation
+        return self._fill(relation.inverse_asks if link.inverse else relation.asks, known, link, nested)
+
+    def _fill(self, wordings: tuple[str, ...], known: str, link: Link, nested: bool) -> str:
+        if nested and self._rng.random() < 0.85:
+            # A long phrase is easier to read at the end than in the middle of what is said about it.
+            wordings = tuple(text for text in wordings if text.rstrip("?").endswith("}")) or wordings
+        noun = TYPES[self._world.entities[link.fact.subject].kind].noun
+        return self._rng.choice(wordings).format(S=known, O=known, T=noun)
+
+    def _reference(self, kind: str = "") -> str:
+        """How later hops refer to the answer of the last hop."""
+        number = f"#{len(self.hops)}"
+        if not kind:
+            return number
+        row = TYPES[kind]
+        return (row.described if kind in OFTEN_DESCRIBED else row.plain).format(number)
+
+    def join(self, conditions: list[tuple[Pointer, Fact]]) -> tuple[str, Pointer]:
+        """Add the hop that asks for what meets all conditions; the question it answers and a pointer to it."""
+        facts = [fact for _, fact in conditions]
+        entity = self._world.entities[facts[0].subject]
+        row = TYPES[entity.kind]
+
+        def clause(texts: list[str]) -> str:
+            return " and ".join(fact.relation.predicate.format(O=text) for text, fact in zip(texts, facts))
+
+        spoken = clause([pointer.phrase for pointer, _ in conditions])
+        stated = [set(self._library.stating(fact)) for fact in facts]
+        passages = tuple(each for each in self._library.stating(facts[0]) if all(each in ids for ids in stated))
+        question = f"Which {row.noun} {clause([pointer.reference for pointer, _ in conditions])}?"
+        self._add(question, entity.spellings, passages, facts)
+        phrase = f"the {row.noun} {row.relative} {spoken}"
+        return f"Which {row.noun} {spoken}?", Pointer(phrase, self._reference(entity.kind), nested=True)
+
+    def conclude(self, question: str, answers: tuple[str, ...]) -> None:
+        """Add the last hop of a comparison, which needs no passage."""
+        self._add(question, answers, (), [])
+
+    def _add(self, question: str, spellings: tuple[str, ...], passages: tuple[str, ...], facts: list[Fact]) -> None:
+        self.hops.append(Hop(question, spellings[0], passages, spellings[1:]))
+        self.facts += facts

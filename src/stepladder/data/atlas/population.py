@@ -1,0 +1,234 @@
+"""Who and what exists: the entities of a world before they have facts, and their names.
+
+In: how many articles, a seeded generator, a `Namer`. Out: a list of `Draft` (kind, home country, role, year)
+and a list of `Naming` (name, aliases, namesakes) for the same entities. Here the three traps for a careless
+searcher are laid: aliases, homonyms, and near-duplicates, which are two drafts alike but for a vowel of the name.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from stepladder.data.atlas.catalogue import TYPES
+from stepladder.data.atlas.names import COMPANY_SUFFIXES, STYLES, Namer
+
+#: Occupations with their weights. The relations of other types pick people by them.
+OCCUPATIONS: dict[str, int] = {
+    "novelist": 12,
+    "film director": 10,
+    "actor": 10,
+    "composer": 7,
+    "singer": 8,
+    "architect": 8,
+    "engineer": 6,
+    "painter": 9,
+    "entrepreneur": 10,
+    "mountaineer": 6,
+    "explorer": 6,
+    "politician": 9,
+    "record producer": 6,
+    "sea captain": 5,
+    "scholar": 6,
+    "football coach": 5,
+}
+#: Industries with their weights. The first three publish books, sign bands and build ships.
+INDUSTRIES: dict[str, int] = dict(zip(COMPANY_SUFFIXES, (25, 18, 17, 10, 10, 8, 6, 6)))
+
+#: Years in which entities of a type begin; the same bounds keep people, works and founders contemporaries.
+YEARS: dict[str, tuple[int, int]] = {
+    "person": (1840, 1985),
+    "country": (1890, 1960),
+    "city": (900, 1700),
+    "company": (1885, 2005),
+    "university": (1690, 1865),
+    "club": (1885, 1960),
+    "book": (1885, 2015),
+    "film": (1912, 2015),
+    "band": (1950, 2012),
+    "album": (1955, 2015),
+    "painting": (1880, 2010),
+    "ship": (1885, 2005),
+    "mountain": (1885, 1985),
+    "bridge": (1885, 2010),
+    "museum": (1885, 2010),
+    "river": (1890, 2000),
+}
+
+ALIAS_SHARE = 0.12
+NEAR_DUPLICATE_SHARE = 0.03
+#: Share of the entities of a type that carry the name of an entity of another type: (type, whose name).
+HOMONYMS: dict[tuple[str, str], float] = {
+    ("river", "city"): 0.12,
+    ("band", "city"): 0.12,
+    ("ship", "river"): 0.12,
+    ("film", "book"): 0.10,
+}
+#: Share of the entities of a type that carry the name of another of the same type.
+NAMESAKES: dict[str, float] = {"person": 0.02, "city": 0.03}
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An entity before it has a name or facts."""
+
+    kind: str
+    #: Position of its home country among the countries; gives its name a style and its facts a place.
+    home: int
+    #: Occupation of a person, industry of a company, else empty.
+    role: str
+    #: Birth, founding, release: the year it begins.
+    year: int
+    #: Index of the entity that it nearly duplicates, or -1.
+    twin: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """The names of an entity."""
+
+    name: str
+    #: The coined word in the name, empty for people.
+    word: str = ""
+    aliases: tuple[str, ...] = ()
+    #: Whether something of another type has the same name; whether something of the same type has.
+    homonym: bool = False
+    namesake: bool = False
+
+
+def draft_population(articles: int, rng: random.Random) -> list[Draft]:
+    """All entities in mixed order; countries are at least two, and every country has a city, river and mountain."""
+    counts = {name: max(2, articles * row.share // 1000) for name, row in TYPES.items()}
+    counts["person"] += articles - sum(counts.values())
+    countries = counts["country"]
+    roles = {"person": OCCUPATIONS, "company": INDUSTRIES}
+    drafts = []
+    for kind, count in counts.items():
+        weights = roles.get(kind)
+        for position in range(count):
+            # One of each goes to every country before chance decides, so that none is left without a capital.
+            home = position if position < countries else rng.randrange(countries)
+            role = _weighted(weights, position, rng) if weights else ""
+            low, high = YEARS[kind]
+            drafts.append(Draft(kind, home, role, rng.randrange(low, high + 1)))
+    rng.shuffle(drafts)
+    return _with_near_duplicates(drafts, rng)
+
+
+def _weighted(weights: dict[str, int], position: int, rng: random.Random) -> str:
+    if position < len(weights):  # every role is filled at least once
+        return tuple(weights)[position]
+    ticket = rng.randrange(sum(weights.values()))
+    for role, weight in weights.items():
+        ticket -= weight
+        if ticket < 0:
+            return role
+    raise AssertionError("weights do not add up")
+
+
+def _with_near_duplicates(drafts: list[Draft], rng: random.Random) -> list[Draft]:
+    """The same drafts, some of which have become the twin of another of their type."""
+    seen: dict[str, list[int]] = {}
+    neighbours = Counter((draft.kind, draft.home) for draft in drafts)
+    colleagues = Counter((draft.kind, draft.role) for draft in drafts)
+    for index, draft in enumerate(drafts):
+        earlier = seen.setdefault(draft.kind, [])
+        # The last of its kind in a country, or of its role, stays what it is: others need it.
+        spare = min(neighbours[draft.kind, draft.home], colleagues[draft.kind, draft.role]) > 1
+        if draft.kind != "country" and spare and len(earlier) > 20 and rng.random() < NEAR_DUPLICATE_SHARE:
+            model = rng.choice(earlier)
+            neighbours[draft.kind, draft.home] -= 1
+            colleagues[draft.kind, draft.role] -= 1
+            drafts[index] = replace(draft, home=drafts[model].home, role=drafts[model].role, twin=model)
+        else:
+            earlier.append(index)
+    return drafts
+
+
+def name_population(drafts: list[Draft], namer: Namer, rng: random.Random) -> list[Naming]:
+    """A name for every draft, in order."""
+    countries = sum(1 for draft in drafts if draft.kind == "country")
+    styles = [rng.randrange(len(STYLES)) for _ in range(countries)]
+    people = sum(1 for draft in drafts if draft.kind == "person")
+    given = [[namer.word(style) for _ in range(max(20, people // 60))] for style in range(len(STYLES))]
+    family = [[namer.word(style) for _ in range(max(30, people // 14))] for style in range(len(STYLES))]
+    taken: set[str] = set()
+    namings: list[Naming] = []
+    for draft in drafts:
+        style = styles[draft.home]
+        if draft.kind == "person":
+            name = _person_name(draft, namings, given[style], family[style], taken, namer, rng)
+            namings.append(Naming(name, aliases=_alias(draft, "", style, namer, rng)))
+            continue
+        if draft.twin >= 0:
+            model = namings[draft.twin]
+            word = namer.near(model.word)
+            name = model.name.replace(model.word, word)
+        else:
+            word = namer.word(style, country=draft.kind == "country")
+            name = namer.named(draft.kind, word, draft.role)
+        namings.append(Naming(name, word, _alias(draft, word, style, namer, rng)))
+    return _with_homonyms(drafts, namings, rng)
+
+
+def _person_name(
+    draft: Draft,
+    namings: list[Naming],
+    given: list[str],
+    family: list[str],
+    taken: set[str],
+    namer: Namer,
+    rng: random.Random,
+) -> str:
+    if draft.twin >= 0:
+        first, last = namings[draft.twin].name.split()
+        name = f"{namer.near(first)} {last}" if rng.random() < 0.5 else f"{first} {namer.near(last)}"
+    else:
+        name = f"{rng.choice(given)} {rng.choice(family)}"
+        while name in taken:  # full names are unique, until homonyms are made on purpose
+            name = f"{rng.choice(given)} {namer.near(rng.choice(family))}"
+    taken.add(name)
+    return name
+
+
+def _alias(draft: Draft, word: str, style: int, namer: Namer, rng: random.Random) -> tuple[str, ...]:
+    if rng.random() >= ALIAS_SHARE:
+        return ()
+    if draft.kind in ("company", "university"):
+        return (namer.contraction(word, style),)
+    fresh = namer.word(style)
+    if draft.kind in ("book", "film", "album", "painting", "mountain", "bridge", "museum"):
+        return (namer.named(draft.kind, fresh),)
+    return (fresh,)
+
+
+def _with_homonyms(drafts: list[Draft], namings: list[Naming], rng: random.Random) -> list[Naming]:
+    """The same names, some of which now belong to two entities."""
+    members: dict[str, list[int]] = {}
+    for index, draft in enumerate(drafts):
+        members.setdefault(draft.kind, []).append(index)
+    twinned = {index for index, draft in enumerate(drafts) if draft.twin >= 0}
+    twinned |= {draft.twin for draft in drafts if draft.twin >= 0}
+    shared: set[int] = set(twinned)  # a name is lent or borrowed once, and never by near-duplicates
+
+    def share_name(borrower: int, lender: int, same_type: bool) -> None:
+        shared.update((borrower, lender))
+        lent = namings[lender]
+        namings[lender] = replace(lent, homonym=not same_type, namesake=same_type)
+        namings[borrower] = replace(
+            namings[borrower], name=lent.name, word=lent.word, homonym=not same_type, namesake=same_type
+        )
+
+    for kind, portion in NAMESAKES.items():
+        for borrower in members[kind]:
+            lender = rng.choice(members[kind])
+            free = borrower not in shared and lender not in shared and lender != borrower
+            same = (drafts[borrower].role, drafts[borrower].home) == (drafts[lender].role, drafts[lender].home)
+            differs = drafts[borrower].role != drafts[lender].role if kind == "person" else not same
+            if rng.random() < portion and free and differs:
+                share_name(borrower, lender, same_type=True)
+    for (kind, other), portion in HOMONYMS.items():
+        for borrower in members[kind]:
+            lender = rng.choice(members[other])
+            if rng.random() < portion and borrower not in shared and lender not in shared:
+                share_name(borrower, lender, same_type=False)
+    return namings

@@ -1,0 +1,403 @@
+"""Any server that speaks OpenAI's protocol: OpenAI itself, vLLM, SGLang, llama.cpp, Ollama, a gateway.
+
+In: `Generate` requests. They become chat messages (`api="chat"`) or one prompt (`api="completions"`). Out: in order,
+a `Generation` each, or the `EngineError` of that request alone; `EngineDown` when no request can succeed. The server
+keeps its tokens to itself, so segments have none and what this engine writes can be read and scored, not trained on.
+
+One thread runs an event loop for all calls, so `generate` may be called from many threads at once and from inside
+another event loop. At most `concurrency` calls are under way, waits between retries included: a server that asks
+for patience gets it.
+
+    with closing(OpenAIEngine("Qwen/Qwen3-8B", "http://localhost:8000/v1")) as engine:
+        (reply,) = engine.generate([Generate((Segment(Author.PROMPT, "Who?"),))])
+
+Servers may add sampling settings of their own from a model's files (vLLM: top_k, repetition_penalty). Pin them
+with `extra_body` where it matters.
+"""
+
+import asyncio
+import json
+import os
+import random
+import re
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, ClassVar, Literal, NoReturn
+from urllib.parse import urlsplit
+
+import openai
+
+from stepladder.engines.base import Engine, EngineDown, EngineError, cut_at_stop
+from stepladder.request import Finish, Generate, Generation, nothing_written
+from stepladder.trace import Author, Segment, Usage
+
+OPENAI_URL = "https://api.openai.com/v1"
+#: What the user says when the last word was the assistant's: chat models answer, they do not write on.
+GO_ON = "Go on with the next step."
+#: OpenAI accepts no more stop strings than these; the engine itself watches for the others.
+MOST_STOPS = 4
+#: The longest wait before a retry, in seconds. A server that asks for more is not waited for.
+LONGEST_WAIT = 120.0
+
+_ROLES = {Author.PROMPT: "user", Author.POLICY: "assistant", Author.ENVIRONMENT: "user"}
+_CLOSING_TAG = re.compile(r"</([^<>/\s]+)>")
+_TOO_LONG = re.compile(
+    r"context.?(length|window|size)|maximum (model|input) length|max_model_len|max_total_tokens"
+    r"|(prompt|input) is too long|inputs.? tokens"
+)
+_REFUSED = re.compile(r"unsupported|not supported|does not support", re.IGNORECASE)
+
+
+class OpenAIEngine(Engine):
+    """Text from a model behind an OpenAI-compatible server."""
+
+    name: ClassVar[str] = "openai"
+    max_batch = 1
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str | None = None,
+        *,
+        api: Literal["chat", "completions"] = "chat",
+        api_key: str | None = None,
+        concurrency: int = 32,
+        timeout: float = 60.0,
+        max_retries: int = 5,
+        backoff: float = 1.0,
+        context_limit: int | None = None,
+        extra_body: Mapping[str, object] | None = None,
+    ) -> None:
+        """Name a model and, unless it is OpenAI's, the server's URL (mostly one that ends in /v1).
+
+        `api_key` comes from OPENAI_API_KEY unless given; other servers than OpenAI's need none. `timeout` bounds one
+        call and `backoff` is the wait before the first retry, both in seconds. A context of more than `context_limit`
+        tokens, as the server counts them, leaves no room to write: for servers that shorten it without a word.
+        """
+        if api not in ("chat", "completions"):
+            raise EngineDown(f"api is {api!r}; expected 'chat' or 'completions'")
+        if concurrency < 1:
+            raise EngineDown(f"concurrency is {concurrency}; at least 1 is needed")
+        if max_retries < 0:
+            raise EngineDown(f"max_retries is {max_retries}; it must be 0 or more")
+        url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+        host = _host(url)
+        key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
+        if not key and host == "api.openai.com":
+            raise EngineDown(f"{url} needs a key: set OPENAI_API_KEY, or give base_url for a server of your own")
+        if not (key.isascii() and key.isprintable()):
+            raise EngineDown("the API key holds a line break or a character beyond ASCII; copy it again")
+        self.model = model
+        self.api = api
+        self.concurrency = concurrency
+        #: Calls repeated so far, for whoever shows progress.
+        self.retries = 0
+        self._timeout, self._max_retries, self._backoff = timeout, max_retries, backoff
+        self._context_limit, self._extra_body = context_limit, extra_body
+        self._key = key
+        self._url = re.sub(r"//[^/@]*@", "//***@", url)  # as shown: without a password
+        self._limit_name = "max_tokens"
+        self._client = openai.AsyncOpenAI(
+            base_url=url,
+            api_key=key or "none",
+            max_retries=0,  # ours: counted, cancellable, and with longer waits than the client's 8 seconds
+            timeout=openai.Timeout(timeout, connect=min(timeout / 2, 10.0)),
+        )
+        endpoint = self._client.chat.completions if api == "chat" else self._client.completions
+        self._create: Callable[..., Awaitable[Any]] = endpoint.with_raw_response.create
+        self._slots = asyncio.Semaphore(concurrency)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._calls: set[Future[list[Generation | EngineError]]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"openai {model}", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"OpenAIEngine({self.model!r}, {self._url!r}, api={self.api!r})"
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        """Answer every request, in order; all are sent at once, as far as `concurrency` allows."""
+        if not requests:
+            return []
+        with self._lock:
+            if self._closed:
+                raise EngineDown(f"{self!r} is closed; make a new engine")
+            call = asyncio.run_coroutine_threadsafe(self._answer_all(requests), self._loop)
+            self._calls.add(call)
+        try:
+            return call.result()
+        except CancelledError:
+            return [EngineError("the call was cancelled") for _ in requests]
+        finally:
+            call.cancel()  # a caller that was interrupted leaves nothing running behind
+            with self._lock:
+                self._calls.discard(call)
+
+    def cancel(self) -> None:
+        """End the calls under way: their requests are answered with an `EngineError`. Later calls work again."""
+        with self._lock:
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+
+    def close(self) -> None:
+        """Cancel what is under way, close the connections and end the thread."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # --- On the event loop ------------------------------------------------------------------------------
+
+    async def _answer_all(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        tasks = [asyncio.ensure_future(self._answer(request)) for request in requests]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # one that found the engine down ends the others
+                task.cancel()
+
+    async def _wind_up(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.close()
+        await self._loop.shutdown_default_executor()
+
+    async def _answer(self, request: Generate) -> Generation | EngineError:
+        async with self._slots:
+            tries = 0
+            while True:
+                reply = await self._call(request)
+                tries += 1
+                if isinstance(reply, bytes):
+                    return self._read(request, reply)
+                wait = self._wait(reply, tries)
+                if wait is None or tries > self._max_retries:
+                    return self._judge(request, reply, tries)
+                self.retries += 1
+                await asyncio.sleep(wait)
+
+    async def _call(self, request: Generate) -> bytes | openai.APIError | TimeoutError:
+        """The body of the server's answer, or what went wrong.
+
+        Errors are returned, not raised, so that no error of ours is chained to one that holds the request's headers.
+        """
+        limit_name = self._limit_name
+        settings: dict[str, Any] = {
+            "model": self.model,
+            "temperature": request.sampling.temperature,
+            "top_p": request.sampling.top_p,
+            "seed": request.seed & 0x7FFFFFFF,  # many servers take 31 bits at most
+            limit_name: request.sampling.max_tokens,
+            "extra_body": self._extra_body,
+        }
+        if request.stop:
+            settings["stop"] = list(request.stop[:MOST_STOPS])
+        if self.api == "chat":
+            settings["messages"] = chat_messages(request.context)
+        else:
+            settings["prompt"] = _well_formed("".join(segment.text for segment in request.context))
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer = await self._create(**settings)
+                return bytes(answer.http_response.content)
+        except (openai.APIError, TimeoutError) as error:
+            failure = error
+        if limit_name == "max_tokens" and _wants_other_limit_name(failure):
+            self._limit_name = "max_completion_tokens"
+            return await self._call(request)
+        return failure
+
+    def _wait(self, error: Exception, tries: int) -> float | None:
+        """Seconds to wait before trying again; None when trying again is no use."""
+        if not isinstance(error, openai.APIStatusError):
+            return retry_wait(tries, {}, self._backoff)
+        if error.code == "insufficient_quota" or (error.status_code not in (408, 429) and error.status_code < 500):
+            return None
+        return retry_wait(tries, error.response.headers, self._backoff)
+
+    def _judge(self, request: Generate, error: Exception, tries: int) -> Generation | EngineError:
+        """What a failure means: no room in the context, this request's error, or (raised) the end of the engine."""
+        said, after = self._said(error), f"after {tries} tries" if tries > 1 else "at the first try"
+        if not isinstance(error, openai.APIStatusError):
+            # By name: which HTTP library the client uses depends on its version.
+            if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
+                self._down(f"no server answers at {self._url} ({after}: {said}). Start it, or correct base_url.")
+            if isinstance(error, TimeoutError | openai.APITimeoutError):
+                return EngineError(f"{self._url} did not answer within {self._timeout:g} s ({after})")
+            return EngineError(f"the connection to {self._url} broke ({after}: {said})")
+        status = error.status_code
+        if status in (401, 403):
+            self._down(f"{self._url} refused the key ({status}: {said}). Set OPENAI_API_KEY or give api_key.")
+        if status == 404:
+            self._down(
+                f"{self._url} has no model {self.model!r} or no {self.api} API (404: {said}). Compare the model's name "
+                f"with {self._url}/models; base_url mostly ends in /v1."
+            )
+        if error.code == "insufficient_quota":
+            self._down(f"the account at {self._url} has no credit left ({status}: {said}).")
+        if status in (400, 413, 422):
+            if _TOO_LONG.search(f"{said} {error.code} {error.type}".lower()):
+                return nothing_written(request.context)
+            for parameter in ("temperature", "top_p", "seed", "stop"):
+                if _refuses(error, parameter):
+                    self._down(
+                        f"model {self.model!r} at {self._url} does not accept {parameter!r} ({status}: {said}). "
+                        "Its steps cannot be controlled; choose a model that accepts it."
+                    )
+        return EngineError(f"{self._url} answered {status} ({after}): {said}")
+
+    def _down(self, message: str) -> NoReturn:
+        raise EngineDown(self._without_key(message))
+
+    def _said(self, error: Exception) -> str:
+        """The server's own words, or else the name of what broke."""
+        if isinstance(error, openai.APIStatusError):
+            body = error.body
+            words = body.get("message") if isinstance(body, dict) else body
+            return self._without_key(str(words or body or "no message"))[:500]
+        cause = error.__cause__ or error
+        return self._without_key(f"{type(cause).__name__}: {cause}".removesuffix(": "))
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+    # --- Reading a reply --------------------------------------------------------------------------------
+
+    def _read(self, request: Generate, body: bytes) -> Generation | EngineError:
+        try:
+            reply = json.loads(body.decode("utf-8", "replace"))
+            choice = reply["choices"][0]
+            content = choice["message"]["content"] if self.api == "chat" else choice["text"]
+            finish = choice["finish_reason"]
+            usage = _usage(reply.get("usage"))
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            start = self._without_key(body.decode("utf-8", "replace"))[:200]
+            return EngineError(f"{self._url} sent what is not a completion ({problem}): {start!r}")
+        if finish == "content_filter":
+            return EngineError(f"{self._url} withheld the reply: its content filter objected")
+        if not isinstance(content, str):
+            refusal = choice["message"].get("refusal") if self.api == "chat" else None
+            return EngineError(
+                f"{self._url} sent no text (content is {content!r}, finish_reason {finish!r}"
+                + (f", refusal {refusal!r})" if refusal else "). A reasoning model may need a larger max_tokens.")
+            )
+        if finish not in ("stop", "length"):
+            return EngineError(f"{self._url} ended its reply with finish_reason {finish!r}, neither stop nor length")
+        if self._context_limit is not None and usage.read > self._context_limit:
+            return replace(nothing_written(request.context), usage=usage)
+        text, ending = finished_text(_well_formed(content), request.stop, finish, choice)
+        return Generation(request.context, Segment(Author.POLICY, text), text, ending, usage)
+
+
+def chat_messages(context: Sequence[Segment]) -> list[Any]:
+    """A context as a chat: the policy is the assistant, prompt and environment are the user."""
+    messages: list[dict[str, str]] = []
+    for segment in context:
+        role, text = _ROLES[segment.author], _well_formed(segment.text)
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["content"] += text
+        elif text:
+            messages.append({"role": role, "content": text})
+    if messages and messages[-1]["role"] == "assistant":
+        messages.append({"role": "user", "content": GO_ON})
+    return messages
+
+
+def finished_text(text: str, stops: Sequence[str], finish: str, choice: Mapping[str, object]) -> tuple[str, Finish]:
+    """The text up to and with its first stop string, and why it ended.
+
+    Servers cut the stop string off. vLLM (`stop_reason`) and SGLang (`matched_stop`) say which it was, null when the
+    model ended its turn. Of the others nothing is known but the text: a closing tag is put back when it is the only
+    one among the stop strings whose opening tag was written.
+    """
+    text, stopped = cut_at_stop(text, stops)
+    if stopped:
+        return text, Finish.STOP
+    if finish == "length":
+        return text, Finish.LENGTH
+    told = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
+    if told:
+        cut_off = {stop for stop in stops if stop in told}
+    else:
+        tags = {stop: match[1] for stop in stops[:MOST_STOPS] if (match := _CLOSING_TAG.fullmatch(stop))}
+        cut_off = {stop for stop, tag in tags.items() if f"<{tag}>" in text}
+    return (text + cut_off.pop(), Finish.STOP) if len(cut_off) == 1 else (text, Finish.END)
+
+
+def retry_wait(tries: int, headers: Mapping[str, str], backoff: float) -> float | None:
+    """Seconds to wait after so many tries: what the server asks for, else exponential with jitter.
+
+    None when the server asks for more than `LONGEST_WAIT`.
+
+    >>> retry_wait(3, {"retry-after": "1.5"}, backoff=1.0)
+    1.5
+    """
+    asked = _seconds(headers.get("retry-after"))
+    if asked is not None:
+        return asked if asked <= LONGEST_WAIT else None
+    # The jitter is deliberately not seeded: clients that failed together should not come back together.
+    return min(backoff * 2.0 ** (tries - 1), LONGEST_WAIT) * random.uniform(0.5, 1.0)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """A Retry-After header, which holds seconds or a date; None when absent or neither."""
+    if retry_after is None:
+        return None
+    if re.fullmatch(r"\d+(\.\d+)?", retry_after.strip()):
+        return float(retry_after)
+    try:
+        date = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return None
+    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+
+
+def _wants_other_limit_name(error: Exception) -> bool:
+    """Whether a model refused max_tokens, which newer models of OpenAI call max_completion_tokens."""
+    return (
+        isinstance(error, openai.BadRequestError)
+        and _refuses(error, "max_tokens")
+        and "max_completion_tokens" in str(error.body)
+    )
+
+
+def _refuses(error: openai.APIStatusError, parameter: str) -> bool:
+    named = error.param == parameter or re.search(rf"['\"`]{parameter}['\"`]", str(error.body))
+    return bool(named) and bool(_REFUSED.search(f"{error.code} {error.body}"))
+
+
+def _usage(counts: object) -> Usage:
+    """The tokens a server counted; 0 for what it does not tell."""
+    told = counts if isinstance(counts, dict) else {}
+    read, written = told.get("prompt_tokens"), told.get("completion_tokens")
+    return Usage(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
+
+
+def _host(url: str) -> str:
+    """The host of a URL that can be called."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number
+        usable = False
+    if not usable:
+        raise EngineDown(f"base_url is {url!r}; expected a URL such as http://localhost:8000/v1")
+    return str(parts.hostname)
+
+
+def _well_formed(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot hold, replaced by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,209 @@
+"""Evaluation: play every question once, score it, and say how sure the result is.
+
+In: a driver, an agent, questions. Out: an `Evaluation`: one score and one trajectory a question, a summary with 95%
+intervals, and a paired comparison with another evaluation of the same questions. `save` writes a folder with
+`summary.json`, `questions.jsonl` (the rows) and `trajectories.jsonl`.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from stepladder.agents.base import Agent
+from stepladder.driver import Driver, Interrupted, Outcome, Watcher
+from stepladder.errors import StepladderError
+from stepladder.evaluate.metrics import QuestionScore, failed_score, score
+from stepladder.evaluate.stats import Comparison, Interval, mean_interval, paired_difference
+from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.files import atomic_folder
+from stepladder.records import write_records
+from stepladder.seeding import seed_of
+from stepladder.trace import Question, StopReason, Trajectory
+
+#: What is averaged over questions: its name, and its value for a question (None where it cannot be known).
+METRICS: dict[str, Callable[[QuestionScore], float | None]] = {
+    "em": lambda row: row.em,
+    "f1": lambda row: row.f1,
+    "precision": lambda row: row.precision,
+    "recall": lambda row: row.recall,
+    "cover_em": lambda row: row.cover_em,
+    "gold_recall": lambda row: row.gold_recall,
+    "steps": lambda row: row.steps,
+    "searches": lambda row: row.searches,
+    "redundant_queries": lambda row: row.redundant_queries,
+    "over_search": lambda row: row.over_search,
+    "under_search": lambda row: row.under_search,
+    "malformed": lambda row: float(row.malformed_steps > 0),
+    "tokens_read": lambda row: row.tokens_read,
+    "tokens_written": lambda row: row.tokens_written,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """An evaluation in numbers."""
+
+    questions: int
+    metrics: dict[str, Interval]
+    #: How episodes ended, by stop reason.
+    stops: dict[str, int]
+    #: Why questions were not answered exactly, by cause.
+    misses: dict[str, int]
+    #: EM and F1 by number of gold hops, and by kind of question.
+    by_hops: dict[str, dict[str, float]]
+    by_kind: dict[str, dict[str, float]]
+    #: Reasons of failed episodes, with how often each occurred.
+    failures: dict[str, int]
+    #: Questions that were not reached because the run was interrupted; they are in no average.
+    cancelled: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, with the metrics at the top level."""
+        data = asdict(self)
+        return {"questions": data.pop("questions"), **data.pop("metrics"), **data}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Scores of all questions, in their order; the trajectory is None where an episode failed."""
+
+    scores: tuple[QuestionScore, ...]
+    trajectories: tuple[Trajectory | None, ...]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run was stopped before its end."""
+        return any(row.stop is StopReason.CANCELLED for row in self.scores)
+
+    def summary(self) -> Summary:
+        """Means with intervals, and counts."""
+        return summarise(self.scores)
+
+    def save(self, folder: Path, settings: dict[str, Any]) -> None:
+        """Write summary, rows and trajectories; the folder appears whole or not at all."""
+        refuse_to_replace(folder)
+        with atomic_folder(folder) as fresh:
+            summary = {**settings, **(self.summary().as_json())}
+            (fresh / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            rows = "".join(json.dumps(asdict(row)) + "\n" for row in self.scores)
+            (fresh / "questions.jsonl").write_text(rows, encoding="utf-8")
+            write_records(fresh / "trajectories.jsonl", [each for each in self.trajectories if each is not None])
+
+
+def refuse_to_replace(folder: Path) -> None:
+    """Raise when the folder holds anything else than an evaluation, which alone may be written over."""
+    saved = (folder / "questions.jsonl").is_file()
+    if folder.exists() and not saved and (not folder.is_dir() or any(folder.iterdir())):
+        raise StepladderError(f"{folder} exists and is not a saved evaluation; choose another folder to write to")
+
+
+def evaluate(
+    driver: Driver,
+    agent: Agent,
+    questions: Sequence[Question],
+    settings: EpisodeSettings | None = None,
+    *,
+    seed: int = 0,
+    watch: Watcher | None = None,
+) -> Evaluation:
+    """Play and score every question. After Ctrl-C the questions not reached are marked as cancelled."""
+    if not questions:
+        raise StepladderError("there are no questions to evaluate")
+    for question in questions:
+        if not question.answers:
+            raise StepladderError(f"question {question.id!r} has no answers: there is nothing to score against")
+
+    def job(question: Question) -> Callable[[], Any]:
+        return lambda: episode(agent, question, settings, seed_of(seed, question.id))
+
+    try:
+        outcomes = driver.run([job(question) for question in questions], watch)
+    except Interrupted as stopped:
+        outcomes = stopped.outcomes
+    scores = tuple(_score(question, outcome) for question, outcome in zip(questions, outcomes, strict=True))
+    return Evaluation(scores, tuple(outcome.value for outcome in outcomes))
+
+
+def _score(question: Question, outcome: Outcome[Trajectory]) -> QuestionScore:
+    if outcome.failure is not None:
+        return failed_score(question, outcome.failure.stop, outcome.failure.reason)
+    assert outcome.value is not None
+    return score(outcome.value)
+
+
+def summarise(scores: Iterable[QuestionScore]) -> Summary:
+    """Means with intervals over the questions that were reached. Failed episodes count, as zeros."""
+    rows = list(scores)
+    reached = [row for row in rows if row.stop is not StopReason.CANCELLED]
+    metrics = {}
+    for name, value_of in METRICS.items():
+        known = [value for value in map(value_of, reached) if value is not None]
+        if known:
+            metrics[name] = mean_interval(known)
+    return Summary(
+        questions=len(reached),
+        metrics=metrics,
+        stops=_counted(row.stop.value for row in reached),
+        misses=_counted(row.miss.value for row in reached if row.miss is not None),
+        by_hops=_grouped(reached, lambda row: str(row.hops)),
+        by_kind=_grouped(reached, lambda row: row.kind or "unnamed"),
+        failures=_counted(row.failure for row in reached if row.failure),
+        cancelled=len(rows) - len(reached),
+    )
+
+
+def compare(ours: Sequence[QuestionScore], theirs: Sequence[QuestionScore], metric: str = "f1") -> Comparison:
+    """The paired difference `ours - theirs` of a metric, over the questions that both evaluations reached."""
+    by_id = {row.question_id: row for row in theirs if row.stop is not StopReason.CANCELLED}
+    pairs = [
+        (METRICS[metric](row), METRICS[metric](by_id[row.question_id]))
+        for row in ours
+        if row.stop is not StopReason.CANCELLED and row.question_id in by_id
+    ]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if not known:
+        raise StepladderError(f"the two evaluations have no question in common for which '{metric}' is known")
+    return paired_difference([a for a, _ in known], [b for _, b in known])
+
+
+def load_scores(folder: Path) -> tuple[QuestionScore, ...]:
+    """The rows of an evaluation that was saved."""
+    path = folder / "questions.jsonl"
+    if not path.is_file():
+        raise StepladderError(
+            f"{folder} is not a saved evaluation: it has no questions.jsonl (`eval --out DIR` writes it)"
+        )
+    names = {field.name for field in fields(QuestionScore)}
+    rows = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+                rows.append(QuestionScore(**{**row, "stop": StopReason(row["stop"])}))
+            except (ValueError, TypeError, KeyError) as error:
+                expected = ", ".join(sorted(names))
+                raise StepladderError(
+                    f"{path}:{number}: not a row of an evaluation ({error}); expected {expected}"
+                ) from error
+    return tuple(rows)
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(names).most_common())
+
+
+def _grouped(rows: Sequence[QuestionScore], key: Callable[[QuestionScore], str]) -> dict[str, dict[str, float]]:
+    groups: dict[str, list[QuestionScore]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return {
+        name: {
+            "questions": len(group),
+            "em": sum(row.em for row in group) / len(group),
+            "f1": sum(row.f1 for row in group) / len(group),
+        }
+        for name, group in sorted(groups.items())
+    }

@@ -1,0 +1,71 @@
+"""Shows an episode to a person, step by step, as it happens.
+
+In: the growing trajectory, as often as one likes. Out: text on a console; what was shown is not shown again.
+"""
+
+from rich.console import Console
+from rich.markup import escape
+
+from stepladder.trace import ActionKind, Passage, Question, Step, Trajectory
+
+_LABELS = {
+    ActionKind.QUERY: "[bold cyan]search[/]  ",
+    ActionKind.EVIDENCE: "[bold blue]evidence[/]",
+    ActionKind.SUB_ANSWER: "[bold blue]found[/]   ",
+    ActionKind.ANSWER: "[bold green]answer[/]  ",
+    ActionKind.MALFORMED: "[bold red]malformed[/]",
+}
+#: Characters of a passage that are shown.
+_SHOWN = 100
+
+
+class Narrator:
+    """Prints the steps of one trajectory that it has not printed yet."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.told = 0
+
+    def question(self, question: Question) -> None:
+        """Announce the question."""
+        self._line(f"[bold]question[/] {escape(question.text)}")
+
+    def show(self, trajectory: Trajectory) -> None:
+        """Print what is new; at the end also how the episode ended and what the answer should have been."""
+        if trajectory.given and not trajectory.steps:
+            self._passages(trajectory.given)
+        for step in trajectory.steps[self.told :]:
+            self._step(step)
+        self.told = len(trajectory.steps)
+        if trajectory.stop is not None:
+            expected = trajectory.question.answers
+            gold = f", accepted: {escape(' | '.join(expected[:3]))}" if expected else ""
+            self._line(f"[dim]{trajectory.stop.value} after {len(trajectory.steps)} steps{gold}[/]")
+
+    def _step(self, step: Step) -> None:
+        action = step.action
+        if action.thought:
+            self._line(f"[dim]thought  {escape(action.thought)}[/]")
+        if action.kind is ActionKind.MALFORMED:
+            self._line(f"{_LABELS[action.kind]} {escape(_printable(action.content)[:_SHOWN])}")
+            self._line(f"         [red]{escape(action.problem)}[/]")
+        else:
+            self._line(f"{_LABELS[action.kind]} {escape(action.content)}")
+        if action.kind is ActionKind.QUERY:
+            self._passages(step.passages)
+
+    def _passages(self, passages: tuple[Passage, ...]) -> None:
+        for passage in passages:
+            text = " ".join(passage.text.split())
+            text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+            self._line(f"         [dim]{escape(passage.title)}:[/] [dim]{escape(text)}[/]")
+        if not passages:
+            self._line("         [dim]nothing was found[/]")
+
+    def _line(self, markup: str) -> None:
+        self.console.print(markup, highlight=False, soft_wrap=True)
+
+
+def _printable(text: str) -> str:
+    """Text without control characters, which an untrained model writes and a terminal would obey."""
+    return "".join(character if character.isprintable() else "·" for character in text)

@@ -1,0 +1,191 @@
+"""The command line, typed as a newcomer would; mistakes end in one clear line."""
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepladder import cli
+from stepladder.trace import Trajectory, loads
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(list(arguments))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_the_oracle_on_atlas_scores_above_095_and_misses_are_retrievals(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, _ = run(
+        capsys, "eval", "--engine", "gold", "--agent", "prorag", "--data", "atlas", "--split", "test", "--json"
+    )
+    result = json.loads(printed)
+    assert code == 0
+    assert result["questions"] == 500
+    assert result["em"]["mean"] >= 0.95
+    assert result["em"]["low"] <= result["em"]["mean"] <= result["em"]["high"]
+    assert set(result["misses"]) <= {"retrieval"}
+
+
+def test_eval_prints_a_table_and_keeps_rows_and_compares(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first = str(tmp_path / "first")
+    code, printed, _ = run(capsys, "eval", "--limit", "30", "--out", first)
+    assert code == 0
+    assert "exact match" in printed
+    assert len((tmp_path / "first" / "questions.jsonl").read_text().splitlines()) == 30
+    code, printed, _ = run(
+        capsys, "eval", "--limit", "30", "--agent", "rag", "--against", first, "--out", str(tmp_path / "second")
+    )
+    assert code == 0
+    assert "against the other run" in printed
+
+
+def test_an_untrained_model_takes_the_same_path(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, _ = run(
+        capsys, "eval", "--engine", "transformers", "--model", "tiny", "--limit", "4", "--max-tokens", "8", "--json"
+    )
+    result = json.loads(printed)
+    assert (code, result["em"]["mean"], result["questions"]) == (0, 0.0, 4)
+    assert result["tokens_written"]["mean"] > 0
+
+
+def test_ask_shows_every_step(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, _ = run(capsys, "ask")
+    assert code == 0
+    assert all(word in printed for word in ("question", "search", "found", "answer", "answered after"))
+
+
+def test_ask_as_json_is_a_trajectory(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, err = run(capsys, "ask", "--json")
+    trajectory = loads(printed.strip(), Trajectory)
+    assert code == 0
+    assert trajectory.answer == trajectory.question.answers[0]
+    assert "search" in err
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl.gz"
+    lines = [
+        {"id": "1", "contents": '"Orm Tower"\nOrm Tower was designed by Ada Tarn.'},
+        {"id": "2", "title": "Ada Tarn", "text": "Ada Tarn was born in Velm."},
+    ]
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    return path
+
+
+def test_a_corpus_becomes_an_index_and_answers_questions(
+    capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "index")
+    code, printed, _ = run(capsys, "index", "build", str(corpus), "--out", folder)
+    assert code == 0
+    assert "2 passages" in " ".join(printed.split())
+    code, printed, _ = run(capsys, "index", "search", folder, "Who designed the tower?", "-k", "1", "--json")
+    assert [passage["id"] for passage in json.loads(printed)] == ["1"]
+    code, printed, _ = run(capsys, "index", "info", folder, "--json")
+    assert json.loads(printed)["passages"] == 2
+    code, printed, err = run(capsys, "index", "build", str(corpus), "--out", folder)
+    assert code == 2
+    assert "--overwrite" in err
+
+    questions = tmp_path / "questions.jsonl"
+    gold = {"supporting_facts": {"ids": [["1"]]}}
+    line = {"id": "q", "question": "Who designed Orm Tower?", "golden_answers": ["Ada Tarn"], "metadata": gold}
+    questions.write_text(json.dumps(line) + "\n")
+    code, printed, _ = run(capsys, "eval", "--data", str(questions), "--index", folder, "--json")
+    assert json.loads(printed)["em"]["mean"] == 1.0
+    code, printed, _ = run(
+        capsys,
+        "ask",
+        "Who designed it?",
+        "--index",
+        folder,
+        "--engine",
+        "transformers",
+        "--model",
+        "tiny",
+        "--max-tokens",
+        "5",
+    )
+    assert code == 0
+    assert "token_limit" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eval", "--agent", "prorga"], "unknown agent 'prorga'. Did you mean 'prorag'?"),
+        (["eval", "--engine", "transformer"], "unknown engine 'transformer'. Did you mean 'transformers'?"),
+        (["eval", "--data", "atlass"], "unknown data set 'atlass'. Did you mean 'atlas'?"),
+        (["eval", "--split", "tset"], "unknown split of atlas 'tset'. Did you mean 'test'?"),
+        (["eval", "--data", "./none.jsonl"], "question file none.jsonl does not exist"),
+        (["eval", "--engine", "transformers", "--model", "./no/model"], "no/model does not exist"),
+        (["eval", "--engine", "openai"], "needs the name of a model"),
+        (["eval", "--top-p", "0"], "top_p is 0.0; it must be above 0"),
+        (["eval", "--against", "nowhere"], "nowhere is not a saved evaluation"),
+        (["ask", "Who are you?"], "the gold engine knows only the questions of atlas"),
+        (["index", "info", "nowhere"], "nowhere: there is no such folder"),
+        (["index", "build", "nowhere.jsonl", "--out", "x"], "nowhere.jsonl: there is no such file"),
+    ],
+)
+def test_mistakes_end_in_one_clear_line(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir()), "a mistake should leave nothing behind"
+
+
+def test_a_searching_agent_wants_an_index(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"id": "q", "question": "Who?", "golden_answers": ["x"]}\n')
+    code, _, err = run(capsys, "eval", "--data", str(questions))
+    assert code == 2
+    assert "add --index DIR" in err
+
+
+def test_doctor_names_what_is_missing_and_how_to_get_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, _ = run(capsys, "doctor", "--json")
+    findings = {finding["what"]: finding for finding in json.loads(printed)}
+    assert code == 0
+    assert findings["torch"]["ok"]
+    for extra in ("dense", "vllm", "ray", "milvus", "smollm2"):
+        finding = findings[f"extra {extra}"]
+        assert finding["ok"] or f"[{extra}]" in finding["fix"]
+    assert run(capsys, "doctor")[0] == 0
+
+
+def test_demo_ends_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, _ = run(capsys, "demo", "--questions", "8")
+    assert code == 0
+    assert "oracle, step by step" in printed
+    assert "untrained model" in printed
+
+
+def test_ctrl_c_prints_what_was_reached_and_exits_130(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stepladder.cli", "eval", "--engine", "transformers", "--model", "tiny"]
+    command += ["--batch", "2", "--max-tokens", "200", "--temperature", "1", "--json", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "Evaluating: " in process.stderr.readline()  # the first line of progress: some questions are done
+    process.send_signal(signal.SIGINT)
+    printed, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    result = json.loads(printed)
+    assert result["questions"] > 0
+    assert result["cancelled"] > 0
+    assert result["questions"] + result["cancelled"] == 500
+    assert "Traceback" not in err

@@ -1,0 +1,125 @@
+"""Evaluation: rows, summary, saving, comparing, and what happens when episodes fail."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from conftest import WordRetriever
+from stepladder.agents import make_agent
+from stepladder.driver import Driver
+from stepladder.engines.gold import GoldEngine
+from stepladder.engines.scripted import ScriptedEngine
+from stepladder.errors import StepladderError
+from stepladder.evaluate.runner import Evaluation, compare, evaluate, load_scores, summarise
+from stepladder.evaluate.table import comparison_line, print_summary
+from stepladder.records import read_records
+from stepladder.request import Generate
+from stepladder.trace import Question, StopReason, Trajectory
+
+
+@pytest.fixture
+def questions(question: Question) -> list[Question]:
+    return [replace(question, id=f"q{number}") for number in range(6)]
+
+
+def by_script(questions: list[Question], *answers: str) -> Evaluation:
+    """Each question answered directly; an answer of "!" breaks its episode."""
+
+    def say(request: Generate) -> str:
+        assert request.trajectory is not None
+        answer = answers[int(request.trajectory.question.id[1:])]
+        if answer == "!":
+            raise RuntimeError("boom")
+        return f"<answer>{answer}</answer>"
+
+    return evaluate(Driver(ScriptedEngine(say, max_batch=1)), make_agent("direct"), questions)
+
+
+def test_the_oracle_is_right_and_searches_as_often_as_needed(questions: list[Question]) -> None:
+    agent = make_agent("prorag")
+    result = evaluate(Driver(GoldEngine(agent), WordRetriever()), agent, questions)
+    summary = result.summary()
+    assert summary.metrics["em"].mean == 1.0
+    assert (summary.metrics["searches"].mean, summary.metrics["over_search"].mean) == (2.0, 0.0)
+    assert summary.stops == {"answered": 6}
+    assert summary.misses == {}
+
+
+def test_means_intervals_and_causes(questions: list[Question]) -> None:
+    summary = by_script(questions, "Velm", "velm city", "Oss", "Velm", "the Velm", "?").summary()
+    assert summary.metrics["em"].mean == pytest.approx(4 / 6)
+    assert summary.metrics["em"].low < 4 / 6 < summary.metrics["em"].high
+    assert summary.misses == {"retrieval": 2}, "nothing was searched, so no gold passage was found"
+    assert summary.metrics["under_search"].mean == 1.0
+    assert summary.by_kind == {"bridge": {"questions": 6, "em": pytest.approx(4 / 6), "f1": pytest.approx(4 / 6)}}
+
+
+def test_failed_episodes_count_as_zero_and_say_why(questions: list[Question]) -> None:
+    summary = by_script(questions, "Velm", "!", "Velm", "!", "Velm", "Velm").summary()
+    assert summary.questions == 6
+    assert summary.metrics["em"].mean == pytest.approx(4 / 6)
+    assert summary.failures == {"RuntimeError: boom": 2}
+    assert summary.misses == {"failed": 2}
+
+
+def test_questions_not_reached_are_in_no_average(questions: list[Question]) -> None:
+    scores = by_script(questions, "Velm", "Velm", "Velm", "Oss", "Velm", "Velm").scores
+    cut = [*scores[:4], *(replace(row, stop=StopReason.CANCELLED, em=0.0) for row in scores[4:])]
+    summary = summarise(cut)
+    assert (summary.questions, summary.cancelled, summary.metrics["em"].mean) == (4, 2, 0.75)
+
+
+def test_an_evaluation_is_saved_whole_and_read_back(questions: list[Question], tmp_path: Path) -> None:
+    result = by_script(questions, "Velm", "!", "Oss", "Velm", "Velm", "Velm")
+    result.save(tmp_path / "run", {"agent": "direct"})
+    assert load_scores(tmp_path / "run") == result.scores
+    kept = [trajectory for trajectory in result.trajectories if trajectory is not None]
+    assert list(read_records(tmp_path / "run" / "trajectories.jsonl", Trajectory)) == kept
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["agent"], summary["em"]["mean"]) == ("direct", pytest.approx(4 / 6))
+    result.save(tmp_path / "run", {"agent": "again"})  # an evaluation may be written over ...
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("x")
+    with pytest.raises(StepladderError, match="is not a saved evaluation"):  # ... anything else may not
+        result.save(tmp_path / "precious", {})
+
+
+def test_two_runs_are_compared_question_by_question(questions: list[Question]) -> None:
+    better = by_script(questions, *["Velm"] * 6).scores
+    worse = by_script(questions, *["Oss"] * 6).scores
+    comparison = compare(better, tuple(reversed(worse)), "em")
+    assert comparison.difference.mean == 1.0
+    assert comparison.p_value == pytest.approx(2 / 2**6)
+    assert "+1.000" in comparison_line(comparison, "em")
+    with pytest.raises(StepladderError, match="no question in common"):
+        compare(better, [replace(row, question_id="other") for row in worse])
+
+
+def test_a_folder_that_is_no_evaluation(tmp_path: Path) -> None:
+    with pytest.raises(StepladderError, match=r"has no questions\.jsonl"):
+        load_scores(tmp_path)
+    (tmp_path / "questions.jsonl").write_text('{"question_id": "q"}\n')
+    with pytest.raises(StepladderError, match=r"questions.jsonl:1: not a row"):
+        load_scores(tmp_path)
+
+
+def test_nothing_to_evaluate_or_to_score_against(question: Question) -> None:
+    driver, agent = Driver(ScriptedEngine({})), make_agent("direct")
+    with pytest.raises(StepladderError, match="no questions"):
+        evaluate(driver, agent, [])
+    with pytest.raises(StepladderError, match="'q1' has no answers"):
+        evaluate(driver, agent, [replace(question, answers=())])
+
+
+def test_the_table_can_be_read(questions: list[Question]) -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    print_summary(
+        console, by_script(questions, "Velm", "!", "Oss", "Velm", "Velm", "Velm").summary(), "direct by script"
+    )
+    text = console.export_text()
+    assert "direct by script, 6 questions" in text
+    assert "exact match" in text
+    assert "failed 1x: RuntimeError: boom" in text

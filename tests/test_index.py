@@ -1,0 +1,242 @@
+"""Index folders are built whole or not at all, know what they hold, and say what is wrong with them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepladder.errors import UnknownName
+from stepladder.files import WriteError
+from stepladder.retrieval.base import check_retriever
+from stepladder.retrieval.bm25 import BM25Index
+from stepladder.retrieval.corpus import CorpusError
+from stepladder.retrieval.index import INDEX_VERSION, IndexFolderError, build_index, index_info, open_index
+from stepladder.trace import Passage
+
+PASSAGES = tuple(Passage(f"p{i}", f"Town {i}", f"Town {i} lies on river number {i % 7}.") for i in range(50))
+
+
+def make(folder: Path) -> Path:
+    build_index(PASSAGES, folder)
+    return folder
+
+
+def edit_manifest(folder: Path, **changes: object) -> None:
+    path = folder / "index.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_from_a_corpus_file_to_results(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(
+        '{"id": "a", "contents": "\\"Orla\\"\\nA city on the Ven."}\n'
+        '{"id": "b", "contents": "\\"Ven\\"\\nA river with bridges."}\n'
+    )
+    built = build_index(corpus, tmp_path / "ix")
+    with_bridge, with_both = open_index(tmp_path / "ix").search(["bridge", "ven"], k=2)
+    assert [passage.id for passage in with_bridge] == ["b"]
+    assert [passage.id for passage in with_both] == ["b", "a"]
+    assert built.source == "corpus.jsonl"
+    assert built.passages == 2
+
+
+def test_an_opened_index_keeps_the_contract_and_equals_one_in_memory(tmp_path: Path) -> None:
+    index = open_index(make(tmp_path / "ix"))
+    queries = ["Which towns lie on river number 3?", "town 12", "rivers"]
+    check_retriever(index, queries)
+    assert index.search(queries, 10) == BM25Index.from_passages(PASSAGES).search(queries, 10)
+
+
+def test_the_manifest_tells_what_the_index_is(tmp_path: Path) -> None:
+    built = build_index(PASSAGES, tmp_path / "ix", k1=0.9, source="towns")
+    info = index_info(tmp_path / "ix")
+    assert info == built
+    assert (info.kind, info.passages, info.source) == ("bm25", 50, "towns")
+    assert (info.settings["k1"], info.settings["b"]) == (0.9, 0.75)
+    assert str(info.settings["library"]).startswith("bm25s ")
+    assert info.size == sum(f.stat().st_size for f in (tmp_path / "ix").iterdir() if f.name != "index.json")
+
+
+def test_the_checksum_is_that_of_the_passages(tmp_path: Path) -> None:
+    def checksum(passages: list[Passage]) -> str:
+        return build_index(passages, tmp_path / "ix", overwrite=True).checksum
+
+    plain = checksum([Passage("a", "bc", "d"), Passage("e", "f", "g")])
+    assert plain == checksum([Passage("a", "bc", "d", score=1.0), Passage("e", "f", "g")])
+    assert plain != checksum([Passage("a", "b", "cd"), Passage("e", "f", "g")])
+    assert plain != checksum([Passage("e", "f", "g"), Passage("a", "bc", "d")])
+
+
+def test_the_same_passages_give_the_same_files(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from stepladder.retrieval.index import build_index\n"
+        "from stepladder.trace import Passage\n"
+        "build_index([Passage(str(i), f'Town {i}', 'on the river') for i in range(9)], Path(sys.argv[1]))"
+    )
+    for seed in ("1", "2"):
+        subprocess.run(
+            [sys.executable, "-c", script, tmp_path / seed], env={**os.environ, "PYTHONHASHSEED": seed}, check=True
+        )
+    for name in index_info(tmp_path / "1").files:
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
+
+
+def test_progress_is_reported(tmp_path: Path) -> None:
+    counts: list[int] = []
+    passages = (Passage(str(i), "", f"word{i}") for i in range(2500))
+    build_index(passages, tmp_path / "ix", on_progress=counts.append)
+    assert counts == [1000, 2000, 2500]
+
+
+def test_an_index_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    folder = make(tmp_path / "ix")
+    with pytest.raises(IndexFolderError, match=r"is an index already; say overwrite \(--overwrite\)"):
+        build_index(PASSAGES[:5], folder)
+    assert index_info(folder).passages == 50
+    # The old index can even be the source of the new one.
+    old = open_index(folder)
+    assert isinstance(old, BM25Index)
+    build_index((old.passages[i] for i in range(5)), folder, overwrite=True)
+    assert index_info(folder).passages == 5
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_other_folders_are_never_replaced(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(IndexFolderError, match="has files in it and is not an index; choose another folder"):
+        build_index(PASSAGES, tmp_path, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "ix").mkdir()
+    assert index_info(make(tmp_path / "ix")).passages == 50
+
+
+def test_bad_passages_leave_nothing(tmp_path: Path) -> None:
+    for passages, message in {
+        (*PASSAGES, PASSAGES[3]): "passages 3 and 50 have the same id 'p3'",
+        (): "there are no passages",
+    }.items():
+        with pytest.raises(CorpusError, match=message):
+            build_index(passages, tmp_path / "ix")
+    with pytest.raises(CorpusError, match="there is no such file"):
+        build_index(tmp_path / "none.jsonl", tmp_path / "ix")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_kind_is_met_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"unknown kind of index 'bm52'\. Did you mean 'bm25'\?"):
+        build_index(PASSAGES, tmp_path / "ix", kind="bm52")
+    edit_manifest(make(tmp_path / "ix"), kind="bm26")
+    with pytest.raises(UnknownName, match=r"unknown kind of index 'bm26'\. Did you mean 'bm25'\?"):
+        open_index(tmp_path / "ix")
+
+
+def test_folders_that_are_no_index(tmp_path: Path) -> None:
+    with pytest.raises(IndexFolderError, match=r"there is no such folder\. Build one with: stepladder index build"):
+        open_index(tmp_path / "none")
+    with pytest.raises(IndexFolderError, match=r"is not an index: it has no index.json"):
+        open_index(tmp_path)
+    for content in ('{"stepladder_index": 1, "kin', "[1]", '{"name": "a web site"}', '{"stepladder_index": 1}'):
+        (tmp_path / "index.json").write_text(content)
+        with pytest.raises(IndexFolderError, match=r"index\.json is not the manifest of an index"):
+            open_index(tmp_path)
+
+
+def test_an_index_of_another_version(tmp_path: Path) -> None:
+    edit_manifest(make(tmp_path / "ix"), stepladder_index=99)
+    message = rf"is an index of version 99, this Stepladder reads version {INDEX_VERSION}: build it again"
+    with pytest.raises(IndexFolderError, match=message):
+        open_index(tmp_path / "ix")
+
+
+def test_damaged_files_are_noticed(tmp_path: Path) -> None:
+    folder = make(tmp_path / "ix")
+    scores = folder / "data.csc.index.npy"
+    size = scores.stat().st_size
+    os.truncate(scores, size - 4)
+    with pytest.raises(IndexFolderError, match=rf"data.csc.index.npy has {size - 4:,} bytes, expected {size:,}"):
+        open_index(folder)
+    scores.unlink()
+    with pytest.raises(IndexFolderError, match=r"is damaged: data.csc.index.npy is missing"):
+        open_index(folder)
+
+
+# 100 passages of 200 two-letter words: 65 kB of text, then 80 kB of scores. A limit on the size of files stops either.
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from stepladder.errors import StepladderError
+from stepladder.retrieval.index import build_index
+from stepladder.trace import Passage
+words = [a + b for a in "bcdfgklmnprstvz" for b in "0123456789bcdfghkl"]
+passages = [Passage(str(i), "", " ".join((words * 2)[i : i + 200])) for i in range(100)]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    build_index(passages, Path(sys.argv[1]), overwrite=True)
+except StepladderError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("limit", [20_000, 75_000])
+def test_a_disk_that_takes_no_more_leaves_the_old_index(tmp_path: Path, limit: int) -> None:
+    folder = make(tmp_path / "ix")
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, folder, str(limit)], capture_output=True, text=True, check=True
+    )
+    reason = "File too large" if limit < 65_000 else "requested and"
+    assert done.stdout.startswith(f"could not write the index {folder}: ")
+    assert reason in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["ix"]
+    assert index_info(folder).passages == 50
+    assert open_index(folder).search(["town"], 1)[0]
+
+
+def test_the_message_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numpy.save", full)
+    with pytest.raises(WriteError, match=r"No space left on device\. [\d,.]+ MB are free .* Nothing half-written"):
+        make(tmp_path / "ix")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_build_leaves_no_index_and_the_next_clears_up(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from stepladder.retrieval.index import build_index\n"
+        "from stepladder.trace import Passage\n"
+        "def passages():\n"
+        "    yield Passage('a', '', 'word')\n"
+        "    print('half', flush=True)\n"
+        "    time.sleep(600)\n"
+        "build_index(passages(), Path(sys.argv[1]))"
+    )
+    folder = tmp_path / "ix"
+    with subprocess.Popen([sys.executable, "-c", script, folder], stdout=subprocess.PIPE, text=True) as build:
+        assert build.stdout is not None
+        assert build.stdout.readline() == "half\n"
+        build.send_signal(signal.SIGKILL)
+    assert not folder.exists()
+    (leftover,) = tmp_path.iterdir()
+    assert leftover.name.startswith(".ix.")
+
+    make(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["ix"]
+
+
+def test_passages_are_read_once_and_one_at_a_time(tmp_path: Path) -> None:
+    def passages() -> Iterator[Passage]:
+        for number in range(3):
+            (partial,) = tmp_path.iterdir()
+            assert partial.name.endswith(".partial")
+            yield Passage(str(number), "", "word")
+
+    assert build_index(passages(), tmp_path / "ix").passages == 3
