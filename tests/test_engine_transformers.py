@@ -25,7 +25,7 @@ HOT = Sampling(temperature=1.0, max_tokens=24)
 
 @pytest.fixture(scope="module")
 def engine() -> TransformersEngine:
-    return TransformersEngine("tiny")
+    return TransformersEngine("tiny", device="cpu")
 
 
 def prompt(text: str, **settings: Any) -> Generate:
@@ -43,7 +43,7 @@ def test_it_keeps_the_contract(engine: TransformersEngine) -> None:
 
 
 def test_the_contract_holds_in_bf16_too() -> None:
-    check_engine(TransformersEngine("tiny", dtype="bf16"), logprob_tolerance=0.2)
+    check_engine(TransformersEngine("tiny", device="cpu", dtype="bf16"), logprob_tolerance=0.2)
 
 
 class DeafToStops(TransformersEngine):
@@ -73,7 +73,7 @@ class Seedless(TransformersEngine):
 )
 def test_the_contract_test_finds_broken_engines(broken: type[TransformersEngine], message: str) -> None:
     with pytest.raises(ContractViolation, match=message):
-        check_engine(broken("tiny"))
+        check_engine(broken("tiny", device="cpu"))
 
 
 def test_greedy_tokens_equal_those_of_generate(engine: TransformersEngine) -> None:
@@ -101,7 +101,7 @@ def test_a_seed_gives_the_same_text_in_any_company(engine: TransformersEngine) -
     together = [reply.written.tokens for reply in generate(engine, *requests)]
     alone = [generate(engine, request)[0].written.tokens for request in requests]
     assert together == alone
-    small = TransformersEngine("tiny", max_batch=3)
+    small = TransformersEngine("tiny", device="cpu", max_batch=3)
     assert [reply.written.tokens for reply in generate(small, *requests)] == together
     assert len(set(together)) == 20
 
@@ -155,7 +155,7 @@ def merging_tokenizer() -> PreTrainedTokenizerFast:
 def speaking(text: str, tokenizer: PreTrainedTokenizerFast) -> TransformersEngine:
     """An engine whose model writes the text, whatever it is asked."""
     ids = tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]
-    engine = TransformersEngine(tiny_model(vocab_size=len(tokenizer)), tokenizer)
+    engine = TransformersEngine(tiny_model(vocab_size=len(tokenizer)), tokenizer, device="cpu")
     forward = engine.model.forward
     position = iter(ids)
 
@@ -199,7 +199,7 @@ def test_stops_beyond_ascii_are_found() -> None:
 
 
 def test_a_full_window_is_told_apart_from_a_token_limit(engine: TransformersEngine) -> None:
-    small = TransformersEngine(tiny_model(max_position_embeddings=20), tiny_tokenizer())
+    small = TransformersEngine(tiny_model(max_position_embeddings=20), tiny_tokenizer(), device="cpu")
     full, nearly, free = generate(
         small, prompt("x" * 20), prompt("x" * 15), prompt("x", sampling=Sampling(max_tokens=3))
     )
@@ -239,7 +239,7 @@ def test_documents_cannot_spell_control_tokens(engine: TransformersEngine) -> No
 def test_a_saved_model_folder_loads_and_speaks_alike(tmp_path: Path, engine: TransformersEngine) -> None:
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
-    loaded = TransformersEngine(tmp_path / "model")
+    loaded = TransformersEngine(tmp_path / "model", device="cpu")
     request = prompt("Where?", sampling=HOT, seed=9)
     assert generate(loaded, request)[0].written.tokens == generate(engine, request)[0].written.tokens
 
@@ -286,7 +286,7 @@ def test_a_model_object_needs_its_tokenizer() -> None:
 
 
 def test_a_batch_too_large_for_the_gpu_runs_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TransformersEngine("tiny")
+    engine = TransformersEngine("tiny", device="cpu")
     requests = [prompt(f"n{number}", sampling=HOT, seed=number) for number in range(8)]
     expected = generate(engine, *requests)
     whole, sizes = engine._decode_batch, []
@@ -305,3 +305,4 @@ def test_a_batch_too_large_for_the_gpu_runs_in_halves(monkeypatch: pytest.Monkey
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_it_keeps_the_contract_on_cuda() -> None:
     check_engine(TransformersEngine("tiny", device="cuda", dtype="fp32"))
+    check_engine(TransformersEngine("tiny", device="cuda", dtype="bf16"), logprob_tolerance=0.2)

@@ -58,7 +58,7 @@ def test_every_other_end_has_a_name(
 
 
 def test_a_transcript_that_outgrows_the_model_ends_at_the_context_limit(question: Question) -> None:
-    engine = TransformersEngine("tiny")
+    engine = TransformersEngine("tiny", device="cpu")
     engine.context_limit = 100  # the prompt alone is longer
     trajectory = play(question, engine)
     assert (trajectory.stop, trajectory.steps) == (StopReason.CONTEXT_LIMIT, ())
@@ -96,7 +96,7 @@ class Puppet(TransformersEngine):
     """A real model whose logits are overruled, so that it writes given text through the real decoding loop."""
 
     def __init__(self, lines: Sequence[str]) -> None:
-        super().__init__("tiny")
+        super().__init__("tiny", device="cpu")
         self.lines = list(lines)
         self.fed: list[list[int]] = []
         forward = self.model.forward
@@ -141,7 +141,7 @@ def test_stored_ids_are_those_the_model_read_and_wrote(question: Question, agent
 @pytest.mark.parametrize("agent", AGENTS)
 def test_stored_ids_survive_a_model_that_writes_nonsense(question: Question, agent: str) -> None:
     """Random bytes, invalid UTF-8 among them: decoding and encoding again would not give the same ids."""
-    engine = Recorder(TransformersEngine("tiny"))
+    engine = Recorder(TransformersEngine("tiny", device="cpu"))
     settings = EpisodeSettings(sampling=Sampling(temperature=1.0, max_tokens=30))
     lossy = 0
     for seed in range(5):

@@ -12,6 +12,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
+from stepladder import __version__
+
 #: Extras, with what they are for.
 EXTRAS = {
     "dense": "embedding search",
@@ -58,14 +62,12 @@ def _python() -> Finding:
     return Finding("Python", f"{version} on {platform.system()} {platform.machine()}", sys.version_info >= (3, 11))
 
 
-def _requirements() -> dict[str, list[str]]:
-    """Names of required distributions by extra; "" for the core."""
-    wanted: dict[str, list[str]] = {}
-    for line in importlib.metadata.requires("stepladder") or []:
-        name = re.split(r"[^A-Za-z0-9_.-]", line)[0]
-        extra = re.search(r"extra == ['\"]([^'\"]+)", line)
-        wanted.setdefault(extra[1] if extra else "", []).append(name)
-    return wanted
+def _requirements() -> list[Requirement]:
+    """What this installation needs, by its own metadata. Empty when run from sources that were never installed."""
+    try:
+        return [Requirement(line) for line in importlib.metadata.requires("stepladder") or []]
+    except importlib.metadata.PackageNotFoundError:
+        return []
 
 
 def _version(name: str) -> str | None:
@@ -75,25 +77,37 @@ def _version(name: str) -> str | None:
         return None
 
 
+def _problem(requirement: Requirement) -> str:
+    """What is wrong with the installed version; empty when nothing is."""
+    version = _version(requirement.name)
+    if version is None:
+        return "missing"
+    if not requirement.specifier.contains(version, prereleases=True):
+        return f"{version}, but {requirement.specifier} is needed"
+    return ""
+
+
 def _packages() -> list[Finding]:
-    findings = [Finding("stepladder", _version("stepladder") or "not installed")]
-    for name in _requirements()[""]:
-        version = _version(name)
-        if version is None:
-            findings.append(Finding(name, "missing", ok=False, fix=install_command()))
-        else:
-            findings.append(Finding(name, version))
+    if _version("stepladder") is None:
+        return [Finding("stepladder", "not installed", ok=False, fix=install_command())]
+    findings = [Finding("stepladder", __version__)]
+    for requirement in _requirements():
+        if requirement.marker is not None and "extra" in str(requirement.marker):
+            continue
+        problem = _problem(requirement)
+        state = problem or _version(requirement.name) or ""
+        findings.append(Finding(requirement.name, state, ok=not problem, fix=install_command() if problem else ""))
     return findings
 
 
 def _extras() -> list[Finding]:
     findings = []
     for extra, purpose in EXTRAS.items():
-        missing = [name for name in _requirements().get(extra, []) if _version(name) is None]
-        if missing:
+        wanted = [each for each in _requirements() if each.marker and each.marker.evaluate({"extra": extra})]
+        if any(_problem(each) for each in wanted):
             state = f"not installed ({purpose})"
             findings.append(Finding(f"extra {extra}", state, ok=False, optional=True, fix=install_command(extra)))
-        else:
+        elif wanted:
             findings.append(Finding(f"extra {extra}", f"installed ({purpose})"))
     return findings
 
