@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepladder.errors import UnknownName
+from stepladder.errors import StepladderError, UnknownName
 from stepladder.files import WriteError
 from stepladder.retrieval.base import check_retriever
 from stepladder.retrieval.bm25 import BM25Index
@@ -240,3 +240,19 @@ def test_passages_are_read_once_and_one_at_a_time(tmp_path: Path) -> None:
             yield Passage(str(number), "", "word")
 
     assert build_index(passages(), tmp_path / "ix").passages == 3
+
+
+def test_damage_that_keeps_the_size_is_named_when_it_is_met(tmp_path: Path) -> None:
+    build_index([Passage("1", "Orm", "a tower"), Passage("2", "Velm", "a city")], tmp_path / "index")
+    lines = tmp_path / "index" / "passages.jsonl"
+    lines.write_bytes(b"\x00" * lines.stat().st_size)
+    with pytest.raises(StepladderError, match="the index is damaged: passage 1"):
+        open_index(tmp_path / "index").search(["city"], 1)
+
+
+def test_a_manifest_with_nonsense_in_it_is_refused(tmp_path: Path) -> None:
+    build_index([Passage("1", "Orm", "a tower")], tmp_path / "index")
+    path = tmp_path / "index" / "index.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "files": None}))
+    with pytest.raises(IndexFolderError, match="files: Input should be a valid dictionary"):
+        index_info(tmp_path / "index")

@@ -34,16 +34,15 @@ def _import_bm25s() -> Any:
     Where JAX is, `import bm25s` would start it, and JAX takes most of a GPU's memory when it starts. None of what
     bm25s does with it is used here.
     """
-    hidden = {name: sys.modules.get(name) for name in ("jax", "jax.lax")}
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type] # None makes an import fail
+    names = ("jax", "jax.lax")
+    before = {name: sys.modules[name] for name in names if name in sys.modules}
+    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type] # None makes an import fail
     try:
         library = import_module("bm25s")
     finally:
-        for name, module in hidden.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
+        for name in names:
+            del sys.modules[name]
+        sys.modules.update(before)
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     return library
 
@@ -106,7 +105,7 @@ class BM25Index(Retriever):
         k1: float = 1.2,
         b: float = 0.75,
         title_weight: int = 3,
-    ) -> dict[str, str | float]:
+    ) -> dict[str, str | int | float]:
         """Write an index into an existing folder, reading the passages once; returns how it was made.
 
         The ids of the passages must differ. `build_index` checks that, and writes the folder whole or not at all.

@@ -17,6 +17,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from stepladder.errors import StepladderError, unknown_name
 from stepladder.files import atomic_folder
 from stepladder.retrieval.base import Retriever
@@ -40,7 +42,7 @@ class IndexKind:
     """How folders of one kind are built and opened."""
 
     #: (passages, folder, **settings) -> how it was made. Writes into the folder, reading the passages once.
-    build: Callable[..., dict[str, str | float]]
+    build: Callable[..., dict[str, str | int | float]]
     #: The retriever of a folder that `build` wrote.
     open: Callable[[Path], Retriever]
 
@@ -56,7 +58,7 @@ class IndexInfo:
     #: How many passages it holds.
     passages: int
     #: How it was made: parameters and libraries.
-    settings: dict[str, str | float]
+    settings: dict[str, str | int | float]
     #: Name of the corpus it was built from, as far as known.
     source: str
     #: When it was built, in UTC.
@@ -70,6 +72,9 @@ class IndexInfo:
     def size(self) -> int:
         """Bytes that the index takes on disk."""
         return sum(self.files.values())
+
+
+_MANIFEST_FIELDS = TypeAdapter(IndexInfo)
 
 
 def build_index(
@@ -132,9 +137,11 @@ def index_info(folder: Path) -> IndexInfo:
             f"again. {_how_to_build(folder)}"
         )
     try:
-        return IndexInfo(**manifest)
-    except TypeError as error:
-        raise IndexFolderError(f"{path} is not the manifest of an index: {error}") from error
+        return _MANIFEST_FIELDS.validate_python(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise IndexFolderError(f"{path} is not the manifest of an index: {where}: {first['msg']}") from error
 
 
 def open_index(folder: Path) -> Retriever:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from stepladder.errors import StepladderError
 from stepladder.trace import Passage
 
 _LINES, _OFFSETS = "passages.jsonl", "passages.offsets.npy"
@@ -66,7 +67,10 @@ class PassageStore:
         if not 0 <= position < len(self):
             raise IndexError(f"there are passages 0 to {len(self) - 1}, not {position}")
         start, end = self._offsets[position], self._offsets[position + 1]
-        return Passage(**json.loads(self._lines[start:end]))
+        try:
+            return Passage(**json.loads(self._lines[start:end]))
+        except (ValueError, TypeError) as error:
+            raise StepladderError(f"the index is damaged: passage {position} cannot be read; build it again") from error
 
     def close(self) -> None:
         """Let go of the files."""
