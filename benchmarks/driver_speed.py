@@ -12,7 +12,7 @@ from stepladder.agents import make_agent
 from stepladder.driver import Driver
 from stepladder.engines.base import EngineError
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.episode import episode
+from stepladder.explore.episode import EpisodeSettings, episode
 from stepladder.request import Generate, Generation
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Passage, Question
@@ -48,7 +48,8 @@ def play(engine: ScriptedEngine, count: int, in_flight: int) -> float:
     questions = [Question(str(number), f"Question number {number}?", ("Velm",)) for number in range(count)]
     driver = Driver(engine, SamePassages(), in_flight=in_flight)
     started = time.perf_counter()
-    outcomes = driver.run([lambda question=question: episode(agent, question) for question in questions])
+    settings = EpisodeSettings()
+    outcomes = driver.run([lambda each=each: episode(agent, each, settings, seed=0) for each in questions])
     seconds = time.perf_counter() - started
     assert all(outcome.value is not None and outcome.value.answer == "Velm" for outcome in outcomes)
     return seconds

@@ -36,7 +36,7 @@ def test_eval_prints_a_table_and_keeps_rows_and_compares(capsys: pytest.CaptureF
     code, printed, _ = run(capsys, "eval", "--limit", "30", "--out", first)
     assert code == 0
     assert "exact match" in printed
-    assert len((tmp_path / "first" / "questions.jsonl").read_text().splitlines()) == 30
+    assert len((tmp_path / "first" / "scores.jsonl").read_text().splitlines()) == 30
     code, printed, _ = run(
         capsys, "eval", "--limit", "30", "--agent", "rag", "--against", first, "--out", str(tmp_path / "second")
     )

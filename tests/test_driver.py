@@ -299,3 +299,204 @@ def test_scripted_replies_honour_stops_and_limits() -> None:
     (short,) = engine.generate([Generate(request.context, ("</a>",), Sampling(max_tokens=4))])
     assert isinstance(short, Generation)
     assert (short.text, short.finish) == ("<a>o", Finish.LENGTH)
+
+
+# --- what one job may do to the others ---------------------------------------------------------------------
+
+
+def test_a_call_that_breaks_is_made_again_in_halves_so_that_one_bad_request_fails_alone() -> None:
+    engine = FussyEngine(echo, max_batch=8)
+    texts = ["a", "b", "crash", "c", "d", "e", "f", "g"]
+    outcomes = Driver(engine).run([lambda text=text: speak(text) for text in texts])
+    assert [outcome.value for outcome in outcomes] == [None if text == "crash" else f"{text}/0" for text in texts]
+
+
+def test_an_error_shared_by_many_does_not_collect_their_frames() -> None:
+    class Broken(ScriptedEngine):
+        error = MemoryError("no room")
+
+        def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+            raise self.error
+
+    outcomes = Driver(Broken(echo)).run([lambda name=name: speak(str(name)) for name in range(300)])
+    lengths = [len(outcome.failure.traceback.splitlines()) for outcome in outcomes if outcome.failure]
+    assert len(lengths) == 300
+    assert max(lengths) < 60
+
+
+def test_jobs_that_break_before_or_after_their_work_fail_alone() -> None:
+    def no_generator() -> Any:
+        return "not a generator"
+
+    def broken_factory() -> Any:
+        raise ValueError("no such question")
+
+    def broken_ending() -> Algorithm[str]:
+        try:
+            yield prompt("refuse")
+        finally:
+            raise RuntimeError("cannot tidy up")
+
+    jobs = [no_generator, broken_factory, broken_ending, lambda: speak("fine")]
+    outcomes = Driver(FussyEngine(echo)).run(jobs)
+    reasons = [outcome.failure.reason if outcome.failure else "" for outcome in outcomes]
+    assert "must make a generator" in reasons[0]
+    assert reasons[1] == "ValueError: no such question"
+    assert "cannot tidy up" in reasons[2]
+    assert outcomes[3].value == "fine/0"
+
+
+def test_a_generator_that_will_not_close_does_not_hide_why_the_run_ended() -> None:
+    def stubborn() -> Algorithm[str]:
+        try:
+            yield prompt("x")
+        finally:
+            raise RuntimeError("cannot tidy up")
+
+    with pytest.raises(EngineDown, match="wrong key"):
+        Driver(DownEngine()).run([stubborn] * 3)
+
+
+def test_two_questions_of_one_text_are_not_taken_for_each_other() -> None:
+    def ask(name: str) -> Algorithm[str]:
+        trajectory = Trajectory(Question(name, "the same?", ()), "x")
+        reply = yield Generate((Segment(Author.PROMPT, "the same?"),), trajectory=trajectory)
+        return str(reply.text)
+
+    engine = ScriptedEngine({"a": ["one"], "b": ["two"]})
+    assert values(Driver(engine).run([lambda: ask("a"), lambda: ask("b")])) == ["one", "two"]
+
+
+def test_one_failed_request_of_several_fails_the_job_wherever_it_stands() -> None:
+    def ask() -> Algorithm[str]:
+        yield [prompt("fine"), prompt("refuse")]
+        return "not reached"
+
+    (outcome,) = Driver(FussyEngine(echo)).run([ask])
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "too long"
+
+
+# --- ends --------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_while_outcomes_are_handed_over_keeps_all_that_are_finished() -> None:
+    def impatient(outcome: Outcome[str]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        Driver(ScriptedEngine(echo, max_batch=64)).run([lambda n=n: speak(str(n)) for n in range(64)], impatient)
+    assert sum(outcome.failure is None for outcome in caught.value.outcomes) == 64
+
+
+def test_an_engine_that_goes_down_leaves_the_outcomes_so_far() -> None:
+    class Dying(ScriptedEngine):
+        def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+            if any(request.context[0].text == "5" for request in requests):
+                raise EngineDown("gone")
+            return super().generate(requests)
+
+    with pytest.raises(EngineDown) as caught:
+        Driver(Dying(echo, max_batch=1)).run([lambda n=n: speak(str(n)) for n in range(8)])
+    assert [outcome.value is not None for outcome in caught.value.outcomes] == [True] * 5 + [False] * 3
+
+
+def test_running_calls_are_cancelled_and_open_jobs_closed_when_the_consumer_goes_away() -> None:
+    closed, cancelled = [], threading.Event()
+
+    def waiting(request: Generate) -> str:
+        if request.context[0].text != "0":
+            cancelled.wait(timeout=20)
+        return "ok"
+
+    class Cancellable(ScriptedEngine):
+        def cancel(self) -> None:
+            cancelled.set()
+
+    def tidy(name: int) -> Algorithm[int]:
+        try:
+            yield prompt(str(name))
+            return name
+        finally:
+            closed.append(name)
+
+    stream = Driver(Cancellable(waiting, max_batch=1, concurrency=3)).stream([lambda n=n: tidy(n) for n in range(6)])
+    assert next(stream).value == 0
+    stream.close()
+    assert cancelled.is_set()
+    assert sorted(closed) == [0, 1, 2, 3, 4, 5]
+
+
+def test_jobs_that_are_done_at_once_do_not_pile_up() -> None:
+    opened = 0
+
+    def instant() -> Algorithm[None]:
+        return
+        yield
+
+    def jobs() -> Any:
+        nonlocal opened
+        for _ in range(10_000):
+            opened += 1
+            yield instant
+
+    stream = Driver().stream(jobs())
+    next(stream)
+    assert opened <= 2
+    assert sum(1 for _ in stream) == 9_999
+
+
+# --- concurrency -------------------------------------------------------------------------------------------
+
+
+class DawdlingRetriever(WordRetriever):
+    """Answers from several threads, each time in another order."""
+
+    concurrency = 4
+    max_batch = 1
+
+    def search(self, queries: Sequence[str], k: int) -> list[Any]:
+        time.sleep(random.random() * 0.01)
+        return super().search(queries, k)
+
+
+def test_batches_of_a_local_engine_are_the_same_whatever_the_order_of_searches() -> None:
+    def shared_search(name: int) -> Algorithm[str]:
+        yield Retrieve(f"tower {name % 5}", 1)
+        reply = yield prompt(str(name % 7))
+        return str(reply.text)
+
+    runs = []
+    for _ in range(4):
+        engine = CountingEngine(max_batch=3)
+        Driver(engine, DawdlingRetriever()).run([lambda n=n: shared_search(n) for n in range(20)])
+        runs.append([[request.context[0].text for request in batch] for batch in engine.batches])
+    assert all(run == runs[0] for run in runs)
+
+
+def test_a_request_that_is_under_way_is_not_made_again() -> None:
+    first_is_running, asked_again = threading.Event(), threading.Event()
+
+    class Slow(WordRetriever):
+        concurrency = 4
+        max_batch = 1
+
+        def search(self, queries: Sequence[str], k: int) -> list[Any]:
+            if queries == ["same"]:
+                first_is_running.set()
+                asked_again.wait(timeout=20)
+            else:
+                first_is_running.wait(timeout=20)
+            return super().search(queries, k)
+
+    def other_first() -> Algorithm[None]:
+        yield Retrieve("other", 1)
+        asked_again.set()
+        yield Retrieve("same", 1)
+
+    def same() -> Algorithm[None]:
+        yield Retrieve("same", 1)
+
+    retriever = Slow()
+    Driver(retriever=retriever).run([same, other_first])
+    assert sorted(call[0] for call in retriever.calls) == ["other", "same"]

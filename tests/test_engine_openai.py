@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from stepladder.engines.base import EngineDown, EngineError, check_engine
-from stepladder.engines.openai import GO_ON, OpenAIEngine, chat_messages, finished_text, retry_wait
+from stepladder.engines.openai import OpenAIEngine
+from stepladder.engines.openai_wire import GO_ON, chat_messages, finished_text, retry_wait
 from stepladder.request import Finish, Generate, Generation, Sampling
 from stepladder.trace import Author, Segment, Usage
 

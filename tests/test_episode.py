@@ -7,22 +7,29 @@ import pytest
 
 from conftest import PASSAGES, WordRetriever
 from stepladder.agents import AGENTS, make_agent
+from stepladder.agents.base import prompt_segment
+from stepladder.agents.direct import Direct
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine, EngineError
 from stepladder.engines.gold import UNKNOWN, GoldEngine, fill_references, gold_action
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.explore.episode import EpisodeSettings, episode, watched
-from stepladder.request import Generate, Generation, Sampling
-from stepladder.trace import ActionKind, Author, Question, Segment, StopReason, Trajectory
+from stepladder.request import Algorithm, Generate, Generation, Sampling
+from stepladder.trace import Action, ActionKind, Author, Hop, Question, Segment, Step, StopReason, Trajectory
 
 QUERY = "<step>Ask.</step><subquery>Who designed Orm Tower?</subquery>"
+DEFAULTS = EpisodeSettings()
 SUB_ANSWER = "<step>Read.</step><subanswer>Ada Tarn</subanswer>"
 ANSWER = "<step>Done.</step><answer>Velm</answer>"
 
 
 def play(
-    question: Question, engine: Engine, agent: str = "prorag", settings: EpisodeSettings | None = None, seed: int = 0
+    question: Question,
+    engine: Engine,
+    agent: str = "prorag",
+    settings: EpisodeSettings = DEFAULTS,
+    seed: int = 0,
 ) -> Trajectory:
     (outcome,) = Driver(engine, WordRetriever()).run([lambda: episode(make_agent(agent), question, settings, seed)])
     assert outcome.value is not None, outcome.failure
@@ -190,8 +197,6 @@ def test_the_oracle_knows_no_more_than_the_search_returned(question: Question) -
 
 
 def test_conclusions_need_no_search(question: Question) -> None:
-    from stepladder.trace import Hop
-
     hops = (*question.hops, Hop("Is #1 from #2?", "yes"))
     trajectory = play(replace(question, hops=hops, answers=("yes",)), GoldEngine(make_agent("prorag")))
     assert (len(trajectory.queries), trajectory.answer) == (2, "yes")
@@ -205,15 +210,144 @@ def test_without_a_decomposition_the_oracle_asks_the_question_itself(question: Q
 
 def test_agents_that_collect_evidence_are_played_too(question: Question) -> None:
     kinds = frozenset({ActionKind.QUERY, ActionKind.EVIDENCE, ActionKind.ANSWER})
-    from stepladder.trace import Action, Step
-
-    asked = Step((), Segment(Author.POLICY, "?"), Action(ActionKind.QUERY, "?"), PASSAGES)
+    asked = Step((), Segment(Author.POLICY, "?"), Action(ActionKind.QUERY, question.hops[0].question), PASSAGES)
     action = gold_action(Trajectory(question, "x", (asked,)), kinds)
     assert (action.kind, action.content) == (ActionKind.EVIDENCE, PASSAGES[0].text)
 
 
 def test_onlookers_see_every_state(question: Question) -> None:
     lengths: list[int] = []
-    job = lambda: watched(episode(make_agent("prorag"), question), lambda state: lengths.append(len(state.steps)))  # noqa: E731
+
+    def job() -> Algorithm[Trajectory]:
+        played = episode(make_agent("prorag"), question, DEFAULTS, 0)
+        return watched(played, lambda state: lengths.append(len(state.steps)))
+
     Driver(scripted(QUERY, SUB_ANSWER, ANSWER), WordRetriever()).run([job])
     assert lengths == [0, 1, 2, 3]
+
+
+def test_a_watched_algorithm_still_handles_its_own_errors() -> None:
+    def careful() -> Algorithm[str]:
+        try:
+            yield Generate((Segment(Author.PROMPT, "x"),))
+        except ValueError:
+            return "handled"
+        return "not reached"
+
+    def broken(request: Generate) -> str:
+        raise ValueError("no")
+
+    (outcome,) = Driver(ScriptedEngine(broken)).run([lambda: watched(careful(), lambda state: None)])
+    assert outcome.value == "handled"
+
+
+# --- settings and seeds ------------------------------------------------------------------------------------
+
+
+def test_every_step_has_a_seed_of_its_own_and_every_sample_too(question: Question) -> None:
+    seeds: list[int] = []
+    lines = [QUERY, SUB_ANSWER, ANSWER]
+
+    def note(request: Generate) -> str:
+        assert request.trajectory is not None
+        seeds.append(request.seed)
+        return lines[len(request.trajectory.steps)]
+
+    for seed in (0, 1):
+        assert play(question, ScriptedEngine(note), seed=seed).seed == seed
+    assert len(set(seeds)) == 6
+
+
+@pytest.mark.parametrize(("agent", "lines"), [("prorag", [QUERY, SUB_ANSWER, ANSWER]), ("rag", ["<answer>x</answer>"])])
+def test_k_is_the_number_of_passages(question: Question, agent: str, lines: list[str]) -> None:
+    trajectory = play(question, ScriptedEngine({"q1": lines}), agent, EpisodeSettings(k=2))
+    assert len(trajectory.found) == 2
+
+
+def test_what_nobody_would_read_is_not_searched_for(question: Question) -> None:
+    trajectory = play(question, scripted(QUERY), settings=EpisodeSettings(max_steps=1))
+    assert (trajectory.stop, trajectory.found) == (StopReason.STEP_LIMIT, ())
+
+
+def test_a_window_that_fills_up_while_writing_is_a_context_limit_too(question: Question) -> None:
+    engine = TransformersEngine("tiny", device="cpu")
+    prompt = make_agent("prorag").render(Trajectory(question, "prorag"))[0].text
+    engine.context_limit = len(prompt.encode()) + 5
+    trajectory = play(question, engine)
+    assert trajectory.stop is StopReason.CONTEXT_LIMIT
+    assert len(trajectory.steps[0].written.tokens) == 5
+
+
+def test_only_the_text_up_to_the_stop_is_parsed(question: Question) -> None:
+    class Overshooting(ScriptedEngine):
+        """Its last token runs past the stop string, as those of real tokenizers do."""
+
+        def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+            replies = super().generate(requests)
+            return [
+                replace(reply, written=replace(reply.written, text=reply.text + "\n<", tokens=(), logprobs=()))
+                for reply in replies
+                if isinstance(reply, Generation)
+            ]
+
+    trajectory = play(question, Overshooting({"q1": [ANSWER]}))
+    assert (trajectory.answer, trajectory.steps[0].written.text[-2:]) == ("Velm", "\n<")
+
+
+class Forgetful(Direct):
+    """Begins anew with every step, as agents that are state machines of prompts do."""
+
+    name = "forgetful"
+    kinds = frozenset({ActionKind.QUERY, ActionKind.ANSWER})
+
+    def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
+        notes = " ".join(passage.title for passage in trajectory.found)
+        return (prompt_segment(f"{trajectory.question.text} Notes: {notes}"),)
+
+    def parse(self, text: str, trajectory: Trajectory) -> Action:
+        return super().parse(text, trajectory) if "<answer>" in text else Action(ActionKind.QUERY, text)
+
+
+def test_a_context_that_begins_anew_is_stored_as_it_was_read(question: Question) -> None:
+    agent, engine = Forgetful(), Recorder(ScriptedEngine({"q1": ["Orm Tower", "Ada Tarn", "<answer>Velm</answer>"]}))
+    (outcome,) = Driver(engine, WordRetriever()).run([lambda: episode(agent, question, EpisodeSettings(k=1), 0)])
+    trajectory = outcome.value
+    assert trajectory is not None
+    assert [step.restarts for step in trajectory.steps] == [False, True, True]
+    for index, (read, written) in enumerate(engine.seen):
+        assert [token for part in trajectory.consumed(index) for token in part.tokens] == read
+        assert trajectory.steps[index].written.tokens == written
+
+
+# --- the oracle off its path -------------------------------------------------------------------------------
+
+
+def test_the_oracle_takes_over_after_queries_that_led_nowhere(question: Question) -> None:
+    lost = Step((), Segment(Author.POLICY, "?"), Action(ActionKind.QUERY, "weather"), ())
+    started = Trajectory(question, "x", (lost,))
+    kinds = frozenset({ActionKind.QUERY, ActionKind.SUB_ANSWER, ActionKind.ANSWER})
+    assert gold_action(started, kinds).content == UNKNOWN, "nothing was found by that query"
+    read = Step((), Segment(Author.POLICY, "?"), Action(ActionKind.SUB_ANSWER, "?"))
+    assert gold_action(started.extend(read), kinds).content == "Who designed Orm Tower?"
+
+
+def test_references_to_conclusions_are_filled_too(question: Question) -> None:
+    hops = (question.hops[0], Hop("So who is it, #1?", "Ada Tarn"), Hop("Where was #2 born?", "Velm", ("p2",)))
+    trajectory = play(replace(question, hops=hops), GoldEngine(make_agent("prorag")))
+    assert trajectory.queries[-1] == "Where was Ada Tarn born?"
+
+
+def test_without_a_decomposition_every_gold_passage_is_needed(question: Question) -> None:
+    bare = replace(question, hops=(), gold_passages=(("p1",), ("nowhere",)))
+    assert play(bare, GoldEngine(make_agent("prorag"))).answer == UNKNOWN
+    assert play(bare, GoldEngine(make_agent("rag")), "rag").answer == UNKNOWN
+
+
+def test_without_gold_passages_the_answer_must_stand_in_a_passage_as_a_word(question: Question) -> None:
+    bare = replace(question, hops=(), gold_passages=())
+    assert play(bare, GoldEngine(make_agent("prorag"))).answer == "Velm"
+    assert play(replace(bare, answers=("arch",)), GoldEngine(make_agent("prorag"))).answer == UNKNOWN
+
+
+def test_a_question_nobody_knows_the_answer_to_is_unknown_to_the_oracle(question: Question) -> None:
+    assert play(replace(question, answers=(), hops=()), GoldEngine(make_agent("direct")), "direct").answer == UNKNOWN

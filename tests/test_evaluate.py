@@ -1,6 +1,7 @@
 """Evaluation: rows, summary, saving, comparing, and what happens when episodes fail."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +11,14 @@ from rich.console import Console
 from conftest import WordRetriever
 from stepladder.agents import make_agent
 from stepladder.driver import Driver
+from stepladder.engines.base import EngineDown, EngineError
 from stepladder.engines.gold import GoldEngine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.errors import StepladderError
 from stepladder.evaluate.runner import Evaluation, compare, evaluate, load_scores, summarise
 from stepladder.evaluate.table import comparison_line, print_summary
 from stepladder.records import read_records
-from stepladder.request import Generate
+from stepladder.request import Generate, Generation
 from stepladder.trace import Question, StopReason, Trajectory
 
 
@@ -80,11 +82,47 @@ def test_an_evaluation_is_saved_whole_and_read_back(questions: list[Question], t
     assert list(read_records(tmp_path / "run" / "trajectories.jsonl", Trajectory)) == kept
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["agent"], summary["em"]["mean"]) == ("direct", pytest.approx(4 / 6))
-    result.save(tmp_path / "run", {"agent": "again"})  # an evaluation may be written over ...
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.txt").write_text("x")
-    with pytest.raises(StepladderError, match="is not a saved evaluation"):  # ... anything else may not
-        result.save(tmp_path / "precious", {})
+
+
+def test_only_an_evaluation_is_ever_replaced_and_only_when_asked(questions: list[Question], tmp_path: Path) -> None:
+    result = by_script(questions, *["Velm"] * 6)
+    result.save(tmp_path / "run", {})
+    with pytest.raises(StepladderError, match="holds an evaluation already"):
+        result.save(tmp_path / "run", {})
+    result.save(tmp_path / "run", {"agent": "again"}, overwrite=True)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["agent"] == "again"
+
+    thesis = tmp_path / "run" / "thesis.txt"
+    thesis.write_text("precious")
+    with pytest.raises(StepladderError, match="has other files"):
+        result.save(tmp_path / "run", {}, overwrite=True)
+    assert thesis.read_text() == "precious"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "scores.jsonl").write_text("mine")  # the name alone does not make it ours
+    with pytest.raises(StepladderError, match="has other files"):
+        result.save(tmp_path / "mine", {}, overwrite=True)
+
+
+class DyingEngine(ScriptedEngine):
+    """Answers three questions, then goes down."""
+
+    left = 3
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        self.left -= 1
+        if self.left < 0:
+            raise EngineDown("the server is gone")
+        return super().generate(requests)
+
+
+def test_what_was_finished_before_an_engine_went_down_is_kept(questions: list[Question]) -> None:
+    engine = DyingEngine(lambda request: "<answer>Velm</answer>", max_batch=1)
+    result = evaluate(Driver(engine), make_agent("direct"), questions)
+    assert str(result.stopped_by) == "the server is gone"
+    assert (result.summary().questions, result.summary().cancelled) == (3, 3)
+    assert result.scores[-1].failure == "the server is gone"
+    with pytest.raises(EngineDown):  # nothing was finished: there is nothing to keep
+        evaluate(Driver(engine), make_agent("direct"), questions)
 
 
 def test_two_runs_are_compared_question_by_question(questions: list[Question]) -> None:
@@ -99,10 +137,10 @@ def test_two_runs_are_compared_question_by_question(questions: list[Question]) -
 
 
 def test_a_folder_that_is_no_evaluation(tmp_path: Path) -> None:
-    with pytest.raises(StepladderError, match=r"has no questions\.jsonl"):
+    with pytest.raises(StepladderError, match=r"has no scores\.jsonl"):
         load_scores(tmp_path)
-    (tmp_path / "questions.jsonl").write_text('{"question_id": "q"}\n')
-    with pytest.raises(StepladderError, match=r"questions.jsonl:1: not a row"):
+    (tmp_path / "scores.jsonl").write_text('{"question_id": "q"}\n')
+    with pytest.raises(StepladderError, match=r"scores.jsonl:1: not a row"):
         load_scores(tmp_path)
 
 

@@ -108,7 +108,7 @@ def test_an_index_is_replaced_only_when_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_other_folders_are_never_replaced(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(IndexFolderError, match="has files in it and is not an index; choose another folder"):
+    with pytest.raises(IndexFolderError, match="has other files than an index"):
         build_index(PASSAGES, tmp_path, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -256,3 +256,35 @@ def test_a_manifest_with_nonsense_in_it_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "files": None}))
     with pytest.raises(IndexFolderError, match="files: Input should be a valid dictionary"):
         index_info(tmp_path / "index")
+
+
+def test_a_folder_is_not_an_index_because_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text('{"name": "my site"}')
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(IndexFolderError, match="has other files than an index's"):
+        build_index([Passage("1", "Orm", "a tower")], tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_what_was_added_to_an_index_folder_is_not_deleted_with_it(tmp_path: Path) -> None:
+    build_index([Passage("1", "Orm", "a tower")], tmp_path / "index")
+    (tmp_path / "index" / "notes.txt").write_text("mine")
+    with pytest.raises(IndexFolderError, match="has other files than an index's"):
+        build_index([Passage("1", "Orm", "a tower")], tmp_path / "index", overwrite=True)
+
+
+@pytest.mark.parametrize("name", ["data.csc.index.npy", "params.index.json", "vocab.index.json"])
+def test_files_of_the_right_size_with_nothing_in_them(tmp_path: Path, name: str) -> None:
+    build_index([Passage("1", "Orm", "a tower")], tmp_path / "index")
+    file = tmp_path / "index" / name
+    file.write_bytes(b"\x00" * file.stat().st_size)
+    with pytest.raises(IndexFolderError, match="is damaged"):
+        open_index(tmp_path / "index")
+
+
+def test_paths_may_be_strings(tmp_path: Path) -> None:
+    build_index([Passage("1", "Orm", "a tower")], str(tmp_path / "index"))
+    retriever = open_index(str(tmp_path / "index"))
+    assert retriever.search(["tower"], 1)[0][0].id == "1"
+    with pytest.raises(TypeError, match=r"takes a list of queries: search\(\['tower'\], 1\)"):
+        retriever.search("tower", 1)

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from stepladder import __version__
 from stepladder.agents import AGENTS, Agent, make_agent
@@ -21,10 +21,10 @@ from stepladder.doctor import examine
 from stepladder.driver import Driver
 from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.errors import StepladderError
-from stepladder.evaluate.runner import compare, evaluate, load_scores, refuse_to_replace
+from stepladder.evaluate.runner import check_free, compare, evaluate, load_scores
 from stepladder.evaluate.table import comparison_line, print_summary
 from stepladder.explore.episode import EpisodeSettings, episode, watched
-from stepladder.narrate import Narrator
+from stepladder.narrate import Narrator, shown
 from stepladder.progress import Progress
 from stepladder.request import Algorithm, Sampling
 from stepladder.retrieval.base import Retriever
@@ -47,14 +47,27 @@ out = Console()
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point: mistakes of the user end in one clear line, not in a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows a question mark instead
+            stream.reconfigure(errors="replace")
     try:
         app(arguments, standalone_mode=True)
+        sys.stdout.flush()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except (StepladderError, TraceError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
-        return 2
+        return _complain(str(error))
+    except OSError as error:
+        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
     return 0
+
+
+def _complain(message: str) -> int:
+    Console(stderr=True).print(f"[bold red]error:[/] {shown(message)}", soft_wrap=True, highlight=False)
+    return 2
 
 
 def _show_version(wanted: bool) -> None:
@@ -81,6 +94,10 @@ class Api(StrEnum):
     completions = "completions"
 
 
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
 def _listed(names: Any) -> str:
     return ", ".join(names)
 
@@ -100,7 +117,7 @@ DType = Annotated[str, typer.Option("--dtype", help="auto, fp32 or bf16.")]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Most questions in one batch of a local model.")]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Most calls to a server at once.")]
 DataName = Annotated[str, typer.Option("--data", help=f"{_listed(DATA_SETS)}, or a question file (.jsonl, .jsonl.gz).")]
-IndexFolder = Annotated[Path | None, typer.Option("--index", help="Index folder; Atlas brings its own.")]
+IndexFolder = Annotated[Path | None, typer.Option("--index", parser=_path, help="Index folder; Atlas brings its own.")]
 K = Annotated[int, typer.Option("-k", "--k", min=1, help="Passages a search returns.")]
 MaxSteps = Annotated[int, typer.Option("--max-steps", min=1, help="Most steps a question.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens a step.")]
@@ -108,6 +125,7 @@ Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is
 TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, help="Nucleus sampling.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of sampling.")]
 WorldSeed = Annotated[int, typer.Option("--world-seed", help="Seed of the Atlas world.")]
+ThisIndex = Annotated[Path, typer.Argument(parser=_path, help="Folder of the index.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
@@ -120,7 +138,8 @@ def demo(
     seed: Seed = 0,
 ) -> None:
     """The whole path on this machine: a fictional world, an index, an oracle, an untrained model, scores."""
-    run_demo(out, questions, seed)
+    program = sys.argv[0] if Path(sys.argv[0]).name == "stepladder" else "stepladder"
+    run_demo(out, questions, seed, program)
 
 
 @app.command()
@@ -193,9 +212,13 @@ def evaluate_command(
     top_p: TopP = 1.0,
     seed: Seed = 0,
     world_seed: WorldSeed = 0,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="Folder for summary, rows and trajectories.")] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", parser=_path, help="Folder for summary, rows and trajectories.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an evaluation that is there.")] = False,
     against: Annotated[
-        Path | None, typer.Option("--against", help="Compare with a saved evaluation, question by question.")
+        Path | None,
+        typer.Option("--against", parser=_path, help="A saved evaluation to compare with, paired."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -203,11 +226,13 @@ def evaluate_command(
     player = make_agent(agent)
     settings = _settings(max_steps, k, temperature, top_p, max_tokens)
     if out_folder is not None:
-        refuse_to_replace(out_folder)
+        check_free(out_folder, overwrite=overwrite)
     other = load_scores(against) if against is not None else None
     data_set = open_data(data, seed=world_seed)
     split = split or ("test" if "test" in data_set.questions else "all")
     questions = data_set.split(split)[:limit]
+    if other is not None and not {row.question_id for row in other} & {question.id for question in questions}:
+        raise StepladderError(f"{against} is of other questions: it has none of {data} {split}")
     retriever = _retriever(data_set, index, player)
     options = {"device": device, "dtype": dtype, "max_batch": batch, "concurrency": concurrency}
     with (
@@ -220,16 +245,20 @@ def evaluate_command(
         "agent": agent,
         "engine": engine,
         "model": model,
+        "base_url": base_url,
+        "api": api.value,
+        "device": device,
+        "dtype": dtype,
         "data": data,
         "split": split,
+        "limit": limit,
+        "index": None if index is None else {"folder": str(index), "checksum": index_info(index).checksum},
         "seed": seed,
         "world_seed": world_seed,
         "settings": asdict(settings),
         "version": __version__,
     }
     comparisons = {} if other is None else {metric: compare(result.scores, other, metric) for metric in ("em", "f1")}
-    if out_folder is not None:
-        result.save(out_folder, description)
     if as_json:
         versus = {"against": {name: asdict(each) for name, each in comparisons.items()}} if comparisons else {}
         typer.echo(json.dumps({**description, **summary.as_json(), **versus}, indent=2))
@@ -237,10 +266,11 @@ def evaluate_command(
         print_summary(out, summary, f"{agent} by {model or engine} on {data} {split}")
         for metric, comparison in comparisons.items():
             out.print(comparison_line(comparison, metric), highlight=False)
-        if out_folder is not None:
-            out.print(f"written to {out_folder}", highlight=False)
-    if result.interrupted:
-        raise typer.Exit(130)
+    if out_folder is not None:
+        result.save(out_folder, description, overwrite=overwrite)
+        Console(stderr=True).print(f"written to {shown(str(out_folder))}", highlight=False, soft_wrap=True)
+    if result.stopped_by is not None:
+        raise result.stopped_by
     if summary.stops.get(StopReason.FAILED.value) == summary.questions:
         raise StepladderError(f"every episode failed: {next(iter(summary.failures))}")
 
@@ -254,9 +284,9 @@ def doctor(as_json: AsJson = False) -> None:
     else:
         for finding in findings:
             mark = "[green]ok[/]     " if finding.ok else "[dim]absent[/] " if finding.optional else "[red]missing[/]"
-            out.print(f"{mark} {finding.what:<14} {escape(finding.state)}", highlight=False, soft_wrap=True)
+            out.print(f"{mark} {finding.what:<14} {shown(finding.state)}", highlight=False, soft_wrap=True)
             if finding.fix:
-                out.print(f"{'':<22} [dim]{escape(finding.fix)}[/]", highlight=False, soft_wrap=True)
+                out.print(f"{'':<22} [dim]{shown(finding.fix)}[/]", highlight=False, soft_wrap=True)
     if any(not finding.ok and not finding.optional for finding in findings):
         raise typer.Exit(1)
 
@@ -267,13 +297,13 @@ def doctor(as_json: AsJson = False) -> None:
 @index_app.command("build")
 def index_build(
     corpus: Annotated[str, typer.Argument(help=f"Corpus file (.jsonl, .jsonl.gz), or one of {_listed(DATA_SETS)}.")],
-    folder: Annotated[Path, typer.Option("--out", help="Folder of the index.")],
+    folder: Annotated[Path, typer.Option("--out", parser=_path, help="Folder of the index.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an index that is there.")] = False,
     world_seed: WorldSeed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Build a BM25 index: lines of {"id", "contents"} or {"id", "title", "text"}."""
-    source: Path | Sequence[Passage] = Path(corpus)
+    source: Path | Sequence[Passage] = _path(corpus)
     if corpus in DATA_SETS:
         source = open_data(corpus, seed=world_seed).passages or ()
     with Console(stderr=True).status(f"Reading {corpus} ...") as status:
@@ -289,7 +319,7 @@ def index_build(
 
 @index_app.command("search")
 def index_search(
-    folder: Annotated[Path, typer.Argument(help="Folder of the index.")],
+    folder: ThisIndex,
     query: Annotated[str, typer.Argument(help="What to look for.")],
     k: K = 3,
     as_json: AsJson = False,
@@ -301,15 +331,17 @@ def index_search(
         return
     for passage in found:
         out.print(
-            f"[bold]{passage.score:8.3f}[/]  {escape(passage.title)} [dim]({escape(passage.id)})[/]", highlight=False
+            f"[bold]{passage.score:8.3f}[/]  {shown(passage.title)} [dim]({shown(passage.id)})[/]", highlight=False
         )
-        out.print(f"          {escape(passage.text)}", highlight=False, soft_wrap=True)
+        out.print(f"          {shown(passage.text)}", highlight=False, soft_wrap=True)
     if not found:
         out.print("nothing was found", highlight=False)
 
 
 @index_app.command("info")
-def index_show(folder: Annotated[Path, typer.Argument(help="Folder of the index.")], as_json: AsJson = False) -> None:
+def index_show(
+    folder: Annotated[Path, typer.Argument(parser=_path, help="Folder of the index.")], as_json: AsJson = False
+) -> None:
     """What an index holds, and how it was made."""
     _show_index(index_info(folder), folder, as_json)
 
@@ -320,10 +352,10 @@ def _show_index(info: IndexInfo, folder: Path, as_json: bool) -> None:
         return
     made = ", ".join(f"{name} {value}" for name, value in info.settings.items())
     out.print(
-        f"[bold]{escape(str(folder))}[/]: {info.kind}, {info.passages:,} passages, {info.size / 1e6:,.1f} MB",
+        f"[bold]{shown(str(folder))}[/]: {info.kind}, {info.passages:,} passages, {info.size / 1e6:,.1f} MB",
         highlight=False,
     )
-    out.print(f"from {escape(info.source)} on {info.created}; {escape(made)}", highlight=False, soft_wrap=True)
+    out.print(f"from {shown(info.source)} on {info.created}; {shown(made)}", highlight=False, soft_wrap=True)
     out.print(f"checksum {info.checksum}", highlight=False)
 
 
@@ -366,6 +398,8 @@ def _retriever(data: DataSet | None, index: Path | None, agent: Agent) -> Retrie
 def _find_question(text: str | None, data: DataSet | None, engine: str) -> Question:
     """The question of the data set with that text or id, the data set's first one, or one of the user's own."""
     known = [question for group in data.questions.values() for question in group] if data is not None else []
+    if text is not None and not text.strip():
+        raise StepladderError("the question is empty")
     if text is None:
         assert data is not None
         return data.questions["test" if "test" in data.questions else "all"][0]

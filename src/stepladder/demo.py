@@ -40,7 +40,7 @@ CONTESTANTS = (
 )
 
 
-def run_demo(console: Console, count: int, seed: int = 0) -> None:
+def run_demo(console: Console, count: int, seed: int = 0, program: str = "stepladder") -> None:
     """Play `count` test questions with every contestant and print what happened."""
     started = time.monotonic()
     data = open_data("atlas")
@@ -57,9 +57,9 @@ def run_demo(console: Console, count: int, seed: int = 0) -> None:
         driver = Driver(make_engine(contestant.engine, agent), retriever)
         with Progress(contestant.label, len(questions)) as watch:
             results[contestant] = evaluate(driver, agent, questions, settings, seed=seed, watch=watch)
-        if results[contestant].interrupted:
-            console.print("Interrupted; nothing to compare.", style="yellow")
-            return
+        stopped = results[contestant].stopped_by
+        if stopped is not None:
+            raise stopped
 
     console.print("\nThe longest of these questions, as the oracle answers it:\n")
     oracle = results[CONTESTANTS[0]]
@@ -76,12 +76,12 @@ def run_demo(console: Console, count: int, seed: int = 0) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    console.print(f"Done in {time.monotonic() - started:.0f} s. Next: stepladder ask, stepladder eval", highlight=False)
+    console.print(f"Done in {time.monotonic() - started:.0f} s. Next: {program} ask, {program} eval", highlight=False)
 
 
 def _table(results: dict[Contestant, Evaluation]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("who", "EM", "F1", "well formed", "searches"):
+    for column in ("who", "EM", "F1", "valid", "searches"):
         table.add_column(column, justify="left" if column == "who" else "right", no_wrap=True)
     for contestant, evaluation in results.items():
         metrics = evaluation.summary().metrics

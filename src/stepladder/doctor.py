@@ -16,13 +16,13 @@ from packaging.requirements import Requirement
 
 from stepladder import __version__
 
-#: Extras, with what they are for.
+#: Extras, with what they bring.
 EXTRAS = {
-    "dense": "embedding search",
-    "vllm": "fast generation on GPUs",
-    "ray": "more than one machine",
-    "milvus": "corpora beyond one machine",
-    "smollm2": "a small pretrained language model",
+    "dense": "encoders and FAISS",
+    "vllm": "vLLM",
+    "ray": "Ray",
+    "milvus": "Milvus, embedded and client",
+    "smollm2": "the weights of SmolLM2-135M",
 }
 
 

@@ -7,18 +7,20 @@ returned, or why it failed. The driver alone knows about batches, threads, cache
 - An engine that takes one call at a time is called only when every cheaper request (search before scoring before
   generation) has been answered. Its batches are then as full as they can be, and the same on every run. An engine or
   retriever with `concurrency` above 1 is called from that many threads, as requests come in.
+- A call that raises is made again in halves, so that one bad request fails alone.
 - An algorithm that raises, or whose request fails, becomes a failed outcome; the others go on.
-- Ctrl-C ends the run after what has been finished: `run` raises `Interrupted` with the outcomes so far.
+- Ctrl-C ends the run: `run` raises `Interrupted` with the outcomes so far. So does `EngineDown`, which has them too.
 """
 
 import traceback
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol
 
+from stepladder.batching import Asked, Cache, Lane, key_of, lane_for, search_call
 from stepladder.engines.base import Engine, EngineDown
 from stepladder.errors import StepladderError
 from stepladder.request import Algorithm, Generate, Job, Request, Result, Retrieve, Score
@@ -97,32 +99,32 @@ class Driver:
         self.retriever = retriever
         self.scorer = scorer
         self.in_flight = in_flight
-        self.searches = _Cache(retrieval_cache)
+        self.searches = Cache(retrieval_cache)
         self.counts = Counts()
 
-    def run(self, jobs: Iterable[Job[Result]], watch: Watcher | None = None) -> list[Outcome[Result]]:
+    def run(self, jobs: Sequence[Job[Result]], watch: Watcher | None = None) -> list[Outcome[Result]]:
         """Run every job; the outcomes come in the order of the jobs."""
-        outcomes: dict[int, Outcome[Result]] = {}
-        started = 0
+        session: _Session[Result] = _Session(self, jobs)
+        done: dict[int, Outcome[Result]] = {}
 
-        def counted() -> Iterator[Job[Result]]:
-            nonlocal started
-            for job in jobs:
-                started += 1
-                yield job
+        def so_far(reason: str) -> list[Outcome[Result]]:
+            done.update((outcome.index, outcome) for outcome in session.finished)
+            cancelled = Failure(StopReason.CANCELLED, reason)
+            return [done.get(index, Outcome(index, failure=cancelled)) for index in range(len(jobs))]
 
         try:
-            for outcome in self.stream(counted()):
-                outcomes[outcome.index] = outcome
+            for outcome in session.outcomes():
+                done[outcome.index] = outcome
                 if watch is not None:
                     watch(outcome)
         except KeyboardInterrupt:
-            total = len(jobs) if isinstance(jobs, Sequence) else started
-            cancelled = Failure(StopReason.CANCELLED, "the run was interrupted")
-            raise Interrupted(
-                [outcomes.get(index, Outcome(index, failure=cancelled)) for index in range(total)]
-            ) from None
-        return [outcomes[index] for index in sorted(outcomes)]
+            raise Interrupted(so_far("the run was interrupted")) from None
+        except EngineDown as error:
+            error.outcomes = so_far(str(error))
+            raise
+        finally:
+            session.close()
+        return [done[index] for index in range(len(jobs))]
 
     def stream(self, jobs: Iterable[Job[Result]]) -> Iterator[Outcome[Result]]:
         """Run every job; outcomes come as they are finished, and nothing of them is kept here."""
@@ -131,25 +133,6 @@ class Driver:
             yield from session.outcomes()
         finally:
             session.close()
-
-
-class _Cache:
-    """The most recently used replies."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.replies: OrderedDict[Request, Any] = OrderedDict()
-
-    def get(self, request: Request) -> Any | None:
-        if request in self.replies:
-            self.replies.move_to_end(request)
-            return self.replies[request]
-        return None
-
-    def put(self, request: Request, reply: Any) -> None:
-        self.replies[request] = reply
-        if len(self.replies) > self.size:
-            self.replies.popitem(last=False)
 
 
 class _Run(Generic[Result]):
@@ -165,48 +148,6 @@ class _Run(Generic[Result]):
         self.single = True
 
 
-class _Lane:
-    """One kind of request: who waits for what, and how to answer a batch."""
-
-    def __init__(
-        self,
-        kind: type[Any],
-        call: Callable[[list[Any]], Sequence[Any]] | None,
-        max_batch: int,
-        concurrency: int,
-        advice: str,
-    ) -> None:
-        self.kind = kind
-        self.call = call
-        self.max_batch = max_batch
-        self.concurrency = concurrency
-        self.advice = advice
-        #: Equal requests share an entry: each is answered once for all who asked.
-        self.waiting: dict[Any, list[tuple[_Run[Any], int]]] = {}
-        self.running = 0
-        self.pool = ThreadPoolExecutor(concurrency, f"{kind.__name__}") if concurrency > 1 else None
-
-    def take_batch(self) -> list[tuple[Any, list[tuple[_Run[Any], int]]]]:
-        """The next batch, by age of the job, whatever the order in which replies came in."""
-        ordered = sorted(self.waiting.items(), key=lambda item: item[1][0][0].index)[: self.max_batch]
-        for request, _ in ordered:
-            del self.waiting[request]
-        return ordered
-
-    def answer(self, requests: list[Any]) -> Sequence[Any]:
-        """Replies or errors, one a request. Only `EngineDown` and Ctrl-C come through as exceptions."""
-        assert self.call is not None
-        try:
-            replies = self.call(requests)
-        except EngineDown:
-            raise
-        except Exception as error:  # noqa: BLE001 - a broken call fails its requests, not the run
-            return [error] * len(requests)
-        if len(replies) != len(requests):
-            return [StepladderError(f"{len(requests)} requests got {len(replies)} replies")] * len(requests)
-        return replies
-
-
 class _Session(Generic[Result]):
     """The state of one `Driver.stream`."""
 
@@ -215,92 +156,97 @@ class _Session(Generic[Result]):
         self.jobs = enumerate(jobs)
         self.active: dict[int, _Run[Result]] = {}
         self.finished: deque[Outcome[Result]] = deque()
-        self.completed: SimpleQueue[tuple[_Lane, list[Any], Any]] = SimpleQueue()
+        self.completed: SimpleQueue[tuple[Lane, list[Asked], Any]] = SimpleQueue()
         retriever, scorer, engine = driver.retriever, driver.scorer, driver.engine
         # Cheapest first: a lane that takes one call at a time waits for those before it.
         self.lanes = (
-            _lane(Retrieve, _search_call(retriever), retriever, "there is no index to search: pass a retriever"),
-            _lane(Score, scorer and scorer.score, scorer, "there is no reward model: pass a scorer"),
-            _lane(Generate, engine and engine.generate, engine, "there is no model: pass an engine"),
+            lane_for(Retrieve, search_call(retriever), retriever, "there is no index to search: pass a retriever"),
+            lane_for(Score, scorer and scorer.score, scorer, "there is no reward model: pass a scorer"),
+            lane_for(Generate, engine and engine.generate, engine, "there is no model: pass an engine"),
         )
 
     def outcomes(self) -> Iterator[Outcome[Result]]:
         while True:
             self._admit()
-            while self.finished:
+            if self.finished:
                 yield self.finished.popleft()
-                self._admit()
-            if not self.active:
+            elif self.active:
+                self._work()
+            else:
                 return
-            self._work()
 
     def close(self) -> None:
         """Stop what is still running; called at the end, on Ctrl-C and when the consumer goes away."""
-        if any(lane.running for lane in self.lanes) and self.driver.engine is not None:
+        if any(lane.calls for lane in self.lanes) and self.driver.engine is not None:
             self.driver.engine.cancel()
         for lane in self.lanes:
             if lane.pool is not None:
                 lane.pool.shutdown(wait=False, cancel_futures=True)
         for run in self.active.values():
-            run.algorithm.close()
+            _close(run)
 
     def _admit(self) -> None:
-        """Open jobs up to the limit."""
-        while len(self.active) < self.driver.in_flight:
+        """Open jobs up to the limit, but none while there are outcomes to hand over."""
+        while len(self.active) < self.driver.in_flight and not self.finished:
             try:
                 index, job = next(self.jobs)
             except StopIteration:
                 return
-            run = _Run(index, job())
+            try:
+                run = _Run(index, _algorithm(job))
+            except Exception as error:  # noqa: BLE001 - recorded with its reason; the others go on
+                self.finished.append(Outcome(index, failure=_failure(error)))
+                continue
             self.active[index] = run
             self._advance(run, lambda run=run: next(run.algorithm))  # type: ignore[misc]
 
     def _work(self) -> None:
         """Start what can start, then take in at least one set of replies."""
         for lane in self.lanes:
-            while lane.pool is not None and lane.waiting and lane.running < lane.concurrency:
+            while lane.pool is not None and lane.waiting and lane.calls < lane.concurrency:
                 self._start(lane, lane.take_batch())
         for lane in self.lanes:
             if lane.pool is None and lane.waiting and not self._busy_before(lane):
                 batch = lane.take_batch()
                 self._count_call(lane)
-                self._deliver(lane, batch, lane.answer([request for request, _ in batch]))
+                self._deliver(lane, batch, lane.answer(batch))
                 return
         lane, batch, replies = self.completed.get()
-        lane.running -= 1
+        lane.calls -= 1
         if isinstance(replies, BaseException):
             raise replies
         self._deliver(lane, batch, replies)
 
-    def _busy_before(self, lane: _Lane) -> bool:
+    def _busy_before(self, lane: Lane) -> bool:
         cheaper = self.lanes[: self.lanes.index(lane)]
-        return any(other.running or other.waiting for other in cheaper)
+        return any(other.calls or other.waiting for other in cheaper)
 
-    def _start(self, lane: _Lane, batch: list[Any]) -> None:
+    def _start(self, lane: Lane, batch: list[Asked]) -> None:
         """Call from a thread; the replies come back through `completed`."""
         assert lane.pool is not None
         self._count_call(lane)
-        lane.running += 1
+        lane.calls += 1
 
         def work() -> None:
             try:
-                replies: Any = lane.answer([request for request, _ in batch])
+                replies: Any = lane.answer(batch)
             except BaseException as error:  # noqa: BLE001 - handed to the main thread, which raises it
                 replies = error
             self.completed.put((lane, batch, replies))
 
         lane.pool.submit(work)
 
-    def _count_call(self, lane: _Lane) -> None:
+    def _count_call(self, lane: Lane) -> None:
         calls = self.driver.counts.calls
         calls[lane.kind.__name__] = calls.get(lane.kind.__name__, 0) + 1
 
-    def _deliver(self, lane: _Lane, batch: list[Any], replies: Sequence[Any]) -> None:
+    def _deliver(self, lane: Lane, batch: list[Asked], replies: Sequence[Any]) -> None:
         """Hand replies to those who wait, and let them go on."""
-        for (request, waiters), reply in zip(batch, replies):
+        for asked, reply in zip(batch, replies):
+            del lane.running[asked.key]
             if lane.kind is Retrieve and not isinstance(reply, Exception):
-                self.driver.searches.put(request, reply)
-            for run, slot in waiters:
+                self.driver.searches.put(asked.request, reply)
+            for run, slot in asked.waiters:
                 run.replies[slot] = reply
                 run.missing -= 1
                 if run.missing == 0:
@@ -309,7 +255,9 @@ class _Session(Generic[Result]):
     def _resume(self, run: _Run[Result]) -> None:
         failed = next((reply for reply in run.replies if isinstance(reply, Exception)), None)
         if failed is not None:
+            raised_at = failed.__traceback__
             self._advance(run, lambda: run.algorithm.throw(failed))
+            failed.__traceback__ = raised_at  # others may get the same error: it must not collect all their frames
         else:
             reply = run.replies[0] if run.single else run.replies
             self._advance(run, lambda: run.algorithm.send(reply))
@@ -325,12 +273,11 @@ class _Session(Generic[Result]):
             except StopIteration as end:
                 self._finish(run, Outcome(run.index, value=end.value))
                 return
-            except (EngineDown, _NoBackend):
+            except (EngineDown, MissingBackend):
                 raise
             except Exception as error:  # noqa: BLE001 - recorded with its reason; the others go on
-                reason = str(error) if isinstance(error, StepladderError) else f"{type(error).__name__}: {error}"
-                failure = Failure(StopReason.FAILED, reason, traceback.format_exc())
-                run.algorithm.close()
+                failure = _failure(error)
+                _close(run)
                 self._finish(run, Outcome(run.index, failure=failure))
                 return
             self._ask(run, requests, lanes)
@@ -339,15 +286,15 @@ class _Session(Generic[Result]):
             replies = run.replies[0] if run.single else run.replies
             go_on = lambda replies=replies: run.algorithm.send(replies)  # type: ignore[misc] # noqa: E731
 
-    def _lane_for(self, request: object) -> _Lane:
+    def _lane_for(self, request: object) -> Lane:
         for lane in self.lanes:
             if isinstance(request, lane.kind):
                 if lane.call is None:
-                    raise _NoBackend(f"an algorithm asked to {lane.kind.__name__.lower()}, but {lane.advice}")
+                    raise MissingBackend(f"an algorithm asked to {lane.kind.__name__.lower()}, but {lane.advice}")
                 return lane
         raise TypeError(f"an algorithm yielded {request!r}; it may yield Generate, Retrieve and Score requests")
 
-    def _ask(self, run: _Run[Result], requests: list[Request], lanes: list[_Lane]) -> None:
+    def _ask(self, run: _Run[Result], requests: list[Request], lanes: list[Lane]) -> None:
         counts = self.driver.counts
         run.replies = [None] * len(requests)
         run.missing = 0
@@ -360,34 +307,37 @@ class _Session(Generic[Result]):
                 run.replies[slot] = known
                 continue
             run.missing += 1
-            waiters = lane.waiting.setdefault(request, [])
-            counts.merged += bool(waiters)
-            waiters.append((run, slot))
+            key = key_of(request)
+            asked = lane.running.get(key) or lane.waiting.get(key)
+            if asked is None:
+                asked = lane.waiting[key] = Asked(key, request, run.index)
+            else:
+                asked.age = min(asked.age, run.index)
+                counts.merged += 1
+            asked.waiters.append((run, slot))
 
     def _finish(self, run: _Run[Result], outcome: Outcome[Result]) -> None:
         del self.active[run.index]
         self.finished.append(outcome)
 
 
-class _NoBackend(StepladderError):
+class MissingBackend(StepladderError):
     """The driver was not given what its algorithms ask for."""
 
 
-def _lane(kind: type[Any], call: Any, backend: Any, advice: str) -> _Lane:
-    if backend is None:
-        return _Lane(kind, None, 1, 1, advice)
-    return _Lane(kind, call, backend.max_batch, backend.concurrency, advice)
+def _algorithm(job: Job[Result]) -> Algorithm[Result]:
+    algorithm = job()
+    if not isinstance(algorithm, Generator):
+        raise TypeError(f"a job must make a generator; this one made {algorithm!r}")
+    return algorithm
 
 
-def _search_call(retriever: Retriever | None) -> Callable[[list[Retrieve]], Sequence[Any]] | None:
-    if retriever is None:
-        return None
+def _failure(error: Exception) -> Failure:
+    reason = str(error) if isinstance(error, StepladderError) else f"{type(error).__name__}: {error}"
+    return Failure(StopReason.FAILED, reason, "".join(traceback.format_exception(error)))
 
-    def search(requests: list[Retrieve]) -> list[Any]:
-        replies: dict[Retrieve, Any] = {}
-        for k in sorted({request.k for request in requests}):
-            same = [request for request in requests if request.k == k]
-            replies.update(zip(same, retriever.search([request.query for request in same], k), strict=True))
-        return [replies[request] for request in requests]
 
-    return search
+def _close(run: _Run[Any]) -> None:
+    """End a generator. What it raises while it is closed cannot change its outcome any more, nor end the run."""
+    with suppress(Exception):
+        run.algorithm.close()

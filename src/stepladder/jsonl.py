@@ -40,8 +40,9 @@ class Line:
         return value
 
 
-def read_lines(path: Path, error: type[StepladderError]) -> Iterator[tuple[str, Line]]:
+def read_lines(path: str | Path, error: type[StepladderError]) -> Iterator[tuple[str, Line]]:
     """The id and the object of every line of a `.jsonl` or `.jsonl.gz` file."""
+    path = Path(path)
     first_seen: dict[str, int] = {}
     for number, raw in _raw_lines(path, error):
         if not raw.strip():
@@ -92,13 +93,15 @@ def _parse(path: Path, number: int, raw: bytes, error: type[StepladderError]) ->
         raise _wrong(error, path, number, f"not UTF-8: {found}") from problem
     try:
         data = json.loads(text.strip())
+        if "\\u" in text:
+            data = _without_surrogates(data)
     except json.JSONDecodeError as problem:
         raise _wrong(error, path, number, f"not JSON: {problem.msg}, at column {problem.colno}") from problem
     except (ValueError, RecursionError) as problem:  # a number of thousands of digits, thousands of brackets
         raise _wrong(error, path, number, f"not JSON that can be read: {problem}") from problem
     if not isinstance(data, dict):
         raise _wrong(error, path, number, f"expected a JSON object, found {shown(data)}")
-    return {key: _without_surrogates(value) for key, value in data.items()} if "\\u" in text else data
+    return data
 
 
 def _without_surrogates(value: Any) -> Any:

@@ -28,7 +28,7 @@ class Narrator:
 
     def question(self, question: Question) -> None:
         """Announce the question."""
-        self._line(f"[bold]question[/] {escape(question.text)}")
+        self._line(f"[bold]question[/] {shown(question.text)}")
 
     def show(self, trajectory: Trajectory) -> None:
         """Print what is new; at the end also how the episode ended and what the answer should have been."""
@@ -39,18 +39,19 @@ class Narrator:
         self.told = len(trajectory.steps)
         if trajectory.stop is not None:
             expected = trajectory.question.answers
-            gold = f", accepted: {escape(' | '.join(expected[:3]))}" if expected else ""
-            self._line(f"[dim]{trajectory.stop.value} after {len(trajectory.steps)} steps{gold}[/]")
+            gold = f", accepted: {shown(' | '.join(expected[:3]))}" if expected else ""
+            count = len(trajectory.steps)
+            self._line(f"[dim]{trajectory.stop.value} after {count} step{'s' if count != 1 else ''}{gold}[/]")
 
     def _step(self, step: Step) -> None:
         action = step.action
         if action.thought:
-            self._line(f"[dim]thought  {escape(action.thought)}[/]")
+            self._line(f"[dim]thought  {shown(action.thought)}[/]")
         if action.kind is ActionKind.MALFORMED:
-            self._line(f"{_LABELS[action.kind]} {escape(_printable(action.content)[:_SHOWN])}")
-            self._line(f"         [red]{escape(action.problem)}[/]")
+            self._line(f"{_LABELS[action.kind]} {shown(action.content[:_SHOWN])}")
+            self._line(f"         [red]{shown(action.problem)}[/]")
         else:
-            self._line(f"{_LABELS[action.kind]} {escape(action.content)}")
+            self._line(f"{_LABELS[action.kind]} {shown(action.content)}")
         if action.kind is ActionKind.QUERY:
             self._passages(step.passages)
 
@@ -58,7 +59,7 @@ class Narrator:
         for passage in passages:
             text = " ".join(passage.text.split())
             text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-            self._line(f"         [dim]{escape(passage.title)}:[/] [dim]{escape(text)}[/]")
+            self._line(f"         [dim]{shown(passage.title)}: {shown(text)}[/]")
         if not passages:
             self._line("         [dim]nothing was found[/]")
 
@@ -66,6 +67,9 @@ class Narrator:
         self.console.print(markup, highlight=False, soft_wrap=True)
 
 
-def _printable(text: str) -> str:
-    """Text without control characters, which an untrained model writes and a terminal would obey."""
-    return "".join(character if character.isprintable() else "·" for character in text)
+def shown(text: str) -> str:
+    """Text as it may be put into markup for a terminal: brackets escaped, control characters made visible.
+
+    Documents and untrained models write what a terminal would obey: colours, titles, a cleared screen.
+    """
+    return escape("".join(character if character.isprintable() else "·" for character in text))

@@ -27,6 +27,8 @@ def read_records(path: Path, cls: type[Record]) -> Iterator[Record]:
         # Only "\n" ends a line: texts may hold the other characters that Python takes for line ends.
         with path.open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
                 try:
                     yield loads(line, cls)
                 except TraceError as error:

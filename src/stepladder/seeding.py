@@ -11,5 +11,6 @@ def seed_of(*parts: str | int) -> int:
     >>> seed_of(0, "q1", 3) == seed_of(0, "q1", 3), seed_of(0, "q1", 3) == seed_of(0, "q13")
     (True, False)
     """
-    digest = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    plain = tuple(str(part) if isinstance(part, str) else int(part) for part in parts)
+    digest = blake2b(repr(plain).encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

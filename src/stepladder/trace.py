@@ -97,7 +97,8 @@ class Segment:
 
     `tokens` is empty until an engine has read the segment, and stays empty for engines that do not tell
     (remote APIs). `logprobs` belong to policy tokens: log p(token | context) under the model itself, before
-    temperature and top-p. A policy's text is the exact decoding of its tokens less a final end-of-sequence token.
+    temperature and top-p. A policy's text is the exact decoding of its tokens less a final end-of-sequence token. A
+    prompt's text is the agent's; its tokens include what the model's chat template puts around it.
     """
 
     __pydantic_config__ = _STRICT
@@ -106,6 +107,8 @@ class Segment:
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    #: Fingerprint of the vocabulary that the ids belong to. Another engine's ids are refused, not misread.
+    vocabulary: str = ""
 
     def __post_init__(self) -> None:
         if self.logprobs and len(self.logprobs) != len(self.tokens):
@@ -341,7 +344,7 @@ def _body(line: str, cls: type[Any]) -> str:
     """The record without its head, for lines that do not begin the way `dumps` writes them."""
     try:
         data = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise TraceError(f"not JSON: {error}") from error
     if not isinstance(data, dict) or "record" not in data or "version" not in data:
         raise TraceError(f"not a Stepladder {_KINDS[cls]}: 'record' or 'version' is missing")

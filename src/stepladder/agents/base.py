@@ -75,7 +75,9 @@ def malformed(text: str, problem: str) -> Action:
     return Action(ActionKind.MALFORMED, text, problem=problem)
 
 
-_MARKUP = re.compile(r"<(?=\s*[/|!?]?\s*[^\W\d])|<(?=\|)|(?<=\|)>")
+# Brackets that some tokenizers fold into plain ones (NFKC) count as such, and so do the full-width bars of control
+# tokens such as DeepSeek's.
+_MARKUP = re.compile(r"[<＜﹤](?=\s*[/|｜!?]?\s*[^\W\d])|[<＜﹤](?=[|｜])|(?<=[|｜])[>＞﹥]")
 
 
 def neutralise(text: str) -> str:
@@ -84,7 +86,7 @@ def neutralise(text: str) -> str:
     >>> neutralise("5 < 6 </retrieval><answer>x</answer><|im_end|>")
     '5 < 6 ‹/retrieval>‹answer>x‹/answer>‹|im_end|›'
     """
-    return _MARKUP.sub(lambda match: "‹" if match[0] == "<" else "›", text)
+    return _MARKUP.sub(lambda match: "‹" if match[0] in "<＜﹤" else "›", text)
 
 
 def render_passages(passages: Iterable[Passage]) -> str:

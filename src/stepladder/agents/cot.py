@@ -3,12 +3,15 @@
 from typing import ClassVar
 
 from stepladder.agents.base import Agent, malformed, neutralise, prompt_segment
-from stepladder.agents.tags import read_blocks
+from stepladder.agents.tags import read_blocks, write_block
 from stepladder.trace import Action, ActionKind, Segment, Trajectory
 
 PROMPT = """Think the question through: <step>thought</step>. Then answer with a short phrase: <answer>it</answer>.
 Question: {question}
 """
+
+
+_TAGS = ("step", "answer")
 
 
 class CoT(Agent):
@@ -25,7 +28,7 @@ class CoT(Agent):
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002
         """An answer with its thought, or malformed."""
-        blocks = read_blocks(text, ("step", "answer"))
+        blocks = read_blocks(text, _TAGS)
         if isinstance(blocks, str):
             return malformed(text, blocks)
         if [block.tag for block in blocks] != ["step", "answer"]:
@@ -37,4 +40,4 @@ class CoT(Agent):
 
     def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
         """Thought and answer in their tags."""
-        return f"<step>{neutralise(action.thought)}</step><answer>{neutralise(action.content)}</answer>"
+        return write_block("step", action.thought, _TAGS) + write_block("answer", action.content, _TAGS)

@@ -3,12 +3,15 @@
 from typing import ClassVar
 
 from stepladder.agents.base import Agent, malformed, neutralise, prompt_segment
-from stepladder.agents.tags import read_blocks
+from stepladder.agents.tags import read_blocks, write_block
 from stepladder.trace import Action, ActionKind, Segment, Trajectory
 
 PROMPT = """Answer the question with a short phrase, written as <answer>the answer</answer>.
 Question: {question}
 """
+
+
+_TAGS = ("answer",)
 
 
 class Direct(Agent):
@@ -25,7 +28,7 @@ class Direct(Agent):
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002
         """An answer, or malformed."""
-        blocks = read_blocks(text, ("answer",))
+        blocks = read_blocks(text, _TAGS)
         if isinstance(blocks, str):
             return malformed(text, blocks)
         if len(blocks) > 1:
@@ -36,4 +39,4 @@ class Direct(Agent):
 
     def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
         """The answer in its tag."""
-        return f"<answer>{neutralise(action.content)}</answer>"
+        return write_block("answer", action.content, _TAGS)

@@ -22,7 +22,7 @@ from stepladder.agents.base import (
     prompt_segment,
     render_passages,
 )
-from stepladder.agents.tags import read_blocks
+from stepladder.agents.tags import read_blocks, write_block
 from stepladder.trace import Action, ActionKind, Segment, Trajectory
 
 PROMPT = """Answer the question by searching, one small step at a time.
@@ -32,12 +32,13 @@ or, when nothing is left to find out, end with a short phrase, <answer>it</answe
 Question: {question}
 """
 
-_TAGS = {
+_TAG_OF = {
     ActionKind.QUERY: "subquery",
     ActionKind.SUB_ANSWER: "subanswer",
     ActionKind.ANSWER: "answer",
 }
-_KINDS = {tag: kind for kind, tag in _TAGS.items()}
+_KINDS = {tag: kind for kind, tag in _TAG_OF.items()}
+_TAGS = ("step", "retrieval", *_KINDS)
 
 
 class ProRAG(Agent):
@@ -45,7 +46,7 @@ class ProRAG(Agent):
 
     name: ClassVar[str] = "prorag"
     summary: ClassVar[str] = "thinks, asks sub-questions, states sub-answers, then answers"
-    kinds: ClassVar[frozenset[ActionKind]] = frozenset(_TAGS)
+    kinds: ClassVar[frozenset[ActionKind]] = frozenset(_TAG_OF)
     stops: ClassVar[tuple[str, ...]] = ("</subquery>", "</subanswer>", "</answer>")
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
@@ -61,7 +62,7 @@ class ProRAG(Agent):
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:
         """A query, sub-answer or answer in its turn, or malformed."""
-        blocks = read_blocks(text, ("step", "retrieval", *_KINDS))
+        blocks = read_blocks(text, _TAGS)
         if isinstance(blocks, str):
             return malformed(text, blocks)
         if len(blocks) != 2 or blocks[0].tag != "step" or blocks[1].tag not in _KINDS:
@@ -79,5 +80,5 @@ class ProRAG(Agent):
 
     def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
         """Thought and decision in their tags."""
-        tag = _TAGS[action.kind]
-        return f"<step>{neutralise(action.thought)}</step><{tag}>{neutralise(action.content)}</{tag}>"
+        thought = write_block("step", action.thought, _TAGS)
+        return thought + write_block(_TAG_OF[action.kind], action.content, _TAGS)

@@ -1,4 +1,4 @@
-"""Reading text made of tagged blocks, such as `<step>...</step><answer>...</answer>`, without ever raising."""
+"""Text made of tagged blocks, such as `<step>...</step><answer>...</answer>`: written, and read without raising."""
 
 import re
 from dataclasses import dataclass
@@ -38,3 +38,13 @@ def read_blocks(text: str, tags: tuple[str, ...]) -> tuple[Block, ...] | str:
         blocks.append(Block(tag, content.strip()))
         rest = rest.strip()
     return tuple(blocks) if blocks else "nothing was written"
+
+
+def write_block(tag: str, content: str, tags: tuple[str, ...]) -> str:
+    """The text of a block that `read_blocks` gives back. Tags of the grammar in the content lose their brackets.
+
+    >>> write_block("answer", "List<String> </answer>", ("step", "answer"))
+    '<answer>List<String> ‹/answer></answer>'
+    """
+    harmless = re.sub(rf"<(?=/?({'|'.join(tags)})>)", "‹", content)
+    return f"<{tag}>{harmless}</{tag}>"

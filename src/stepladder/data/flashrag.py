@@ -25,7 +25,7 @@ class QuestionFileError(StepladderError):
     """A file of questions that cannot be read."""
 
 
-def load_questions(path: Path) -> tuple[Question, ...]:
+def load_questions(path: str | Path) -> tuple[Question, ...]:
     """All questions of a file, in order."""
     return tuple(_question(key, line) for key, line in read_lines(path, QuestionFileError))
 

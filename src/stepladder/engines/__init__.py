@@ -30,6 +30,8 @@ def make_engine(
 ) -> Engine:
     """The engine of that name. Heavy libraries are imported only for the engine that needs them."""
     if name == "gold":
+        if model or base_url:
+            raise StepladderError("the gold engine is no model: leave out --model and --base-url, or choose an engine")
         return GoldEngine(agent)
     if name == "openai":
         from stepladder.engines.openai import OpenAIEngine

@@ -8,7 +8,7 @@ first time and uses the stored ids of those it has seen before.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from stepladder.contract import expect
 from stepladder.errors import StepladderError
@@ -22,6 +22,9 @@ class EngineError(StepladderError):
 
 class EngineDown(StepladderError):
     """The engine cannot work at all (wrong key, unknown model, no server). The run stops."""
+
+    #: Set by `Driver.run`: what became of its jobs until then.
+    outcomes: Sequence[Any] = ()
 
 
 class Engine(ABC):

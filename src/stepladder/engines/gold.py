@@ -2,16 +2,19 @@
 
 In: requests with their trajectory. Out: the text a perfect policy would write next. It knows which sub-question
 comes next, but not more than the search returned: a sub-answer is given only when a gold passage of its hop was
-found, else the oracle says "unknown". Its mistakes are therefore retrieval's.
+found, else the oracle says "unknown". Its mistakes are therefore retrieval's. Without a decomposition it searches with
+the question itself, and needs every gold passage. Agents that cannot search are played from memory: there the oracle
+simply knows the answer.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from stepladder.engines.base import Engine, EngineError
 from stepladder.request import Finish, Generate, Generation
-from stepladder.trace import Action, ActionKind, Author, Hop, Passage, Question, Segment, Trajectory
+from stepladder.trace import Action, ActionKind, Author, Hop, Passage, Question, Segment, Step, Trajectory
 
 UNKNOWN = "unknown"
 
@@ -52,34 +55,68 @@ def gold_action(trajectory: Trajectory, kinds: frozenset[ActionKind], *, looks_f
     """What a perfect policy does next, with the kinds of action it has. `looks_first`: it was given passages."""
     question = trajectory.question
     if ActionKind.QUERY not in kinds:
-        answerable = not looks_first or all(_holds(hop, trajectory.given) for hop in search_hops(question))
-        return _answer(question, answerable)
+        return _answer(question, not looks_first or _answerable(question, trajectory.given))
 
-    hops = search_hops(question)
-    searched = [step.passages for step in trajectory.steps if step.action.kind is ActionKind.QUERY]
-    known = [hop.answer if _holds(hop, found) else UNKNOWN for hop, found in zip(hops, searched)]
+    plan = _plan(trajectory)
     reading = _reading_due(trajectory, kinds)
     if reading is not None:
-        hop_found = searched[-1]
-        titles = ", ".join(passage.title for passage in hop_found[:1]) or "nothing"
+        last = next(step for step in reversed(trajectory.steps) if step.action.kind is ActionKind.QUERY)
+        asked = next((each for each in plan if _alike(each.query, last.action.content)), None)
         if reading is ActionKind.EVIDENCE:
-            return Action(reading, _evidence(hops[len(searched) - 1], hop_found), "What do the passages say?")
-        return Action(reading, known[-1], f"I read about {titles}.")
-    if UNKNOWN in known:
+            evidence = next((each.text for each in last.passages if asked and asked.holds((each,))), "Nothing helps.")
+            return Action(reading, evidence, "What do the passages say?")
+        titles = last.passages[0].title if last.passages else "nothing"
+        return Action(reading, asked.found if asked and asked.found else UNKNOWN, f"I read about {titles}.")
+    if any(each.found == UNKNOWN for each in plan):
         return _answer(question, False)
-    if len(known) < len(hops):
-        query = fill_references(hops[len(known)].question, _answers_by_number(question, known))
-        return Action(ActionKind.QUERY, query, "I still have to find something out.")
+    if plan and plan[-1].found is None:
+        return Action(ActionKind.QUERY, plan[-1].query, "I still have to find something out.")
     return _answer(question, True)
 
 
-def search_hops(question: Question) -> tuple[Hop, ...]:
-    """The hops that need a search. A question without a decomposition is one hop of its own."""
-    needing = tuple(hop for hop in question.hops if hop.passages)
-    if needing or question.hops:
-        return needing or question.hops
-    passages = tuple(id for group in question.gold_passages for id in group)
-    return (Hop(question.text, question.answers[0], passages, question.answers[1:]),)
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """A sub-question of the gold decomposition with its references filled in."""
+
+    query: str
+    holds: Callable[[Sequence[Passage]], bool]
+    #: The sub-answer, "unknown" when the search did not find it, None when it was not made yet.
+    found: str | None
+
+
+def _plan(trajectory: Trajectory) -> list[_Search]:
+    """The searches of the gold decomposition as far as the trajectory went, and the next one that is due."""
+    question = trajectory.question
+    made = [step for step in trajectory.steps if step.action.kind is ActionKind.QUERY]
+    if not question.hops:
+        return [_search(question.text, question.answers, lambda found: _answerable(question, found), made)]
+    annotated = any(hop.passages for hop in question.hops)
+    plan: list[_Search] = []
+    answers: dict[int, str] = {}
+    for number, hop in enumerate(question.hops, start=1):
+        if annotated and not hop.passages:  # a conclusion: nothing to search for
+            answers[number] = hop.answer
+            continue
+        query = fill_references(hop.question, answers)
+        plan.append(_search(query, (hop.answer,), lambda found, hop=hop: _holds(hop, found), made))  # type: ignore[misc]
+        if plan[-1].found in (None, UNKNOWN):
+            break
+        answers[number] = hop.answer
+    return plan
+
+
+def _search(
+    query: str, answers: Sequence[str], holds: Callable[[Sequence[Passage]], bool], made: Sequence[Step]
+) -> _Search:
+    results = [step.passages for step in made if _alike(step.action.content, query)]
+    if not results:
+        return _Search(query, holds, None)
+    return _Search(query, holds, answers[0] if answers and any(map(holds, results)) else UNKNOWN)
+
+
+def _alike(a: str, b: str) -> bool:
+    """Whether two queries are the same but for punctuation, which agents may have made harmless."""
+    return re.findall(r"\w+", a) == re.findall(r"\w+", b)
 
 
 def fill_references(text: str, answers: Mapping[int, str]) -> str:
@@ -89,13 +126,6 @@ def fill_references(text: str, answers: Mapping[int, str]) -> str:
     'Where was Ada Orm born?'
     """
     return re.sub(r"#(\d+)", lambda match: answers.get(int(match[1]), match[0]), text)
-
-
-def _answers_by_number(question: Question, known: Sequence[str]) -> dict[int, str]:
-    """Answers by number in the whole decomposition, from those of the hops that were searched for."""
-    numbered = list(enumerate(question.hops, start=1))
-    searched = [number for number, hop in numbered if hop.passages] or [number for number, _ in numbered]
-    return dict(zip(searched, known))
 
 
 def _reading_due(trajectory: Trajectory, kinds: frozenset[ActionKind]) -> ActionKind | None:
@@ -108,20 +138,33 @@ def _reading_due(trajectory: Trajectory, kinds: frozenset[ActionKind]) -> Action
     return None
 
 
+def _answerable(question: Question, found: Sequence[Passage]) -> bool:
+    """Whether passages hold all that the question needs: every gold passage or, where none is known, the answer."""
+    if question.gold_passages:
+        ids = {passage.id for passage in found}
+        return all(not ids.isdisjoint(group) for group in question.gold_passages)
+    if question.hops:
+        return all(_holds(hop, found) for hop in question.hops)
+    return _mentions(question.answers, found)
+
+
 def _holds(hop: Hop, found: Sequence[Passage]) -> bool:
     """Whether the passages state the hop's answer: by gold id, or by its words where no ids are known."""
     if hop.passages:
         return any(passage.id in hop.passages for passage in found)
-    names = [name.casefold() for name in (hop.answer, *hop.aliases)]
-    return any(name in f"{passage.title} {passage.text}".casefold() for passage in found for name in names)
+    return _mentions((hop.answer, *hop.aliases), found)
 
 
-def _evidence(hop: Hop, found: Sequence[Passage]) -> str:
-    """The first gold passage that was found, or the admission that there is none."""
-    return next((passage.text for passage in found if _holds(hop, (passage,))), "No passage answers this.")
+def _mentions(answers: Sequence[str], found: Sequence[Passage]) -> bool:
+    """Whether a passage has one of the answers in it, as whole words."""
+    return any(
+        re.search(rf"\b{re.escape(answer)}\b", f"{passage.title} {passage.text}", re.IGNORECASE)
+        for passage in found
+        for answer in answers
+    )
 
 
 def _answer(question: Question, answerable: bool) -> Action:
-    if answerable:
+    if answerable and question.answers:
         return Action(ActionKind.ANSWER, question.answers[0], "Everything is known.")
     return Action(ActionKind.ANSWER, UNKNOWN, "What I needed was not found.")

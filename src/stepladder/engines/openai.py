@@ -18,33 +18,27 @@ with `extra_body` where it matters.
 import asyncio
 import json
 import os
-import random
 import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, Literal, NoReturn
 from urllib.parse import urlsplit
 
 import openai
 
-from stepladder.engines.base import Engine, EngineDown, EngineError, cut_at_stop
-from stepladder.request import Finish, Generate, Generation, nothing_written
-from stepladder.trace import Author, Segment, Usage
+from stepladder.engines.base import Engine, EngineDown, EngineError
+from stepladder.engines.openai_wire import MOST_STOPS, chat_messages, finished_text, retry_wait, usage_of, well_formed
+from stepladder.request import Generate, Generation, nothing_written
+from stepladder.trace import Author, Segment
 
 OPENAI_URL = "https://api.openai.com/v1"
-#: What the user says when the last word was the assistant's: chat models answer, they do not write on.
-GO_ON = "Go on with the next step."
-#: OpenAI accepts no more stop strings than these; the engine itself watches for the others.
-MOST_STOPS = 4
-#: The longest wait before a retry, in seconds. A server that asks for more is not waited for.
-LONGEST_WAIT = 120.0
+#: Tries to reach a server that has never answered: it is more likely absent than busy.
+FIRST_TRIES = 3
+#: After so many requests in a row that failed in spite of all their retries, the server is taken to be down.
+GIVE_UP_AFTER = 10
 
-_ROLES = {Author.PROMPT: "user", Author.POLICY: "assistant", Author.ENVIRONMENT: "user"}
-_CLOSING_TAG = re.compile(r"</([^<>/\s]+)>")
 _TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum (model|input) length|max_model_len|max_total_tokens"
     r"|(prompt|input) is too long|inputs.? tokens"
@@ -101,6 +95,8 @@ class OpenAIEngine(Engine):
         self._key = key
         self._url = re.sub(r"//[^/@]*@", "//***@", url)  # as shown: without a password
         self._limit_name = "max_tokens"
+        self._reached = False
+        self._failed_in_a_row = 0
         self._client = openai.AsyncOpenAI(
             base_url=url,
             api_key=key or "none",
@@ -180,11 +176,14 @@ class OpenAIEngine(Engine):
             while True:
                 reply = await self._call(request)
                 tries += 1
+                self._reached |= isinstance(reply, bytes | openai.APIStatusError)
                 if isinstance(reply, bytes):
+                    self._failed_in_a_row = 0
                     return self._read(request, reply)
                 wait = self._wait(reply, tries)
-                if wait is None or tries > self._max_retries:
-                    return self._judge(request, reply, tries)
+                most = self._max_retries if self._reached else min(self._max_retries, FIRST_TRIES - 1)
+                if wait is None or tries > most:
+                    return self._judge(request, reply, tries, gave_up=wait is not None)
                 self.retries += 1
                 await asyncio.sleep(wait)
 
@@ -207,7 +206,7 @@ class OpenAIEngine(Engine):
         if self.api == "chat":
             settings["messages"] = chat_messages(request.context)
         else:
-            settings["prompt"] = _well_formed("".join(segment.text for segment in request.context))
+            settings["prompt"] = well_formed("".join(segment.text for segment in request.context))
         try:
             async with asyncio.timeout(self._timeout):
                 answer = await self._create(**settings)
@@ -227,8 +226,15 @@ class OpenAIEngine(Engine):
             return None
         return retry_wait(tries, error.response.headers, self._backoff)
 
-    def _judge(self, request: Generate, error: Exception, tries: int) -> Generation | EngineError:
+    def _judge(self, request: Generate, error: Exception, tries: int, gave_up: bool) -> Generation | EngineError:
         """What a failure means: no room in the context, this request's error, or (raised) the end of the engine."""
+        verdict = self._meaning(request, error, tries)
+        self._failed_in_a_row += gave_up
+        if self._failed_in_a_row >= GIVE_UP_AFTER:
+            self._down(f"{verdict}. So ended {self._failed_in_a_row} requests in a row.")
+        return verdict
+
+    def _meaning(self, request: Generate, error: Exception, tries: int) -> Generation | EngineError:
         said, after = self._said(error), f"after {tries} tries" if tries > 1 else "at the first try"
         if not isinstance(error, openai.APIStatusError):
             # By name: which HTTP library the client uses depends on its version.
@@ -281,7 +287,7 @@ class OpenAIEngine(Engine):
             choice = reply["choices"][0]
             content = choice["message"]["content"] if self.api == "chat" else choice["text"]
             finish = choice["finish_reason"]
-            usage = _usage(reply.get("usage"))
+            usage = usage_of(reply.get("usage"))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             problem = f"{type(error).__name__}: {error}"
             start = self._without_key(body.decode("utf-8", "replace"))[:200]
@@ -298,71 +304,8 @@ class OpenAIEngine(Engine):
             return EngineError(f"{self._url} ended its reply with finish_reason {finish!r}, neither stop nor length")
         if self._context_limit is not None and usage.read > self._context_limit:
             return replace(nothing_written(request.context), usage=usage)
-        text, ending = finished_text(_well_formed(content), request.stop, finish, choice)
+        text, ending = finished_text(well_formed(content), request.stop, finish, choice)
         return Generation(request.context, Segment(Author.POLICY, text), text, ending, usage)
-
-
-def chat_messages(context: Sequence[Segment]) -> list[Any]:
-    """A context as a chat: the policy is the assistant, prompt and environment are the user."""
-    messages: list[dict[str, str]] = []
-    for segment in context:
-        role, text = _ROLES[segment.author], _well_formed(segment.text)
-        if messages and messages[-1]["role"] == role:
-            messages[-1]["content"] += text
-        elif text:
-            messages.append({"role": role, "content": text})
-    if messages and messages[-1]["role"] == "assistant":
-        messages.append({"role": "user", "content": GO_ON})
-    return messages
-
-
-def finished_text(text: str, stops: Sequence[str], finish: str, choice: Mapping[str, object]) -> tuple[str, Finish]:
-    """The text up to and with its first stop string, and why it ended.
-
-    Servers cut the stop string off. vLLM (`stop_reason`) and SGLang (`matched_stop`) say which it was, null when the
-    model ended its turn. Of the others nothing is known but the text: a closing tag is put back when it is the only
-    one among the stop strings whose opening tag was written.
-    """
-    text, stopped = cut_at_stop(text, stops)
-    if stopped:
-        return text, Finish.STOP
-    if finish == "length":
-        return text, Finish.LENGTH
-    told = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
-    if told:
-        cut_off = {stop for stop in stops if stop in told}
-    else:
-        tags = {stop: match[1] for stop in stops[:MOST_STOPS] if (match := _CLOSING_TAG.fullmatch(stop))}
-        cut_off = {stop for stop, tag in tags.items() if f"<{tag}>" in text}
-    return (text + cut_off.pop(), Finish.STOP) if len(cut_off) == 1 else (text, Finish.END)
-
-
-def retry_wait(tries: int, headers: Mapping[str, str], backoff: float) -> float | None:
-    """Seconds to wait after so many tries: what the server asks for, else exponential with jitter.
-
-    None when the server asks for more than `LONGEST_WAIT`.
-
-    >>> retry_wait(3, {"retry-after": "1.5"}, backoff=1.0)
-    1.5
-    """
-    asked = _seconds(headers.get("retry-after"))
-    if asked is not None:
-        return asked if asked <= LONGEST_WAIT else None
-    # The jitter is deliberately not seeded: clients that failed together should not come back together.
-    return min(backoff * 2.0 ** (tries - 1), LONGEST_WAIT) * random.uniform(0.5, 1.0)
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    """A Retry-After header, which holds seconds or a date; None when absent or neither."""
-    if retry_after is None:
-        return None
-    if re.fullmatch(r"\d+(\.\d+)?", retry_after.strip()):
-        return float(retry_after)
-    try:
-        date = parsedate_to_datetime(retry_after)
-    except ValueError:
-        return None
-    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
 def _wants_other_limit_name(error: Exception) -> bool:
@@ -379,13 +322,6 @@ def _refuses(error: openai.APIStatusError, parameter: str) -> bool:
     return bool(named) and bool(_REFUSED.search(f"{error.code} {error.body}"))
 
 
-def _usage(counts: object) -> Usage:
-    """The tokens a server counted; 0 for what it does not tell."""
-    told = counts if isinstance(counts, dict) else {}
-    read, written = told.get("prompt_tokens"), told.get("completion_tokens")
-    return Usage(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
-
-
 def _host(url: str) -> str:
     """The host of a URL that can be called."""
     try:
@@ -396,8 +332,3 @@ def _host(url: str) -> str:
     if not usable:
         raise EngineDown(f"base_url is {url!r}; expected a URL such as http://localhost:8000/v1")
     return str(parts.hostname)
-
-
-def _well_formed(text: str) -> str:
-    """The text with lone surrogates, which UTF-8 cannot hold, replaced by U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

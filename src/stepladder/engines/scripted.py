@@ -40,10 +40,10 @@ class ScriptedEngine(Engine):
             tokens = tokens[: request.sampling.max_tokens]
             text, finish = bytes(tokens).decode(errors="ignore"), Finish.LENGTH
         context = tuple(
-            segment if segment.tokens else replace(segment, tokens=tuple(segment.text.encode()))
+            segment if segment.tokens else replace(segment, tokens=tuple(segment.text.encode()), vocabulary="bytes")
             for segment in request.context
         )
-        written = Segment(Author.POLICY, text, tokens, (0.0,) * len(tokens))
+        written = Segment(Author.POLICY, text, tokens, (0.0,) * len(tokens), "bytes")
         usage = Usage(sum(len(segment.tokens) for segment in context), len(tokens))
         return Generation(context, written, text, finish, usage)
 

@@ -7,21 +7,23 @@ In: `Generate` requests. Out: `Generation`s. What `model.generate` cannot do, an
 - rows that have ended leave the batch, and cost nothing more;
 - a draw depends on the request's seed and position alone. Batching changes logits by rounding only.
 
-Log-probs are those of the model itself, at temperature 1 and without top-p.
+Log-probs are those of the model itself, at temperature 1 and without top-p. A batch that does not fit into GPU memory
+raises; the driver then makes the call in halves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from torch import nn
+from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from stepladder.engines.base import Engine, EngineError, cut_at_stop
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.errors import StepladderError, unknown_name
+from stepladder.engines.loading import context_limit_of, end_tokens, fingerprint, load_model, pick_device, pick_dtype
+from stepladder.errors import StepladderError
 from stepladder.request import Finish, Generate, Generation, Sampling, nothing_written
 from stepladder.trace import Author, Segment, Usage
 
@@ -29,6 +31,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 #: Models that come with the package.
 BUILT_IN = ("tiny",)
+#: Below this temperature the likeliest token is taken.
+GREEDY_BELOW = 1e-6
+#: Stands for the message while the chat template is taken apart.
+_MESSAGE = "STEPLADDER-MESSAGE"
 
 
 @dataclass(slots=True)
@@ -55,37 +61,52 @@ class TransformersEngine(Engine):
 
     def __init__(
         self,
-        model: str | Path | PreTrainedModel,
+        model: str | Path | nn.Module,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         device: str = "auto",
         dtype: str = "auto",
         max_batch: int = 64,
         chat: bool | None = None,
+        chat_options: Mapping[str, Any] | None = None,
+        context_limit: int | None = None,
     ) -> None:
-        """`model`: a folder, a hub name, a built-in name or a model object (then with its tokenizer).
+        """`model`: a folder, a hub name, a built-in name; or a model object with its tokenizer, used where it is.
 
         `device`: auto, cpu, cuda, cuda:1 ... `dtype`: fp32, bf16 or auto (bf16 on CUDA, else fp32). `chat`: put prompts
-        into the tokenizer's chat template; by default when it has one.
+        into the tokenizer's chat template; by default when it has one. `chat_options` are variables of that template,
+        such as `{"enable_thinking": False}`. `context_limit`: tokens of the window, where the model does not say.
         """
-        self.device = _device(device)
-        if dtype not in ("auto", *DTYPES):
-            raise unknown_name("dtype", dtype, ("auto", *DTYPES))
-        self.dtype = DTYPES.get(dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
-        if isinstance(model, PreTrainedModel):
-            if tokenizer is None:
-                raise StepladderError("a model object needs its tokenizer: TransformersEngine(model, tokenizer)")
-            self.tokenizer = tokenizer
+        if isinstance(model, str | Path):
+            where = pick_device(device)
+            loaded, self.tokenizer = load_model(model, tokenizer, pick_dtype(dtype, where))
+            self.model = cast(Any, loaded.to(where).eval())
+        elif tokenizer is None:
+            raise StepladderError("a model object needs its tokenizer: TransformersEngine(model, tokenizer)")
+        elif (device, dtype) != ("auto", "auto"):
+            raise StepladderError("a model object is used as it is: leave out device and dtype, and move it yourself")
         else:
-            model, self.tokenizer = load_model(model, tokenizer)
-        self.model = cast(Any, model)
-        self.model.to(device=self.device, dtype=self.dtype).eval()
+            self.model, self.tokenizer = cast(Any, model), tokenizer
+        weights = next(self.model.parameters())
+        self.device, self.dtype = weights.device, weights.dtype
         self.max_batch = max_batch
-        self.chat = self.tokenizer.chat_template is not None if chat is None else chat
-        self.context_limit = int(self.model.config.max_position_embeddings)
-        self.end_tokens = _end_tokens(self.model, self.tokenizer)
+        self.config = self.model.config.get_text_config()
+        self.context_limit = context_limit or context_limit_of(self.config)
+        self.end_tokens = end_tokens(self.model, self.tokenizer)
+        self.vocabulary = fingerprint(self.tokenizer)
+        in_chat = self.tokenizer.chat_template is not None if chat is None else chat
+        self._chat_frame = self._take_template_apart(chat_options or {}) if in_chat else None
         self._closing_tokens: dict[tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]]] = {}
         self._pieces: list[str] = []
+
+    def _take_template_apart(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens that the chat template puts before and behind a user's message."""
+        turn = [{"role": "user", "content": _MESSAGE}]
+        whole = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False, **options)
+        before, message, behind = str(whole).partition(_MESSAGE)
+        if not message:
+            raise StepladderError("the tokenizer's chat template drops the user's message; use chat=False")
+        return self._encode_text(before), self._encode_text(behind)
 
     # --- text to tokens and back ---------------------------------------------------------------------------
 
@@ -94,16 +115,25 @@ class TransformersEngine(Engine):
 
         A question or a document may spell a control token, such as the end of a turn: it stays plain text.
         """
+        if segment.tokens and segment.vocabulary != self.vocabulary:
+            raise EngineError(
+                f"a segment has token ids of another vocabulary ({segment.vocabulary or 'unnamed'}, this model's is "
+                f"{self.vocabulary}): its transcript was made with another tokenizer"
+            )
         if segment.tokens or not segment.text:
             return segment
-        if segment.author is Author.PROMPT and self.chat:
-            turn = [{"role": "user", "content": segment.text}]
-            text = str(self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
-            return replace(segment, text=text, tokens=self._encode_text(text))
-        if segment.author is Author.PROMPT:
-            tokens = tuple(self.tokenizer(segment.text, split_special_tokens=True)["input_ids"])
-            return replace(segment, tokens=tokens[:-1] if tokens[-1] in self.end_tokens else tokens)
-        return replace(segment, tokens=self._encode_text(segment.text, split_special_tokens=True))
+        tokens = self._encode_text(segment.text, split_special_tokens=True)
+        if segment.author is Author.PROMPT and self._chat_frame is not None:
+            before, behind = self._chat_frame
+            tokens = before + tokens + behind
+        elif segment.author is Author.PROMPT:
+            tokens = self._with_beginning(tokens)
+        return replace(segment, tokens=tokens, vocabulary=self.vocabulary)
+
+    def _with_beginning(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Tokens behind the one that begins a text, for tokenizers that add it by themselves."""
+        begins = self.tokenizer("")["input_ids"][:1]
+        return (*begins, *tokens) if begins and begins[0] == self.tokenizer.bos_token_id else tokens
 
     def _encode_text(self, text: str, **options: bool) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
@@ -124,7 +154,11 @@ class TransformersEngine(Engine):
         replies: list[Generation | EngineError | None] = [None] * len(requests)
         rows: list[_Row] = []
         for number, request in enumerate(requests):
-            context = tuple(self.encode(segment) for segment in request.context)
+            try:
+                context = tuple(self.encode(segment) for segment in request.context)
+            except EngineError as error:
+                replies[number] = error
+                continue
             tokens_in = [token for segment in context for token in segment.tokens]
             room = self.context_limit - len(tokens_in)
             if not tokens_in:
@@ -134,24 +168,16 @@ class TransformersEngine(Engine):
             else:
                 rows.append(_row(number, request, context, tokens_in, room))
         rows.sort(key=lambda row: len(row.tokens_in))  # like lengths together: less padding
-        for start in range(0, len(rows), self.max_batch):
-            self._complete(rows[start : start + self.max_batch])
+        training = self.model.training
+        self.model.eval()
+        try:
+            for start in range(0, len(rows), self.max_batch):
+                self._decode_batch(rows[start : start + self.max_batch])
+        finally:
+            self.model.train(training)
         for row in rows:
             replies[row.number] = self._reply(row)
         return [reply for reply in replies if reply is not None]
-
-    def _complete(self, rows: list[_Row]) -> None:
-        """Run one batch; where it does not fit into GPU memory, in halves."""
-        try:
-            self._decode_batch(rows)
-        except torch.OutOfMemoryError:
-            if len(rows) == 1:
-                raise
-            torch.cuda.empty_cache()
-            for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-                for row in half:
-                    row.tokens, row.logprobs, row.finish = [], [], None
-                self._complete(half)
 
     @torch.inference_mode()
     def _decode_batch(self, rows: list[_Row]) -> None:
@@ -165,7 +191,7 @@ class TransformersEngine(Engine):
             mask_BT[index, width - len(row.tokens_in) :] = 1
         ids_BT, mask_BT = ids_BT.to(self.device), mask_BT.to(self.device)
         positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
-        cache = DynamicCache(config=self.model.config)
+        cache = DynamicCache(config=self.config)
         alive = list(rows)
         while True:
             logits_BV = self.model(
@@ -178,13 +204,15 @@ class TransformersEngine(Engine):
             ).logits[:, -1]
             tokens_B, logprobs_B = draw_tokens(logits_BV.float(), alive)
             for row, token, logprob in zip(alive, tokens_B.tolist(), logprobs_B.tolist()):
-                self._append(row, token, logprob)
+                if row.finish is None:
+                    self._append(row, token, logprob)
             staying = [index for index, row in enumerate(alive) if row.finish is None]
             if not staying:
                 return
             positions_BT = positions_BT[:, -1:] + 1
             ids_BT = tokens_B[:, None]
-            if len(staying) < len(alive):
+            # Recurrent layers cannot give up rows: with them, rows that have ended stay in the batch, unread.
+            if len(staying) < len(alive) and all(hasattr(layer, "batch_select_indices") for layer in cache.layers):
                 kept = torch.tensor(staying, device=self.device)
                 cache.batch_select_indices(kept)
                 ids_BT, mask_BT, positions_BT = ids_BT[kept], mask_BT[kept], positions_BT[kept]
@@ -206,7 +234,7 @@ class TransformersEngine(Engine):
         """By token id: whether the token can hold the end of a stop string. Spares decoding after every token."""
         if stops not in self._closing_tokens:
             if not self._pieces:
-                size = self.model.config.vocab_size
+                size = self.config.vocab_size
                 self._pieces = [self._decode([token]) if token < len(self.tokenizer) else "" for token in range(size)]
             # An incomplete character shows as U+FFFD, and may be the end of anything.
             ends = {stop[-1] for stop in stops} | {"\ufffd"}
@@ -222,7 +250,7 @@ class TransformersEngine(Engine):
         assert row.finish is not None
         whole = self._text(row)
         text, _ = cut_at_stop(whole, row.stops)
-        written = Segment(Author.POLICY, whole, tuple(row.tokens), tuple(row.logprobs))
+        written = Segment(Author.POLICY, whole, tuple(row.tokens), tuple(row.logprobs), self.vocabulary)
         usage = Usage(read=len(row.tokens_in), written=len(row.tokens))
         return Generation(row.context, written, text, row.finish, usage)
 
@@ -230,7 +258,8 @@ class TransformersEngine(Engine):
 def _row(number: int, request: Generate, context: tuple[Segment, ...], tokens_in: list[int], room: int) -> _Row:
     sampling = request.sampling
     limit = min(sampling.max_tokens, room)
-    draws = np.random.default_rng(request.seed).random(limit) if sampling.temperature > 0 else np.empty(0)
+    hot = sampling.temperature >= GREEDY_BELOW
+    draws = np.random.default_rng(request.seed % 2**63).random(limit) if hot else np.empty(0)
     return _Row(number, context, tokens_in, request.stop, sampling, draws, limit, [], [])
 
 
@@ -238,7 +267,7 @@ def draw_tokens(logits_BV: torch.Tensor, rows: Sequence[_Row]) -> tuple[torch.Te
     """The next token of every row and its log-prob under the model, each row by its own sampling and draw."""
     logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
     tokens_B = logits_BV.argmax(dim=-1)
-    hot = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
+    hot = [index for index, row in enumerate(rows) if len(row.draws) and row.finish is None]
     if hot:
         chosen = torch.tensor(hot, device=logits_BV.device)
 
@@ -267,52 +296,3 @@ def keep_top_p(probs_HV: torch.Tensor, top_p_H1: torch.Tensor) -> torch.Tensor:
     sorted_HV, order_HV = probs_HV.sort(dim=-1, descending=True)
     before_HV = sorted_HV.cumsum(dim=-1) - sorted_HV
     return torch.zeros_like(probs_HV).scatter(1, order_HV, sorted_HV.masked_fill(before_HV >= top_p_H1, 0.0))
-
-
-# --- loading -----------------------------------------------------------------------------------------------
-
-
-def load_model(
-    model: str | Path, tokenizer: PreTrainedTokenizerBase | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model with its tokenizer, by built-in name, folder or hub name."""
-    if str(model) == "tiny":
-        return tiny_model(), tokenizer or tiny_tokenizer()
-    folder = Path(model).expanduser()
-    looks_like_path = isinstance(model, Path) or str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise StepladderError(f"{folder} is not a model folder: it has no config.json")
-    elif looks_like_path or folder.exists():
-        found = "is a file" if folder.exists() else "does not exist"
-        raise StepladderError(f"model path {folder} {found}; expected a folder with config.json and weights")
-    try:
-        loaded = AutoModelForCausalLM.from_pretrained(str(folder if folder.is_dir() else model), dtype="auto")
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(folder if folder.is_dir() else model))
-    except (OSError, ValueError, KeyError) as error:
-        raise StepladderError(
-            f"model '{model}' could not be loaded: {str(error).splitlines()[0]} "
-            f"Give a folder with a transformers model, a hub name, or one of: {', '.join(BUILT_IN)}."
-        ) from error
-    return loaded, tokenizer
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise StepladderError(f"unknown device '{name}'; use auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise StepladderError(
-            f"device '{name}' was asked for, but this torch sees no CUDA device (`stepladder doctor`)"
-        )
-    return device
-
-
-def _end_tokens(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every token that ends a turn, by the tokenizer and by the model's generation settings."""
-    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
-    several = configured if isinstance(configured, list) else [configured]
-    return frozenset(token for token in (*several, tokenizer.eos_token_id) if token is not None)

@@ -2,7 +2,7 @@
 
 In: a driver, an agent, questions. Out: an `Evaluation`: one score and one trajectory a question, a summary with 95%
 intervals, and a paired comparison with another evaluation of the same questions. `save` writes a folder with
-`summary.json`, `questions.jsonl` (the rows) and `trajectories.jsonl`.
+`summary.json`, `scores.jsonl` (the rows) and `trajectories.jsonl`.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any
 
 from stepladder.agents.base import Agent
 from stepladder.driver import Driver, Interrupted, Outcome, Watcher
+from stepladder.engines.base import EngineDown
 from stepladder.errors import StepladderError
 from stepladder.evaluate.metrics import QuestionScore, failed_score, score
 from stepladder.evaluate.stats import Comparison, Interval, mean_interval, paired_difference
@@ -22,6 +23,9 @@ from stepladder.files import atomic_folder
 from stepladder.records import write_records
 from stepladder.seeding import seed_of
 from stepladder.trace import Question, StopReason, Trajectory
+
+_SUMMARY, _SCORES, _TRAJECTORIES = "summary.json", "scores.jsonl", "trajectories.jsonl"
+_VERSION_KEY = "stepladder_evaluation"
 
 #: What is averaged over questions: its name, and its value for a question (None where it cannot be known).
 METRICS: dict[str, Callable[[QuestionScore], float | None]] = {
@@ -72,44 +76,58 @@ class Evaluation:
 
     scores: tuple[QuestionScore, ...]
     trajectories: tuple[Trajectory | None, ...]
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the run was stopped before its end."""
-        return any(row.stop is StopReason.CANCELLED for row in self.scores)
+    #: Why the run ended before all questions were played: Ctrl-C, or an engine that went down. None when it did not.
+    stopped_by: Interrupted | EngineDown | None = None
 
     def summary(self) -> Summary:
         """Means with intervals, and counts."""
         return summarise(self.scores)
 
-    def save(self, folder: Path, settings: dict[str, Any]) -> None:
+    def save(self, folder: Path, settings: dict[str, Any], *, overwrite: bool = False) -> None:
         """Write summary, rows and trajectories; the folder appears whole or not at all."""
-        refuse_to_replace(folder)
-        with atomic_folder(folder) as fresh:
-            summary = {**settings, **(self.summary().as_json())}
-            (fresh / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        check_free(folder, overwrite=overwrite)
+        with atomic_folder(folder, what="evaluation") as fresh:
+            summary = {_VERSION_KEY: 1, **settings, **self.summary().as_json()}
+            (fresh / _SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
             rows = "".join(json.dumps(asdict(row)) + "\n" for row in self.scores)
-            (fresh / "questions.jsonl").write_text(rows, encoding="utf-8")
-            write_records(fresh / "trajectories.jsonl", [each for each in self.trajectories if each is not None])
+            (fresh / _SCORES).write_text(rows, encoding="utf-8")
+            write_records(fresh / _TRAJECTORIES, [each for each in self.trajectories if each is not None])
 
 
-def refuse_to_replace(folder: Path) -> None:
-    """Raise when the folder holds anything else than an evaluation, which alone may be written over."""
-    saved = (folder / "questions.jsonl").is_file()
-    if folder.exists() and not saved and (not folder.is_dir() or any(folder.iterdir())):
-        raise StepladderError(f"{folder} exists and is not a saved evaluation; choose another folder to write to")
+def check_free(folder: Path, *, overwrite: bool = False) -> None:
+    """Raise unless an evaluation may be saved there: nothing is, or another evaluation that may be written over."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not folder.is_dir():
+        raise StepladderError(f"{folder} is a file; choose another place for the evaluation")
+    names = {each.name for each in folder.iterdir()}
+    if names and not (names <= {_SUMMARY, _SCORES, _TRAJECTORIES} and _is_evaluation(folder)):
+        raise StepladderError(f"{folder} has other files than an evaluation's in it; choose another folder")
+    if names and not overwrite:
+        raise StepladderError(f"{folder} holds an evaluation already; say overwrite (--overwrite) to replace it")
+
+
+def _is_evaluation(folder: Path) -> bool:
+    try:
+        return _VERSION_KEY in json.loads((folder / _SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def evaluate(
     driver: Driver,
     agent: Agent,
     questions: Sequence[Question],
-    settings: EpisodeSettings | None = None,
+    settings: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
     *,
     seed: int = 0,
     watch: Watcher | None = None,
 ) -> Evaluation:
-    """Play and score every question. After Ctrl-C the questions not reached are marked as cancelled."""
+    """Play and score every question.
+
+    When the run ends early, by Ctrl-C or an engine that goes down after it had worked, the questions not reached are
+    marked as cancelled and `stopped_by` says why.
+    """
     if not questions:
         raise StepladderError("there are no questions to evaluate")
     for question in questions:
@@ -119,12 +137,16 @@ def evaluate(
     def job(question: Question) -> Callable[[], Any]:
         return lambda: episode(agent, question, settings, seed_of(seed, question.id))
 
+    stopped_by: Interrupted | EngineDown | None = None
+    outcomes: Sequence[Outcome[Trajectory]]
     try:
         outcomes = driver.run([job(question) for question in questions], watch)
-    except Interrupted as stopped:
-        outcomes = stopped.outcomes
+    except (Interrupted, EngineDown) as stopped:
+        outcomes, stopped_by = stopped.outcomes, stopped
+        if isinstance(stopped, EngineDown) and all(outcome.value is None for outcome in outcomes):
+            raise
     scores = tuple(_score(question, outcome) for question, outcome in zip(questions, outcomes, strict=True))
-    return Evaluation(scores, tuple(outcome.value for outcome in outcomes))
+    return Evaluation(scores, tuple(outcome.value for outcome in outcomes), stopped_by)
 
 
 def _score(question: Question, outcome: Outcome[Trajectory]) -> QuestionScore:
@@ -171,14 +193,12 @@ def compare(ours: Sequence[QuestionScore], theirs: Sequence[QuestionScore], metr
 
 def load_scores(folder: Path) -> tuple[QuestionScore, ...]:
     """The rows of an evaluation that was saved."""
-    path = folder / "questions.jsonl"
+    path = folder / _SCORES
     if not path.is_file():
-        raise StepladderError(
-            f"{folder} is not a saved evaluation: it has no questions.jsonl (`eval --out DIR` writes it)"
-        )
+        raise StepladderError(f"{folder} is not a saved evaluation: it has no {_SCORES} (`eval --out DIR` writes it)")
     names = {field.name for field in fields(QuestionScore)}
     rows = []
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             try:
                 row = json.loads(line)

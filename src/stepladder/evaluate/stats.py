@@ -36,6 +36,8 @@ class Interval:
 class Comparison:
     """The first system less the second, on the same questions."""
 
+    #: Questions that were compared.
+    questions: int
     difference: Interval
     #: Probability of a difference at least this large, in either direction, if the systems were interchangeable.
     p_value: float
@@ -62,7 +64,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float], *, seed: int = 0) 
     if len(a) != len(b):
         raise ValueError(f"paired scores must be of the same questions, but there are {len(a)} and {len(b)}")
     differences = _checked(a, "a") - _checked(b, "b")
-    return Comparison(_bootstrap(differences, seed), _sign_flip(differences[differences != 0], seed))
+    return Comparison(len(differences), _bootstrap(differences, seed), _sign_flip(differences[differences != 0], seed))
 
 
 def _bootstrap(values: Values, seed: int) -> Interval:

@@ -1,6 +1,7 @@
 """An evaluation as a person reads it: a table with intervals, and what went wrong."""
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from stepladder.evaluate.runner import Summary
@@ -36,7 +37,7 @@ def interval_text(interval: Interval, digits: int = 3) -> str:
 
 def print_summary(console: Console, summary: Summary, title: str) -> None:
     """The table of an evaluation, and below it stops, misses, hops and failures."""
-    console.print(f"[bold]{title}[/], {summary.questions:,} questions", highlight=False)
+    console.print(f"[bold]{escape(title)}[/], {summary.questions:,} questions", highlight=False)
     table = Table(box=None, pad_edge=False)
     table.add_column("per question")
     table.add_column("mean", justify="right")
@@ -55,15 +56,15 @@ def print_summary(console: Console, summary: Summary, title: str) -> None:
     for reason, count in list(summary.failures.items())[:5]:
         console.print(f"failed {count}x: {reason}", style="red", highlight=False, markup=False)
     if summary.cancelled:
-        console.print(f"interrupted: {summary.cancelled:,} questions not reached, in no average", style="yellow")
+        console.print(f"stopped early: {summary.cancelled:,} questions not reached, in no average", style="yellow")
 
 
 def comparison_line(comparison: Comparison, metric: str) -> str:
     """A paired difference in one line."""
     difference = comparison.difference
     return (
-        f"{metric}: {difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] "
-        f"against the other run, p = {comparison.p_value:.4f} (paired)"
+        f"{metric}: {difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] against the other run, "
+        f"p = {comparison.p_value:.4f} (paired, {comparison.questions:,} questions in both)"
     )
 
 

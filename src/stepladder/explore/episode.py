@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from stepladder.agents.base import Agent
-from stepladder.errors import StepladderError
 from stepladder.request import Algorithm, Finish, Generate, Generation, Request, Retrieve, Sampling
 from stepladder.seeding import seed_of
 from stepladder.trace import ActionKind, Question, Segment, Step, StopReason, Trajectory
@@ -31,18 +30,15 @@ class EpisodeSettings:
             raise ValueError(f"max_steps is {self.max_steps} and k is {self.k}; both must be at least 1")
 
 
-def episode(
-    agent: Agent, question: Question, settings: EpisodeSettings | None = None, seed: int = 0
-) -> Algorithm[Trajectory]:
-    """Play one question from start to end."""
-    settings = settings or EpisodeSettings()
+def episode(agent: Agent, question: Question, settings: EpisodeSettings, seed: int) -> Algorithm[Trajectory]:
+    """Play one question from start to end. Samples of one question differ by their seeds."""
     trajectory = yield from begin(agent, question, settings, seed)
     while trajectory.stop is None:
         trajectory = yield from take_step(agent, trajectory, settings, seed_of(seed, len(trajectory.steps)))
     return trajectory
 
 
-def begin(agent: Agent, question: Question, settings: EpisodeSettings, seed: int = 0) -> Algorithm[Trajectory]:
+def begin(agent: Agent, question: Question, settings: EpisodeSettings, seed: int) -> Algorithm[Trajectory]:
     """The state before the first step; agents that look first have searched."""
     trajectory = Trajectory(question, agent.name, seed=seed)
     query = agent.opening_query(question)
@@ -51,7 +47,7 @@ def begin(agent: Agent, question: Question, settings: EpisodeSettings, seed: int
     return replace(trajectory, given=(yield Retrieve(query, settings.k)))
 
 
-def take_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings, seed: int = 0) -> Algorithm[Trajectory]:
+def take_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings, seed: int) -> Algorithm[Trajectory]:
     """The trajectory with one more step: written by the engine, parsed by the agent, answered by the search."""
     rendered = agent.render(trajectory)
     reply: Generation = yield Generate(rendered, agent.stops, settings.sampling, seed, trajectory)
@@ -64,10 +60,11 @@ def take_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings, s
         return trajectory.extend(step, StopReason.ANSWERED)
     if action.kind is ActionKind.MALFORMED:
         return trajectory.extend(step, _CUT_OFF.get(reply.finish, StopReason.MALFORMED))
+    if len(trajectory.steps) + 1 >= settings.max_steps:  # nobody would read what a search found now
+        return trajectory.extend(step, StopReason.STEP_LIMIT)
     if action.kind is ActionKind.QUERY:
         step = replace(step, passages=(yield Retrieve(action.content, settings.k)))
-    last = len(trajectory.steps) + 1 >= settings.max_steps
-    return trajectory.extend(step, StopReason.STEP_LIMIT if last else None)
+    return trajectory.extend(step)
 
 
 #: Malformed text that was cut off is the limit's doing, not the policy's.
@@ -95,7 +92,7 @@ def watched(algorithm: Algorithm[Any], look: Callable[[Trajectory], None]) -> Al
             look(asked.trajectory)
         try:
             reply = yield asked
-        except StepladderError as error:
+        except Exception as error:  # noqa: BLE001 - the algorithm may handle it, as it would unwatched
             go_on = partial(algorithm.throw, error)
         else:
             go_on = partial(algorithm.send, reply)

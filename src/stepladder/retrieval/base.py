@@ -28,8 +28,10 @@ class Retriever(ABC):
         """Free what the retriever holds."""
 
 
-def check_k(k: int) -> None:
-    """Refuse to search for less than one passage."""
+def check_search(queries: Sequence[str], k: int) -> None:
+    """Refuse to search for less than one passage, or for the letters of a lone query."""
+    if isinstance(queries, str):
+        raise TypeError(f"search takes a list of queries: search([{queries!r}], {k})")
     if k < 1:
         raise ValueError(f"k is the number of passages to find and must be at least 1, not {k}")
 

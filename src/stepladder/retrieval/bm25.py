@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import Stemmer
 
-from stepladder.retrieval.base import Retriever, check_k
+from stepladder.retrieval.base import Retriever, check_search
 from stepladder.retrieval.corpus import CorpusError, distinct
 from stepladder.retrieval.passages import Passages, PassageStore, PassageWriter
 from stepladder.trace import Passage
@@ -139,7 +139,7 @@ class BM25Index(Retriever):
 
     def search(self, queries: Sequence[str], k: int) -> list[tuple[Passage, ...]]:
         """For each query, in order, up to k passages with their scores, best first."""
-        check_k(k)
+        check_search(queries, k)
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> tuple[Passage, ...]:

@@ -78,8 +78,8 @@ _MANIFEST_FIELDS = TypeAdapter(IndexInfo)
 
 
 def build_index(
-    corpus: Path | Iterable[Passage],
-    folder: Path,
+    corpus: str | Path | Iterable[Passage],
+    folder: str | Path,
     kind: str = "bm25",
     *,
     source: str = "",
@@ -92,10 +92,10 @@ def build_index(
     `settings` are those of the kind's own `build`. `on_progress` is called now and then with the number of passages
     read so far. An existing index is replaced only with `overwrite`, any other folder with files in it never.
     """
-    builder = _kind(kind)
+    builder, folder = _kind(kind), Path(folder)
     _check_free(folder, overwrite)
-    if isinstance(corpus, Path):
-        passages, source = read_corpus(corpus), source or corpus.name
+    if isinstance(corpus, str | Path):
+        passages, source = read_corpus(Path(corpus)), source or Path(corpus).name
     else:
         passages = distinct(corpus)
     reading = _Reading(passages, on_progress)
@@ -119,8 +119,9 @@ def build_index(
     return info
 
 
-def index_info(folder: Path) -> IndexInfo:
+def index_info(folder: str | Path) -> IndexInfo:
     """The manifest of the index in a folder."""
+    folder = Path(folder)
     if not folder.exists():
         raise IndexFolderError(f"{folder}: there is no such folder. {_how_to_build(folder)}")
     path = folder / _MANIFEST
@@ -144,8 +145,9 @@ def index_info(folder: Path) -> IndexInfo:
         raise IndexFolderError(f"{path} is not the manifest of an index: {where}: {first['msg']}") from error
 
 
-def open_index(folder: Path) -> Retriever:
+def open_index(folder: str | Path) -> Retriever:
     """The index in a folder, ready to search."""
+    folder = Path(folder)
     info = index_info(folder)
     kind = _kind(info.kind)
     for name, size in info.files.items():
@@ -156,7 +158,10 @@ def open_index(folder: Path) -> Retriever:
             raise IndexFolderError(
                 f"{folder} is damaged: {name} {state}, expected {size:,} bytes. {_how_to_build(folder)}"
             )
-    return kind.open(folder)
+    try:
+        return kind.open(folder)
+    except (ValueError, KeyError, TypeError, EOFError) as error:
+        raise IndexFolderError(f"{folder} is damaged: {error}. {_how_to_build(folder)}") from error
 
 
 class _Reading:
@@ -189,8 +194,13 @@ def _kind(name: str) -> IndexKind:
 def _check_free(folder: Path, overwrite: bool) -> None:
     if not folder.is_dir() or not any(folder.iterdir()):
         return
-    if not (folder / _MANIFEST).is_file():
-        raise IndexFolderError(f"{folder} has files in it and is not an index; choose another folder")
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        ours = {_MANIFEST, *manifest["files"]} if _VERSION_KEY in manifest else set()
+    except (OSError, ValueError, TypeError, KeyError):
+        ours = set()
+    if not {each.name for each in folder.iterdir()} <= ours:
+        raise IndexFolderError(f"{folder} has other files than an index's in it; choose another folder")
     if not overwrite:
         raise IndexFolderError(f"{folder} is an index already; say overwrite (--overwrite) to replace it")
 
