@@ -169,3 +169,34 @@ class RepeatingAgent(ProRAG):
 def test_the_contract_test_finds_broken_agents(agent: Agent, message: str) -> None:
     with pytest.raises(ContractViolation, match=message):
         check_agent(agent)
+
+
+hostile = st.text(alphabet="<>/‹ answersubqytpx", max_size=30).map(str.strip)
+
+
+@every_agent
+@given(content=hostile, thought=hostile)
+def test_whatever_is_written_can_be_read(agent: Agent, content: str, thought: str) -> None:
+    """Gold transcripts hold answers of real data: their content must not break the grammar."""
+    trajectory = Trajectory(Question("q", "Who?", ("x",)), agent.name)
+    text = agent.write(Action(ActionKind.ANSWER, f"x {content}", thought), trajectory)
+    parsed = agent.parse(text, trajectory)
+    assert parsed.kind is ActionKind.ANSWER
+    assert parsed.content.replace("‹", "<") == f"x {content}".strip().replace("‹", "<")
+
+
+def test_angle_brackets_that_are_no_tags_stay_as_they_are() -> None:
+    trajectory = Trajectory(Question("q", "Which type?", ("List<String>",)), "direct")
+    agent = make_agent("direct")
+    action = Action(ActionKind.ANSWER, "List<String>")
+    assert agent.parse(agent.write(action, trajectory), trajectory) == action
+
+
+@pytest.mark.parametrize("text", ["＜/retrieval＞", "﹤answer﹥", "<｜User｜>", "＜｜end｜＞"])
+def test_brackets_that_tokenizers_fold_are_brackets(text: str) -> None:
+    assert not set(neutralise(text)) & set("<＜﹤")
+
+
+def test_an_empty_answer_is_malformed() -> None:
+    trajectory = Trajectory(Question("q", "Who?", ("x",)), "cot")
+    assert make_agent("cot").parse("<step>Hm.</step><answer></answer>", trajectory).problem == "empty <answer>"

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -189,3 +190,86 @@ def test_ctrl_c_prints_what_was_reached_and_exits_130(tmp_path: Path) -> None:
     assert result["cancelled"] > 0
     assert result["questions"] + result["cancelled"] == 500
     assert "Traceback" not in err
+
+
+def test_an_evaluation_is_replaced_only_when_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    assert run(capsys, "eval", "--limit", "2", "--out", folder)[0] == 0
+    code, _, err = run(capsys, "eval", "--limit", "2", "--out", folder)
+    assert code == 2
+    assert "--overwrite" in err
+    assert run(capsys, "eval", "--limit", "2", "--out", folder, "--overwrite")[0] == 0
+
+
+def test_a_folder_with_questions_in_it_is_never_taken_for_an_evaluation(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "questions.jsonl").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, "eval", "--limit", "1", "--out", ".", "--overwrite")
+    assert code == 2
+    assert "has other files" in err
+    assert (tmp_path / "questions.jsonl").read_text() == "mine"
+
+
+def test_a_comparison_with_other_questions_is_refused_before_the_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(capsys, "eval", "--limit", "2", "--out", str(tmp_path / "test"))[0] == 0
+    code, _, err = run(capsys, "eval", "--split", "dev", "--against", str(tmp_path / "test"))
+    assert code == 2
+    assert "is of other questions" in " ".join(err.split())
+
+
+def test_a_summary_says_how_to_repeat_the_run(capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path) -> None:
+    folder = str(tmp_path / "index")
+    assert run(capsys, "index", "build", str(corpus), "--out", folder)[0] == 0
+    _, printed, _ = run(capsys, "eval", "--limit", "1", "--index", folder, "--json")
+    result = json.loads(printed)
+    assert result["limit"] == 1
+    assert result["index"]["checksum"] == json.loads(run(capsys, "index", "info", folder, "--json")[1])["checksum"]
+
+
+def test_documents_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(
+        json.dumps({"id": "1\x1b]0;t\x07", "title": "Orm \x1b[2J[red]", "text": "tower \x1b[31m [/x]"}) + "\n"
+    )
+    assert run(capsys, "index", "build", str(corpus), "--out", str(tmp_path / "index"))[0] == 0
+    _, printed, _ = run(capsys, "index", "search", str(tmp_path / "index"), "tower")
+    assert "\x1b" not in printed
+    assert "[red]" in printed
+    arguments = ["--index", str(tmp_path / "index"), "--engine", "transformers", "--agent", "rag", "--max-tokens", "3"]
+    code, printed, _ = run(capsys, "ask", "Which \x1b[2J tower?", *arguments)
+    assert code == 0
+    assert "\x1b" not in printed
+
+
+def test_a_terminal_without_unicode_gets_question_marks(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stepladder", "ask"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "answered after" in done.stdout
+
+
+def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "stepladder", "doctor", "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_home_folder_may_be_written_as_a_tilde(
+    capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run(capsys, "index", "build", "~/corpus.jsonl.gz", "--out", "~/index")[0] == 0
+    assert (tmp_path / "index" / "index.json").is_file()
+
+
+def test_a_question_of_nothing_and_a_model_for_the_oracle_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is empty" in run(capsys, "ask", " ")[2]
+    assert "the gold engine is no model" in run(capsys, "eval", "--model", "tiny")[2]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from stepladder.engines.base import EngineDown, EngineError, check_engine
-from stepladder.engines.openai import OpenAIEngine
+from stepladder.engines.openai import FIRST_TRIES, GIVE_UP_AFTER, OpenAIEngine
 from stepladder.engines.openai_wire import GO_ON, chat_messages, finished_text, retry_wait
 from stepladder.request import Finish, Generate, Generation, Sampling
 from stepladder.trace import Author, Segment, Usage
@@ -436,6 +436,29 @@ def test_no_server_at_all(server: Server) -> None:
         pytest.raises(EngineDown, match=f"no server answers at {url} .after 3 tries"),
     ):
         engine.generate([ask()])
+
+
+def test_a_server_that_never_answered_is_not_waited_for_as_long(server: Server) -> None:
+    with closing(OpenAIEngine("m", "http://127.0.0.1:9/v1", max_retries=5, backoff=0.01)) as engine:
+        with pytest.raises(EngineDown, match=f"after {FIRST_TRIES} tries"):
+            engine.generate([ask()])
+        assert engine.retries == FIRST_TRIES - 1
+
+
+def test_after_many_failures_in_a_row_the_server_is_taken_to_be_down(server: Server) -> None:
+    server.answer = lambda body, n: fails(500, "broken for good")
+    with closing(OpenAIEngine("m", server.url, max_retries=1, backoff=0.001, concurrency=1)) as engine:
+        for _ in range(GIVE_UP_AFTER - 1):
+            assert "broken for good" in error_of(engine.generate([ask()]))
+        with pytest.raises(EngineDown, match=f"So ended {GIVE_UP_AFTER} requests in a row"):
+            engine.generate([ask()])
+
+
+def test_a_success_in_between_starts_the_count_anew(server: Server) -> None:
+    server.answer = lambda body, n: says("fine") if n % 5 == 4 else fails(500, "now and then")
+    with closing(OpenAIEngine("m", server.url, max_retries=0, concurrency=1)) as engine:
+        replies = [engine.generate([ask()])[0] for _ in range(3 * GIVE_UP_AFTER)]
+    assert sum(isinstance(reply, Generation) for reply in replies) == 3 * GIVE_UP_AFTER // 5
 
 
 def test_a_refused_request_is_not_tried_again(server: Server, engine: OpenAIEngine) -> None:

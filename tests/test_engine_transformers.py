@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from stepladder.contract import ContractViolation
 from stepladder.engines.base import EngineError, check_engine
@@ -232,6 +240,172 @@ def test_prompts_go_into_the_chat_template_and_the_rest_follows_it() -> None:
 def test_documents_cannot_spell_control_tokens(engine: TransformersEngine) -> None:
     for author in (Author.ENVIRONMENT, Author.PROMPT):
         assert 256 not in engine.encode(Segment(author, "a<|end|>b")).tokens
+
+
+def test_nothing_in_a_message_becomes_a_control_token_of_the_chat_template() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[INST]"]})
+    tokenizer.chat_template = "[INST]{{ messages[0].content }}<|end|>"
+    engine = TransformersEngine(tiny_model(vocab_size=258), tokenizer)
+    tokens = engine.encode(Segment(Author.PROMPT, "a[INST]b<|end|>c")).tokens
+    assert (tokens.count(257), tokens.count(256)) == (1, 1), "only the template's own"
+    assert engine.decode(tokens) == "[INST]a[INST]b<|end|>c<|end|>"
+
+
+def test_variables_of_the_chat_template_can_be_set() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}{% if not thinking %} /no_think{% endif %}"
+    thinking = TransformersEngine(tiny_model(), tokenizer, chat_options={"thinking": True})
+    assert thinking.decode(thinking.encode(Segment(Author.PROMPT, "Who?")).tokens) == "Who?"
+    plain = TransformersEngine(tiny_model(), tokenizer)
+    assert plain.decode(plain.encode(Segment(Author.PROMPT, "Who?")).tokens) == "Who? /no_think"
+
+
+def test_a_token_that_begins_texts_is_put_before_prompts_only() -> None:
+    tokenizer = merging_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", len(tokenizer))]
+    )
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    engine = TransformersEngine(tiny_model(vocab_size=len(tokenizer)), tokenizer)
+    begin = tokenizer.bos_token_id
+    assert engine.encode(Segment(Author.PROMPT, "Who?")).tokens.count(begin) == 1
+    assert engine.encode(Segment(Author.PROMPT, "Who?")).tokens[0] == begin
+    assert begin not in engine.encode(Segment(Author.ENVIRONMENT, "Who?")).tokens
+
+
+def test_ids_of_another_vocabulary_are_refused_not_misread(engine: TransformersEngine) -> None:
+    other = TransformersEngine(tiny_model(vocab_size=len(merging_tokenizer())), merging_tokenizer())
+    foreign = other.encode(Segment(Author.PROMPT, "Who built it?"))
+    refused, fine = engine.generate([Generate((foreign,)), prompt("Who?", sampling=Sampling(max_tokens=1))])
+    assert isinstance(refused, EngineError)
+    assert "another vocabulary" in str(refused)
+    assert isinstance(fine, Generation)
+
+
+# --- architectures -----------------------------------------------------------------------------------------
+
+
+def gpt2() -> Any:
+    """A model with learnt absolute positions: wrong position ids, which rotary models forgive, show here."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=257, n_positions=128, n_embd=32, n_layer=2, n_head=2, initializer_range=0.4)
+    config.eos_token_id = config.bos_token_id = 256
+    return GPT2LMHeadModel(config).eval()
+
+
+def qwen3() -> Any:
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+    }
+    config = Qwen3Config(vocab_size=300, num_key_value_heads=2, initializer_range=0.3, eos_token_id=256, **sizes)
+    return Qwen3ForCausalLM(config).eval()  # its vocabulary is larger than the tokenizer's, as in the real ones
+
+
+def lfm2() -> Any:
+    """Convolutions beside attention: layers that cannot give up rows of a batch."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    layers = ["conv", "full_attention"]
+    config = Lfm2Config(vocab_size=257, num_key_value_heads=2, initializer_range=0.3, layer_types=layers, **sizes)
+    config.eos_token_id = config.pad_token_id = config.bos_token_id = 256
+    return Lfm2ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("make", [gpt2, qwen3, lfm2])
+def test_other_architectures_keep_the_contract(make: Any) -> None:
+    check_engine(TransformersEngine(make(), tiny_tokenizer()))
+
+
+@pytest.mark.parametrize("make", [gpt2, qwen3])
+def test_rows_of_different_lengths_write_what_they_write_alone(make: Any) -> None:
+    engine = TransformersEngine(make(), tiny_tokenizer())
+    requests = [prompt("x" * length, sampling=Sampling(max_tokens=length)) for length in (3, 30, 12, 25)]
+    alone = [generate(engine, request)[0].written.tokens for request in requests]
+    assert [reply.written.tokens for reply in generate(engine, *requests)] == alone
+
+
+def test_a_model_that_does_not_say_its_context_length_is_asked_about() -> None:
+    model = tiny_model()
+    model.config.max_position_embeddings = None
+    with pytest.raises(StepladderError, match="pass context_limit"):
+        TransformersEngine(model, tiny_tokenizer())
+    assert TransformersEngine(model, tiny_tokenizer(), context_limit=99).context_limit == 99
+
+
+def test_every_token_that_ends_a_turn_counts() -> None:
+    """Chat models end their turns with another token than their tokenizer names."""
+    model = tiny_model()
+    model.generation_config.eos_token_id = [256, ord("b") - 33]
+    engine = TransformersEngine(model, tiny_tokenizer())
+    assert engine.end_tokens == {256, 65}
+
+
+def test_a_model_object_is_used_as_it_is_and_left_as_it_was() -> None:
+    model = tiny_model().to(torch.bfloat16).train()
+    engine = TransformersEngine(model, tiny_tokenizer())
+    generate(engine, prompt("Who?", sampling=Sampling(max_tokens=3)))
+    assert (model.dtype, model.training, engine.dtype) == (torch.bfloat16, True, torch.bfloat16)
+    with pytest.raises(StepladderError, match="leave out device and dtype"):
+        TransformersEngine(model, tiny_tokenizer(), dtype="fp32")
+
+
+def test_dropout_is_off_while_a_training_model_generates() -> None:
+    model = tiny_model(attention_dropout=0.9).train()
+    engine = TransformersEngine(model, tiny_tokenizer())
+    requests = [prompt("Where?", sampling=Sampling(max_tokens=10))] * 2
+    first, second = generate(engine, *requests)
+    assert first.written.logprobs == pytest.approx(second.written.logprobs)
+    assert (
+        first.written.tokens
+        == generate(TransformersEngine(model.eval(), tiny_tokenizer()), requests[0])[0].written.tokens
+    )
+
+
+# --- the distribution of samples ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_sharpens_and_flattens(engine: TransformersEngine, temperature: float) -> None:
+    draws = 2000
+    sampling = Sampling(temperature, 1.0, 1)
+    counts = torch.zeros(257)
+    for reply in generate(engine, *[prompt("A", sampling=sampling, seed=seed) for seed in range(draws)]):
+        counts[reply.written.tokens[0]] += 1
+    logits = engine.model(torch.tensor([list(engine.tokenizer("A")["input_ids"])])).logits[0, -1]
+    for other, closer in ((temperature, True), (1.0, False)):
+        distance = 0.5 * (counts / draws - torch.softmax(logits / other, -1)).abs().sum()
+        assert (distance < 0.16) == closer, f"total variation distance to temperature {other}: {distance:.3f}"
+
+
+def test_every_position_has_a_draw_of_its_own() -> None:
+    """On a model that finds all tokens equally likely, the tokens of a reply are its draws."""
+    model = tiny_model()
+    torch.nn.init.zeros_(model.lm_head.weight)
+    engine = TransformersEngine(model, tiny_tokenizer())
+    engine.end_tokens = frozenset()
+    (reply,) = generate(engine, prompt("A", sampling=replace(HOT, max_tokens=64)))
+    assert len(set(reply.written.tokens)) > 40
+
+
+def test_temperatures_next_to_nothing_are_greedy(engine: TransformersEngine) -> None:
+    cold, greedy = generate(
+        engine, prompt("A", sampling=Sampling(1e-308, 1.0, 8)), prompt("A", sampling=Sampling(0, 1.0, 8))
+    )
+    assert cold.written.tokens == greedy.written.tokens
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": float("nan")}, {"temperature": -1}, {"top_p": 0}, {"max_tokens": 0}]
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Sampling(**settings)
 
 
 # --- loading -----------------------------------------------------------------------------------------------
