@@ -11,6 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     Lfm2Config,
@@ -331,8 +333,7 @@ def test_rows_of_different_lengths_write_what_they_write_alone(make: Any) -> Non
 
 
 def test_a_model_that_does_not_say_its_context_length_is_asked_about() -> None:
-    model = tiny_model()
-    model.config.max_position_embeddings = None
+    model = BloomForCausalLM(BloomConfig(vocab_size=257, hidden_size=32, n_layer=1, n_head=2))
     with pytest.raises(StepladderError, match="pass context_limit"):
         TransformersEngine(model, tiny_tokenizer())
     assert TransformersEngine(model, tiny_tokenizer(), context_limit=99).context_limit == 99
