@@ -176,10 +176,29 @@ def test_demo_ends_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "untrained model" in printed
 
 
+def start(command: list[str]) -> subprocess.Popen[str]:
+    """A process that Ctrl-C works on, even where the tests themselves run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit what is ignored
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_the_demo_with_130() -> None:
+    process = start([sys.executable, "-m", "stepladder", "demo", "--questions", "500"])
+    assert process.stdout is not None
+    assert "Atlas" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+
+
 def test_ctrl_c_prints_what_was_reached_and_exits_130(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stepladder.cli", "eval", "--engine", "transformers", "--model", "tiny"]
+    command = [sys.executable, "-m", "stepladder", "eval", "--engine", "transformers", "--model", "tiny"]
     command += ["--batch", "2", "--max-tokens", "200", "--temperature", "1", "--json", "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = start(command)
     assert process.stderr is not None
     assert "Evaluating: " in process.stderr.readline()  # the first line of progress: some questions are done
     process.send_signal(signal.SIGINT)

@@ -5,7 +5,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -249,6 +249,15 @@ def test_jobs_are_opened_as_room_comes_free_not_all_at_once() -> None:
     stream.close()
 
 
+@pytest.fixture
+def _ctrl_c_works() -> Iterator[None]:
+    """Shells start background jobs with Ctrl-C switched off, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_works")
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_ctrl_c_keeps_what_is_finished_and_closes_the_rest(concurrency: int) -> None:
     closed = []

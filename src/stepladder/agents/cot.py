@@ -2,9 +2,10 @@
 
 from typing import ClassVar
 
-from stepladder.agents.base import Agent, malformed, neutralise, prompt_segment
+from stepladder.agents.base import malformed
+from stepladder.agents.direct import Direct
 from stepladder.agents.tags import read_blocks, write_block
-from stepladder.trace import Action, ActionKind, Segment, Trajectory
+from stepladder.trace import Action, ActionKind, Trajectory
 
 PROMPT = """Think the question through: <step>thought</step>. Then answer with a short phrase: <answer>it</answer>.
 Question: {question}
@@ -14,17 +15,12 @@ Question: {question}
 _TAGS = ("step", "answer")
 
 
-class CoT(Agent):
+class CoT(Direct):
     """`<step>thought</step><answer>a</answer>`"""
 
     name: ClassVar[str] = "cot"
     summary: ClassVar[str] = "thinks aloud, then answers, without searching"
-    kinds: ClassVar[frozenset[ActionKind]] = frozenset({ActionKind.ANSWER})
-    stops: ClassVar[tuple[str, ...]] = ("</answer>",)
-
-    def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
-        """Instructions and the question."""
-        return (prompt_segment(PROMPT.format(question=neutralise(trajectory.question.text))),)
+    prompt: ClassVar[str] = PROMPT
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002
         """An answer with its thought, or malformed."""

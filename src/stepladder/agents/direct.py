@@ -21,10 +21,12 @@ class Direct(Agent):
     summary: ClassVar[str] = "answers at once, without searching"
     kinds: ClassVar[frozenset[ActionKind]] = frozenset({ActionKind.ANSWER})
     stops: ClassVar[tuple[str, ...]] = ("</answer>",)
+    #: Instructions, with the place of the question.
+    prompt: ClassVar[str] = PROMPT
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """Instructions and the question."""
-        return (prompt_segment(PROMPT.format(question=neutralise(trajectory.question.text))),)
+        return (prompt_segment(self.prompt.format(question=neutralise(trajectory.question.text))),)
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002
         """An answer, or malformed."""

@@ -1,0 +1,75 @@
+"""The command line: parses, calls, prints. Everything it does can be done from Python with the same names.
+
+options.py   options that several commands share, and what they make
+play.py      ask, eval
+index.py     index build, search, info
+about.py     demo, doctor
+"""
+
+import sys
+from io import TextIOWrapper
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stepladder import __version__
+from stepladder.cli.about import demo, doctor
+from stepladder.cli.index import app as index_app
+from stepladder.cli.play import ask, evaluate_command
+from stepladder.errors import StepladderError
+from stepladder.narrate import shown
+from stepladder.trace import TraceError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Train language models to answer hard questions by searching, one graded step at a time.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command()(demo)
+app.command()(ask)
+app.command(name="eval")(evaluate_command)
+app.add_typer(index_app, name="index")
+app.command()(doctor)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point: mistakes of the user end in one clear line, not in a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows a question mark instead
+            stream.reconfigure(errors="replace")
+    try:
+        app(arguments, standalone_mode=True)
+        sys.stdout.flush()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (StepladderError, TraceError) as error:
+        return _complain(str(error))
+    except OSError as error:
+        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
+    return 0
+
+
+def _complain(message: str) -> int:
+    Console(stderr=True).print(f"[bold red]error:[/] {shown(message)}", soft_wrap=True, highlight=False)
+    return 2
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stepladder {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None: ...

@@ -1,0 +1,86 @@
+"""`index build`, `index search`, `index info`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stepladder.cli.options import AsJson, K, WorldSeed, listed, path_of
+from stepladder.data import DATA_SETS, open_data
+from stepladder.narrate import shown
+from stepladder.retrieval.index import IndexInfo, build_index, index_info, open_index
+from stepladder.trace import Passage
+
+app = typer.Typer(help="Turn a corpus into an index, search it, look at it.", no_args_is_help=True)
+out = Console()
+
+ThisIndex = Annotated[Path, typer.Argument(parser=path_of, help="Folder of the index.")]
+
+
+@app.command("build")
+def index_build(
+    corpus: Annotated[str, typer.Argument(help=f"Corpus file (.jsonl, .jsonl.gz), or one of {listed(DATA_SETS)}.")],
+    folder: Annotated[Path, typer.Option("--out", parser=path_of, help="Folder of the index.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an index that is there.")] = False,
+    world_seed: WorldSeed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Build a BM25 index: lines of {"id", "contents"} or {"id", "title", "text"}."""
+    source: Path | Sequence[Passage] = path_of(corpus)
+    if corpus in DATA_SETS:
+        source = open_data(corpus, seed=world_seed).passages or ()
+    with Console(stderr=True).status(f"Reading {corpus} ...") as status:
+        info = build_index(
+            source,
+            folder,
+            source=corpus,
+            overwrite=overwrite,
+            on_progress=lambda count: status.update(f"Indexing {corpus}: {count:,} passages"),
+        )
+    _show_index(info, folder, as_json)
+
+
+@app.command("search")
+def index_search(
+    folder: ThisIndex,
+    query: Annotated[str, typer.Argument(help="What to look for.")],
+    k: K = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Show the best passages for a query."""
+    (found,) = open_index(folder).search([query], k)
+    if as_json:
+        typer.echo(json.dumps([asdict(passage) for passage in found], indent=2))
+        return
+    for passage in found:
+        out.print(
+            f"[bold]{passage.score:8.3f}[/]  {shown(passage.title)} [dim]({shown(passage.id)})[/]", highlight=False
+        )
+        out.print(f"          {shown(passage.text)}", highlight=False, soft_wrap=True)
+    if not found:
+        out.print("nothing was found", highlight=False)
+
+
+@app.command("info")
+def index_show(
+    folder: Annotated[Path, typer.Argument(parser=path_of, help="Folder of the index.")], as_json: AsJson = False
+) -> None:
+    """What an index holds, and how it was made."""
+    _show_index(index_info(folder), folder, as_json)
+
+
+def _show_index(info: IndexInfo, folder: Path, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(info), indent=2))
+        return
+    made = ", ".join(f"{name} {value}" for name, value in info.settings.items())
+    out.print(
+        f"[bold]{shown(str(folder))}[/]: {info.kind}, {info.passages:,} passages, {info.size / 1e6:,.1f} MB",
+        highlight=False,
+    )
+    out.print(f"from {shown(info.source)} on {info.created}; {shown(made)}", highlight=False, soft_wrap=True)
+    out.print(f"checksum {info.checksum}", highlight=False)

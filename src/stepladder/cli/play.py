@@ -1,0 +1,203 @@
+"""`ask` answers one question in front of you; `eval` answers many and scores them."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stepladder import __version__
+from stepladder.agents import make_agent
+from stepladder.cli.options import (
+    AgentName,
+    Api,
+    ApiName,
+    AsJson,
+    BaseUrl,
+    Batch,
+    Concurrency,
+    DataName,
+    Device,
+    DType,
+    EngineName,
+    IndexFolder,
+    K,
+    MaxSteps,
+    MaxTokens,
+    ModelName,
+    Seed,
+    Temperature,
+    TopP,
+    WorldSeed,
+    episode_settings,
+    open_engine,
+    open_retriever,
+    path_of,
+)
+from stepladder.data import DataSet, open_data
+from stepladder.driver import Driver
+from stepladder.errors import StepladderError
+from stepladder.evaluate.runner import check_free, compare, evaluate, load_scores
+from stepladder.evaluate.table import comparison_line, print_summary
+from stepladder.explore.episode import episode, watched
+from stepladder.narrate import Narrator, shown
+from stepladder.progress import Progress
+from stepladder.request import Algorithm
+from stepladder.retrieval.index import index_info
+from stepladder.seeding import seed_of
+from stepladder.trace import Question, StopReason, Trajectory, dumps
+
+out = Console()
+
+
+def ask(
+    question: Annotated[
+        str | None, typer.Argument(help="The question. Without one, an example from the data is asked.")
+    ] = None,
+    agent: AgentName = "prorag",
+    engine: EngineName = "gold",
+    model: ModelName = None,
+    base_url: BaseUrl = None,
+    api: ApiName = Api.chat,
+    device: Device = "auto",
+    dtype: DType = "auto",
+    data: DataName = "atlas",
+    index: IndexFolder = None,
+    k: K = 3,
+    max_steps: MaxSteps = 12,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    world_seed: WorldSeed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Answer one question and show each step as it happens."""
+    player = make_agent(agent)
+    settings = episode_settings(max_steps, k, temperature, top_p, max_tokens)
+    own_corpus = index is not None and question is not None and engine != "gold"
+    data_set = None if own_corpus else open_data(data, seed=world_seed)
+    asked = _find_question(question, data_set, engine)
+    retriever = open_retriever(data_set, index, player)
+    narrator = Narrator(Console(stderr=True) if as_json else out)
+    narrator.question(asked)
+
+    def job() -> Algorithm[Trajectory]:
+        return watched(episode(player, asked, settings, seed_of(seed, asked.id)), narrator.show)
+
+    options = {"device": device, "dtype": dtype}
+    with open_engine(engine, player, model, base_url, api, **options) as writer:
+        (outcome,) = Driver(writer, retriever).run([job])
+    if outcome.failure is not None:
+        raise StepladderError(outcome.failure.reason)
+    assert outcome.value is not None
+    if as_json:
+        typer.echo(dumps(outcome.value))
+
+
+def evaluate_command(
+    agent: AgentName = "prorag",
+    engine: EngineName = "gold",
+    model: ModelName = None,
+    base_url: BaseUrl = None,
+    api: ApiName = Api.chat,
+    device: Device = "auto",
+    dtype: DType = "auto",
+    batch: Batch = 64,
+    concurrency: Concurrency = 32,
+    data: DataName = "atlas",
+    split: Annotated[
+        str | None, typer.Option("--split", help="train, dev or test (the default); a question file has no splits.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many questions.")] = None,
+    index: IndexFolder = None,
+    k: K = 3,
+    max_steps: MaxSteps = 12,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    world_seed: WorldSeed = 0,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", parser=path_of, help="Folder for summary, rows and trajectories.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an evaluation that is there.")] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", parser=path_of, help="A saved evaluation to compare with, paired."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a split of questions and score them, with 95% intervals."""
+    player = make_agent(agent)
+    settings = episode_settings(max_steps, k, temperature, top_p, max_tokens)
+    if out_folder is not None:
+        check_free(out_folder, overwrite=overwrite)
+    other = load_scores(against) if against is not None else None
+    data_set = open_data(data, seed=world_seed)
+    split = split or ("test" if "test" in data_set.questions else "all")
+    questions = data_set.split(split)[:limit]
+    if other is not None and not {row.question_id for row in other} & {question.id for question in questions}:
+        raise StepladderError(f"{against} is of other questions: it has none of {data} {split}")
+    retriever = open_retriever(data_set, index, player)
+    options = {"device": device, "dtype": dtype, "max_batch": batch, "concurrency": concurrency}
+    with (
+        open_engine(engine, player, model, base_url, api, **options) as writer,
+        Progress("Evaluating", len(questions)) as watch,
+    ):
+        result = evaluate(Driver(writer, retriever), player, questions, settings, seed=seed, watch=watch)
+    summary = result.summary()
+    description = {
+        "agent": agent,
+        "engine": engine,
+        "model": model,
+        "base_url": base_url,
+        "api": api.value,
+        "device": device,
+        "dtype": dtype,
+        "data": data,
+        "split": split,
+        "limit": limit,
+        "index": None if index is None else {"folder": str(index), "checksum": index_info(index).checksum},
+        "seed": seed,
+        "world_seed": world_seed,
+        "settings": asdict(settings),
+        "version": __version__,
+    }
+    comparisons = {} if other is None else {metric: compare(result.scores, other, metric) for metric in ("em", "f1")}
+    if as_json:
+        versus = {"against": {name: asdict(each) for name, each in comparisons.items()}} if comparisons else {}
+        typer.echo(json.dumps({**description, **summary.as_json(), **versus}, indent=2))
+    else:
+        print_summary(out, summary, f"{agent} by {model or engine} on {data} {split}")
+        for metric, comparison in comparisons.items():
+            out.print(comparison_line(comparison, metric), highlight=False)
+    if out_folder is not None:
+        result.save(out_folder, description, overwrite=overwrite)
+        Console(stderr=True).print(f"written to {shown(str(out_folder))}", highlight=False, soft_wrap=True)
+    if result.stopped_by is not None:
+        raise result.stopped_by
+    if summary.stops.get(StopReason.FAILED.value) == summary.questions:
+        raise StepladderError(f"every episode failed: {next(iter(summary.failures))}")
+
+
+def _find_question(text: str | None, data: DataSet | None, engine: str) -> Question:
+    """The question of the data set with that text or id, the data set's first one, or one of the user's own."""
+    known = [question for group in data.questions.values() for question in group] if data is not None else []
+    if text is not None and not text.strip():
+        raise StepladderError("the question is empty")
+    if text is None:
+        assert data is not None
+        return data.questions["test" if "test" in data.questions else "all"][0]
+    for question in known:
+        if text in (question.text, question.id):
+            return question
+    if engine == "gold":
+        assert data is not None
+        raise StepladderError(
+            f"the gold engine knows only the questions of {data.name}, and {text!r} is none of them. "
+            f"Leave the question out for an example, or choose a model: --engine transformers --model FOLDER"
+        )
+    return Question("asked", text, ())
