@@ -7,17 +7,25 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from stepladder.data.atlas import SIZES, Atlas, generate_atlas
 from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES, wordings
+from stepladder.data.atlas.comparing import Comparer
+from stepladder.data.atlas.drawing import Writer
 from stepladder.data.atlas.facts import Object
 from stepladder.data.atlas.names import Namer
+from stepladder.data.atlas.passages import write_library
 from stepladder.data.atlas.questions import MIX
+from stepladder.data.atlas.splits import SplitFacts, split_of
 from stepladder.data.atlas.values import MONTHS, Value
+from stepladder.data.atlas.world import World
 from stepladder.errors import UnknownName
+from stepladder.evaluate.metrics import normalise
+from stepladder.retrieval.bm25 import terms
 from stepladder.trace import Hop, Passage, Question, dumps
 
 CONCLUDED = ("comparison", "yes_no")
@@ -84,11 +92,11 @@ def test_ids_are_unique(atlas: Atlas, questions: list[Question], passages: dict[
 
 
 def test_another_seed_has_other_names(atlas: Atlas) -> None:
-    other = generate_atlas("small", seed=1)
+    other = World(2000, seed=1)
     shared = atlas.name_words & other.name_words
     assert len(shared) < 0.05 * len(atlas.name_words)
     names = {entity.name for entity in atlas.world.entities}
-    assert not names & {entity.name for entity in other.world.entities if " " in entity.name}
+    assert not names & {entity.name for entity in other.entities if " " in entity.name}
 
 
 def test_words_to_avoid_are_avoided(atlas: Atlas) -> None:
@@ -101,6 +109,18 @@ def test_a_namer_never_repeats_itself() -> None:
     words = [namer.word(number % 8) for number in range(5000)]
     assert len(set(words)) == len(words)
     assert all(word.isalpha() and word.istitle() and 4 <= len(word) <= 10 for word in words)
+
+
+def test_no_name_is_a_common_word_that_search_would_skip() -> None:
+    namer = Namer(random.Random(0))
+    words = [namer.word(number % 8) for number in range(60_000)]
+    assert all(terms(word) for word in words)
+    assert not {"some", "here", "haven", "taxes", "maze", "golden"} & namer.words
+
+
+def test_all_name_words_are_in_use(atlas: Atlas) -> None:
+    texts = " ".join(f"{passage.title} {passage.text}" for passage in atlas.passages)
+    assert atlas.name_words <= set(re.findall(r"\w+", texts.lower()))
 
 
 # --- the tables
@@ -131,6 +151,21 @@ def test_no_two_relations_share_a_sentence_wording_for_the_same_subject() -> Non
     for kind in TYPES:
         texts = [text for relation in RELATIONS_OF[kind] for text in relation.facts]
         assert len(set(texts)) == len(texts), kind
+
+
+def test_what_a_relation_implies_points_back() -> None:
+    implied = {relation.name: relation.implies for relation in RELATIONS.values() if relation.implies}
+    assert implied == {
+        "spouse": "spouse",
+        "twin_city": "twin_city",
+        "capital": "located_in",
+        "longest_river": "flows_through",
+        "highest_mountain": "rises_in",
+        "river_mouth": "stands_on",
+    }
+    for name, back in implied.items():
+        assert RELATIONS[back].object in RELATIONS[name].subjects
+        assert RELATIONS[name].object in RELATIONS[back].subjects
 
 
 def test_wordings_use_known_slots_only() -> None:
@@ -165,7 +200,7 @@ def test_a_passage_states_every_fact_of_its_entity_and_something_else(
     for entity in world.entities:
         text = passages[entity.id].text
         for target in world.facts[entity.index].values():
-            assert any(spelling in text for spelling in world.spellings(target)), text
+            assert world.spellings(target)[0] in text, (target, text)
         assert all(alias in text for alias in entity.aliases)
         sentences = len(re.findall(r"\.(?: |$)", text))
         joined = sentences + text.count(" and ")
@@ -190,6 +225,56 @@ def test_there_are_aliases_homonyms_and_near_duplicates(atlas: Atlas, passages: 
         model = entities[twin.twin]
         letters = sum(one != other for one, other in zip(twin.name, model.name))
         assert (letters, len(twin.name), twin.kind) == (1, len(model.name), model.kind)
+
+
+def test_only_its_own_article_calls_something_by_an_alias(atlas: Atlas) -> None:
+    aliases = {alias: entity for entity in atlas.world.entities for alias in entity.aliases if " " not in alias}
+    for passage in atlas.passages:
+        for word in set(re.findall(r"\w+", passage.text)) & aliases.keys():
+            assert aliases[word].id == passage.id, (word, passage)
+
+
+def test_what_a_text_calls_an_answer_is_accepted_once(atlas: Atlas) -> None:
+    """Copying "the river Movrin", "Femi (river)" or "58,900 inhabitants" from a passage is no mistake."""
+    world = atlas.world
+    for entity in world.entities:
+        accepted = [normalise(spelling) for spelling in entity.spellings]
+        assert len(set(accepted)) == len(accepted), entity.spellings
+        row = TYPES[entity.kind]
+        for text in (entity.title, entity.described, entity.plain, row.described.format(entity.name)):
+            assert normalise(text) in accepted, (text, entity.spellings)
+    followers = "inhabitants|employees|students|visitors|pages|metres|kilometres|music|industry|trade"
+    for entity, facts, passage in zip(world.entities, world.facts, atlas.passages):
+        for target in facts.values():
+            if not isinstance(target, Value):
+                continue
+            accepted = [normalise(spelling) for spelling in target.spellings]
+            assert len(set(accepted)) == len(accepted), target
+            bare = target.spellings[0].split()[0]
+            for text in re.findall(rf"\b{bare} (?:{followers})\b", passage.text):
+                assert normalise(text) in accepted, (text, entity)
+
+
+def test_sentences_say_clearly_what_they_are_about(atlas: Atlas) -> None:
+    """No "it" after a sentence about another thing of the same type, no "the twin city of the city"."""
+    for entity, passage in zip(atlas.world.entities, atlas.passages):
+        assert not re.search(r"(director|President|publisher|label|rival) the ", passage.text), passage.text
+        assert not re.search(r"twin city of the city (?!of )|[Tt]he city has \w+ as its twin", passage.text), passage
+        targets = [target for target in atlas.world.facts[entity.index].values() if isinstance(target, int)]
+        others = [atlas.world.entities[target] for target in targets]
+        alike = [other.name for other in others if other.kind == entity.kind]
+        for before, after in pairwise(re.split(r"(?<=\.) ", passage.text)):
+            if any(name in before for name in alike):
+                assert not re.match(r"It |He |She |The (city|company) (?!of )", after), passage.text
+
+
+def test_a_city_at_the_mouth_of_a_river_stands_on_that_river(atlas: Atlas) -> None:
+    facts = atlas.world.facts
+    mouths = [(river, own["river_mouth"]) for river, own in enumerate(facts) if "river_mouth" in own]
+    assert len(mouths) > 60
+    for river, city in mouths:
+        assert isinstance(city, int)
+        assert facts[city]["stands_on"] == river
 
 
 def test_superlatives_hold(atlas: Atlas) -> None:
@@ -219,13 +304,15 @@ def test_question_texts_are_unique_and_clean(questions: list[Question]) -> None:
     assert not any("#" in text for text in texts)
 
 
-def test_questions_do_not_contain_their_answer(questions: list[Question]) -> None:
+def test_no_question_tells_what_a_search_shall_find(questions: list[Question]) -> None:
     for question in questions:
-        if question.kind not in CONCLUDED:
-            assert not any(answer.lower() in question.text.lower() for answer in question.answers), question.text
+        for hop in question.hops:
+            if hop.passages:
+                told = f"{question.text} {filled(hop, question)}".lower()
+                assert not any(answer.lower() in told for answer in (hop.answer, *hop.aliases)), (question, hop)
 
 
-def test_gold_passages_are_the_hops_and_state_their_answers(
+def test_gold_passages_are_the_hops_and_contain_their_answers_word_for_word(
     questions: list[Question], passages: dict[str, Passage]
 ) -> None:
     for question in questions:
@@ -233,9 +320,80 @@ def test_gold_passages_are_the_hops_and_state_their_answers(
         assert 1 <= question.searches_needed <= 4
         for hop in question.hops:
             for identifier in hop.passages:
-                passage = passages[identifier]
-                article = f"{passage.title} {passage.text}"
-                assert any(answer in article for answer in (hop.answer, *hop.aliases)), (hop, article)
+                assert hop.answer in passages[identifier].text, (hop, passages[identifier])
+
+
+def test_no_passage_answers_two_hops_of_a_question(questions: list[Question]) -> None:
+    for question in questions:
+        found = [identifier for group in question.gold_passages for identifier in group]
+        assert len(set(found)) == len(found), question
+
+
+def test_a_name_in_a_sub_question_is_in_a_gold_passage_of_it(
+    atlas: Atlas, questions: list[Question], passages: dict[str, Passage]
+) -> None:
+    aliases = [alias for entity in atlas.world.entities for alias in entity.aliases]
+    used = 0
+    for question in questions:
+        for hop in question.hops:
+            for alias in aliases:
+                if hop.passages and alias in hop.question and re.search(rf"\b{alias}\b", hop.question):
+                    used += 1
+                    assert any(alias in passages[identifier].text for identifier in hop.passages), hop
+    assert used > 40
+
+
+def test_a_question_of_one_search_is_its_own_sub_question(questions: list[Question]) -> None:
+    for question in questions:
+        if len(question.hops) == 1:
+            assert question.hops[0].question == question.text
+
+
+def test_a_comparison_is_answered_with_the_name_it_used(questions: list[Question]) -> None:
+    for question in questions:
+        if question.kind == "comparison":
+            found = [hop.answer for hop in question.hops[:-1]]
+            assert question.answers[0] in question.text or question.answers[0] in found, question
+
+
+def test_of_two_joined_conditions_only_the_last_is_nested(questions: list[Question]) -> None:
+    """Else a second reading: "died in the city where N died and was mentored by V" may mean N's mentor."""
+    joins = 0
+    for question in questions:
+        for hop in question.hops if question.kind == "intersection" else ():
+            first, joined, _ = hop.question.partition(" and ")
+            if joined:
+                joins += 1
+                assert "#" not in first or re.match(r"(Think of|Take|Consider) [^.]*\. ", question.text), question
+    assert joins > 200
+
+
+def test_joined_conditions_are_about_two_things(atlas: Atlas) -> None:
+    """Not: who was born in the city of T and died in the city of T?"""
+    writer = Writer(atlas.world, write_library(atlas.world), "train", random.Random(0))
+    for _ in range(400):
+        one, other = writer.write(1, "intersection", 0).outline.facts
+        assert one.object != other.object
+
+
+def test_what_implies_a_fact_is_listed_with_it_and_shares_its_split(atlas: Atlas) -> None:
+    world = atlas.world
+    library = write_library(world)
+    implied = 0
+    for entity in world.entities:
+        for name, target in world.facts[entity.index].items():
+            fact = world.fact(entity.index, name)
+            if fact.relation.implies:
+                assert isinstance(target, int)
+                other = world.fact(target, fact.relation.implies)
+                assert other.object == entity.index
+                assert set(library.stating(fact)) <= set(library.stating(other))
+                assert split_of(world, fact) == split_of(world, other)
+                implied += 1
+        if entity.namesake:  # "the city of X in Y" and "the novelist X" tell something of X
+            told = {passage.id for passage in atlas.passages if entity.described in passage.text}
+            assert told <= set(library.stating(world.fact(entity.index, TYPES[entity.kind].lead)))
+    assert implied > 200
 
 
 def test_references_point_to_earlier_hops_and_all_hops_are_used(questions: list[Question]) -> None:
@@ -253,22 +411,56 @@ def test_references_point_to_earlier_hops_and_all_hops_are_used(questions: list[
         assert (question.hops[-1].passages == ()) == (question.kind in CONCLUDED)
 
 
-def test_yes_and_no_are_equally_frequent(questions: list[Question]) -> None:
-    answers = Counter(question.answers[0] for question in questions if question.kind == "yes_no")
-    assert set(answers) == {"yes", "no"}
-    assert abs(answers["yes"] - answers["no"]) < 0.1 * answers.total()
+def test_yes_and_no_are_equally_frequent_for_every_relation(atlas: Atlas) -> None:
+    entities = {entity.id: entity for entity in atlas.world.entities}
+    for split in atlas.questions.values():
+        answers: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        for question in split:
+            if question.kind == "yes_no":
+                subject, relation = atlas.chains[question.id][-1]
+                answers[entities[subject].kind, relation][question.answers[0]] += 1
+        assert all(abs(count["yes"] - count["no"]) <= 1 for count in answers.values())
+        uneven = sum(count["yes"] != count["no"] for count in answers.values())
+        assert uneven <= 1 + 0.1 * sum(count.total() for count in answers.values())
+
+
+def test_the_style_of_names_does_not_tell_yes_from_no(atlas: Atlas) -> None:
+    """Two that differ are as likely to have names of one style as two that agree, even when asked for the country."""
+    world, alike = atlas.world, defaultdict(list)
+    comparer = Comparer(world, write_library(world), SplitFacts(world, "train"), random.Random(0))
+    for asked in (comparer.yes_no(2) for _ in range(4000)):
+        if asked is not None and all(isinstance(fact.object, int) for fact in asked.outline.facts):
+            one, other = (world.entities[fact.subject] for fact in asked.outline.facts)
+            alike[asked.answers[0]].append(one.style == other.style)
+    shares = [sum(same) / len(same) for same in alike.values()]
+    assert min(map(len, alike.values())) > 800
+    assert abs(shares[0] - shares[1]) < 0.1, shares
+
+
+def test_neither_position_nor_wording_tells_the_winner_of_a_comparison(atlas: Atlas) -> None:
+    for split in atlas.questions.values():
+        first_wins: Counter[bool] = Counter()
+        greater: Counter[bool] = Counter()
+        for question in split:
+            if question.kind == "comparison":
+                which = re.fullmatch(r"Which is (\w+): (.+?) for (.+), or .+", filled(question.hops[-1], question))
+                assert which
+                first_wins[question.answers[0] in which[3]] += 1
+                greater[which[1] in ("later", "greater")] += 1
+        assert abs(first_wins[True] - first_wins[False]) <= 3, first_wins  # one for each number of searches
+        assert abs(greater[True] - greater[False]) <= 3, greater
 
 
 def test_no_fact_is_asked_about_in_two_splits(atlas: Atlas) -> None:
-    symmetric = {relation.name for relation in RELATIONS.values() if relation.symmetric}
     ids = {entity.id: entity.index for entity in atlas.world.entities}
     users = defaultdict(set)
     for split, questions in atlas.questions.items():
         for question in questions:
             for subject, relation in atlas.chains[question.id]:
+                users[ids[subject], relation].add(split)
                 target = atlas.world.facts[ids[subject]][relation]
-                ends = {ids[subject], target} if relation in symmetric else {ids[subject]}
-                users[frozenset(ends), relation].add(split)
+                if isinstance(target, int) and RELATIONS[relation].implies:
+                    users[target, RELATIONS[relation].implies].add(split)
     assert all(len(splits) == 1 for splits in users.values())
     chains = [{atlas.chains[question.id] for question in split} for split in atlas.questions.values()]
     assert all(not one & other for one in chains for other in chains if one is not other)
@@ -360,3 +552,10 @@ def test_conclusions_follow_from_the_answers_before_them(questions: list[Questio
             above = amount(which[2]) > amount(which[4])
             winner = which[3] if above == (which[1] in ("later", "greater")) else which[5]
             assert any(answer in winner for answer in question.answers), (winner, question.answers)
+
+
+def test_no_two_worlds_share_an_id(atlas: Atlas) -> None:
+    """Otherwise an evaluation of one could be compared with one of the other, or searched in its index."""
+    other = generate_atlas("small", seed=1)
+    ours = {passage.id for passage in atlas.passages} | set(atlas.chains)
+    assert ours.isdisjoint({passage.id for passage in other.passages} | set(other.chains))

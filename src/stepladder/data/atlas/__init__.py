@@ -10,14 +10,14 @@ the same bytes on every machine; another seed gives another world.
 
 Inside: `schema` says what types and relations are, `people`, `places`, `structures` and `works` list them
 with their wordings, `catalogue` joins the lists; `names`, `values`, `population`, `facts` and `world` make what
-is true; `passages` writes it down; `splits`, `phrasing`, `drawing` and `questions` ask about it.
+is true; `passages` writes it down; `phrasing`, `splits`, `comparing`, `drawing` and `questions` ask about it.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from stepladder.data.atlas.drawing import Chain
 from stepladder.data.atlas.passages import write_library
+from stepladder.data.atlas.phrasing import Chain
 from stepladder.data.atlas.questions import write_questions
 from stepladder.data.atlas.world import World
 from stepladder.errors import unknown_name
@@ -58,7 +58,7 @@ class Atlas:
 
     @property
     def name_words(self) -> frozenset[str]:
-        """Every word coined for a name, in lower case; pass it as `avoid` to make a world without them."""
+        """Every coined word of a name, in lower case; pass it as `avoid` to make a world without them."""
         return self.world.name_words
 
 

@@ -71,17 +71,17 @@ _DATES: dict[str, str] = {
     "museum": "opened_on",
     "ship": "launched_on",
 }
-#: Numbers: relation, smallest, largest, step, unit and its short form.
-_NUMBERS: dict[str, tuple[str, int, int, int, str, str]] = {
-    "city": ("population", 8_000, 900_000, 100, "", ""),
-    "river": ("river_length", 60, 1_900, 1, "kilometres", "km"),
-    "mountain": ("height", 900, 6_400, 1, "metres", "m"),
-    "company": ("employees", 40, 9_900, 10, "", ""),
-    "university": ("students", 1_200, 38_000, 100, "", ""),
-    "museum": ("visitors", 9_000, 700_000, 1_000, "", ""),
-    "book": ("pages", 90, 890, 1, "pages", ""),
-    "ship": ("length", 40, 290, 1, "metres", "m"),
-    "bridge": ("length", 60, 2_400, 1, "metres", "m"),
+#: Numbers: relation, smallest, largest, step, and the words that may follow.
+_NUMBERS: dict[str, tuple[str, int, int, int, tuple[str, ...]]] = {
+    "city": ("population", 8_000, 900_000, 100, ("", "inhabitants")),
+    "river": ("river_length", 60, 1_900, 1, ("kilometres", "km")),
+    "mountain": ("height", 900, 6_400, 1, ("metres", "m")),
+    "company": ("employees", 40, 9_900, 10, ("", "employees")),
+    "university": ("students", 1_200, 38_000, 100, ("", "students")),
+    "museum": ("visitors", 9_000, 700_000, 1_000, ("", "visitors", "visitors a year")),
+    "book": ("pages", 90, 890, 1, ("pages",)),
+    "ship": ("length", 40, 290, 1, ("metres", "m")),
+    "bridge": ("length", 60, 2_400, 1, ("metres", "m")),
 }
 #: Share of the subjects that have a fact of these relations; all have the others.
 _OPTIONAL: dict[str, float] = {"died_in": 0.6, "mentor": 0.6, "based_on": 0.6}
@@ -156,8 +156,8 @@ def _own_facts(draft: Draft, directory: _Directory, rng: random.Random) -> Facts
     if kind in _DATES:
         facts[_DATES[kind]] = values.date(draft.year, rng.randrange(1, 13), rng.randrange(1, 29))
     if kind in _NUMBERS:
-        relation, low, high, step, unit, short = _NUMBERS[kind]
-        facts[relation] = values.number(rng.randrange(low, high, step), unit, short)
+        relation, low, high, step, followers = _NUMBERS[kind]
+        facts[relation] = values.number(rng.randrange(low, high, step), *followers)
     if kind in _COUNTRY:
         facts[_COUNTRY[kind]] = directory.country_at[draft.home]
     for relation, occupation in _PEOPLE.get(kind, {}).items():
@@ -173,9 +173,9 @@ def _own_facts(draft: Draft, directory: _Directory, rng: random.Random) -> Facts
         if rng.random() < _OPTIONAL["mentor"] and directory.year(elder) < draft.year:
             facts["mentor"] = elder
     if kind == "company":
-        facts["industry"] = values.term(draft.role)
+        facts["industry"] = values.term(draft.role, "industry", "trade", "company")
     if kind == "band":
-        facts["genre"] = values.term(rng.choice(GENRES))
+        facts["genre"] = values.term(rng.choice(GENRES), "music")
     return facts
 
 
@@ -184,13 +184,15 @@ def _settle_geography(
 ) -> None:
     on_river: dict[int, list[int]] = {}
     for city in directory.of_kind["city"]:
-        river = directory.place("river", drafts[city].home, 0.0)
+        rivers = directory.at_home("river", drafts[city].home)
+        river = rng.choice([river for river in rivers if river not in on_river] or rivers)
         facts[city]["stands_on"] = river
         on_river.setdefault(river, []).append(city)
     for river in directory.of_kind["river"]:
         home = drafts[river].home
         facts[river]["source"] = directory.place("mountain", home, 0.0)
-        facts[river]["river_mouth"] = rng.choice(on_river.get(river) or directory.at_home("city", home))
+        if river in on_river:  # a city at the mouth of a river stands on that river and no other
+            facts[river]["river_mouth"] = rng.choice(on_river[river])
     for bridge in directory.of_kind["bridge"]:
         facts[bridge]["spans"] = directory.place("river", drafts[bridge].home, 0.0)
     for country in directory.of_kind["country"]:

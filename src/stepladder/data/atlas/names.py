@@ -124,6 +124,36 @@ _FIXED_WORDS: frozenset[str] = frozenset(
     for word in text.split()
 )
 
+#: English words that sounds could happen to make: as names they would be overlooked, by people and by search.
+_ENGLISH = """
+    above banal band bare baron base bases basic basin basis been began being beta better bind binge bitter
+    bladder bland blaze blind bode bond border bound brand brave bribe burden butter cabin cable canal canon
+    care case cave chance choice cider close coda code colon color cone coral core cote cover cube cubic curse
+    cute dance danger dare data daze defend defer demon dense dice diner dither diva diver does doing dolor dose
+    dote driver drives dude duke dune eleven even fable fake fakes fare faster felon fever file filler final
+    find fine finer fire fires five fixes folder fond fore found fuse fusion game games garden gate gates gave
+    gaze gender give gives glance gland glaze globe golden grand grave grind gutter halo hand harden hare hate
+    have haven having haze header heaven here heron hidden hides hinge holder hole holes honor hope horse hose
+    hover human into labor ladder lance land lane lanes late latin leader legal lemon lesson letter level like
+    line linen liner lines lite live liver lode logos lone lore lose loses love lover loyal lube madder maiden
+    major make maker makes male mama mange mare mason master matter maven maze medal melon memo menu mere merger
+    mesa metal meter mile mime mimic mind mine miner mini minor mister mixes mode modes moral more moron morse
+    most mote mound move moves mule murder mute mutter names naval never nice nine noble node noise none nose
+    note notes notion nude nurse omen once open order other oven over panda panic papa papal paper pasta pastes
+    pedal penal person petal phases pipe poison poke pole pond pose praise prison prize probe prose pure purse
+    race raise range rare rate rates raven reader reason refer regal region relic render resin rider rides rise
+    rival river robe robin rode roles roman rope rose rote round routes rowan royal rudder rude ruin rule rules
+    saber sadder safer sake sale salon same sand sane saner satin save scale scene score season semi sender
+    sense sermon seven severe side sides signal silver sine siren sister site size slave sober soda sofa solar
+    sole solo some sound stand states static stolen such sudden sugar sure table taken takes tale tape taper
+    tare taxes tender tense terse themes then there these thesis they this those thunder tiger tile tiles time
+    timer times tinge token tone total tote treason tribe tube tune tuner tunes tutor under valor verse very
+    villa viola visa vital voice volume vote wake wand wander wares wave weather were when where while wider
+    wind wipe wiper wire wise within woman women wonder wood wooden wound zero zone
+"""
+
+_TAKEN_WORDS = WORDING_WORDS | _FIXED_WORDS | frozenset(_ENGLISH.split())
+
 
 class Namer:
     """Coins words and makes names of them; never the same word twice."""
@@ -131,7 +161,7 @@ class Namer:
     def __init__(self, rng: random.Random, avoid: Collection[str] = ()) -> None:
         self.words: set[str] = set()
         self._rng = rng
-        self._avoid = frozenset(word.lower() for word in avoid) | WORDING_WORDS | _FIXED_WORDS
+        self._avoid = _TAKEN_WORDS.union(word.lower() for word in avoid)
 
     def word(self, style: int, country: bool = False) -> str:
         """A new capitalised word of four to ten letters in a style."""

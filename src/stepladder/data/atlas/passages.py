@@ -1,8 +1,8 @@
 """The articles: one passage of 40 to 120 words for each entity of a world.
 
 In: a `World`. Out: `Library`, the passages and for every fact which passages state it. A passage states all
-facts of its own entity and, as an encyclopedia does, a few of related ones: a reader has to pick. Near-duplicates
-are worded alike.
+facts of its own entity and, as an encyclopedia does, a few of related ones: a reader has to pick. Others are named
+as their own articles are headed; only there are their aliases told. Near-duplicates are worded alike.
 """
 
 import random
@@ -27,15 +27,16 @@ _INVERTIBLE = tuple(name for name, relation in RELATIONS.items() if relation.inv
 class Library:
     """The passages of a world, in the order of its entities, and where each fact is stated."""
 
+    world: World
     passages: tuple[Passage, ...]
     #: For facts that others' articles mention: subject and relation to the indices of those articles.
     mentions: dict[tuple[int, str], tuple[int, ...]]
 
     def stating(self, fact: Fact) -> tuple[str, ...]:
-        """Ids of all passages that state a fact, the subject's own first."""
-        places = [fact.subject, *self.mentions.get((fact.subject, fact.relation.name), ())]
-        if fact.relation.symmetric and isinstance(fact.object, int):
-            places += [fact.object, *self.mentions.get((fact.object, fact.relation.name), ())]
+        """Ids of all passages that state a fact or one that implies it, the subject's own first."""
+        places: list[int] = []
+        for same in (fact, *self.world.implying(fact)):
+            places += [same.subject, *self.mentions.get((same.subject, same.relation.name), ())]
         return tuple(self.passages[place].id for place in dict.fromkeys(places))
 
 
@@ -46,9 +47,9 @@ def write_library(world: World) -> Library:
     for entity in world.entities:
         article = _Article(world, entity)
         passages.append(Passage(entity.id, entity.title, article.text))
-        for aside in article.asides:
-            mentions.setdefault((aside.subject, aside.relation.name), []).append(entity.index)
-    return Library(tuple(passages), {key: tuple(places) for key, places in mentions.items()})
+        for fact in article.stated:
+            mentions.setdefault((fact.subject, fact.relation.name), []).append(entity.index)
+    return Library(world, tuple(passages), {key: tuple(places) for key, places in mentions.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ class _Article:
         }
         self._rng = random.Random(seed_of("atlas", world.seed, "article", entity.index))
         self._world, self._entity = world, entity
-        #: Facts of other entities that the text states.
-        self.asides: list[Fact] = []
+        #: Facts of other entities that the text states, in an aside or in passing.
+        self.stated: list[Fact] = []
         self.text = self._write()
 
     def _write(self) -> str:
@@ -88,10 +89,10 @@ class _Article:
         sentences += [self._rng.choice(row.alias_wordings).format(alias) for alias in entity.aliases]
         sentences += self._body(others)
         words = sum(len(sentence.split()) for sentence in sentences)
-        for fact in self._related(own):
-            if words >= _ENOUGH_WORDS and self.asides:
+        for number, fact in enumerate(self._related(own)):
+            if words >= _ENOUGH_WORDS and number > 0:
                 break
-            self.asides.append(fact)
+            self.stated.append(fact)
             sentences.append(self._aside(fact))
             words += len(sentences[-1].split())
         return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
@@ -103,9 +104,11 @@ class _Article:
     def _body(self, facts: list[Fact]) -> list[str]:
         """Sentences for the article's own facts, some of them joined by "and"."""
         sentences: list[str] = []
-        open_to_join, named, before = False, False, ""
+        open_to_join, named, before, about_alike = False, False, "", False
         for fact in facts:
             wording, course = self._wording(fact), self._courses[fact.relation.name]
+            # After a sentence about another of its type, "it" and "the city" would be unclear.
+            unclear, about_alike = about_alike, fact.relation.object == self._entity.kind
             subject_first = wording.startswith("{S} ")
             simple = subject_first and "," not in wording and " and " not in wording
             echoes = wording.split()[:3] == before.split()[:3]  # "was founded in ... and was founded by ..."
@@ -113,22 +116,27 @@ class _Article:
             if open_to_join and simple and not echoes and course.join < 0.55:
                 rest = self._fill(wording.removeprefix("{S} "), "", fact)
                 sentences[-1] = f"{sentences[-1].removesuffix('.')} and {rest}"
-                open_to_join = False
+                open_to_join, about_alike = False, unclear or about_alike
                 continue
             # The name comes up again once, so that a search by name finds the article, but not twice running.
             use_name = bool(sentences) and not named
-            subject = self._entity.plain if use_name else self._stand_in(subject_first, course.name)
+            if use_name or (unclear and self._entity.kind != "person"):
+                subject = self._entity.plain
+            else:
+                subject = self._stand_in(wording, 1.0 if unclear else course.name)
             named = named or use_name
             sentences.append(self._fill(wording, subject, fact))
             open_to_join = simple
         return sentences
 
-    def _stand_in(self, subject_first: bool, chance: float) -> str:
+    def _stand_in(self, wording: str, chance: float) -> str:
         """What a sentence calls the article's own subject instead of its name."""
-        entity = self._entity
-        if subject_first and chance < 0.5:
+        entity, noun = self._entity, TYPES[self._entity.kind].noun
+        if wording.startswith("{S} ") and chance < 0.5:
             return self._pronoun
-        return entity.name.split()[-1] if entity.kind == "person" else f"the {TYPES[entity.kind].noun}"
+        if entity.kind == "person":
+            return entity.name.split()[-1]
+        return entity.plain if f" {noun} " in wording or f" {noun}." in wording else f"the {noun}"
 
     def _related(self, own: list[Fact]) -> list[Fact]:
         """Facts worth an aside: one that points here, then facts of what this article mentions, mixed."""
@@ -152,21 +160,17 @@ class _Article:
 
     def _fill(self, wording: str, subject: str, fact: Fact) -> str:
         target = fact.object
-        if isinstance(target, Value):
-            text = target.spellings[self._rng.randrange(target.written)]
-        else:
-            text = self._mention(self._world.entities[target])
+        text = target.spellings[0] if isinstance(target, Value) else self._mention(self._world.entities[target])
         noun = TYPES[self._world.entities[fact.subject].kind].noun
         return wording.format(S=subject, O=text, aO=with_article(text), T=noun, aT=with_article(noun))
 
     def _mention(self, other: Entity) -> str:
         """How a sentence names another entity."""
-        chance = self._rng.random()
+        if other.namesake:  # what tells it from the other is a fact, and so stated here
+            self.stated.append(self._world.fact(other.index, TYPES[other.kind].lead))
         if other.homonym or other.namesake:
             return other.described
-        if other.aliases and chance < 0.1 and other.kind != "person":
-            return TYPES[other.kind].plain.format(other.aliases[0])
-        return other.described if other.kind in OFTEN_DESCRIBED and chance > 0.4 else other.plain
+        return other.described if other.kind in OFTEN_DESCRIBED and self._rng.random() > 0.4 else other.plain
 
 
 def with_article(noun: str) -> str:

@@ -99,7 +99,7 @@ RELATIONS = (
         facts=("{S} was married to {O}.", "{S} married {O}.", "The spouse of {S} was {O}."),
         asks=("Who was the spouse of {S}?", "Whom did {S} marry?", "To whom was {S} married?"),
         phrases=("the spouse of {S}", "the person whom {S} married"),
-        symmetric=True,
+        implies="spouse",
     ),
     Relation(
         "died_in",
@@ -182,8 +182,8 @@ RELATIONS = (
         "employees",
         ("company",),
         "number",
-        facts=("{S} has {O} employees.", "{S} employs {O} people.", "The number of employees of {S} is {O}."),
-        asks=("How many employees does {S} have?", "How many people does {S} employ?"),
+        facts=("{S} has {O} employees.", "{S} counts {O} employees.", "The number of employees of {S} is {O}."),
+        asks=("How many employees does {S} have?", "What is the number of employees of {S}?"),
         compare=Comparison(
             "Which company has more employees, {A} or {B}?",
             "Which company has fewer employees, {A} or {B}?",
@@ -198,11 +198,11 @@ RELATIONS = (
         facts=(
             "{S} has {O} as its main rival.",
             "The main rival of {S} is {O}.",
-            "{S} competes above all with its rival {O}.",
+            "{S} competes above all with {O}, its main rival.",
         ),
         asks=("Which company is the main rival of {S}?", "What is the main rival of {S}?"),
         phrases=("the main rival of {S}", "the company that is the main rival of {S}"),
-        predicate="has {O} as its main rival",
+        predicate="has its main rival in {O}",
     ),
     Relation(
         "rector",
@@ -214,8 +214,11 @@ RELATIONS = (
             "{O} was the best-known rector of {S}.",
         ),
         asks=("Who was the best-known rector of {S}?", "Which rector of {S} is the best known?"),
-        phrases=("the best-known rector of {S}", "the scholar best known as rector of {S}"),
-        inverse_asks=("Which university had {O} as its best-known rector?",),
+        phrases=("the best-known rector of {S}", "the person best known as rector of {S}"),
+        inverse_asks=(
+            "Which university had {O} as its best-known rector?",
+            "Which university's best-known rector was {O}?",
+        ),
         inverse_phrases=("the university whose best-known rector was {O}",),
     ),
     Relation(
@@ -242,9 +245,9 @@ RELATIONS = (
         ),
         asks=("Who was the first coach of {S}?", "Whom did {S} hire as its first coach?"),
         phrases=("the first coach of {S}", "the person hired as the first coach of {S}"),
-        predicate="had {O} as its first coach",
-        inverse_asks=("Which club had {O} as its first coach?",),
-        inverse_phrases=("the club whose first coach was {O}",),
+        predicate="was first coached by {O}",
+        inverse_asks=("Which football club had {O} as its first coach?", "Which football club's first coach was {O}?"),
+        inverse_phrases=("the football club whose first coach was {O}",),
     ),
     Relation(
         "sponsor",

@@ -14,6 +14,13 @@ from stepladder.data.atlas.passages import OFTEN_DESCRIBED, Library
 from stepladder.data.atlas.world import Entity, Fact, World
 from stepladder.trace import Hop
 
+#: The facts a question uses, in order: passage id of the subject, name of the relation.
+Chain = tuple[tuple[str, str], ...]
+#: Facts that lead to an entity, each to the subject of the next; empty when the question names the entity.
+Way = tuple[Fact, ...]
+#: A type and the name of a relation.
+Topic = tuple[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -34,8 +41,13 @@ class Pointer:
 
     phrase: str
     reference: str
-    #: Whether the phrase is more than a name.
-    nested: bool
+    #: The name that the phrase uses; empty when it is nested, that is, more than a name.
+    name: str = ""
+
+    @property
+    def nested(self) -> bool:
+        """Whether the phrase describes a way to the thing."""
+        return not self.name
 
 
 class Outline:
@@ -46,18 +58,32 @@ class Outline:
         self.hops: list[Hop] = []
         self.facts: list[Fact] = []
 
-    def start(self, index: int) -> Pointer:
-        """Begin at an entity that the question names."""
-        name = self._name(self._world.entities[index])
-        return Pointer(name, name, nested=False)
+    def start(self, index: int, *, subject: bool = True) -> Pointer:
+        """Begin at an entity that the question names.
 
-    def _name(self, entity: Entity) -> str:
-        chance, row = self._rng.random(), TYPES[entity.kind]
-        if entity.homonym or entity.namesake:
-            return entity.described
-        if entity.aliases and chance < 0.2:
-            return row.described.format(entity.aliases[0])
-        return entity.described if chance > 0.6 else entity.plain
+        An alias is used only of the subject of what is asked, whose article tells it: others' articles do not.
+        """
+        entity, chance = self._world.entities[index], self._rng.random()
+        name, phrase = entity.name, entity.plain
+        if entity.homonym or entity.namesake or chance > 0.6:
+            phrase = entity.described
+        elif entity.aliases and subject and chance < 0.3:
+            name = entity.aliases[0]
+            phrase = TYPES[entity.kind].described.format(name)
+        return Pointer(phrase, phrase, name)
+
+    def lead(self, end: int, way: Way, *, subject: bool = True) -> Pointer:
+        """Begin at an entity, or where the way to it begins."""
+        pointer = self.start(way[0].subject if way else end, subject=subject or bool(way))
+        for fact in way:
+            pointer = self.follow(pointer, Link(fact))
+        return pointer
+
+    def pause(self, pointer: Pointer, kind: str) -> tuple[str, Pointer]:
+        """A sentence of its own for what has been reached, and how to go on from there."""
+        preface = f"{self._rng.choice(('Think of', 'Take', 'Consider'))} {pointer.phrase}. "
+        noun = TYPES[kind].noun
+        return preface, Pointer(f"that {noun}", pointer.reference, noun)
 
     def follow(self, pointer: Pointer, link: Link) -> Pointer:
         """Add the hop that asks for the other end of a fact, and point there."""
@@ -65,10 +91,10 @@ class Outline:
         question = self._ask(pointer.reference, link, nested=False)
         self._add(question, self._world.spellings(target), self._library.stating(link.fact), [link.fact])
         if not isinstance(target, int):
-            return Pointer(self._reference(), self._reference(), nested=True)
+            return Pointer(self._reference(), self._reference())
         wordings = relation.inverse_phrases if link.inverse else relation.phrases
         phrase = self._fill(wordings, pointer.phrase, link, pointer.nested)
-        return Pointer(phrase, self._reference(self._world.entities[target].kind), nested=True)
+        return Pointer(phrase, self._reference(self._world.entities[target]))
 
     def ask(self, pointer: Pointer, link: Link) -> str:
         """The question for the other end of a fact, in full words."""
@@ -79,19 +105,19 @@ class Outline:
         return self._fill(relation.inverse_asks if link.inverse else relation.asks, known, link, nested)
 
     def _fill(self, wordings: tuple[str, ...], known: str, link: Link, nested: bool) -> str:
-        if nested and self._rng.random() < 0.85:
+        if nested and (self._rng.random() < 0.85 or " and " in known):
             # A long phrase is easier to read at the end than in the middle of what is said about it.
             wordings = tuple(text for text in wordings if text.rstrip("?").endswith("}")) or wordings
         noun = TYPES[self._world.entities[link.fact.subject].kind].noun
         return self._rng.choice(wordings).format(S=known, O=known, T=noun)
 
-    def _reference(self, kind: str = "") -> str:
+    def _reference(self, entity: Entity | None = None) -> str:
         """How later hops refer to the answer of the last hop."""
         number = f"#{len(self.hops)}"
-        if not kind:
+        if entity is None:
             return number
-        row = TYPES[kind]
-        return (row.described if kind in OFTEN_DESCRIBED else row.plain).format(number)
+        row = TYPES[entity.kind]
+        return (row.described if entity.homonym or entity.kind in OFTEN_DESCRIBED else row.plain).format(number)
 
     def join(self, conditions: list[tuple[Pointer, Fact]]) -> tuple[str, Pointer]:
         """Add the hop that asks for what meets all conditions; the question it answers and a pointer to it."""
@@ -108,7 +134,7 @@ class Outline:
         question = f"Which {row.noun} {clause([pointer.reference for pointer, _ in conditions])}?"
         self._add(question, entity.spellings, passages, facts)
         phrase = f"the {row.noun} {row.relative} {spoken}"
-        return f"Which {row.noun} {spoken}?", Pointer(phrase, self._reference(entity.kind), nested=True)
+        return f"Which {row.noun} {spoken}?", Pointer(phrase, self._reference(entity))
 
     def conclude(self, question: str, answers: tuple[str, ...]) -> None:
         """Add the last hop of a comparison, which needs no passage."""
@@ -117,3 +143,20 @@ class Outline:
     def _add(self, question: str, spellings: tuple[str, ...], passages: tuple[str, ...], facts: list[Fact]) -> None:
         self.hops.append(Hop(question, spellings[0], passages, spellings[1:]))
         self.facts += facts
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question in words, before it has an id."""
+
+    text: str
+    answers: tuple[str, ...]
+    outline: Outline
+    kind: str
+    #: Of a yes/no question: what it is about, and the how-maniest turn of that it is.
+    topic: Topic | None = None
+    turn: int = 0
+
+    def chain(self, world: World) -> Chain:
+        """The facts it uses."""
+        return tuple((world.entities[fact.subject].id, fact.relation.name) for fact in self.outline.facts)

@@ -87,6 +87,8 @@ class Naming:
     """The names of an entity."""
 
     name: str
+    #: The style it is coined in.
+    style: int
     #: The coined word in the name, empty for people.
     word: str = ""
     aliases: tuple[str, ...] = ()
@@ -147,7 +149,8 @@ def _with_near_duplicates(drafts: list[Draft], rng: random.Random) -> list[Draft
 def name_population(drafts: list[Draft], namer: Namer, rng: random.Random) -> list[Naming]:
     """A name for every draft, in order."""
     countries = sum(1 for draft in drafts if draft.kind == "country")
-    styles = [rng.randrange(len(STYLES)) for _ in range(countries)]
+    styles = [number % len(STYLES) for number in range(countries)]  # a style is no sign of one country
+    rng.shuffle(styles)
     people = sum(1 for draft in drafts if draft.kind == "person")
     given = [[namer.word(style) for _ in range(max(20, people // 60))] for style in range(len(STYLES))]
     family = [[namer.word(style) for _ in range(max(30, people // 14))] for style in range(len(STYLES))]
@@ -157,7 +160,7 @@ def name_population(drafts: list[Draft], namer: Namer, rng: random.Random) -> li
         style = styles[draft.home]
         if draft.kind == "person":
             name = _person_name(draft, namings, given[style], family[style], taken, namer, rng)
-            namings.append(Naming(name, aliases=_alias(draft, "", style, namer, rng)))
+            namings.append(Naming(name, style, aliases=_alias(draft, "", style, namer, rng)))
             continue
         if draft.twin >= 0:
             model = namings[draft.twin]
@@ -166,7 +169,7 @@ def name_population(drafts: list[Draft], namer: Namer, rng: random.Random) -> li
         else:
             word = namer.word(style, country=draft.kind == "country")
             name = namer.named(draft.kind, word, draft.role)
-        namings.append(Naming(name, word, _alias(draft, word, style, namer, rng)))
+        namings.append(Naming(name, style, word, _alias(draft, word, style, namer, rng)))
     return _with_homonyms(drafts, namings, rng)
 
 
@@ -215,7 +218,12 @@ def _with_homonyms(drafts: list[Draft], namings: list[Naming], rng: random.Rando
         lent = namings[lender]
         namings[lender] = replace(lent, homonym=not same_type, namesake=same_type)
         namings[borrower] = replace(
-            namings[borrower], name=lent.name, word=lent.word, homonym=not same_type, namesake=same_type
+            namings[borrower],
+            name=lent.name,
+            style=lent.style,
+            word=lent.word,
+            homonym=not same_type,
+            namesake=same_type,
         )
 
     for kind, portion in NAMESAKES.items():

@@ -6,8 +6,9 @@ the chain of facts each of them uses.
 
 import random
 
-from stepladder.data.atlas.drawing import Chain, Writer
+from stepladder.data.atlas.drawing import Writer
 from stepladder.data.atlas.passages import Library
+from stepladder.data.atlas.phrasing import Chain
 from stepladder.data.atlas.world import World
 from stepladder.seeding import seed_of
 from stepladder.trace import Question
@@ -43,8 +44,9 @@ def write_questions(
     for number, each in enumerate(asked):
         hops = tuple(each.outline.hops)
         gold = tuple(hop.passages for hop in hops if hop.passages)
-        questions.append(Question(f"atlas-{split}-{number:05d}", each.text, each.answers, hops, gold, each.kind))
-        chains[questions[-1].id] = each.chain(world)
+        key = f"{world.name}-{split}-{number:05d}"
+        questions.append(Question(key, each.text, each.answers, hops, gold, each.kind))
+        chains[key] = each.chain(world)
     return tuple(questions), chains
 
 

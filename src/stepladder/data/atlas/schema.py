@@ -78,8 +78,14 @@ class Relation:
     #: Yes/no question whether two subjects have the same object.
     same: str = ""
     compare: Comparison | None = None
-    #: Whether the object has the subject as its object (spouses, twin cities).
-    symmetric: bool = False
+    #: The relation that then holds the other way round: a capital lies in its country. Texts that state this
+    #: relation also state that one.
+    implies: str = ""
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the object has the subject as its object (spouses, twin cities)."""
+        return self.implies == self.name
 
     @property
     def to_entity(self) -> bool:

@@ -115,7 +115,7 @@ RELATIONS = (
         facts=("The home port of {S} is {O}.", "{S} has {O} as its home port.", "{S} sails from its home port, {O}."),
         asks=("What is the home port of {S}?", "Which city is the home port of {S}?"),
         phrases=("the home port of {S}", "the city that is the home port of {S}"),
-        predicate="has {O} as its home port",
+        predicate="has its home port at {O}",
         same="Do {A} and {B} have the same home port?",
     ),
     Relation(
@@ -127,10 +127,10 @@ RELATIONS = (
             "{S} had {O} as its first captain.",
             "{O} was the first captain of {S}.",
         ),
-        asks=("Who was the first captain of {S}?", "Which captain first commanded {S}?"),
-        phrases=("the first captain of {S}", "the sailor who was the first captain of {S}"),
-        predicate="had {O} as its first captain",
-        inverse_asks=("Which ship had {O} as its first captain?",),
+        asks=("Who was the first captain of {S}?", "Whom did {S} have as its first captain?"),
+        phrases=("the first captain of {S}", "the person who was the first captain of {S}"),
+        predicate="was first captained by {O}",
+        inverse_asks=("Which ship had {O} as its first captain?", "Which ship's first captain was {O}?"),
         inverse_phrases=("the ship whose first captain was {O}",),
     ),
     # --- ship and bridge

@@ -22,10 +22,8 @@ MONTHS = (
 class Value:
     """An object of a fact that has no article of its own."""
 
-    #: Accepted spellings; the first is canonical.
+    #: Accepted spellings; the first is canonical, and the one that passages use.
     spellings: tuple[str, ...]
-    #: How many of the first spellings passages use.
-    written: int = 1
     #: What comparisons go by; 0 for terms, which have no order.
     order: int = 0
 
@@ -37,27 +35,28 @@ def date(year: int, month: int, day: int) -> Value:
     ('12 March 1874', 'March 12, 1874')
     """
     name = MONTHS[month - 1]
-    return Value((f"{day} {name} {year}", f"{name} {day}, {year}"), 2, (year * 12 + month) * 31 + day)
+    return Value((f"{day} {name} {year}", f"{name} {day}, {year}"), (year * 12 + month) * 31 + day)
 
 
 def year(number: int) -> Value:
     """A year by itself."""
-    return Value((str(number),), order=number)
+    return Value((str(number),), number)
 
 
-def number(amount: int, unit: str = "", short: str = "") -> Value:
-    """A count, or an amount of some unit.
+def number(amount: int, *followers: str) -> Value:
+    """A count or an amount, and the words that may follow it; the first of them, if not empty, always does in passages.
 
-    >>> number(2310, "metres", "m").spellings
-    ('2,310 metres', '2310 metres', '2,310 m', '2,310', '2310')
+    >>> number(2310, "metres", "m").spellings, number(58900, "", "inhabitants").spellings
+    (('2,310 metres', '2,310 m', '2,310'), ('58,900', '58,900 inhabitants'))
     """
-    bare = [f"{amount:,}", str(amount)]
-    spellings = [f"{text} {unit}" for text in bare] if unit else []
-    if short:
-        spellings.append(f"{amount:,} {short}")
-    return Value(tuple(dict.fromkeys(spellings + bare)), order=amount)
+    spellings = [f"{amount:,} {word}".rstrip() for word in (*followers, "")]
+    return Value(tuple(dict.fromkeys(spellings)), amount)
 
 
-def term(text: str) -> Value:
-    """A word: an occupation, a language, a genre."""
-    return Value((text,))
+def term(text: str, *followers: str) -> Value:
+    """A word (an occupation, a language, a genre) and what may follow it.
+
+    >>> term("folk", "music").spellings
+    ('folk', 'folk music')
+    """
+    return Value((text, *(f"{text} {word}" for word in followers)))

@@ -16,12 +16,19 @@ from stepladder.data.atlas.schema import Relation
 from stepladder.data.atlas.values import Value
 from stepladder.seeding import seed_of
 
+#: The relations that imply another, by the name of that.
+_IMPLYING: dict[str, tuple[Relation, ...]] = {
+    name: tuple(row for row in RELATIONS.values() if row.implies == name) for name in RELATIONS
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Entity:
     """A thing with an article of its own."""
 
     index: int
+    #: The id of its passage, unlike those of any other world.
+    id: str
     kind: str
     name: str
     #: The heading of its article: the name, with a remark in brackets when another entity shares it.
@@ -29,6 +36,8 @@ class Entity:
     #: A noun phrase that can only mean this entity: "the river Velmora", "the painter Orin Tasker".
     described: str
     aliases: tuple[str, ...]
+    #: The style its name is coined in, which tells where it may come from.
+    style: int
     #: Whether an entity of another type has the same name; whether one of the same type has.
     homonym: bool
     namesake: bool
@@ -36,14 +45,17 @@ class Entity:
     twin: int
 
     @property
-    def id(self) -> str:
-        """The id of its passage."""
-        return f"atlas-{self.index:06d}"
-
-    @property
     def spellings(self) -> tuple[str, ...]:
-        """Names that count as the answer; the first is canonical."""
-        return (self.name, *self.aliases)
+        """What counts as the answer; the first is canonical, and the one that passages use."""
+        return self.spellings_as(self.name)
+
+    def spellings_as(self, name: str) -> tuple[str, ...]:
+        """What counts as the answer, one of its names first: names, and the longer forms that texts use."""
+        forms = [name, self.name, *self.aliases, TYPES[self.kind].described.format(name), self.described, self.title]
+        kept: dict[str, str] = {}
+        for text in forms:
+            kept.setdefault(text.lower().removeprefix("the "), text)
+        return tuple(kept.values())
 
     @property
     def plain(self) -> str:
@@ -69,18 +81,25 @@ class World:
         namings = name_population(drafts, namer, random.Random(seed_of("atlas", seed, "names")))
         facts = state_facts(drafts, namer, random.Random(seed_of("atlas", seed, "facts")))
         self.seed = seed
+        #: Begins every id, so that questions are not taken for those of another world, nor passages.
+        self.name = f"atlas-{articles}-{seed}"
         self.facts: tuple[Facts, ...] = tuple(facts)
         self.entities: tuple[Entity, ...] = tuple(
-            _entity(index, draft, naming, facts[index], namings)
+            _entity(index, f"{self.name}-{index:06d}", draft, naming, facts[index], namings)
             for index, (draft, naming) in enumerate(zip(drafts, namings))
         )
-        #: Every word coined for a name, in lower case.
-        self.name_words: frozenset[str] = frozenset(namer.words)
+        #: Every coined word that is in use, in lower case.
+        self.name_words: frozenset[str] = frozenset(namer.words & self._words_in_use())
         self._subjects: dict[tuple[int, str], list[int]] = {}
         for index, own in enumerate(facts):
             for name, target in own.items():
                 if isinstance(target, int):
                     self._subjects.setdefault((target, name), []).append(index)
+
+    def _words_in_use(self) -> set[str]:
+        names = [name for entity in self.entities for name in (entity.name, *entity.aliases)]
+        terms = [target.spellings[0] for own in self.facts for target in own.values() if isinstance(target, Value)]
+        return {word for text in names + terms for word in text.lower().split()}
 
     def fact(self, subject: int, relation: str) -> Fact:
         """The fact a subject has of a relation; `KeyError` when it has none."""
@@ -99,12 +118,23 @@ class World:
             for subject in self._subjects.get((target, name), ())
         ]
 
+    def implying(self, fact: Fact) -> list[Fact]:
+        """The facts that state the same the other way round, as that of a country's capital does of its place."""
+        if not isinstance(fact.object, int):
+            return []
+        held = self.facts[fact.object]
+        return [
+            Fact(fact.object, row, fact.subject)
+            for row in _IMPLYING.get(fact.relation.name, ())
+            if held.get(row.name) == fact.subject
+        ]
+
     def spellings(self, target: Object) -> tuple[str, ...]:
         """Accepted answers for an object; the first is canonical."""
         return target.spellings if isinstance(target, Value) else self.entities[target].spellings
 
 
-def _entity(index: int, draft: Draft, naming: Naming, facts: Facts, namings: list[Naming]) -> Entity:
+def _entity(index: int, id: str, draft: Draft, naming: Naming, facts: Facts, namings: list[Naming]) -> Entity:
     row, name = TYPES[draft.kind], naming.name
     title, described = name, row.described.format(name)
     if naming.namesake and draft.kind == "person":
@@ -116,5 +146,15 @@ def _entity(index: int, draft: Draft, naming: Naming, facts: Facts, namings: lis
     elif naming.homonym:
         title = f"{name} ({row.noun})"
     return Entity(
-        index, draft.kind, name, title, described, naming.aliases, naming.homonym, naming.namesake, draft.twin
+        index=index,
+        id=id,
+        kind=draft.kind,
+        name=name,
+        title=title,
+        described=described,
+        aliases=naming.aliases,
+        style=naming.style,
+        homonym=naming.homonym,
+        namesake=naming.namesake,
+        twin=draft.twin,
     )
