@@ -56,7 +56,8 @@ def plain(engine: TransformersEngine, batch: list[Generate]) -> tuple[int, float
 
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = tiny_model(num_key_value_heads=2, initializer_range=0.02, **SIZES[device])
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = tiny_model(num_key_value_heads=2, initializer_range=0.02, **SIZES[device]).to(device, dtype)
     count, max_batch = (1024, 256) if device == "cuda" else (64, 32)
     engine = TransformersEngine(model, tiny_tokenizer(), max_batch=max_batch)
     engine.end_tokens = frozenset()  # random weights may end a turn anywhere; here every row runs to its limit
