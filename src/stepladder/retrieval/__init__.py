@@ -1,1 +1,5 @@
 """Retrievers find passages for queries."""
+
+from stepladder.retrieval.base import Retriever, check_retriever
+
+__all__ = ["Retriever", "check_retriever"]
