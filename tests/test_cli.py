@@ -292,3 +292,20 @@ def test_a_home_folder_may_be_written_as_a_tilde(
 def test_a_question_of_nothing_and_a_model_for_the_oracle_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is empty" in run(capsys, "ask", " ")[2]
     assert "the gold engine is no model" in run(capsys, "eval", "--model", "tiny")[2]
+
+
+def test_an_evaluation_is_saved_even_if_nobody_can_read_what_is_printed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stepladder", "eval", "--limit", "2", "--json", "--out", str(tmp_path / "run")]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert (tmp_path / "run" / "scores.jsonl").is_file()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    code, printed, err = run(capsys, "eval", "--limit", "2", "--out", str(tmp_path / "file" / "run"))
+    assert (code, printed) == (2, "")
+    assert "cannot be written" in err

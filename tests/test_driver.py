@@ -509,3 +509,51 @@ def test_a_request_that_is_under_way_is_not_made_again() -> None:
     retriever = Slow()
     Driver(retriever=retriever).run([same, other_first])
     assert sorted(call[0] for call in retriever.calls) == ["other", "same"]
+
+
+def test_a_request_that_cannot_be_compared_fails_its_own_job() -> None:
+    def listed() -> Algorithm[str]:
+        reply = yield Generate([Segment(Author.PROMPT, "a list, where a tuple belongs")])  # type: ignore[arg-type]
+        return str(reply.text)
+
+    outcomes = Driver(ScriptedEngine(echo)).run([lambda: speak("a"), listed, lambda: speak("b")])
+    assert [outcome.value for outcome in outcomes] == ["a/0", None, "b/0"]
+    assert "unhashable" in str(outcomes[1].failure)
+
+
+def test_an_error_that_cannot_be_printed_is_still_a_failure() -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def silent() -> Algorithm[None]:
+        raise Unspeakable
+        yield
+
+    outcomes = Driver(ScriptedEngine(echo)).run([silent, lambda: speak("b")])
+    assert outcomes[0].failure is not None
+    assert outcomes[1].value == "b/0"
+
+
+def test_an_engine_that_cannot_be_cancelled_does_not_hide_why_the_run_ended() -> None:
+    class Stubborn(DownEngine):
+        def cancel(self) -> None:
+            raise RuntimeError("no")
+
+    engine = Stubborn()
+    engine.concurrency, engine.max_batch = 2, 1
+    with pytest.raises(EngineDown, match="wrong key") as caught:
+        Driver(engine).run([lambda n=n: speak(str(n)) for n in range(4)])
+    assert len(caught.value.outcomes) == 4
+
+
+def test_jobs_may_come_from_any_iterable() -> None:
+    jobs = ((lambda n=n: speak(str(n))) for n in range(3))
+    assert values(Driver(ScriptedEngine(echo)).run(jobs)) == ["0/0", "1/0", "2/0"]
+
+
+def test_impossible_batches_and_stops_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_batch is 0"):
+        Driver(ScriptedEngine(echo, max_batch=0)).run([lambda: speak("a")])
+    with pytest.raises(ValueError, match="a stop string is empty"):
+        Generate((Segment(Author.PROMPT, "x"),), stop=("",))

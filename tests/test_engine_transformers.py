@@ -13,13 +13,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     Lfm2Config,
     Lfm2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
 )
 
 from stepladder.contract import ContractViolation
@@ -276,6 +282,40 @@ def test_a_token_that_begins_texts_is_put_before_prompts_only() -> None:
     assert begin not in engine.encode(Segment(Author.ENVIRONMENT, "Who?")).tokens
 
 
+@pytest.mark.parametrize("prepend", ["always", "first"])
+def test_tokenizers_that_put_a_space_before_texts_do_so_only_at_the_beginning(prepend: str) -> None:
+    """As those of the first Llamas do. In the middle of a transcript nobody wrote that space."""
+    core = Tokenizer(models.BPE(unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
+    core.decoder = decoders.Metaspace(prepend_scheme=prepend)
+    text = ["<retrieval> the tower in Velm </retrieval> [INST] x"] * 20
+    core.train_from_iterator(text, trainers.BpeTrainer(vocab_size=80, special_tokens=["<unk>", "</s>"]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>", pad_token="</s>")
+    engine = TransformersEngine(tiny_model(vocab_size=len(tokenizer), pad_token_id=1, eos_token_id=1), tokenizer)
+    before = engine.encode(Segment(Author.PROMPT, "the tower"))
+    after = engine.encode(Segment(Author.ENVIRONMENT, "<retrieval> the"))
+    assert tokenizer.convert_ids_to_tokens(before.tokens[0]).startswith("▁")
+    assert not tokenizer.convert_ids_to_tokens(after.tokens[0]).startswith("▁")
+    assert tokenizer.decode([*before.tokens, *after.tokens]) == "the tower<retrieval> the"
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{{ messages[0].nothing.at_all }}", "cannot be used"),
+        ("{{ raise_exception('no user') }}", "cannot be used: no user"),
+        ("{% for m in messages %}", "cannot be used"),
+        ("always the same", "shows a message 0 times"),
+        ("{{ messages[0].content }} {{ messages[0].content }}", "shows a message 2 times"),
+    ],
+)
+def test_chat_templates_that_do_not_work_say_so(template: str, problem: str) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(StepladderError, match=problem):
+        TransformersEngine(tiny_model(), tokenizer)
+
+
 def test_ids_of_another_vocabulary_are_refused_not_misread(engine: TransformersEngine) -> None:
     other = TransformersEngine(tiny_model(vocab_size=len(merging_tokenizer())), merging_tokenizer())
     foreign = other.encode(Segment(Author.PROMPT, "Who built it?"))
@@ -324,7 +364,37 @@ def test_other_architectures_keep_the_contract(make: Any) -> None:
     check_engine(TransformersEngine(make(), tiny_tokenizer()))
 
 
-@pytest.mark.parametrize("make", [gpt2, qwen3])
+def falcon_h1() -> Any:
+    """Attention and recurrence in one layer."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    recurrence = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+    config = FalconH1Config(vocab_size=257, num_key_value_heads=2, initializer_range=0.3, **sizes, **recurrence)
+    config.eos_token_id = config.pad_token_id = config.bos_token_id = 256
+    return FalconH1ForCausalLM(config).eval()
+
+
+def mamba() -> Any:
+    """No attention at all."""
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=257, hidden_size=32, state_size=4, num_hidden_layers=2, initializer_range=0.3)
+    config.eos_token_id = config.pad_token_id = config.bos_token_id = 256
+    return MambaForCausalLM(config).eval()
+
+
+def rwkv() -> Any:
+    return RwkvForCausalLM(RwkvConfig(vocab_size=257, hidden_size=32, num_hidden_layers=2, context_length=64)).eval()
+
+
+@pytest.mark.parametrize("make", [rwkv, mamba])
+def test_a_model_that_keeps_its_memory_elsewhere_is_refused(make: Any) -> None:
+    """It would take every token for the first of a text."""
+    engine = TransformersEngine(make(), tiny_tokenizer(), context_limit=64)
+    with pytest.raises(EngineError, match="ForCausalLM does not keep its memory"):
+        engine.generate([prompt("Where?")])
+
+
+@pytest.mark.parametrize("make", [gpt2, qwen3, falcon_h1])
 def test_rows_of_different_lengths_write_what_they_write_alone(make: Any) -> None:
     engine = TransformersEngine(make(), tiny_tokenizer())
     requests = [prompt("x" * length, sampling=Sampling(max_tokens=length)) for length in (3, 30, 12, 25)]
@@ -354,6 +424,13 @@ def test_a_model_object_is_used_as_it_is_and_left_as_it_was() -> None:
     assert (model.dtype, model.training, engine.dtype) == (torch.bfloat16, True, torch.bfloat16)
     with pytest.raises(StepladderError, match="leave out device and dtype"):
         TransformersEngine(model, tiny_tokenizer(), dtype="fp32")
+
+
+def test_parts_of_a_model_that_were_frozen_stay_so() -> None:
+    model = tiny_model().train()
+    model.model.layers[0].eval()
+    generate(TransformersEngine(model, tiny_tokenizer()), prompt("Who?", sampling=Sampling(max_tokens=1)))
+    assert (model.model.layers[0].training, model.model.layers[1].training) == (False, True)
 
 
 def test_dropout_is_off_while_a_training_model_generates() -> None:

@@ -347,6 +347,15 @@ def test_without_gold_passages_the_answer_must_stand_in_a_passage_as_a_word(ques
     bare = replace(question, hops=(), gold_passages=())
     assert play(bare, GoldEngine(make_agent("prorag"))).answer == "Velm"
     assert play(replace(bare, answers=("arch",)), GoldEngine(make_agent("prorag"))).answer == UNKNOWN
+    assert play(replace(bare, answers=("Velm.",)), GoldEngine(make_agent("prorag"))).answer == "Velm."
+    assert play(replace(bare, answers=(" ",)), GoldEngine(make_agent("prorag"))).answer == UNKNOWN
+
+
+def test_sub_questions_that_differ_in_a_sign_are_two(question: Question) -> None:
+    hops = (Hop("Who made C++?", "Ada Tarn", ("p1",)), Hop("Who made C#?", "Velm", ("p2",)))
+    trajectory = play(replace(question, hops=hops), GoldEngine(make_agent("prorag")))
+    assert trajectory.queries == ("Who made C++?", "Who made C#?")
+    assert trajectory.answer == "Velm"
 
 
 def test_a_question_nobody_knows_the_answer_to_is_unknown_to_the_oracle(question: Question) -> None:

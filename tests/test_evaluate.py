@@ -15,7 +15,7 @@ from stepladder.engines.base import EngineDown, EngineError
 from stepladder.engines.gold import GoldEngine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.errors import StepladderError
-from stepladder.evaluate.runner import Evaluation, compare, evaluate, load_scores, summarise
+from stepladder.evaluate.runner import Evaluation, check_free, compare, evaluate, load_scores, summarise
 from stepladder.evaluate.table import comparison_line, print_summary
 from stepladder.records import read_records
 from stepladder.request import Generate, Generation
@@ -142,6 +142,35 @@ def test_a_folder_that_is_no_evaluation(tmp_path: Path) -> None:
     (tmp_path / "scores.jsonl").write_text('{"question_id": "q"}\n')
     with pytest.raises(StepladderError, match=r"scores.jsonl:1: not a row"):
         load_scores(tmp_path)
+
+
+def test_rows_that_cannot_be_averaged_are_refused(questions: list[Question], tmp_path: Path) -> None:
+    by_script(questions, *["Velm"] * 6).save(tmp_path / "run", {})
+    path = tmp_path / "run" / "scores.jsonl"
+    whole = path.read_text()
+    for bad in ('"em": "a"', '"em": NaN'):
+        path.write_text(whole.replace('"em": 1.0', bad, 1))
+        with pytest.raises(StepladderError, match=r"scores.jsonl:1: not a row of an evaluation"):
+            load_scores(tmp_path / "run")
+
+
+def test_places_that_cannot_be_written_are_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StepladderError, match="is no folder that may be written to"):
+        check_free(tmp_path / "file" / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StepladderError, match="broken link"):
+        check_free(tmp_path / "link")
+    check_free(tmp_path / "new" / "run")
+
+
+def test_a_folder_is_not_replaced_from_inside(
+    questions: list[Question], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_script(questions, *["Velm"] * 6).save(tmp_path / "run", {})
+    monkeypatch.chdir(tmp_path / "run")
+    with pytest.raises(StepladderError, match="from inside"):
+        check_free(Path(), overwrite=True)
 
 
 def test_nothing_to_evaluate_or_to_score_against(question: Question) -> None:

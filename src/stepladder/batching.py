@@ -60,6 +60,8 @@ class Lane:
         concurrency: int,
         advice: str,
     ) -> None:
+        if max_batch < 1 or concurrency < 1:
+            raise ValueError(f"max_batch is {max_batch} and concurrency {concurrency}; both must be at least 1")
         self.kind = kind
         self.call = call
         self.max_batch = max_batch

@@ -102,8 +102,9 @@ class Driver:
         self.searches = Cache(retrieval_cache)
         self.counts = Counts()
 
-    def run(self, jobs: Sequence[Job[Result]], watch: Watcher | None = None) -> list[Outcome[Result]]:
+    def run(self, jobs: Iterable[Job[Result]], watch: Watcher | None = None) -> list[Outcome[Result]]:
         """Run every job; the outcomes come in the order of the jobs."""
+        jobs = list(jobs)
         session: _Session[Result] = _Session(self, jobs)
         done: dict[int, Outcome[Result]] = {}
 
@@ -158,11 +159,12 @@ class _Session(Generic[Result]):
         self.finished: deque[Outcome[Result]] = deque()
         self.completed: SimpleQueue[tuple[Lane, list[Asked], Any]] = SimpleQueue()
         retriever, scorer, engine = driver.retriever, driver.scorer, driver.engine
+        score, generate = getattr(scorer, "score", None), getattr(engine, "generate", None)
         # Cheapest first: a lane that takes one call at a time waits for those before it.
         self.lanes = (
             lane_for(Retrieve, search_call(retriever), retriever, "there is no index to search: pass a retriever"),
-            lane_for(Score, scorer and scorer.score, scorer, "there is no reward model: pass a scorer"),
-            lane_for(Generate, engine and engine.generate, engine, "there is no model: pass an engine"),
+            lane_for(Score, score, scorer, "there is no reward model: pass a scorer"),
+            lane_for(Generate, generate, engine, "there is no model: pass an engine"),
         )
 
     def outcomes(self) -> Iterator[Outcome[Result]]:
@@ -178,7 +180,8 @@ class _Session(Generic[Result]):
     def close(self) -> None:
         """Stop what is still running; called at the end, on Ctrl-C and when the consumer goes away."""
         if any(lane.calls for lane in self.lanes) and self.driver.engine is not None:
-            self.driver.engine.cancel()
+            with suppress(Exception):  # whatever ended the run is the news, not this
+                self.driver.engine.cancel()
         for lane in self.lanes:
             if lane.pool is not None:
                 lane.pool.shutdown(wait=False, cancel_futures=True)
@@ -269,7 +272,8 @@ class _Session(Generic[Result]):
                 asked = go_on()
                 requests = [asked] if isinstance(asked, Request) else list(asked)
                 run.single = isinstance(asked, Request)
-                lanes = [self._lane_for(request) for request in requests]
+                asked_for = [(request, self._lane_for(request), key_of(request)) for request in requests]
+                hash(tuple(key for _, _, key in asked_for))  # here, where a request that has none fails its own job
             except StopIteration as end:
                 self._finish(run, Outcome(run.index, value=end.value))
                 return
@@ -280,7 +284,7 @@ class _Session(Generic[Result]):
                 _close(run)
                 self._finish(run, Outcome(run.index, failure=failure))
                 return
-            self._ask(run, requests, lanes)
+            self._ask(run, asked_for)
             if run.missing:
                 return
             replies = run.replies[0] if run.single else run.replies
@@ -294,11 +298,11 @@ class _Session(Generic[Result]):
                 return lane
         raise TypeError(f"an algorithm yielded {request!r}; it may yield Generate, Retrieve and Score requests")
 
-    def _ask(self, run: _Run[Result], requests: list[Request], lanes: list[Lane]) -> None:
+    def _ask(self, run: _Run[Result], asked_for: list[tuple[Request, Lane, Any]]) -> None:
         counts = self.driver.counts
-        run.replies = [None] * len(requests)
+        run.replies = [None] * len(asked_for)
         run.missing = 0
-        for slot, (request, lane) in enumerate(zip(requests, lanes)):
+        for slot, (request, lane, key) in enumerate(asked_for):
             name = lane.kind.__name__
             counts.asked[name] = counts.asked.get(name, 0) + 1
             known = self.driver.searches.get(request) if lane.kind is Retrieve else None
@@ -307,7 +311,6 @@ class _Session(Generic[Result]):
                 run.replies[slot] = known
                 continue
             run.missing += 1
-            key = key_of(request)
             asked = lane.running.get(key) or lane.waiting.get(key)
             if asked is None:
                 asked = lane.waiting[key] = Asked(key, request, run.index)
@@ -317,8 +320,8 @@ class _Session(Generic[Result]):
             asked.waiters.append((run, slot))
 
     def _finish(self, run: _Run[Result], outcome: Outcome[Result]) -> None:
-        del self.active[run.index]
         self.finished.append(outcome)
+        del self.active[run.index]
 
 
 class MissingBackend(StepladderError):
@@ -333,7 +336,10 @@ def _algorithm(job: Job[Result]) -> Algorithm[Result]:
 
 
 def _failure(error: Exception) -> Failure:
-    reason = str(error) if isinstance(error, StepladderError) else f"{type(error).__name__}: {error}"
+    try:
+        reason = str(error) if isinstance(error, StepladderError) else f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an error that cannot even be printed
+        reason = type(error).__name__
     return Failure(StopReason.FAILED, reason, "".join(traceback.format_exception(error)))
 
 

@@ -49,6 +49,10 @@ class Generate:
     #: The state that the context renders, for engines that play by rule (gold, scripted) and for onlookers.
     trajectory: Trajectory | None = field(default=None, compare=False)
 
+    def __post_init__(self) -> None:
+        if "" in self.stop:
+            raise ValueError("a stop string is empty; it would end every generation before its first token")
+
 
 @dataclass(frozen=True, slots=True)
 class Retrieve:

@@ -139,7 +139,8 @@ def evaluate_command(
     data_set = open_data(data, seed=world_seed)
     split = split or ("test" if "test" in data_set.questions else "all")
     questions = data_set.split(split)[:limit]
-    if other is not None and not {row.question_id for row in other} & {question.id for question in questions}:
+    reached = {row.question_id for row in other or () if row.stop is not StopReason.CANCELLED}
+    if other is not None and reached.isdisjoint(question.id for question in questions):
         raise StepladderError(f"{against} is of other questions: it has none of {data} {split}")
     retriever = open_retriever(data_set, index, player)
     options = {"device": device, "dtype": dtype, "max_batch": batch, "concurrency": concurrency}
@@ -166,7 +167,16 @@ def evaluate_command(
         "settings": asdict(settings),
         "version": __version__,
     }
-    comparisons = {} if other is None else {metric: compare(result.scores, other, metric) for metric in ("em", "f1")}
+    not_saved = None
+    if out_folder is not None:  # first of all, so that nothing that happens while printing can lose it
+        try:
+            result.save(out_folder, description, overwrite=overwrite)
+        except StepladderError as error:
+            not_saved = error
+    comparisons = {}
+    played = {row.question_id for row in result.scores if row.stop is not StopReason.CANCELLED}
+    if other is not None and not played.isdisjoint(reached):
+        comparisons = {metric: compare(result.scores, other, metric) for metric in ("em", "f1")}
     if as_json:
         versus = {"against": {name: asdict(each) for name, each in comparisons.items()}} if comparisons else {}
         typer.echo(json.dumps({**description, **summary.as_json(), **versus}, indent=2))
@@ -174,8 +184,9 @@ def evaluate_command(
         print_summary(out, summary, f"{agent} by {model or engine} on {data} {split}")
         for metric, comparison in comparisons.items():
             out.print(comparison_line(comparison, metric), highlight=False)
+    if not_saved is not None:
+        raise not_saved
     if out_folder is not None:
-        result.save(out_folder, description, overwrite=overwrite)
         Console(stderr=True).print(f"written to {shown(str(out_folder))}", highlight=False, soft_wrap=True)
     if result.stopped_by is not None:
         raise result.stopped_by

@@ -66,8 +66,8 @@ def gold_action(trajectory: Trajectory, kinds: frozenset[ActionKind], *, looks_f
             evidence = next((each.text for each in last.passages if asked and asked.holds((each,))), "Nothing helps.")
             return Action(reading, evidence, "What do the passages say?")
         titles = last.passages[0].title if last.passages else "nothing"
-        return Action(reading, asked.found if asked and asked.found else UNKNOWN, f"I read about {titles}.")
-    if any(each.found == UNKNOWN for each in plan):
+        return Action(reading, asked.answer if asked and asked.found else UNKNOWN, f"I read about {titles}.")
+    if any(each.found is False for each in plan):
         return _answer(question, False)
     if plan and plan[-1].found is None:
         return Action(ActionKind.QUERY, plan[-1].query, "I still have to find something out.")
@@ -80,8 +80,9 @@ class _Search:
 
     query: str
     holds: Callable[[Sequence[Passage]], bool]
-    #: The sub-answer, "unknown" when the search did not find it, None when it was not made yet.
-    found: str | None
+    answer: str
+    #: Whether the search found the answer; None when it was not made yet.
+    found: bool | None
 
 
 def _plan(trajectory: Trajectory) -> list[_Search]:
@@ -99,7 +100,7 @@ def _plan(trajectory: Trajectory) -> list[_Search]:
             continue
         query = fill_references(hop.question, answers)
         plan.append(_search(query, (hop.answer,), lambda found, hop=hop: _holds(hop, found), made))  # type: ignore[misc]
-        if plan[-1].found in (None, UNKNOWN):
+        if not plan[-1].found:
             break
         answers[number] = hop.answer
     return plan
@@ -109,14 +110,13 @@ def _search(
     query: str, answers: Sequence[str], holds: Callable[[Sequence[Passage]], bool], made: Sequence[Step]
 ) -> _Search:
     results = [step.passages for step in made if _alike(step.action.content, query)]
-    if not results:
-        return _Search(query, holds, None)
-    return _Search(query, holds, answers[0] if answers and any(map(holds, results)) else UNKNOWN)
+    found = bool(answers) and any(map(holds, results)) if results else None
+    return _Search(query, holds, answers[0] if answers else UNKNOWN, found)
 
 
 def _alike(a: str, b: str) -> bool:
-    """Whether two queries are the same but for punctuation, which agents may have made harmless."""
-    return re.findall(r"\w+", a) == re.findall(r"\w+", b)
+    """Whether two queries are the same but for brackets, which agents may have made harmless, and space."""
+    return a.replace("<", "‹").split() == b.replace("<", "‹").split()
 
 
 def fill_references(text: str, answers: Mapping[int, str]) -> str:
@@ -158,9 +158,10 @@ def _holds(hop: Hop, found: Sequence[Passage]) -> bool:
 def _mentions(answers: Sequence[str], found: Sequence[Passage]) -> bool:
     """Whether a passage has one of the answers in it, as whole words."""
     return any(
-        re.search(rf"\b{re.escape(answer)}\b", f"{passage.title} {passage.text}", re.IGNORECASE)
+        re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", f"{passage.title} {passage.text}", re.IGNORECASE)
         for passage in found
         for answer in answers
+        if answer.strip()
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from stepladder.engines.base import Engine, EngineError, cut_at_stop
 from stepladder.engines.loading import context_limit_of, end_tokens, fingerprint, load_model, pick_device, pick_dtype
@@ -94,19 +95,30 @@ class TransformersEngine(Engine):
         self.context_limit = context_limit or context_limit_of(self.config)
         self.end_tokens = end_tokens(self.model, self.tokenizer)
         self.vocabulary = fingerprint(self.tokenizer)
+        self._adds_space = self._decode(list(self._encode_text("x"))) != "x" or self._first_piece("x").startswith("▁")
         in_chat = self.tokenizer.chat_template is not None if chat is None else chat
         self._chat_frame = self._take_template_apart(chat_options or {}) if in_chat else None
         self._closing_tokens: dict[tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]]] = {}
         self._pieces: list[str] = []
 
+    def _first_piece(self, text: str) -> str:
+        return str(self.tokenizer.convert_ids_to_tokens(list(self._encode_text(text)))[0])
+
     def _take_template_apart(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The tokens that the chat template puts before and behind a user's message."""
         turn = [{"role": "user", "content": _MESSAGE}]
-        whole = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False, **options)
-        before, message, behind = str(whole).partition(_MESSAGE)
-        if not message:
-            raise StepladderError("the tokenizer's chat template drops the user's message; use chat=False")
-        return self._encode_text(before), self._encode_text(behind)
+        try:
+            whole = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False, **options)
+        except Exception as error:  # templates are programs of others, and fail in their own ways
+            raise StepladderError(
+                f"the tokenizer's chat template cannot be used: {error}. Set its variables (chat_options) or chat=False"
+            ) from error
+        before, *behind = str(whole).split(_MESSAGE)
+        if len(behind) != 1:
+            raise StepladderError(
+                f"the tokenizer's chat template shows a message {len(behind)} times, not once; use chat=False"
+            )
+        return self._encode_text(before), self._encode_text(behind[0], inside=True)
 
     # --- text to tokens and back ---------------------------------------------------------------------------
 
@@ -122,12 +134,13 @@ class TransformersEngine(Engine):
             )
         if segment.tokens or not segment.text:
             return segment
-        tokens = self._encode_text(segment.text, split_special_tokens=True)
-        if segment.author is Author.PROMPT and self._chat_frame is not None:
+        begins = segment.author is Author.PROMPT and self._chat_frame is None
+        tokens = self._encode_text(segment.text, inside=not begins, split_special_tokens=True)
+        if begins:
+            tokens = self._with_beginning(tokens)
+        elif segment.author is Author.PROMPT and self._chat_frame is not None:
             before, behind = self._chat_frame
             tokens = before + tokens + behind
-        elif segment.author is Author.PROMPT:
-            tokens = self._with_beginning(tokens)
         return replace(segment, tokens=tokens, vocabulary=self.vocabulary)
 
     def _with_beginning(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
@@ -135,8 +148,16 @@ class TransformersEngine(Engine):
         begins = self.tokenizer("")["input_ids"][:1]
         return (*begins, *tokens) if begins and begins[0] == self.tokenizer.bos_token_id else tokens
 
-    def _encode_text(self, text: str, **options: bool) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+    def _encode_text(self, text: str, *, inside: bool = False, **options: bool) -> tuple[int, ...]:
+        """Token ids of a text; `inside`: it follows another, so no space is put before it."""
+
+        def encode(text: str) -> tuple[int, ...]:
+            return tuple(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+
+        if not inside or not self._adds_space:
+            return encode(text)
+        anchor, anchored = encode("\n"), encode("\n" + text)
+        return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else encode(text)
 
     def decode(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
         """The text of tokens that follow others (some tokenizers drop the first space of a text)."""
@@ -168,13 +189,14 @@ class TransformersEngine(Engine):
             else:
                 rows.append(_row(number, request, context, tokens_in, room))
         rows.sort(key=lambda row: len(row.tokens_in))  # like lengths together: less padding
-        training = self.model.training
+        training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         try:
             for start in range(0, len(rows), self.max_batch):
                 self._decode_batch(rows[start : start + self.max_batch])
         finally:
-            self.model.train(training)
+            for module in training:  # each by itself: parts of a model may be frozen
+                module.training = True
         for row in rows:
             replies[row.number] = self._reply(row)
         return [reply for reply in replies if reply is not None]
@@ -202,6 +224,8 @@ class TransformersEngine(Engine):
                 use_cache=True,
                 logits_to_keep=1,
             ).logits[:, -1]
+            if not any(map(_is_filled, cache.layers)):
+                raise EngineError(f"{type(self.model).__name__} does not keep its memory in transformers' cache")
             tokens_B, logprobs_B = draw_tokens(logits_BV.float(), alive)
             for row, token, logprob in zip(alive, tokens_B.tolist(), logprobs_B.tolist()):
                 if row.finish is None:
@@ -212,7 +236,7 @@ class TransformersEngine(Engine):
             positions_BT = positions_BT[:, -1:] + 1
             ids_BT = tokens_B[:, None]
             # Recurrent layers cannot give up rows: with them, rows that have ended stay in the batch, unread.
-            if len(staying) < len(alive) and all(hasattr(layer, "batch_select_indices") for layer in cache.layers):
+            if len(staying) < len(alive) and not any(map(_is_recurrent, cache.layers)):
                 kept = torch.tensor(staying, device=self.device)
                 cache.batch_select_indices(kept)
                 ids_BT, mask_BT, positions_BT = ids_BT[kept], mask_BT[kept], positions_BT[kept]
@@ -253,6 +277,16 @@ class TransformersEngine(Engine):
         written = Segment(Author.POLICY, whole, tuple(row.tokens), tuple(row.logprobs), self.vocabulary)
         usage = Usage(read=len(row.tokens_in), written=len(row.tokens))
         return Generation(row.context, written, text, row.finish, usage)
+
+
+def _is_recurrent(layer: Any) -> bool:
+    return isinstance(layer, LinearAttentionCacheLayerMixin)
+
+
+def _is_filled(layer: Any) -> bool:
+    """Whether a forward pass left anything in a layer of the cache."""
+    marks = [value for name, value in vars(layer).items() if name.endswith("initialized")]
+    return any(any(mark.values()) if isinstance(mark, dict) else mark for mark in marks)  # several states, or one
 
 
 def _row(number: int, request: Generate, context: tuple[Segment, ...], tokens_in: list[int], room: int) -> _Row:

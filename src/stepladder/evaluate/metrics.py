@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pydantic import ConfigDict
+
 from stepladder.trace import ActionKind, Question, StopReason, Trajectory
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
@@ -111,6 +113,8 @@ class Miss(StrEnum):
 @dataclass(frozen=True, slots=True)
 class QuestionScore:
     """Everything measured of one question. None marks what the question's annotation cannot tell."""
+
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="forbid")
 
     question_id: str
     kind: str

@@ -6,11 +6,14 @@ intervals, and a paired comparison with another evaluation of the same questions
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from stepladder.agents.base import Agent
 from stepladder.driver import Driver, Interrupted, Outcome, Watcher
@@ -26,6 +29,7 @@ from stepladder.trace import Question, StopReason, Trajectory
 
 _SUMMARY, _SCORES, _TRAJECTORIES = "summary.json", "scores.jsonl", "trajectories.jsonl"
 _VERSION_KEY = "stepladder_evaluation"
+_ROW = TypeAdapter(QuestionScore)
 
 #: What is averaged over questions: its name, and its value for a question (None where it cannot be known).
 METRICS: dict[str, Callable[[QuestionScore], float | None]] = {
@@ -97,12 +101,17 @@ class Evaluation:
 def check_free(folder: Path, *, overwrite: bool = False) -> None:
     """Raise unless an evaluation may be saved there: nothing is, or another evaluation that may be written over."""
     if not folder.exists() and not folder.is_symlink():
+        parent = next(each for each in folder.absolute().parents if each.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise StepladderError(f"{folder} cannot be written: {parent} is no folder that may be written to")
         return
     if not folder.is_dir():
-        raise StepladderError(f"{folder} is a file; choose another place for the evaluation")
-    names = {each.name for each in folder.iterdir()}
+        raise StepladderError(f"{folder} is a file or a broken link; choose another place for the evaluation")
+    names = {each.name if each.is_file() else f"{each.name}/" for each in folder.iterdir()}
     if names and not (names <= {_SUMMARY, _SCORES, _TRAJECTORIES} and _is_evaluation(folder)):
         raise StepladderError(f"{folder} has other files than an evaluation's in it; choose another folder")
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise StepladderError(f"{folder} is where you are; a folder cannot be replaced from inside")
     if names and not overwrite:
         raise StepladderError(f"{folder} holds an evaluation already; say overwrite (--overwrite) to replace it")
 
@@ -196,17 +205,16 @@ def load_scores(folder: Path) -> tuple[QuestionScore, ...]:
     path = folder / _SCORES
     if not path.is_file():
         raise StepladderError(f"{folder} is not a saved evaluation: it has no {_SCORES} (`eval --out DIR` writes it)")
-    names = {field.name for field in fields(QuestionScore)}
     rows = []
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             try:
-                row = json.loads(line)
-                rows.append(QuestionScore(**{**row, "stop": StopReason(row["stop"])}))
-            except (ValueError, TypeError, KeyError) as error:
-                expected = ", ".join(sorted(names))
+                rows.append(_ROW.validate_json(line))
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"]) or "row"
                 raise StepladderError(
-                    f"{path}:{number}: not a row of an evaluation ({error}); expected {expected}"
+                    f"{path}:{number}: not a row of an evaluation: {where}: {first['msg']}"
                 ) from error
     return tuple(rows)
 
