@@ -35,12 +35,32 @@ class Cache:
             self.replies.popitem(last=False)
 
 
+class Key:
+    """What makes requests equal, hashed once: a transcript is long, and looked up often.
+
+    The question counts, because engines that play by rule may answer two questions of one text differently.
+    """
+
+    __slots__ = ("hash", "parts")
+
+    def __init__(self, request: Request) -> None:
+        trajectory = request.trajectory if isinstance(request, Generate) else None
+        self.parts = (request, trajectory.question.id if trajectory is not None else None)
+        self.hash = hash(self.parts)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self.hash == other.hash and self.parts == other.parts
+
+
 class Asked:
     """A request and those who wait for its reply."""
 
     __slots__ = ("age", "key", "request", "waiters")
 
-    def __init__(self, key: Any, request: Request, age: int) -> None:
+    def __init__(self, key: Key, request: Request, age: int) -> None:
         self.key = key
         self.request = request
         #: Smallest index among those who wait: older jobs come first.
@@ -68,8 +88,8 @@ class Lane:
         self.concurrency = concurrency
         self.advice = advice
         #: Equal requests share an entry: each is answered once for all who asked.
-        self.waiting: dict[Any, Asked] = {}
-        self.running: dict[Any, Asked] = {}
+        self.waiting: dict[Key, Asked] = {}
+        self.running: dict[Key, Asked] = {}
         self.calls = 0
         self.pool = ThreadPoolExecutor(concurrency, f"{kind.__name__}") if concurrency > 1 else None
 
@@ -99,13 +119,6 @@ class Lane:
         failure.__traceback__ = None
         middle = len(batch) // 2
         return self.answer(batch[:middle]) + self.answer(batch[middle:])
-
-
-def key_of(request: Request) -> Any:
-    """What makes requests equal. Engines that play by rule may answer two questions of one text differently."""
-    if isinstance(request, Generate) and request.trajectory is not None:
-        return request, request.trajectory.question.id
-    return request
 
 
 def lane_for(kind: type[Any], call: Any, backend: Any, advice: str) -> Lane:

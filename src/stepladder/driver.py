@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol
 
-from stepladder.batching import Asked, Cache, Lane, key_of, lane_for, search_call
+from stepladder.batching import Asked, Cache, Key, Lane, lane_for, search_call
 from stepladder.engines.base import Engine, EngineDown
 from stepladder.errors import StepladderError
 from stepladder.request import Algorithm, Generate, Job, Request, Result, Retrieve, Score
@@ -272,8 +272,7 @@ class _Session(Generic[Result]):
                 asked = go_on()
                 requests = [asked] if isinstance(asked, Request) else list(asked)
                 run.single = isinstance(asked, Request)
-                asked_for = [(request, self._lane_for(request), key_of(request)) for request in requests]
-                hash(tuple(key for _, _, key in asked_for))  # here, where a request that has none fails its own job
+                asked_for = [(request, self._lane_for(request), Key(request)) for request in requests]
             except StopIteration as end:
                 self._finish(run, Outcome(run.index, value=end.value))
                 return
@@ -298,7 +297,7 @@ class _Session(Generic[Result]):
                 return lane
         raise TypeError(f"an algorithm yielded {request!r}; it may yield Generate, Retrieve and Score requests")
 
-    def _ask(self, run: _Run[Result], asked_for: list[tuple[Request, Lane, Any]]) -> None:
+    def _ask(self, run: _Run[Result], asked_for: list[tuple[Request, Lane, Key]]) -> None:
         counts = self.driver.counts
         run.replies = [None] * len(asked_for)
         run.missing = 0
