@@ -106,7 +106,10 @@ def test_equal_requests_are_answered_once_for_all_who_ask(retriever: WordRetriev
     assert values(driver.run([same] * 10)) == ["the same/5"] * 10
     assert [len(batch) for batch in engine.batches] == [1]
     assert retriever.calls == [["tower"]]
+    assert driver.counts.calls == {"Retrieve": 1, "Generate": 1}
+    assert (driver.counts.merged, driver.counts.answered_by_cache) == (18, 0)
     values(driver.run([same]))
+    assert driver.counts.answered_by_cache == 1
     assert len(retriever.calls) == 1, "the second run should have found the search in the cache"
 
 
