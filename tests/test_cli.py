@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from stepladder import cli
+from stepladder.engines.tiny import tiny_model, tiny_tokenizer
+from stepladder.models import BUILT_IN
+from stepladder.run.folder import RunFolder
+from stepladder.settings import Settings
+from stepladder.stages import KINDS, StageKind, StageResult, Task
 from stepladder.trace import Trajectory, loads
+from stepladder.train.sft_settings import LoraSettings, SFTSettings
+from stepladder.workshop import Workshop
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -46,9 +53,7 @@ def test_eval_prints_a_table_and_keeps_rows_and_compares(capsys: pytest.CaptureF
 
 
 def test_an_untrained_model_takes_the_same_path(capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed, _ = run(
-        capsys, "eval", "--engine", "transformers", "--model", "tiny", "--limit", "4", "--max-tokens", "8", "--json"
-    )
+    code, printed, _ = run(capsys, "eval", "--model", "tiny", "--limit", "4", "--max-tokens", "8", "--json")
     result = json.loads(printed)
     assert (code, result["em"]["mean"], result["questions"]) == (0, 0.0, 4)
     assert result["tokens_written"]["mean"] > 0
@@ -130,6 +135,9 @@ def test_a_corpus_becomes_an_index_and_answers_questions(
         (["eval", "--engine", "openai"], "needs the name of a model"),
         (["eval", "--top-p", "0"], "top_p is 0.0; it must be above 0"),
         (["eval", "--against", "nowhere"], "nowhere is not a saved evaluation"),
+        (["ask", "--run", "nowhere"], "nowhere is not a run: it does not exist"),
+        (["run", "nowhere.yaml", "--out", "x"], "recipe file nowhere.yaml does not exist"),
+        (["run", "prorag-nan", "--out", "x"], "unknown recipe 'prorag-nan'. Did you mean 'prorag-nano'?"),
         (["ask", "Who are you?"], "the gold engine knows only the questions of atlas"),
         (["index", "info", "nowhere"], "nowhere: there is no such folder"),
         (["index", "build", "nowhere.jsonl", "--out", "x"], "nowhere.jsonl: there is no such file"),
@@ -169,13 +177,6 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(capsys: pytest.CaptureFi
     assert run(capsys, "doctor")[0] == 0
 
 
-def test_demo_ends_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed, _ = run(capsys, "demo", "--questions", "8")
-    assert code == 0
-    assert "oracle, step by step" in printed
-    assert "untrained model" in printed
-
-
 def start(command: list[str]) -> subprocess.Popen[str]:
     """A process that Ctrl-C works on, even where the tests themselves run in the background of a shell."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit what is ignored
@@ -185,14 +186,24 @@ def start(command: list[str]) -> subprocess.Popen[str]:
         signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_ends_the_demo_with_130() -> None:
-    process = start([sys.executable, "-m", "stepladder", "demo", "--questions", "500"])
+def test_ctrl_c_ends_a_run_with_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "{policy: tiny, device: cpu, batch: 2, episode: {max_tokens: 200},"
+        " stages: {oracle: {kind: eval, policy: gold, limit: 5}, floor: {kind: eval, temperature: 1}}}"
+    )
+    command = [sys.executable, "-m", "stepladder", "run", str(recipe), "--out", str(tmp_path / "run")]
+    process = start(command)
     assert process.stdout is not None
-    assert "Atlas" in process.stdout.readline()
+    told = iter(process.stdout.readline, "")
+    assert next(line for line in told if line.startswith("floor: begins"))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
+    assert "interrupted: the same command goes on from here" in err
     assert "Traceback" not in err
+    assert (tmp_path / "run" / "oracle" / "stage.json").is_file()
+    assert not (tmp_path / "run" / "floor" / "stage.json").exists()
 
 
 def test_ctrl_c_prints_what_was_reached_and_exits_130(tmp_path: Path) -> None:
@@ -291,7 +302,7 @@ def test_a_home_folder_may_be_written_as_a_tilde(
 
 def test_a_question_of_nothing_and_a_model_for_the_oracle_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is empty" in run(capsys, "ask", " ")[2]
-    assert "the gold engine is no model" in run(capsys, "eval", "--model", "tiny")[2]
+    assert "the gold engine is no model" in run(capsys, "eval", "--engine", "gold", "--model", "tiny")[2]
 
 
 def test_an_evaluation_is_saved_even_if_nobody_can_read_what_is_printed(tmp_path: Path) -> None:
@@ -309,3 +320,123 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_run(
     code, printed, err = run(capsys, "eval", "--limit", "2", "--out", str(tmp_path / "file" / "run"))
     assert (code, printed) == (2, "")
     assert "cannot be written" in err
+
+
+EVALUATIONS = """
+policy: tiny
+agent: rag
+device: cpu
+episode: {max_tokens: 4}
+stages:
+  floor: {kind: eval, limit: 3}
+  oracle: {kind: eval, policy: gold, limit: 3}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(EVALUATIONS)
+    return str(path)
+
+
+def test_a_recipe_runs_resumes_and_ends_in_tables(
+    capsys: pytest.CaptureFixture[str], recipe: str, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "run")
+    code, printed, _ = run(capsys, "run", recipe, "--out", folder, "--set", "stages.floor.limit=2")
+    assert code == 0
+    assert "searches" in printed
+    assert "F1 by searches needed" in printed
+    code, printed, err = run(capsys, "run", recipe, "--out", folder, "--set", "stages.floor.limit=2", "--json")
+    report = json.loads(printed)
+    assert code == 0
+    assert "floor: done" in err
+    assert [(stage["name"], stage["skipped"]) for stage in report["stages"]] == [("floor", True), ("oracle", True)]
+    assert report["stages"][0]["summary"]["questions"] == 2
+
+    code, _, err = run(capsys, "run", recipe, "--out", folder)
+    assert code == 2
+    assert "stages.floor.limit: 2 -> 3. Say --update" in " ".join(err.split())
+    code, printed, _ = run(capsys, "run", recipe, "--out", folder, "--update")
+    assert code == 0
+    assert "oracle: done" in printed
+
+
+def test_a_run_without_a_policy_has_none_to_ask(
+    capsys: pytest.CaptureFixture[str], recipe: str, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "run")
+    assert run(capsys, "run", recipe, "--out", folder, "--set", "stages.floor.limit=1")[0] == 0
+    code, _, err = run(capsys, "eval", "--run", folder)
+    assert code == 2
+    assert "has made a policy yet" in " ".join(err.split())
+
+
+class NoSettings(Settings):
+    """Nothing to set."""
+
+
+def save_tiny(settings: Settings, workshop: Workshop, task: Task) -> StageResult:
+    """Instead of training: the model as it is."""
+    policy = task.folder / "policy"
+    tiny_model().save_pretrained(policy)
+    tiny_tokenizer().save_pretrained(policy)
+    return StageResult({}, {"policy": policy})
+
+
+def test_ask_and_eval_take_up_a_run_and_options_still_win(
+    capsys: pytest.CaptureFixture[str], recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "save", StageKind(NoSettings, save_tiny, makes=("policy",)))
+    Path(recipe).write_text(EVALUATIONS.replace("{kind: eval, limit: 3}", "{kind: save}"))
+    folder = tmp_path / "run"
+    assert run(capsys, "run", recipe, "--out", str(folder), "--set", "search.k=2", "--set", "data.world_seed=5")[0] == 0
+
+    code, printed, _ = run(capsys, "eval", "--run", str(folder), "--limit", "2", "--json")
+    result = json.loads(printed)
+    assert code == 0
+    assert (result["engine"], result["model"]) == ("transformers", str(folder / "floor" / "policy"))
+    assert (result["agent"], result["settings"]["k"], result["world_seed"]) == ("rag", 2, 5)
+    assert result["settings"]["sampling"]["max_tokens"] == 4
+
+    code, printed, _ = run(
+        capsys, "eval", "--run", str(folder), "--limit", "2", "-k", "1", "--engine", "gold", "--json"
+    )
+    result = json.loads(printed)
+    assert (code, result["engine"], result["model"], result["settings"]["k"]) == (0, "gold", None, 1)
+
+    code, printed, _ = run(capsys, "ask", "--run", str(folder))
+    assert code == 0
+    assert "after 1 step" in printed
+
+
+def test_train_sft_is_a_recipe_of_one_stage(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "sft", StageKind(SFTSettings, save_tiny, makes=("policy",)))
+    arguments = ["train", "sft", "--out", str(tmp_path / "run"), "--model", "tiny", "-k", "2", "--lr", "1e-3", "--lora"]
+    code, printed, _ = run(capsys, *arguments, "--set", "batch=4", "--set", "lora.rank=2", "--questions", "7", "--json")
+    assert code == 0
+    assert json.loads(printed)["policy"] == str(tmp_path / "run" / "sft" / "policy")
+    recipe = RunFolder.open(tmp_path / "run").recipe()
+    assert (recipe.shared.policy, recipe.shared.search.k) == ("tiny", 2)
+    assert recipe.stages[0].settings == SFTSettings(questions=7, lr=1e-3, batch=4, lora=LoraSettings(rank=2))
+    code, _, err = run(capsys, *arguments, "--set", "epoch=4")
+    assert code == 2
+    assert "stages.sft.epoch: unknown key. Did you mean 'epochs'?" in " ".join(err.split())
+    code, _, err = run(capsys, *arguments, "--questions", "8")
+    assert code == 2
+    assert "stages.sft.questions: 7 -> 8" in " ".join(err.split())
+
+
+def test_help_names_every_built_in_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["eval"], ["ask"], ["train", "sft"]):
+        printed = run(capsys, *command, "--help")[1]
+        assert all(name in printed for name in BUILT_IN), f"{command} does not name one of {BUILT_IN}"
+
+
+def test_help_does_not_load_torch() -> None:
+    program = "import sys; from stepladder import cli; cli.main(['run', '--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

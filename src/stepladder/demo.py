@@ -1,95 +1,63 @@
-"""The demo: the whole path from a question to a scored answer on one machine, without key or download.
+"""The demo: a recipe carried out in front of a newcomer, on one machine, without key or download.
 
-It makes a fictional encyclopedia, indexes it, lets an oracle and an untrained model answer the same questions through
-the same agent, search, driver and metrics, and prints one table. The oracle is the ceiling that the search allows;
-the untrained model is the floor.
+It shows the world, a question as the oracle answers it, the run stage by stage, the same question as the trained policy
+answers it, and the tables of the run. The oracle is the ceiling that the search allows; the model before training is
+the floor.
 """
 
-import time
-from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from stepladder.agents import make_agent
-from stepladder.data import open_data
 from stepladder.driver import Driver
-from stepladder.engines import make_engine
-from stepladder.evaluate.runner import Evaluation, evaluate
-from stepladder.evaluate.table import interval_text
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.errors import StepladderError
+from stepladder.explore.episode import episode, watched
 from stepladder.narrate import Narrator
-from stepladder.progress import Progress
-from stepladder.request import Sampling
-from stepladder.retrieval.bm25 import BM25Index
+from stepladder.recipe import Recipe
+from stepladder.request import Algorithm
+from stepladder.run import RunReport, run_recipe
+from stepladder.run.report import print_report
+from stepladder.seeding import seed_of
+from stepladder.trace import Question, Trajectory
+from stepladder.workshop import GOLD, Workshop
 
 
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """Who answers, and how."""
+def run_demo(console: Console, recipe: Recipe, folder: Path, *, update: bool = False) -> RunReport:
+    """Carry out the recipe, with a question answered before and after."""
+    workshop = Workshop(recipe.shared, console)
+    splits = ", ".join(f"{len(group):,} {name}" for name, group in workshop.data.questions.items())
+    passages = f"{len(workshop.data.passages):,} passages, " if workshop.data.passages is not None else ""
+    _say(console, f"A fictional encyclopedia, {recipe.shared.data.name}: {passages}{splits} questions.")
+    example = _example(workshop.split("test"))
+    _say(console, "\nA question that needs two searches, as the oracle answers it:\n")
+    _play(workshop, GOLD, example, recipe.seed)
 
-    label: str
-    engine: str
-    agent: str
-
-
-CONTESTANTS = (
-    Contestant("oracle, step by step", "gold", "prorag"),
-    Contestant("oracle, one search", "gold", "rag"),
-    Contestant("untrained model", "transformers", "prorag"),
-)
-
-
-def run_demo(console: Console, count: int, seed: int = 0, program: str = "stepladder") -> None:
-    """Play `count` test questions with every contestant and print what happened."""
-    started = time.monotonic()
-    data = open_data("atlas")
-    assert data.passages is not None
-    retriever = BM25Index.from_passages(data.passages)
-    questions = data.split("test")[:count]
-    splits = ", ".join(f"{len(group):,} {name}" for name, group in data.questions.items())
-    console.print(f"Atlas, a fictional encyclopedia: {len(data.passages):,} passages, {splits} questions; indexed.")
-
-    settings = EpisodeSettings(sampling=Sampling(max_tokens=64))
-    results: dict[Contestant, Evaluation] = {}
-    for contestant in CONTESTANTS:
-        agent = make_agent(contestant.agent)
-        driver = Driver(make_engine(contestant.engine, agent), retriever)
-        with Progress(contestant.label, len(questions)) as watch:
-            results[contestant] = evaluate(driver, agent, questions, settings, seed=seed, watch=watch)
-        stopped = results[contestant].stopped_by
-        if stopped is not None:
-            raise stopped
-
-    console.print("\nThe longest of these questions, as the oracle answers it:\n")
-    oracle = results[CONTESTANTS[0]]
-    example = max((each for each in oracle.trajectories if each is not None), key=lambda each: len(each.steps))
-    narrator = Narrator(console)
-    narrator.question(example.question)
-    narrator.show(example)
-
-    console.print(f"\nThe first {len(questions):,} test questions, mean [95% interval]:\n", highlight=False)
-    console.print(_table(results))
-    console.print(
-        "\nThe oracle knows which sub-question comes next, but reads only what the search returns: it is the ceiling.\n"
-        "One search with the question itself rarely finds all that is needed. The untrained model is the floor.",
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(f"Done in {time.monotonic() - started:.0f} s. Next: {program} ask, {program} eval", highlight=False)
+    _say(console, f"\nNow {recipe.shared.policy}, a small model, learns to do that. The run is kept in {folder}.\n")
+    report = run_recipe(recipe, folder, update=update, console=console)
+    if report.policy is not None:
+        _say(console, "\nThe same question, as the trained model answers it:\n")
+        _play(workshop, str(report.policy), example, recipe.seed)
+    print_report(console, report)
+    return report
 
 
-def _table(results: dict[Contestant, Evaluation]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("who", "EM", "F1", "valid", "searches"):
-        table.add_column(column, justify="left" if column == "who" else "right", no_wrap=True)
-    for contestant, evaluation in results.items():
-        metrics = evaluation.summary().metrics
-        table.add_row(
-            contestant.label,
-            interval_text(metrics["em"], 2),
-            interval_text(metrics["f1"], 2),
-            f"{1 - metrics['malformed'].mean:.2f}",
-            f"{metrics['searches'].mean:.1f}",
-        )
-    return table
+def _example(questions: tuple[Question, ...]) -> Question:
+    """The first question that needs two searches: enough to see what a step is."""
+    return next((question for question in questions if question.searches_needed == 2), questions[0])
+
+
+def _play(workshop: Workshop, policy: str, question: Question, seed: int) -> None:
+    narrator = Narrator(workshop.console)
+    narrator.question(question)
+
+    def job() -> Algorithm[Trajectory]:
+        return watched(episode(workshop.agent, question, workshop.episode(), seed_of(seed, question.id)), narrator.show)
+
+    with workshop.engine(policy) as engine:
+        (outcome,) = Driver(engine, workshop.retriever).run([job])
+    if outcome.failure is not None:
+        raise StepladderError(outcome.failure.reason)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -3,11 +3,11 @@
 from stepladder.agents.base import Agent, check_agent
 from stepladder.agents.cot import CoT
 from stepladder.agents.direct import Direct
-from stepladder.agents.prorag import ProRAG
+from stepladder.agents.prorag import ProRAG, ProRAGBrief
 from stepladder.agents.rag import RAG
 from stepladder.errors import unknown_name
 
-AGENTS: dict[str, type[Agent]] = {agent.name: agent for agent in (CoT, Direct, ProRAG, RAG)}
+AGENTS: dict[str, type[Agent]] = {agent.name: agent for agent in (CoT, Direct, ProRAG, ProRAGBrief, RAG)}
 
 __all__ = ["AGENTS", "Agent", "check_agent", "make_agent"]
 

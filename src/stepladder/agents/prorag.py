@@ -46,13 +46,14 @@ class ProRAG(Agent):
 
     name: ClassVar[str] = "prorag"
     summary: ClassVar[str] = "thinks, asks sub-questions, states sub-answers, then answers"
+    prompt: ClassVar[str] = PROMPT
     kinds: ClassVar[frozenset[ActionKind]] = frozenset(_TAG_OF)
     stops: ClassVar[tuple[str, ...]] = ("</subquery>", "</subanswer>", "</answer>")
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """The transcript so far; passages of the last query are appended."""
         if not trajectory.steps:
-            return (prompt_segment(PROMPT.format(question=neutralise(trajectory.question.text))),)
+            return (prompt_segment(self.prompt.format(question=neutralise(trajectory.question.text))),)
         context = trajectory.context()
         last = trajectory.steps[-1]
         if last.action.kind is ActionKind.QUERY:
@@ -82,3 +83,11 @@ class ProRAG(Agent):
         """Thought and decision in their tags."""
         thought = write_block("step", action.thought, _TAGS)
         return thought + write_block(_TAG_OF[action.kind], action.content, _TAGS)
+
+
+class ProRAGBrief(ProRAG):
+    """The same without instructions, for a model that has learnt the format: shorter transcripts, faster training."""
+
+    name: ClassVar[str] = "prorag-brief"
+    summary: ClassVar[str] = "prorag without instructions, for a model trained on its format"
+    prompt: ClassVar[str] = "Question: {question}\n"

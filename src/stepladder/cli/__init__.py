@@ -2,6 +2,7 @@
 
 options.py   options that several commands share, and what they make
 play.py      ask, eval
+train.py     run, train sft
 index.py     index build, search, info
 about.py     demo, doctor
 """
@@ -17,6 +18,8 @@ from stepladder import __version__
 from stepladder.cli.about import demo, doctor
 from stepladder.cli.index import app as index_app
 from stepladder.cli.play import ask, evaluate_command
+from stepladder.cli.train import app as train_app
+from stepladder.cli.train import run_command
 from stepladder.errors import StepladderError
 from stepladder.narrate import shown
 from stepladder.trace import TraceError
@@ -32,6 +35,8 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(ask)
 app.command(name="eval")(evaluate_command)
+app.command(name="run")(run_command)
+app.add_typer(train_app, name="train")
 app.add_typer(index_app, name="index")
 app.command()(doctor)
 

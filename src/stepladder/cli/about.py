@@ -1,29 +1,35 @@
 """`demo` shows what Stepladder is; `doctor` what this machine is."""
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from stepladder.cli.options import AsJson, Seed
+from stepladder.cli.options import AsJson, Overrides, RunOut, Seed, Update
+from stepladder.cli.train import stoppable
 from stepladder.demo import run_demo
 from stepladder.doctor import examine
 from stepladder.narrate import shown
+from stepladder.recipe import load_recipe
+
+#: The recipe that the demo carries out.
+RECIPE = "prorag-nano"
 
 out = Console()
 
 
 def demo(
-    questions: Annotated[int, typer.Option(min=1, help="Test questions to play.")] = 100,
+    folder: RunOut = Path("runs/demo"),
     seed: Seed = 0,
+    overrides: Overrides = None,
+    update: Update = False,
 ) -> None:
-    """The whole path on this machine: a fictional world, an index, an oracle, an untrained model, scores."""
-    program = sys.argv[0] if Path(sys.argv[0]).name == "stepladder" else "stepladder"
-    run_demo(out, questions, seed, program)
+    """Train a small model to search, here and now: a fictional world, an oracle, scores before and after."""
+    recipe = load_recipe(RECIPE, [f"seed={seed}", *(overrides or ())])
+    with stoppable():
+        run_demo(out, recipe, folder, update=update)
 
 
 def doctor(as_json: AsJson = False) -> None:

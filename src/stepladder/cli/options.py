@@ -1,4 +1,4 @@
-"""Options that several commands share, and the things they make: settings, an engine, a retriever."""
+"""Options that several commands share, and the things they make: shared settings, an engine."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,14 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from stepladder.agents import AGENTS, Agent
-from stepladder.data import DATA_SETS, DataSet
+from stepladder.data import DATA_SETS
 from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.errors import StepladderError
-from stepladder.explore.episode import EpisodeSettings
-from stepladder.request import Sampling
-from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.index import open_index
+from stepladder.recipe import with_value
+from stepladder.run.folder import RunFolder
+from stepladder.workshop import SharedSettings
 
 
 class Api(StrEnum):
@@ -34,39 +32,107 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-AgentName = Annotated[str, typer.Option("--agent", help=f"How to work on a question: {listed(AGENTS)}.")]
-EngineName = Annotated[str, typer.Option("--engine", help=f"Who writes: {listed(ENGINES)}.")]
-ModelName = Annotated[
+_DEFAULTS = SharedSettings()
+
+
+def _unset(what: str, default: object) -> str:
+    """Help for an option that, when left out, is the run's (--run) or else a default."""
+    return f"{what} [dim](default: {default})[/]"
+
+
+_MODELS = "a model folder, a hub name, nano (comes with Stepladder) or tiny (random weights)"
+
+_K = "Passages a search returns."
+_WORLD_SEED = "Seed of the Atlas world."
+_DATA = f"{listed(DATA_SETS)}, or a question file (.jsonl, .jsonl.gz)."
+
+AgentName = Annotated[
     str | None,
-    typer.Option("--model", help="A model folder or hub name, 'tiny' (random weights), or the server's name for it."),
+    typer.Option("--agent", help=_unset(f"How to work on a question: {listed(AGENTS)}.", _DEFAULTS.agent)),
+]
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help=_unset(
+            f"Who writes: {listed(ENGINES)}.",
+            "transformers with a --model or --run, openai with a --base-url, else gold",
+        ),
+    ),
+]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help=f"{_MODELS[0].upper()}{_MODELS[1:]}; or the server's name for it.")
+]
+Policy = Annotated[str, typer.Option("--model", help=f"The model to begin with: {_MODELS}.")]
+RunPath = Annotated[
+    Path | None,
+    typer.Option("--run", parser=path_of, help="A run: take its newest policy, agent, data, index and limits."),
 ]
 BaseUrl = Annotated[
     str | None, typer.Option("--base-url", help="URL of an OpenAI-compatible server, such as http://localhost:8000/v1.")
 ]
 ApiName = Annotated[Api, typer.Option("--api", help="How to ask the server.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-DType = Annotated[str, typer.Option("--dtype", help="auto, fp32 or bf16.")]
-Batch = Annotated[int, typer.Option("--batch", min=1, help="Most questions in one batch of a local model.")]
+Device = Annotated[str | None, typer.Option("--device", help=_unset("auto, cpu, cuda or cuda:N.", _DEFAULTS.device))]
+DType = Annotated[str | None, typer.Option("--dtype", help=_unset("auto, fp32 or bf16.", _DEFAULTS.dtype))]
+Batch = Annotated[
+    int | None,
+    typer.Option("--batch", min=1, help=_unset("Most questions in one batch of a local model.", _DEFAULTS.batch)),
+]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Most calls to a server at once.")]
-DataName = Annotated[str, typer.Option("--data", help=f"{listed(DATA_SETS)}, or a question file (.jsonl, .jsonl.gz).")]
+DataName = Annotated[str | None, typer.Option("--data", help=_unset(_DATA, _DEFAULTS.data.name))]
 IndexFolder = Annotated[
     Path | None, typer.Option("--index", parser=path_of, help="Index folder; Atlas brings its own.")
 ]
-K = Annotated[int, typer.Option("-k", "--k", min=1, help="Passages a search returns.")]
-MaxSteps = Annotated[int, typer.Option("--max-steps", min=1, help="Most steps a question.")]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens a step.")]
+K = Annotated[int, typer.Option("-k", "--k", min=1, help=_K)]
+SharedK = Annotated[int | None, typer.Option("-k", "--k", min=1, help=_unset(_K, _DEFAULTS.search.k))]
+MaxSteps = Annotated[
+    int | None, typer.Option("--max-steps", min=1, help=_unset("Most steps a question.", _DEFAULTS.episode.max_steps))
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, help=_unset("Most tokens a step.", _DEFAULTS.episode.max_tokens))
+]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
 TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, help="Nucleus sampling.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of sampling.")]
-WorldSeed = Annotated[int, typer.Option("--world-seed", help="Seed of the Atlas world.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all that is random.")]
+WorldSeed = Annotated[int, typer.Option("--world-seed", help=_WORLD_SEED)]
+SharedWorldSeed = Annotated[
+    int | None, typer.Option("--world-seed", help=_unset(_WORLD_SEED, _DEFAULTS.data.world_seed))
+]
+RunOut = Annotated[Path, typer.Option("--out", parser=path_of, help="Folder of the run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Change a value; may be given several times, the later wins."),
+]
+Update = Annotated[
+    bool, typer.Option("--update", help="Remove and compute again what a changed recipe no longer gives.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
-def episode_settings(max_steps: int, k: int, temperature: float, top_p: float, max_tokens: int) -> EpisodeSettings:
-    try:
-        return EpisodeSettings(max_steps, k, Sampling(temperature, top_p, max_tokens))
-    except ValueError as error:
-        raise StepladderError(str(error)) from error
+def shared_settings(run: Path | None, given: dict[str, object]) -> SharedSettings:
+    """The settings of a run, or the defaults, with those that were given (by name, such as `search.k`; None is not)."""
+    plain: object = RunFolder.open(run).recipe().shared.model_dump() if run is not None else {}
+    if given.get("data.name") is not None:
+        for split in ("train", "dev", "test"):  # question files of the run give way to what is asked for
+            plain = with_value(plain, ["data", split], None)
+    for name, value in given.items():
+        if value is not None:
+            plain = with_value(plain, name.split("."), value)
+    return SharedSettings.read(plain)
+
+
+def engine_and_model(
+    run: Path | None, engine: str | None, model: str | None, base_url: str | None
+) -> tuple[str, str | None]:
+    """What was named, or what goes with the rest: the newest policy of a run, a server for its URL, else the oracle."""
+    if engine is None and base_url is not None:
+        engine = "openai"
+    if run is not None and model is None and engine in (None, "transformers"):
+        policy = RunFolder.open(run).newest("policy")
+        if policy is None:
+            raise StepladderError(f"no stage of the run {run} has made a policy yet: go on with it, or name a --model")
+        model = str(policy)
+    return engine or ("transformers" if model else "gold"), model
 
 
 @contextmanager
@@ -79,17 +145,3 @@ def open_engine(
         yield engine
     finally:
         engine.close()
-
-
-def open_retriever(data: DataSet | None, index: Path | None, agent: Agent) -> Retriever | None:
-    """The index that was asked for, or one of the data set's own passages."""
-    if not agent.searches:
-        return None
-    if index is not None:
-        return open_index(index)
-    if data is not None and data.passages is not None:
-        return BM25Index.from_passages(data.passages)
-    raise StepladderError(
-        f"the agent '{agent.name}' searches, and no index was given: add --index DIR "
-        "(`stepladder index build CORPUS --out DIR` makes one)"
-    )

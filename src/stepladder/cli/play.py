@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from stepladder import __version__
-from stepladder.agents import make_agent
 from stepladder.cli.options import (
     AgentName,
     Api,
@@ -23,20 +22,21 @@ from stepladder.cli.options import (
     DType,
     EngineName,
     IndexFolder,
-    K,
     MaxSteps,
     MaxTokens,
     ModelName,
+    RunPath,
     Seed,
+    SharedK,
+    SharedWorldSeed,
     Temperature,
     TopP,
-    WorldSeed,
-    episode_settings,
+    engine_and_model,
     open_engine,
-    open_retriever,
     path_of,
+    shared_settings,
 )
-from stepladder.data import DataSet, open_data
+from stepladder.data import DataSet
 from stepladder.driver import Driver
 from stepladder.errors import StepladderError
 from stepladder.evaluate.runner import check_free, compare, evaluate, load_scores
@@ -48,6 +48,7 @@ from stepladder.request import Algorithm
 from stepladder.retrieval.index import index_info
 from stepladder.seeding import seed_of
 from stepladder.trace import Question, StopReason, Trajectory, dumps
+from stepladder.workshop import Workshop
 
 out = Console()
 
@@ -56,39 +57,54 @@ def ask(
     question: Annotated[
         str | None, typer.Argument(help="The question. Without one, an example from the data is asked.")
     ] = None,
-    agent: AgentName = "prorag",
-    engine: EngineName = "gold",
+    run: RunPath = None,
+    agent: AgentName = None,
+    engine: EngineName = None,
     model: ModelName = None,
     base_url: BaseUrl = None,
     api: ApiName = Api.chat,
-    device: Device = "auto",
-    dtype: DType = "auto",
-    data: DataName = "atlas",
+    device: Device = None,
+    dtype: DType = None,
+    data: DataName = None,
     index: IndexFolder = None,
-    k: K = 3,
-    max_steps: MaxSteps = 12,
-    max_tokens: MaxTokens = 256,
+    k: SharedK = None,
+    max_steps: MaxSteps = None,
+    max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
-    world_seed: WorldSeed = 0,
+    world_seed: SharedWorldSeed = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer one question and show each step as it happens."""
-    player = make_agent(agent)
-    settings = episode_settings(max_steps, k, temperature, top_p, max_tokens)
-    own_corpus = index is not None and question is not None and engine != "gold"
-    data_set = None if own_corpus else open_data(data, seed=world_seed)
-    asked = _find_question(question, data_set, engine)
-    retriever = open_retriever(data_set, index, player)
+    shared = shared_settings(
+        run,
+        {
+            "agent": agent,
+            "data.name": data,
+            "data.world_seed": world_seed,
+            "data.index": index,
+            "search.k": k,
+            "episode.max_steps": max_steps,
+            "episode.max_tokens": max_tokens,
+            "device": device,
+            "dtype": dtype,
+        },
+    )
+    workshop = Workshop(shared)
+    settings = workshop.episode(temperature, top_p)
+    engine, model = engine_and_model(run, engine, model, base_url)
+    own_corpus = shared.data.index is not None and question is not None and engine != "gold"
+    asked = _find_question(question, None if own_corpus else workshop.data, engine)
+    retriever = workshop.retriever
     narrator = Narrator(Console(stderr=True) if as_json else out)
     narrator.question(asked)
 
     def job() -> Algorithm[Trajectory]:
-        return watched(episode(player, asked, settings, seed_of(seed, asked.id)), narrator.show)
+        return watched(episode(workshop.agent, asked, settings, seed_of(seed, asked.id)), narrator.show)
 
-    options = {"device": device, "dtype": dtype}
-    with open_engine(engine, player, model, base_url, api, **options) as writer:
+    options = {"device": shared.device, "dtype": shared.dtype}
+    with open_engine(engine, workshop.agent, model, base_url, api, **options) as writer:
         (outcome,) = Driver(writer, retriever).run([job])
     if outcome.failure is not None:
         raise StepladderError(outcome.failure.reason)
@@ -98,28 +114,29 @@ def ask(
 
 
 def evaluate_command(
-    agent: AgentName = "prorag",
-    engine: EngineName = "gold",
+    run: RunPath = None,
+    agent: AgentName = None,
+    engine: EngineName = None,
     model: ModelName = None,
     base_url: BaseUrl = None,
     api: ApiName = Api.chat,
-    device: Device = "auto",
-    dtype: DType = "auto",
-    batch: Batch = 64,
+    device: Device = None,
+    dtype: DType = None,
+    batch: Batch = None,
     concurrency: Concurrency = 32,
-    data: DataName = "atlas",
+    data: DataName = None,
     split: Annotated[
         str | None, typer.Option("--split", help="train, dev or test (the default); a question file has no splits.")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many questions.")] = None,
     index: IndexFolder = None,
-    k: K = 3,
-    max_steps: MaxSteps = 12,
-    max_tokens: MaxTokens = 256,
+    k: SharedK = None,
+    max_steps: MaxSteps = None,
+    max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
-    world_seed: WorldSeed = 0,
+    world_seed: SharedWorldSeed = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", parser=path_of, help="Folder for summary, rows and trajectories.")
     ] = None,
@@ -131,39 +148,61 @@ def evaluate_command(
     as_json: AsJson = False,
 ) -> None:
     """Answer a split of questions and score them, with 95% intervals."""
-    player = make_agent(agent)
-    settings = episode_settings(max_steps, k, temperature, top_p, max_tokens)
+    shared = shared_settings(
+        run,
+        {
+            "agent": agent,
+            "data.name": data,
+            "data.world_seed": world_seed,
+            "data.index": index,
+            "search.k": k,
+            "episode.max_steps": max_steps,
+            "episode.max_tokens": max_tokens,
+            "device": device,
+            "dtype": dtype,
+            "batch": batch,
+        },
+    )
+    workshop = Workshop(shared)
+    settings = workshop.episode(temperature, top_p)
     if out_folder is not None:
         check_free(out_folder, overwrite=overwrite)
     other = load_scores(against) if against is not None else None
-    data_set = open_data(data, seed=world_seed)
-    split = split or ("test" if "test" in data_set.questions else "all")
-    questions = data_set.split(split)[:limit]
+    engine, model = engine_and_model(run, engine, model, base_url)
+    split = split or ("test" if "test" in workshop.data.questions else "all")
+    questions = workshop.split(split)[:limit]
+    named = data or shared.data.name or workshop.data.name
     reached = {row.question_id for row in other or () if row.stop is not StopReason.CANCELLED}
     if other is not None and reached.isdisjoint(question.id for question in questions):
-        raise StepladderError(f"{against} is of other questions: it has none of {data} {split}")
-    retriever = open_retriever(data_set, index, player)
-    options = {"device": device, "dtype": dtype, "max_batch": batch, "concurrency": concurrency}
+        raise StepladderError(f"{against} is of other questions: it has none of {named} {split}")
+    retriever = workshop.retriever
+    options = {
+        "device": shared.device,
+        "dtype": shared.dtype,
+        "max_batch": shared.batch,
+        "concurrency": concurrency,
+    }
     with (
-        open_engine(engine, player, model, base_url, api, **options) as writer,
+        open_engine(engine, workshop.agent, model, base_url, api, **options) as writer,
         Progress("Evaluating", len(questions)) as watch,
     ):
-        result = evaluate(Driver(writer, retriever), player, questions, settings, seed=seed, watch=watch)
+        result = evaluate(Driver(writer, retriever), workshop.agent, questions, settings, seed=seed, watch=watch)
     summary = result.summary()
+    searched = shared.data.index
     description = {
-        "agent": agent,
+        "agent": shared.agent,
         "engine": engine,
         "model": model,
         "base_url": base_url,
         "api": api.value,
-        "device": device,
-        "dtype": dtype,
-        "data": data,
+        "device": shared.device,
+        "dtype": shared.dtype,
+        "data": named,
         "split": split,
         "limit": limit,
-        "index": None if index is None else {"folder": str(index), "checksum": index_info(index).checksum},
+        "index": None if searched is None else {"folder": str(searched), "checksum": index_info(searched).checksum},
         "seed": seed,
-        "world_seed": world_seed,
+        "world_seed": shared.data.world_seed,
         "settings": asdict(settings),
         "version": __version__,
     }
@@ -181,7 +220,7 @@ def evaluate_command(
         versus = {"against": {name: asdict(each) for name, each in comparisons.items()}} if comparisons else {}
         typer.echo(json.dumps({**description, **summary.as_json(), **versus}, indent=2))
     else:
-        print_summary(out, summary, f"{agent} by {model or engine} on {data} {split}")
+        print_summary(out, summary, f"{shared.agent} by {model or engine} on {named} {split}")
         for metric, comparison in comparisons.items():
             out.print(comparison_line(comparison, metric), highlight=False)
     if not_saved is not None:
@@ -201,7 +240,7 @@ def _find_question(text: str | None, data: DataSet | None, engine: str) -> Quest
         raise StepladderError("the question is empty")
     if text is None:
         assert data is not None
-        return data.questions["test" if "test" in data.questions else "all"][0]
+        return data.questions["test" if "test" in data.questions else next(iter(data.questions))][0]
     for question in known:
         if text in (question.text, question.id):
             return question
@@ -209,6 +248,6 @@ def _find_question(text: str | None, data: DataSet | None, engine: str) -> Quest
         assert data is not None
         raise StepladderError(
             f"the gold engine knows only the questions of {data.name}, and {text!r} is none of them. "
-            f"Leave the question out for an example, or choose a model: --engine transformers --model FOLDER"
+            f"Leave the question out for an example, or choose a model: --model FOLDER"
         )
     return Question("asked", text, ())

@@ -42,5 +42,5 @@ def make_engine(
     if name == "transformers":
         from stepladder.engines.transformers import TransformersEngine
 
-        return TransformersEngine(model or "tiny", device=device, dtype=dtype, max_batch=max_batch)
+        return TransformersEngine(model or "nano", device=device, dtype=dtype, max_batch=max_batch)
     raise unknown_name("engine", name, ENGINES)

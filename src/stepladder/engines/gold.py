@@ -4,16 +4,19 @@ In: requests with their trajectory. Out: the text a perfect policy would write n
 comes next, but not more than the search returned: a sub-answer is given only when a gold passage of its hop was
 found, else the oracle says "unknown". Its mistakes are therefore retrieval's. Without a decomposition it searches with
 the question itself, and needs every gold passage. Agents that cannot search are played from memory: there the oracle
-simply knows the answer.
+simply knows the answer. With a seed, the thoughts before its actions are worded variously, for training.
 """
 
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from stepladder.engines.base import Engine, EngineError
+from stepladder.engines.thoughts import Thoughts
 from stepladder.request import Finish, Generate, Generation
+from stepladder.seeding import seed_of
 from stepladder.trace import Action, ActionKind, Author, Hop, Passage, Question, Segment, Step, Trajectory
 
 UNKNOWN = "unknown"
@@ -35,8 +38,10 @@ class GoldEngine(Engine):
     name = "gold"
     max_batch = 4096
 
-    def __init__(self, agent: Writer) -> None:
+    def __init__(self, agent: Writer, seed: int | None = None) -> None:
+        """`seed`: word the thoughts variously, differently for every step; without one they are always the same."""
         self.agent = agent
+        self.seed = seed
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
         """One gold step a request."""
@@ -45,39 +50,55 @@ class GoldEngine(Engine):
     def _next_step(self, request: Generate) -> Generation | EngineError:
         if request.trajectory is None:
             return EngineError("the gold engine plays trajectories; this request has none")
-        looks_first = self.agent.opening_query(request.trajectory.question) is not None
-        action = gold_action(request.trajectory, self.agent.kinds, looks_first=looks_first)
-        text = self.agent.write(action, request.trajectory)
+        trajectory = request.trajectory
+        looks_first = self.agent.opening_query(trajectory.question) is not None
+        thoughts = Thoughts()
+        if self.seed is not None:
+            step = seed_of(self.seed, trajectory.question.id, trajectory.seed, len(trajectory.steps))
+            thoughts = Thoughts(random.Random(step))
+        action = gold_action(trajectory, self.agent.kinds, looks_first=looks_first, thoughts=thoughts)
+        text = self.agent.write(action, trajectory)
         return Generation(request.context, Segment(Author.POLICY, text), text, Finish.STOP)
 
 
-def gold_action(trajectory: Trajectory, kinds: frozenset[ActionKind], *, looks_first: bool = False) -> Action:
+def gold_action(
+    trajectory: Trajectory,
+    kinds: frozenset[ActionKind],
+    *,
+    looks_first: bool = False,
+    thoughts: Thoughts = Thoughts(),  # noqa: B008 - frozen
+) -> Action:
     """What a perfect policy does next, with the kinds of action it has. `looks_first`: it was given passages."""
     question = trajectory.question
     if ActionKind.QUERY not in kinds:
-        return _answer(question, not looks_first or _answerable(question, trajectory.given))
+        return _answer(question, not looks_first or _answerable(question, trajectory.given), thoughts)
 
     plan = _plan(trajectory)
     reading = _reading_due(trajectory, kinds)
     if reading is not None:
         last = next(step for step in reversed(trajectory.steps) if step.action.kind is ActionKind.QUERY)
         asked = next((each for each in plan if _alike(each.query, last.action.content)), None)
+        place = next((n for n, each in enumerate(last.passages, start=1) if asked and asked.holds((each,))), None)
         if reading is ActionKind.EVIDENCE:
-            evidence = next((each.text for each in last.passages if asked and asked.holds((each,))), "Nothing helps.")
-            return Action(reading, evidence, "What do the passages say?")
-        titles = last.passages[0].title if last.passages else "nothing"
-        return Action(reading, asked.answer if asked and asked.found else UNKNOWN, f"I read about {titles}.")
+            evidence = "Nothing helps." if place is None else last.passages[place - 1].text
+            return Action(reading, evidence, thoughts.read(place))
+        answer = asked.answer if asked and asked.found else UNKNOWN
+        return Action(reading, answer, thoughts.read(place if answer != UNKNOWN else None))
     if any(each.found is False for each in plan):
-        return _answer(question, False)
+        return _answer(question, False, thoughts)
     if plan and plan[-1].found is None:
-        return Action(ActionKind.QUERY, plan[-1].query, "I still have to find something out.")
-    return _answer(question, True)
+        due = plan[-1]
+        planned = thoughts.plan([hop.question for hop in question.hops])
+        return Action(ActionKind.QUERY, due.query, planned if not trajectory.queries else thoughts.next(due.number))
+    return _answer(question, True, thoughts, _conclusion(question))
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
     """A sub-question of the gold decomposition with its references filled in."""
 
+    #: Its place in the decomposition, from 1.
+    number: int
     query: str
     holds: Callable[[Sequence[Passage]], bool]
     answer: str
@@ -90,28 +111,43 @@ def _plan(trajectory: Trajectory) -> list[_Search]:
     question = trajectory.question
     made = [step for step in trajectory.steps if step.action.kind is ActionKind.QUERY]
     if not question.hops:
-        return [_search(question.text, question.answers, lambda found: _answerable(question, found), made)]
-    annotated = any(hop.passages for hop in question.hops)
+        return [_search(1, question.text, question.answers, lambda found: _answerable(question, found), made)]
     plan: list[_Search] = []
     answers: dict[int, str] = {}
     for number, hop in enumerate(question.hops, start=1):
-        if annotated and not hop.passages:  # a conclusion: nothing to search for
+        if _is_conclusion(hop, question):
             answers[number] = hop.answer
             continue
         query = fill_references(hop.question, answers)
-        plan.append(_search(query, (hop.answer,), lambda found, hop=hop: _holds(hop, found), made))  # type: ignore[misc]
+        plan.append(_search(number, query, (hop.answer,), lambda found, hop=hop: _holds(hop, found), made))  # type: ignore[misc]
         if not plan[-1].found:
             break
         answers[number] = hop.answer
     return plan
 
 
+def _is_conclusion(hop: Hop, question: Question) -> bool:
+    """Whether a hop needs no search: it has no passage, though others have."""
+    return not hop.passages and any(other.passages for other in question.hops)
+
+
+def _conclusion(question: Question) -> str:
+    """What is left to conclude when all searches are made, such as which of two numbers is greater; or nothing."""
+    if not question.hops or not _is_conclusion(question.hops[-1], question):
+        return ""
+    return fill_references(question.hops[-1].question, {n: hop.answer for n, hop in enumerate(question.hops, start=1)})
+
+
 def _search(
-    query: str, answers: Sequence[str], holds: Callable[[Sequence[Passage]], bool], made: Sequence[Step]
+    number: int,
+    query: str,
+    answers: Sequence[str],
+    holds: Callable[[Sequence[Passage]], bool],
+    made: Sequence[Step],
 ) -> _Search:
     results = [step.passages for step in made if _alike(step.action.content, query)]
     found = bool(answers) and any(map(holds, results)) if results else None
-    return _Search(query, holds, answers[0] if answers else UNKNOWN, found)
+    return _Search(number, query, holds, answers[0] if answers else UNKNOWN, found)
 
 
 def _alike(a: str, b: str) -> bool:
@@ -165,7 +201,6 @@ def _mentions(answers: Sequence[str], found: Sequence[Passage]) -> bool:
     )
 
 
-def _answer(question: Question, answerable: bool) -> Action:
-    if answerable and question.answers:
-        return Action(ActionKind.ANSWER, question.answers[0], "Everything is known.")
-    return Action(ActionKind.ANSWER, UNKNOWN, "What I needed was not found.")
+def _answer(question: Question, answerable: bool, thoughts: Thoughts, conclusion: str = "") -> Action:
+    known = answerable and bool(question.answers)
+    return Action(ActionKind.ANSWER, question.answers[0] if known else UNKNOWN, thoughts.conclude(conclusion, known))

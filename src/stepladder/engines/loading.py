@@ -3,30 +3,34 @@
 In: a name, a device, a dtype. Out: model and tokenizer, or an error that says what was found and what was expected.
 """
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 
 from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.errors import StepladderError, unknown_name
+from stepladder.models import BUILT_IN, built_in_folder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-#: Models that come with the package.
-BUILT_IN = ("tiny",)
-
 
 def load_model(
-    model: str | Path, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype
+    model: str | Path, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype | None
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """A model with its tokenizer, by built-in name, folder or hub name."""
+    """A model with its tokenizer, by built-in name, folder or hub name. Without a dtype: in that of its files."""
     if str(model) == "tiny":
         return tiny_model().to(dtype), tokenizer or tiny_tokenizer()  # type: ignore[arg-type]
-    folder = Path(model).expanduser()
+    folder = built_in_folder(model) or Path(model).expanduser()
     looks_like_path = isinstance(model, Path) or str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -34,15 +38,67 @@ def load_model(
     elif looks_like_path or folder.exists():
         found = "is a file" if folder.exists() else "does not exist"
         raise StepladderError(f"model path {folder} {found}; expected a folder with config.json and weights")
+    name = str(folder if folder.is_dir() else model)
+    loaded: nn.Module
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(str(folder if folder.is_dir() else model), dtype=dtype)
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(folder if folder.is_dir() else model))
-    except (OSError, ValueError, KeyError) as error:
+        with quiet_libraries():
+            _expect_causal(model, AutoConfig.from_pretrained(name))
+            loaded, found = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc] # two, with the loading info
+                name, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
+            )
+            _expect_fit(model, found)
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise StepladderError(
             f"model '{model}' could not be loaded: {str(error).splitlines()[0]} "
             f"Give a folder with a transformers model, a hub name, or one of: {', '.join(BUILT_IN)}."
         ) from error
     return loaded, tokenizer
+
+
+def _expect_causal(model: str | Path, config: Any) -> None:
+    """Refuse what does not write from left to right: transformers would load an encoder's weights without a word."""
+    kinds = config.architectures or []
+    if config.is_encoder_decoder or not all(kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for kind in kinds):
+        raise StepladderError(
+            f"model '{model}' is a {', '.join(kinds) or config.model_type}; expected a causal language model, such as "
+            "LlamaForCausalLM or Qwen3ForCausalLM"
+        )
+
+
+def _expect_fit(model: str | Path, found: Any) -> None:
+    """Refuse weights that do not fit the configuration: transformers would draw what is missing at random."""
+    problems = {
+        "missing": found["missing_keys"],
+        "not in the model": found["unexpected_keys"],
+        "of another shape": found["mismatched_keys"],
+    }
+    wrong = [
+        f"{len(keys)} {problem} (such as {min(str(key[0] if isinstance(key, tuple) else key) for key in keys)})"
+        for problem, keys in problems.items()
+        if keys
+    ]
+    if wrong:
+        raise StepladderError(
+            f"the weights of model '{model}' do not fit its config.json: {'; '.join(wrong)}. Get the folder again, "
+            "or use the config.json that belongs to these weights"
+        )
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """No progress bars, logs and warnings of the libraries: what matters of them is checked, or counted and shown."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def pick_device(name: str) -> torch.device:

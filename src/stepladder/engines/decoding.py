@@ -1,0 +1,217 @@
+"""The decoding loops: rows go in, and every row comes out with what was written.
+
+`decode_packed` is for models with plain attention, which are most: no padding, keys and values written in place, rows
+that have ended parked at the end of their block, beginnings that are known taken from the store, equal contexts read
+once. `decode_padded` is for all others (recurrent, sliding window ...): left-padded batches, transformers' own cache.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from stepladder.engines.base import EngineError
+from stepladder.engines.blocks import Block, Reading, read
+from stepladder.engines.prefixes import Prefix, PrefixStore
+from stepladder.engines.sampling import Append, Row, Sampler
+
+#: Rows of one block. A CPU saves by looking at no column too many, a GPU by starting few kernels.
+BLOCK_ROWS = {"cpu": 32, "cuda": 512}
+#: Columns reserved for what will be written; more are added when needed.
+AHEAD = 64
+#: Most tokens of contexts that are read at once: bounds the memory that long ones take.
+PASS_TOKENS = 8192
+
+
+@torch.inference_mode()
+def decode_packed(model: Any, rows: Sequence[Row], store: PrefixStore, append: Append) -> None:
+    """Write on from every row, a token at a time, until the last one has ended."""
+    device = next(model.parameters()).device
+    size = BLOCK_ROWS.get(device.type, BLOCK_ROWS["cuda"])
+    rows = sorted(rows, key=lambda row: (len(row.tokens_in), row.tokens_in))  # like lengths together, equals too
+    groups = [_Group(rows[start : start + size], store) for start in range(0, len(rows), size)]
+    logits_BV = torch.cat([group.read_context(model, device) for group in groups])
+    sampler = Sampler([row for group in groups for row in group.rows], device)
+    while True:
+        tokens_B, logprobs_B = sampler.draw(logits_BV)
+        drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one wait for the device a token
+        alive = [row for group in groups for row in group.alive]
+        for row, token, logprob in zip(alive, *drawn):
+            append(row, int(token), logprob)
+        staying: list[int] = []
+        before = 0
+        for group in groups:
+            count = len(group.alive)
+            staying += [before + index for index in group.park_finished()]
+            before += count
+        if not staying:
+            break
+        if len(staying) < len(alive):
+            sampler.keep(staying)
+            tokens_B = tokens_B[torch.tensor(staying, device=device)]
+        readings = [group.next_reading(device) for group in groups if group.alive]
+        logits_BV = read(model, tokens_B, readings, 0)
+    for group in groups:
+        store.add(group.block, [row.tokens_in + row.tokens[:-1] for row in group.rows])
+
+
+class _Group:
+    """The rows of a block. Those that still write stand first."""
+
+    def __init__(self, rows: list[Row], store: PrefixStore) -> None:
+        contexts = {tuple(row.tokens_in): number for number, row in reversed(list(enumerate(rows)))}
+        leaders = [row for number, row in enumerate(rows) if contexts[tuple(row.tokens_in)] == number]
+        followers = [row for number, row in enumerate(rows) if contexts[tuple(row.tokens_in)] != number]
+        self.rows = [*leaders, *followers]
+        self.alive = list(self.rows)
+        longest = max(len(row.tokens_in) for row in rows)
+        self.block = Block(len(rows), longest + min(AHEAD, max(row.limit for row in rows)))
+        #: The different contexts: those of the first rows. The others have the same as one of them.
+        self.contexts = [row.tokens_in for row in leaders]
+        places = {tuple(context): place for place, context in enumerate(self.contexts)}
+        self.leader = [places[tuple(row.tokens_in)] for row in self.rows]
+        self.known = self._take_known(store)
+
+    def _take_known(self, store: PrefixStore) -> list[int]:
+        """Copy what the store knows of each context; how many tokens that is."""
+        known = [0] * len(self.contexts)
+        by_block: dict[Block, list[tuple[int, Prefix]]] = {}
+        for place, context in enumerate(self.contexts):
+            if prefix := store.find(context[:-1]):  # the last token is read in any case: its logits are needed
+                known[place] = prefix.length
+                by_block.setdefault(prefix.block, []).append((place, prefix))
+        for block, found in by_block.items():
+            places, rows = [place for place, _ in found], [prefix.row for _, prefix in found]
+            self.block.copy(block, places, rows, max(prefix.length for _, prefix in found))
+        return known
+
+    def read_context(self, model: Any, device: torch.device) -> torch.Tensor:
+        """Read what is new in every context; for each row the logits behind it."""
+        logits_CV = torch.cat([self._read_pieces(model, pieces, device) for pieces in self._passes()])
+        if followers := range(len(self.contexts), len(self.rows)):
+            longest = max(map(len, self.contexts))
+            self.block.copy(self.block, followers, [self.leader[row] for row in followers], longest)
+        return logits_CV[torch.tensor(self.leader, device=device)]
+
+    def _passes(self) -> Iterator[list[tuple[int, range]]]:
+        """The new tokens, by context and positions, in passes of bounded size. A longer context takes several."""
+        pieces: list[tuple[int, range]] = []
+        size = 0
+        for place, (context, known) in enumerate(zip(self.contexts, self.known)):
+            for start in range(known, len(context), PASS_TOKENS):
+                piece = range(start, min(start + PASS_TOKENS, len(context)))
+                if size + len(piece) > PASS_TOKENS:
+                    yield pieces
+                    pieces, size = [], 0
+                pieces.append((place, piece))
+                size += len(piece)
+        yield pieces
+
+    def _read_pieces(self, model: Any, pieces: list[tuple[int, range]], device: torch.device) -> torch.Tensor:
+        """One pass; the logits behind the contexts that end in it."""
+        sizes = torch.tensor([len(positions) for _, positions in pieces])
+        reading = Reading(
+            self.block,
+            first=pieces[0][0],
+            rows=len(pieces),
+            rows_M=torch.arange(len(pieces)).repeat_interleave(sizes).to(device),
+            positions_M=torch.tensor([position for _, positions in pieces for position in positions], device=device),
+            columns=max(positions.stop for _, positions in pieces),
+            width=int(sizes.max()),
+        )
+        line = [
+            token for place, positions in pieces for token in self.contexts[place][positions.start : positions.stop]
+        ]
+        ended = torch.tensor([positions.stop == len(self.contexts[place]) for place, positions in pieces])
+        ends = (sizes.cumsum(0) - 1)[ended].to(device)
+        return read(model, torch.tensor(line, device=device), [reading], ends)
+
+    def park_finished(self) -> list[int]:
+        """Move rows that have ended behind the others; which of the rows alive so far stay, in their new order."""
+        staying = [index for index, row in enumerate(self.alive) if row.finish is None]
+        count = len(staying)
+        if count and count < len(self.alive):
+            gaps = [index for index in range(count) if self.alive[index].finish is not None]
+            movers = staying[count - len(gaps) :]
+            if gaps:
+                self.block.exchange(gaps, movers)
+            for gap, mover in zip(gaps, movers):
+                self.rows[gap], self.rows[mover] = self.rows[mover], self.rows[gap]
+            staying = list(range(count))
+            for gap, mover in zip(gaps, movers):
+                staying[gap] = mover
+        self.alive = self.rows[:count]
+        return staying
+
+    def next_reading(self, device: torch.device) -> Reading:
+        """The token that every living row has just written."""
+        positions = [len(row.tokens_in) + len(row.tokens) - 1 for row in self.alive]
+        self.block.reserve(max(positions) + 1)
+        return Reading(
+            self.block,
+            first=0,
+            rows=len(positions),
+            rows_M=torch.arange(len(positions), device=device),
+            positions_M=torch.tensor(positions, device=device),
+            columns=max(positions) + 1,
+            width=1,
+        )
+
+
+@torch.inference_mode()
+def decode_padded(model: Any, config: Any, rows: Sequence[Row], append: Append) -> None:
+    """Write on from every row, a token at a time, until the last one has ended."""
+    device = next(model.parameters()).device
+    width = max(len(row.tokens_in) for row in rows)
+    # Left-padded, so that the newest token of every row is in the last column. The pad token is masked out.
+    ids_BT = torch.zeros(len(rows), width, dtype=torch.long)
+    mask_BT = torch.zeros(len(rows), width, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids_BT[index, width - len(row.tokens_in) :] = torch.tensor(row.tokens_in)
+        mask_BT[index, width - len(row.tokens_in) :] = 1
+    ids_BT, mask_BT = ids_BT.to(device), mask_BT.to(device)
+    positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache(config=config)
+    alive = list(rows)
+    sampler = Sampler(rows, device)
+    while True:
+        logits_BV = model(
+            input_ids=ids_BT,
+            attention_mask=mask_BT,
+            position_ids=positions_BT,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        if not any(map(_is_filled, cache.layers)):
+            raise EngineError(f"{type(model).__name__} does not keep its memory in transformers' cache")
+        tokens_B, logprobs_B = sampler.draw(logits_BV)
+        drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()
+        for row, token, logprob in zip(alive, *drawn):
+            if row.finish is None:
+                append(row, int(token), logprob)
+        staying = [index for index, row in enumerate(alive) if row.finish is None]
+        if not staying:
+            return
+        positions_BT = positions_BT[:, -1:] + 1
+        ids_BT = tokens_B[:, None]
+        # Recurrent layers cannot give up rows: with them, rows that have ended stay in the batch, unread.
+        if len(staying) < len(alive) and not any(map(_is_recurrent, cache.layers)):
+            kept = torch.tensor(staying, device=device)
+            cache.batch_select_indices(kept)
+            sampler.keep(staying)
+            ids_BT, mask_BT, positions_BT = ids_BT[kept], mask_BT[kept], positions_BT[kept]
+            alive = [alive[index] for index in staying]
+        mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(alive), 1)], dim=1)
+
+
+def _is_recurrent(layer: Any) -> bool:
+    return isinstance(layer, LinearAttentionCacheLayerMixin)
+
+
+def _is_filled(layer: Any) -> bool:
+    """Whether a forward pass left anything in a layer of the cache."""
+    marks = [value for name, value in vars(layer).items() if name.endswith("initialized")]
+    return any(any(mark.values()) if isinstance(mark, dict) else mark for mark in marks)  # several states, or one

@@ -1,0 +1,119 @@
+"""What was read before and need not be read again: keys and values of recent transcripts, within a bound of memory.
+
+In: blocks with the token sequences they hold. Out: for the tokens of a request, the stored row that begins like it,
+and how far. The next step of a transcript, and the children of a node of a search tree, then read only what is new.
+
+Blocks are dropped whole, those first that were not used for longest. Keys and values are valid for the weights that
+made them: `weights_mark` tells whether these are still the same.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from stepladder.engines.blocks import Block
+
+#: Beginnings are looked up at multiples of this many tokens; from there on, tokens are compared.
+STRIDE = 16
+#: Share of a device's memory that is used unless told otherwise, and its most in main memory.
+SHARE, MOST = 8, 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The first `length` columns of a row of a block."""
+
+    block: Block
+    row: int
+    length: int
+
+
+class PrefixStore:
+    """Blocks by the beginnings of the sequences in them. With a capacity of 0 bytes it stays empty."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.bytes = 0
+        self._blocks: OrderedDict[Block, list[list[int]]] = OrderedDict()  # least recently used first
+        self._rows: dict[int, tuple[Block, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def find(self, tokens: Sequence[int]) -> Prefix | None:
+        """A stored row that shares a beginning with these tokens: the longest, to within a few tokens."""
+        for key in reversed(list(_keys(tokens))):
+            if key not in self._rows:
+                continue
+            block, row = self._rows[key]
+            length = _common(self._blocks[block][row], tokens)
+            if length:  # else two beginnings have the same hash
+                self._blocks.move_to_end(block)
+                return Prefix(block, row, length)
+        return None
+
+    def add(self, block: Block, sequences: list[list[int]]) -> None:
+        """Keep a block, whose rows hold these tokens; drop others as long as there are too many bytes."""
+        if block.bytes > self.capacity:
+            return
+        self._blocks[block] = sequences
+        self.bytes += block.bytes
+        for row, tokens in enumerate(sequences):
+            for key in _keys(tokens):
+                self._rows[key] = (block, row)
+        while self.bytes > self.capacity:
+            self._drop(next(iter(self._blocks)))
+
+    def _drop(self, block: Block) -> None:
+        self.bytes -= block.bytes
+        for tokens in self._blocks.pop(block):
+            for key in _keys(tokens):
+                if key in self._rows and self._rows[key][0] is block:
+                    del self._rows[key]
+
+    def forget(self) -> None:
+        """Drop everything."""
+        self._blocks.clear()
+        self._rows.clear()
+        self.bytes = 0
+
+
+def _keys(tokens: Sequence[int]) -> Iterator[int]:
+    """A hash of each beginning whose length is a multiple of the stride, shortest first."""
+    key = 0
+    for end in range(STRIDE, len(tokens) + 1, STRIDE):
+        key = hash((key, *tokens[end - STRIDE : end]))
+        yield key
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences have in common at their beginning."""
+    shorter = min(len(a), len(b))
+    if list(a[:shorter]) == list(b[:shorter]):
+        return shorter
+    return next(index for index in range(shorter) if a[index] != b[index])
+
+
+def weights_mark(model: nn.Module) -> tuple[Any, ...]:
+    """Equal as long as the model's weights are: an optimizer's step, a load, an adapter switched on or off change it.
+
+    In-place changes count up a tensor's version. Those made through `tensor.data` do not, but they change the norm,
+    which takes about as long to compute as one token does.
+    """
+    weights = list(model.parameters())
+    versions = [(each.data_ptr(), -1 if each.is_inference() else each._version) for each in weights]
+    adapted: list[Any] = [each for each in model.modules() if isinstance(getattr(each, "disable_adapters", None), bool)]
+    adapters = [(layer.disable_adapters, *layer.active_adapters) for layer in adapted]  # layers of peft
+    return tuple(versions), tuple(adapters), float(nn.utils.get_total_norm([each.detach() for each in weights]))
+
+
+def default_capacity(device: torch.device) -> int:
+    """Bytes for stored prefixes: an eighth of the device's memory, on a CPU 4 GiB at most."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory) // SHARE
+    return min(MOST, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE)

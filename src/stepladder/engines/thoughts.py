@@ -1,0 +1,52 @@
+"""What the oracle thinks aloud before each action: the plan first, then where it is in the plan.
+
+In: what an action is about. Out: one short sentence from a few templates. A plan that lists the sub-questions is learnt
+from far fewer transcripts than bare actions are. Varied wordings keep a model from learning one of them by heart.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_PLAN = ("Plan: {}", "I need to know: {}", "Steps: {}", "To find out: {}")
+_ONE_SEARCH = ("One search will do.", "This takes one search.", "A single search is enough.")
+_NEXT = ("Now {}.", "Next is {}.", "On to {}.", "Step {}.")
+_READ = ("[{}] tells it.", "[{}] says so.", "It is in [{}].", "I see it in [{}].")
+_NOT_THERE = ("The passages do not tell.", "It is not there.", "Nothing here says it.")
+_DONE = ("That was the last.", "All is known.", "Nothing is left to find.", "So that is it.")
+_GIVE_UP = ("What I needed was not found.", "The search did not find it.")
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """Draws wordings from a seed; without one it always takes the first."""
+
+    rng: random.Random | None = None
+
+    def _pick(self, wordings: Sequence[str]) -> str:
+        return self.rng.choice(wordings) if self.rng is not None else wordings[0]
+
+    def plan(self, questions: Sequence[str]) -> str:
+        """Before the first search: every sub-question, in order.
+
+        >>> Thoughts().plan(["Who designed Orm Tower?", "Where was #1 born?"])
+        'Plan: 1. Who designed Orm Tower? 2. Where was #1 born?'
+        """
+        if len(questions) < 2:
+            return self._pick(_ONE_SEARCH)
+        listed = " ".join(f"{number}. {question}" for number, question in enumerate(questions, start=1))
+        return self._pick(_PLAN).format(listed)
+
+    def next(self, number: int) -> str:
+        """Before a later search: which sub-question of the plan it is."""
+        return self._pick(_NEXT).format(number)
+
+    def read(self, number: int | None) -> str:
+        """Before a sub-answer: which passage tells it, or that none does."""
+        return self._pick(_NOT_THERE) if number is None else self._pick(_READ).format(number)
+
+    def conclude(self, conclusion: str, answerable: bool) -> str:
+        """Before the answer: what is to be concluded from the sub-answers, where there is such a thing."""
+        if not answerable:
+            return self._pick(_GIVE_UP)
+        return conclusion or self._pick(_DONE)

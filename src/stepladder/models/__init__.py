@@ -1,0 +1,14 @@
+"""Models that come with the package, by name.
+
+nano   4 million parameters, pre-trained on fictional encyclopedias; its card is `nano/README.md`
+tiny   0.1 million random weights, made in memory: the floor, and the fastest way to try something out
+"""
+
+from pathlib import Path
+
+BUILT_IN = ("nano", "tiny")
+
+
+def built_in_folder(model: str | Path) -> Path | None:
+    """Where a built-in model lies; None for other models, and for tiny, which has no files."""
+    return Path(__file__).parent / "nano" if str(model) == "nano" else None

@@ -1,0 +1,127 @@
+"""When does a stage's result still hold? When everything that it was made from is as it was.
+
+In: a recipe. Out: for each stage its ingredients, by the names a user knows them by (`stages.sft.epochs`,
+`data.train`), and a fingerprint of them. Files and folders count by their content, not by their place. Device and
+batch size are no ingredients: they change results by rounding at most, so a run may go on elsewhere.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from stepladder.data import DATA_SETS
+from stepladder.errors import StepladderError
+from stepladder.models import built_in_folder
+from stepladder.recipe import Recipe, Stage
+from stepladder.retrieval.index import index_info
+from stepladder.stages import stage_kind
+from stepladder.workshop import BASE, GOLD, DataSettings, is_model_folder
+
+Ingredients = dict[str, Any]
+
+_CHUNK = 1 << 20
+
+
+def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
+    """What each stage is made from, by stage. An outside file that is missing is an error."""
+    shared = {
+        "seed": recipe.seed,
+        "agent": recipe.shared.agent,
+        "dtype": recipe.shared.dtype,
+        **dict(_flat("search", recipe.shared.search.model_dump(mode="json"))),
+        **dict(_flat("episode", recipe.shared.episode.model_dump(mode="json"))),
+        **_data_ingredients(recipe.shared.data),
+    }
+    base = _policy_content(recipe.shared.policy) if _needs_base(recipe) else ""
+    found: dict[str, Ingredients] = {}
+    for stage in recipe.stages:
+        sources = {f"result of stage {name}": fingerprint(found[name]) for name in _stages_taken(stage)}
+        policy = {"policy": base} if BASE in stage.inputs.values() else {}
+        version = {f"version of {stage.kind}": stage_kind(stage.kind).version}
+        own = dict(_flat(f"stages.{stage.name}", stage.plain()))
+        found[stage.name] = {**own, **shared, **policy, **sources, **version}
+    return found
+
+
+def fingerprint(ingredients: Ingredients) -> str:
+    """Equal for equal ingredients, whatever their order."""
+    text = json.dumps(ingredients, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def changes(before: Ingredients, now: Ingredients) -> list[str]:
+    """What differs, each as `name: old -> new`."""
+    return [
+        f"{name}: {_shown(before, name)} -> {_shown(now, name)}"
+        for name in {**before, **now}
+        if name not in before or name not in now or before[name] != now[name]
+    ]
+
+
+def _shown(ingredients: Ingredients, name: str) -> str:
+    if name not in ingredients:
+        return "nothing"
+    value = ingredients[name]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{prefix}.{name}", value)
+        else:
+            yield f"{prefix}.{name}", value
+
+
+def _stages_taken(stage: Stage) -> list[str]:
+    return [source for source in stage.inputs.values() if source not in (BASE, GOLD)]
+
+
+def _needs_base(recipe: Recipe) -> bool:
+    return any(BASE in stage.inputs.values() for stage in recipe.stages)
+
+
+def _policy_content(policy: str) -> str:
+    folder = built_in_folder(policy) or (Path(policy) if is_model_folder(policy) else None)
+    return f"content {folder_content(folder)}" if folder is not None else policy
+
+
+def _data_ingredients(data: DataSettings) -> Ingredients:
+    found: Ingredients = {f"data.{split}": _file_content(path) for split, path in data.files.items()}
+    if data.name in DATA_SETS:
+        found |= {"data.name": data.name, "data.world_seed": data.world_seed}
+    elif data.name is not None:
+        if not Path(data.name).is_file():
+            data.open()  # raises, with what is wrong about the name
+        found["data.name"] = _file_content(Path(data.name))
+    if data.index is not None:
+        info = index_info(data.index)
+        found["data.index"] = f"{info.kind} of content {info.checksum}"
+        found |= dict(_flat("data.index", info.settings))
+    return found
+
+
+def _file_content(path: Path) -> str:
+    if not path.is_file():
+        raise StepladderError(f"question file {path} does not exist")
+    digest = blake2b(digest_size=16)
+    _add_file(digest, path)
+    return f"content {digest.hexdigest()}"
+
+
+def folder_content(folder: Path) -> str:
+    """A hash of all files of a folder: their names and what is in them."""
+    digest = blake2b(digest_size=16)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
+            _add_file(digest, path)
+    return digest.hexdigest()
+
+
+def _add_file(digest: Any, path: Path) -> None:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)

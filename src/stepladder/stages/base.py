@@ -1,0 +1,51 @@
+"""The contract of a stage: a function from settings, a workshop and the outputs of earlier stages to a folder.
+
+A stage takes things of some roles (a policy, later also trees, pairs or a reward model) and makes things of some
+roles. Who feeds whom follows from that: each role is taken from the newest stage before that makes it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepladder.settings import Settings
+from stepladder.workshop import Workshop
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one stage of one run has to do, apart from its settings."""
+
+    #: The stage's name in the recipe.
+    name: str
+    #: Where to write. What an attempt that was cut left there is still there: go on from it.
+    folder: Path
+    seed: int
+    #: By role: the path (or name) of what is taken.
+    inputs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What a stage hands back: numbers for the reader, and where its outputs lie, by role."""
+
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StageKind:
+    """One kind of stage, as the registry knows it."""
+
+    settings: type[Settings]
+    #: (settings, workshop, task) -> result. The settings are of the class above.
+    run: Callable[[Any, Workshop, Task], StageResult]
+    takes: tuple[str, ...] = ("policy",)
+    makes: tuple[str, ...] = ()
+    #: (settings, workshop): raises where the stage could not be run, before the first stage of a run begins.
+    check: Callable[[Any, Workshop], None] = lambda settings, workshop: None  # noqa: ARG005
+    #: Whether `policy: gold`, the oracle, may be taken.
+    plays_gold: bool = False
+    #: Raise it when the same settings give another result: done stages are then recomputed.
+    version: int = 1

@@ -1,0 +1,78 @@
+"""The stage `eval`: play a policy on a split and score it.
+
+In: a policy. Out: `evaluation/` in the stage's folder (summary, rows, trajectories), and its main numbers.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import Field
+
+from stepladder.driver import Driver
+from stepladder.errors import StepladderError
+from stepladder.evaluate.runner import Summary, evaluate
+from stepladder.progress import Progress
+from stepladder.settings import Settings
+from stepladder.stages.base import StageKind, StageResult, Task
+from stepladder.trace import StopReason
+from stepladder.workshop import Workshop
+
+#: Folder of the evaluation inside the stage's.
+EVALUATION = "evaluation"
+
+
+class EvalSettings(Settings):
+    """Which questions, and how they are played."""
+
+    split: str = "test"
+    #: Only the first so many questions; null is all.
+    limit: int | None = Field(default=None, ge=1)
+    #: 0 is greedy.
+    temperature: float = Field(default=0.0, ge=0)
+
+
+def run_eval(settings: EvalSettings, workshop: Workshop, task: Task) -> StageResult:
+    """Play, score, save."""
+    questions = workshop.split(settings.split)[: settings.limit]
+    episode = workshop.episode(settings.temperature)
+    with workshop.engine(task.inputs["policy"]) as engine, Progress(task.name, len(questions)) as watch:
+        driver = Driver(engine, workshop.retriever)
+        result = evaluate(driver, workshop.agent, questions, episode, seed=task.seed, watch=watch)
+    if result.stopped_by is not None:
+        raise result.stopped_by
+    summary = result.summary()
+    if summary.stops.get(StopReason.FAILED.value) == summary.questions:
+        raise StepladderError(f"{task.name}: every episode failed: {next(iter(summary.failures))}")
+    description = {
+        "agent": workshop.agent.name,
+        "policy": task.inputs["policy"],
+        "split": settings.split,
+        "limit": settings.limit,
+        "seed": task.seed,
+        "settings": asdict(episode),
+    }
+    result.save(task.folder / EVALUATION, description, overwrite=True)
+    return StageResult(main_numbers(summary))
+
+
+def main_numbers(summary: Summary) -> dict[str, Any]:
+    """What a reader of a run wants to know of an evaluation first."""
+    metrics = summary.metrics
+    return {
+        "questions": summary.questions,
+        "em": asdict(metrics["em"]),
+        "f1": asdict(metrics["f1"]),
+        "validity": 1 - metrics["malformed"].mean,
+        "searches": metrics["searches"].mean,
+        "by_hops": summary.by_hops,
+        "failed": summary.stops.get(StopReason.FAILED.value, 0),
+    }
+
+
+def check_eval(settings: EvalSettings, workshop: Workshop) -> None:
+    """There must be such questions, and an index if the agent searches."""
+    workshop.split(settings.split)
+    workshop.check_index()
+
+
+KIND = StageKind(EvalSettings, run_eval, check=check_eval, plays_gold=True)

@@ -1,0 +1,41 @@
+"""The stage `sft`: the warm-up, supervised fine-tuning on transcripts. The work is done by train/sft.py.
+
+In: a policy. Out: a policy that has learnt the agent's format and to search step by step.
+"""
+
+from stepladder.errors import StepladderError
+from stepladder.stages.base import StageKind, StageResult, Task
+from stepladder.train.sft import SFTSettings, train_sft
+from stepladder.workshop import Workshop
+
+
+def run_sft(settings: SFTSettings, workshop: Workshop, task: Task) -> StageResult:
+    """Train on the train split, watch the dev split."""
+    report = train_sft(
+        task.inputs["policy"],
+        workshop.agent,
+        workshop.split("train"),
+        workshop.split("dev") if settings.dev_questions else (),
+        workshop.retriever,
+        workshop.episode(),
+        settings,
+        task.folder,
+        seed=task.seed,
+        device=workshop.settings.device,
+        dtype=workshop.settings.dtype,
+    )
+    return StageResult(report.summary(), {"policy": report.policy})
+
+
+def check_sft(settings: SFTSettings, workshop: Workshop) -> None:
+    """There must be questions to train on, others to choose a checkpoint by, and an index if the agent searches."""
+    workshop.split("train")
+    if settings.dev_questions and "dev" not in workshop.data.questions:
+        raise StepladderError(
+            f"sft chooses a checkpoint by {settings.dev_questions} dev questions, and the data has no dev split: "
+            "give one (--dev, in a recipe data.dev), or set dev_questions to 0"
+        )
+    workshop.check_index()
+
+
+KIND = StageKind(SFTSettings, run_sft, makes=("policy",), check=check_sft)

@@ -1,0 +1,1 @@
+"""Training: from transcripts to weights, on transformers' own trainer."""

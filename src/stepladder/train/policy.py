@@ -1,0 +1,64 @@
+"""The policy before and after training: weights that can be trained, and the folder that holds the result.
+
+In: a model by name or folder. Out: the model to train, with LoRA or without; and in the end `policy/`, an ordinary
+transformers folder with the weights of one checkpoint, LoRA merged.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import PreTrainedTokenizerBase
+
+from stepladder.engines.loading import load_model
+from stepladder.files import atomic_folder
+from stepladder.train.sft_settings import LoraSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model in training."""
+
+    #: A folder, a hub name or a built-in name: where the weights came from.
+    source: str | Path
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    #: In which the source stores its weights.
+    dtype: torch.dtype
+
+
+def load_policy(source: str | Path, lora: LoraSettings | None, *, bf16: bool, device: torch.device) -> Policy:
+    """The model to train. Weights that are trained are fp32; those that LoRA freezes may be bf16.
+
+    LoRA's matrices are drawn from torch's global generator.
+    """
+    model: Any
+    model, tokenizer = load_model(source, None, None)
+    dtype = next(model.parameters()).dtype
+    model = model.to(device, torch.bfloat16 if bf16 and lora is not None else torch.float32)
+    if lora is not None:
+        targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+        config = LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,  # type: ignore[arg-type] # any number will do
+            lora_dropout=lora.dropout,
+            target_modules=targets,
+            task_type="CAUSAL_LM",
+        )
+        model = get_peft_model(model, config)
+    return Policy(source, model, tokenizer, dtype)
+
+
+def write_policy(folder: Path, policy: Policy, checkpoint: Path, dtype: torch.dtype) -> None:
+    """Write the weights of a checkpoint as an ordinary model folder."""
+    model: Any
+    if (checkpoint / "adapter_config.json").exists():
+        base, _ = load_model(policy.source, policy.tokenizer, torch.float32)
+        model = PeftModel.from_pretrained(base, str(checkpoint)).merge_and_unload()
+    else:
+        model, _ = load_model(checkpoint, policy.tokenizer, torch.float32)
+    with atomic_folder(folder, what="policy") as fresh:
+        model.to(dtype).save_pretrained(fresh)
+        policy.tokenizer.save_pretrained(fresh)

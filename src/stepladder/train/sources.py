@@ -1,0 +1,101 @@
+"""Transcripts by the name of their source, made once and kept in a folder.
+
+In: settings, questions, an engine around the model to train. Out: `Transcripts`; `transcripts.jsonl` holds them and
+`dropped.json` what was dropped. When both are there, they are read instead of made.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from stepladder.agents.base import Agent
+from stepladder.driver import Watcher
+from stepladder.engines.base import Engine
+from stepladder.engines.openai import OpenAIEngine
+from stepladder.errors import StepladderError
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.files import atomic_file
+from stepladder.records import read_records, write_records
+from stepladder.retrieval.base import Retriever
+from stepladder.trace import Question, Trajectory
+from stepladder.train.replies import RememberingEngine
+from stepladder.train.sft_settings import SFTSettings
+from stepladder.train.transcripts import Transcripts, gold_transcripts, sampled_transcripts
+
+_TRANSCRIPTS, _DROPPED, _REPLIES = "transcripts.jsonl", "dropped.json", "teacher.jsonl"
+
+_ADVICE = {
+    "gold": "Give questions with decompositions and the index they belong to, or use source teacher or bootstrap.",
+    "teacher": "Try another teacher_model, more samples, or a lower min_f1.",
+    "bootstrap": "The model cannot answer any yet: try more samples, a lower min_f1, or source gold or teacher.",
+}
+
+
+def transcripts_in(
+    folder: Path,
+    settings: SFTSettings,
+    engine: Engine,
+    agent: Agent,
+    questions: Sequence[Question],
+    retriever: Retriever | None,
+    episode: EpisodeSettings,
+    *,
+    seed: int,
+    watch: Watcher | None = None,
+) -> Transcripts:
+    """Transcripts of these questions, from the folder or else from their source. `engine`: the model to be trained."""
+    path = folder / _TRANSCRIPTS
+    if path.exists():
+        dropped = json.loads((folder / _DROPPED).read_text(encoding="utf-8"))
+        return Transcripts(tuple(read_records(path, Trajectory)), dropped)
+    made = _make(folder, settings, engine, agent, questions, retriever, episode, seed, watch)
+    if not made.kept:
+        why = ", ".join(f"{reason} {count:,}" for reason, count in sorted(made.dropped.items())) or "no questions"
+        failure = f" The first failure: {made.first_failure}." if made.first_failure else ""
+        raise StepladderError(
+            f"source '{settings.source}' gave no transcript to train on, of {made.asked:,} asked (dropped: {why})."
+            f"{failure} {_ADVICE[settings.source]}"
+        )
+    with atomic_file(folder / _DROPPED) as file:
+        json.dump(made.dropped, file, indent=2)
+    write_records(path, made.kept)  # last: where it is, all is there
+    return made
+
+
+def _make(
+    folder: Path,
+    settings: SFTSettings,
+    engine: Engine,
+    agent: Agent,
+    questions: Sequence[Question],
+    retriever: Retriever | None,
+    episode: EpisodeSettings,
+    seed: int,
+    watch: Watcher | None,
+) -> Transcripts:
+    if settings.source == "gold":
+        return gold_transcripts(agent, questions, retriever, episode, seed=seed, watch=watch)
+
+    def sampled(writer: Engine) -> Transcripts:
+        return sampled_transcripts(
+            writer,
+            agent,
+            questions,
+            retriever,
+            replace(episode, sampling=replace(episode.sampling, temperature=settings.temperature)),
+            samples=settings.samples,
+            min_f1=settings.min_f1,
+            keep=settings.keep,
+            seed=seed,
+            watch=watch,
+        )
+
+    if settings.source == "bootstrap":
+        return sampled(engine)
+    assert settings.teacher_model is not None  # SFTSettings sees to it
+    teacher = OpenAIEngine(settings.teacher_model, settings.teacher_url)
+    name = f"{settings.teacher_model} at {settings.teacher_url}"
+    with closing(RememberingEngine(teacher, folder / _REPLIES, name)) as remembering:
+        return sampled(remembering)

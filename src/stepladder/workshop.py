@@ -1,0 +1,195 @@
+"""The workshop: what all stages of a run share, opened when it is first needed, and once.
+
+In: `SharedSettings`, what a recipe says outside of its stages. Out: the agent, the data, the index, limits, engines.
+Paths are taken from where the command is typed and kept absolute, so that a run can be used from elsewhere.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from rich.console import Console
+
+from stepladder.agents import Agent, make_agent
+from stepladder.data import DATA_SETS, DataSet, open_data
+from stepladder.data.flashrag import load_questions
+from stepladder.engines import Engine, make_engine
+from stepladder.errors import StepladderError
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.models import BUILT_IN
+from stepladder.request import Sampling
+from stepladder.retrieval.base import Retriever
+from stepladder.retrieval.bm25 import BM25Index
+from stepladder.retrieval.index import open_index
+from stepladder.settings import Settings
+from stepladder.trace import Question
+
+#: In place of a policy: the one the recipe begins with, and the oracle that plays gold decompositions.
+BASE, GOLD = "base", "gold"
+
+SPLITS = ("train", "dev", "test")
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+def _known_agent(name: str) -> str:
+    make_agent(name)
+    return name
+
+
+def _absolute_if_folder(policy: str) -> str:
+    return str(_absolute(Path(policy))) if is_model_folder(policy) else policy
+
+
+def is_model_folder(policy: str) -> bool:
+    """Whether a policy is a folder on this machine, rather than a built-in model or one of the hub."""
+    return policy not in BUILT_IN and Path(policy).expanduser().is_dir()
+
+
+def _absolute_if_file(data: str | None) -> str | None:
+    if data is None or data in DATA_SETS or not Path(data).expanduser().is_file():
+        return data
+    return str(_absolute(Path(data)))
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+
+
+class DataSettings(Settings):
+    """Questions and corpus: a data set by `name`, or question files by split; an index where no corpus comes along."""
+
+    #: A data set, or a question file, which has the one split `all`.
+    name: Annotated[str | None, AfterValidator(_absolute_if_file)] = "atlas"
+    #: Seed of the Atlas world.
+    world_seed: int = 0
+    train: AbsolutePath | None = None
+    dev: AbsolutePath | None = None
+    test: AbsolutePath | None = None
+    #: Folder of an index, instead of one made of the data set's own passages.
+    index: AbsolutePath | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _files_have_no_name(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not any(data.get(split) for split in SPLITS):
+            return data
+        if data.get("name") is not None:
+            raise ValueError(f"found both the name {data['name']!r} and files by split; leave out one of them")
+        return {**data, "name": None}
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The question files that were given, by split."""
+        return {split: path for split in SPLITS if (path := getattr(self, split)) is not None}
+
+    def open(self) -> DataSet:
+        """The questions, with the passages that come with them."""
+        if self.name is not None:
+            return open_data(self.name, seed=self.world_seed)
+        return DataSet("the data", {split: load_questions(path) for split, path in self.files.items()})
+
+
+class SearchSettings(Settings):
+    """How a query is answered."""
+
+    #: Passages a search returns.
+    k: int = Field(default=3, ge=1)
+
+
+class LimitSettings(Settings):
+    """Where an episode ends at the latest."""
+
+    #: Most steps a question; a search and its sub-answer are two.
+    max_steps: int = Field(default=12, ge=1)
+    #: Most tokens a step.
+    max_tokens: int = Field(default=256, ge=1)
+
+
+class SharedSettings(Settings):
+    """What all stages of a run share."""
+
+    #: The model to begin with: a built-in name, a model folder or a hub name.
+    policy: Annotated[str, AfterValidator(_absolute_if_folder)] = "nano"
+    agent: Annotated[str, AfterValidator(_known_agent)] = "prorag"
+    data: DataSettings = DataSettings()
+    search: SearchSettings = SearchSettings()
+    episode: LimitSettings = LimitSettings()
+    device: str = "auto"
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    #: Most questions in one batch of a local model that is played.
+    batch: int = Field(default=64, ge=1)
+
+
+class Workshop:
+    """Opens what the settings name. `console` is where stages may tell what they do."""
+
+    def __init__(self, settings: SharedSettings, console: Console | None = None) -> None:
+        self.settings = settings
+        self.console = console or Console(stderr=True)
+
+    @cached_property
+    def agent(self) -> Agent:
+        """How questions are worked on."""
+        return make_agent(self.settings.agent)
+
+    @cached_property
+    def data(self) -> DataSet:
+        """The questions by split."""
+        return self.settings.data.open()
+
+    @cached_property
+    def retriever(self) -> Retriever | None:
+        """The index that was asked for, or one of the data set's own passages; None for an agent without searches."""
+        self.check_index()
+        if not self.agent.searches:
+            return None
+        if self.settings.data.index is not None:
+            return open_index(self.settings.data.index)
+        return BM25Index.from_passages(self.data.passages or ())
+
+    def check_index(self) -> None:
+        """Raise where the agent searches and there is nothing to search."""
+        if self.agent.searches and self.settings.data.index is None and self.data.passages is None:
+            raise StepladderError(
+                f"the agent '{self.agent.name}' searches, and no index was given: add --index DIR, in a recipe "
+                "data.index (`stepladder index build CORPUS --out DIR` makes one)"
+            )
+
+    def split(self, name: str) -> tuple[Question, ...]:
+        """The questions of one split."""
+        return self.data.split(name)
+
+    def episode(self, temperature: float = 0.0, top_p: float = 1.0) -> EpisodeSettings:
+        """The limits of an episode, with this sampling."""
+        limits = self.settings.episode
+        try:
+            sampling = Sampling(temperature, top_p, limits.max_tokens)
+            return EpisodeSettings(limits.max_steps, self.settings.search.k, sampling)
+        except ValueError as error:
+            raise StepladderError(str(error)) from error
+
+    @contextmanager
+    def engine(self, policy: str) -> Iterator[Engine]:
+        """The engine that plays a policy, closed in the end."""
+        shared = self.settings
+        engine = (
+            make_engine("gold", self.agent)
+            if policy == GOLD
+            else make_engine(
+                "transformers",
+                self.agent,
+                model=policy,
+                device=shared.device,
+                dtype=shared.dtype,
+                max_batch=shared.batch,
+            )
+        )
+        try:
+            yield engine
+        finally:
+            engine.close()

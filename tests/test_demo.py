@@ -1,0 +1,55 @@
+"""The demo tells its story with any recipe; here with a model of random weights and training that changes nothing."""
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from stepladder.demo import run_demo
+from stepladder.engines.tiny import tiny_model, tiny_tokenizer
+from stepladder.recipe import Recipe
+from stepladder.settings import Settings
+from stepladder.stages import KINDS, StageKind, StageResult, Task
+from stepladder.workshop import Workshop
+
+
+class NoSettings(Settings):
+    """Nothing to set."""
+
+
+def save_tiny(settings: NoSettings, workshop: Workshop, task: Task) -> StageResult:
+    policy = task.folder / "policy"
+    tiny_model().save_pretrained(policy)
+    tiny_tokenizer().save_pretrained(policy)
+    return StageResult({}, {"policy": policy})
+
+
+def test_the_demo_shows_a_question_before_and_after_and_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "save", StageKind(NoSettings, save_tiny, makes=("policy",)))
+    recipe = Recipe.read(
+        {
+            "policy": "tiny",
+            "device": "cpu",
+            "episode": {"max_tokens": 4},
+            "stages": {
+                "before": {"kind": "eval", "limit": 2},
+                "save": {},
+                "after": {"kind": "eval", "limit": 2},
+                "oracle": {"kind": "eval", "policy": "gold", "limit": 2},
+            },
+        }
+    )
+    told = StringIO()
+    report = run_demo(Console(file=told, width=150), recipe, tmp_path / "run")
+    text = told.getvalue()
+    story = ("2,000 passages", "as the oracle answers it", "answered after", "as the trained model answers it", "time:")
+    places = [text.index(part) for part in story]
+    assert places == sorted(places)
+    assert "after - before: f1" in text
+    assert report.policy == tmp_path / "run" / "save" / "policy"
+
+    again = run_demo(Console(file=StringIO()), recipe, tmp_path / "run")
+    assert again.skipped == ("before", "save", "after", "oracle")

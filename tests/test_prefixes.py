@@ -1,0 +1,326 @@
+"""What was read before is not read again, and nothing but speed depends on it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from stepladder.engines import blocks, decoding
+from stepladder.engines.base import check_engine
+from stepladder.engines.blocks import Block
+from stepladder.engines.prefixes import STRIDE, PrefixStore
+from stepladder.engines.tiny import tiny_model, tiny_tokenizer
+from stepladder.engines.transformers import TransformersEngine
+from stepladder.request import Generate, Generation, Sampling
+from stepladder.trace import Author, Segment
+
+QUESTIONS = ["Who designed the tower of Orm?", "Where was the designer of Orm Tower born, and when?", "Who?"]
+FOUND = [" It is said that Ada Tarn did. ", " Velm is a town. ", " Nothing was found in the whole library of Velm. "]
+
+
+def generate(engine: TransformersEngine, *requests: Generate) -> list[Generation]:
+    replies = engine.generate(requests)
+    assert all(isinstance(reply, Generation) for reply in replies), replies
+    return replies  # type: ignore[return-value]
+
+
+def play(engine: TransformersEngine, steps: int = 4, **settings: Any) -> list[Generation]:
+    """Transcripts of several steps, with something to read between them; every reply of every step."""
+    contexts: list[tuple[Segment, ...]] = [(Segment(Author.PROMPT, question),) for question in QUESTIONS]
+    replies: list[Generation] = []
+    for step in range(steps):
+        now = generate(engine, *[Generate(context, seed=step, **settings) for context in contexts])
+        contexts = [
+            (*reply.context, reply.written, Segment(Author.ENVIRONMENT, FOUND[(step + number) % 3]))
+            for number, reply in enumerate(now)
+        ]
+        replies += now
+    return replies
+
+
+def assert_alike(ours: list[Generation], theirs: list[Generation]) -> None:
+    assert [reply.written.tokens for reply in ours] == [reply.written.tokens for reply in theirs]
+    for mine, other in zip(ours, theirs):
+        assert mine.written.logprobs == pytest.approx(other.written.logprobs, abs=1e-4)
+
+
+@contextmanager
+def tokens_read(engine: TransformersEngine) -> Iterator[list[int]]:
+    """How many tokens the network reads in each pass."""
+    sizes: list[int] = []
+    hook = engine.model.register_forward_pre_hook(
+        lambda module, args, inputs: sizes.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
+    yield sizes
+    hook.remove()
+
+
+def qwen3() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Qwen3Config(vocab_size=257, head_dim=8, num_key_value_heads=2, initializer_range=0.3, **sizes)
+    return Qwen3ForCausalLM(config).eval()
+
+
+def gpt2() -> Any:
+    """Learnt absolute positions: wrong position ids, which rotary models forgive, show here."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=257, n_positions=512, n_embd=32, n_layer=2, n_head=2, initializer_range=0.4)
+    return GPT2LMHeadModel(config).eval()
+
+
+def sliding(window: int = 12) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MistralConfig(
+        vocab_size=257, num_key_value_heads=2, initializer_range=0.3, sliding_window=window, eos_token_id=256, **sizes
+    )
+    return MistralForCausalLM(config).eval()
+
+
+# --- the same results --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [tiny_model, qwen3, gpt2])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_transcripts_are_the_same_with_and_without_reuse(make: Any, temperature: float) -> None:
+    sampling = Sampling(temperature, max_tokens=20)
+    with_reuse = TransformersEngine(make(), tiny_tokenizer())
+    without = TransformersEngine(make(), tiny_tokenizer(), prefix_bytes=0)
+    assert_alike(play(with_reuse, sampling=sampling), play(without, sampling=sampling))
+    assert len(with_reuse.prefixes) > 0
+    assert len(without.prefixes) == 0
+
+
+def test_only_what_is_new_is_read() -> None:
+    engine = TransformersEngine("tiny", device="cpu")
+    with tokens_read(engine) as sizes:
+        (first,) = generate(engine, Generate((Segment(Author.PROMPT, "x" * 50),), sampling=Sampling(max_tokens=5)))
+        assert sizes == [50, 1, 1, 1, 1]
+        sizes.clear()
+        more = (*first.context, first.written, Segment(Author.ENVIRONMENT, "y" * 9))
+        generate(engine, Generate(more, sampling=Sampling(max_tokens=2)))
+    assert sizes == [1 + 9, 1], "the last token that was written had not been read yet"
+
+
+def test_equal_contexts_are_read_once() -> None:
+    """As for several samples of one question. Each goes its own way from there."""
+    engine = TransformersEngine("tiny", device="cpu")
+    start = (Segment(Author.PROMPT, "Where is the tower of Velm?"),)
+    requests = [Generate(start, sampling=Sampling(1.0, max_tokens=8), seed=seed) for seed in range(4)]
+    other = Generate((Segment(Author.PROMPT, "Who?"),), sampling=Sampling(max_tokens=8))
+    with tokens_read(engine) as sizes:
+        together = generate(engine, *requests[:3], other, requests[3])
+    assert sizes[0] == 27 + 4
+    alone = TransformersEngine("tiny", device="cpu", prefix_bytes=0)
+    assert_alike(together, [generate(alone, each)[0] for each in (*requests[:3], other, requests[3])])
+
+
+def test_siblings_share_what_their_parent_read() -> None:
+    engine = TransformersEngine("tiny", device="cpu")
+    (parent,) = generate(engine, Generate((Segment(Author.PROMPT, "p" * 40),), sampling=Sampling(max_tokens=4)))
+    children = [(*parent.context, Segment(Author.ENVIRONMENT, text)) for text in ("abc", "abd", "xyz")]
+    with tokens_read(engine) as sizes:
+        generate(engine, *[Generate(child, sampling=Sampling(max_tokens=1)) for child in children])
+    assert sizes == [3 * 3]
+
+
+def test_replies_longer_than_was_reserved_for() -> None:
+    engine = TransformersEngine("tiny", device="cpu")
+    engine.end_tokens = frozenset()
+    (reply,) = generate(engine, Generate((Segment(Author.PROMPT, "Who?"),), sampling=Sampling(max_tokens=200)))
+    ids = engine.tokenizer("Who?", return_tensors="pt")["input_ids"]
+    theirs = engine.model.generate(ids, max_new_tokens=200, min_new_tokens=200, do_sample=False)[0, 4:]
+    assert list(reply.written.tokens) == theirs.tolist()
+
+
+def test_rows_that_end_at_different_times_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(decoding.BLOCK_ROWS, "cpu", 4)
+    engine = TransformersEngine("tiny", device="cpu")
+    lengths = [3, 17, 2, 9, 9, 30, 1, 12, 5, 22, 14]
+    requests = [
+        Generate((Segment(Author.PROMPT, "ab" * length),), sampling=Sampling(length % 2, max_tokens=31 - length))
+        for length in lengths
+    ]
+    alone = TransformersEngine("tiny", device="cpu", prefix_bytes=0)
+    expected = [generate(alone, request)[0] for request in requests]
+    assert_alike(generate(engine, *requests), expected)
+    # Rows changed places while they were written; what was kept of each is still its own.
+    further = [
+        Generate((*reply.context, reply.written, Segment(Author.ENVIRONMENT, "So?")), sampling=Sampling(max_tokens=6))
+        for reply in expected
+    ]
+    assert_alike(generate(engine, *further), [generate(alone, request)[0] for request in further])
+
+
+def test_contexts_too_long_for_one_pass_are_read_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [
+        Generate((Segment(Author.PROMPT, "abc" * length),), sampling=Sampling(max_tokens=4)) for length in (9, 2, 3, 40)
+    ]
+    at_once = generate(TransformersEngine("tiny", device="cpu"), *requests)
+    monkeypatch.setattr(decoding, "PASS_TOKENS", 20)
+    engine = TransformersEngine("tiny", device="cpu")
+    with tokens_read(engine) as sizes:
+        assert_alike(generate(engine, *requests), at_once)
+    assert sizes[:-3] == [6 + 9, 20, 7, 20, 20, 20, 20, 20, 20]
+
+
+# --- changed weights ---------------------------------------------------------------------------------------
+
+
+def one_step(model: Any) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    model(input_ids=torch.arange(20)[None], labels=torch.arange(20)[None]).loss.backward()
+    optimizer.step()
+
+
+def load_others(model: Any) -> None:
+    model.load_state_dict(tiny_model(seed=5).state_dict())
+
+
+def behind_the_counters(model: Any) -> None:
+    for weights in model.parameters():
+        weights.data.mul_(1.5)
+
+
+@pytest.mark.parametrize("change", [one_step, load_others, behind_the_counters])
+def test_weights_changed_in_place_are_noticed(change: Any) -> None:
+    model = tiny_model()
+    engine = TransformersEngine(model, tiny_tokenizer())
+    request = Generate((Segment(Author.PROMPT, QUESTIONS[1]),), sampling=Sampling(max_tokens=12))
+    (before,) = generate(engine, request)
+    change(model)
+    (after,) = generate(engine, request)
+    (fresh,) = generate(TransformersEngine(model, tiny_tokenizer(), prefix_bytes=0), request)
+    assert_alike([after], [fresh])
+    assert before.written.logprobs != pytest.approx(after.written.logprobs, abs=1e-4)
+
+
+def test_an_adapter_that_is_switched_off_is_noticed() -> None:
+    model = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    engine = TransformersEngine(model, tiny_tokenizer())
+    request = Generate((Segment(Author.PROMPT, QUESTIONS[1]),), sampling=Sampling(max_tokens=12))
+    (adapted,) = generate(engine, request)
+    with model.disable_adapter():
+        (plain,) = generate(engine, request)
+    assert_alike([plain], generate(TransformersEngine("tiny", device="cpu"), request))
+    assert adapted.written.logprobs != pytest.approx(plain.written.logprobs, abs=1e-4)
+
+
+# --- memory ------------------------------------------------------------------------------------------------
+
+
+def test_memory_stays_within_its_bound_and_the_oldest_goes_first() -> None:
+    engine = TransformersEngine("tiny", device="cpu", prefix_bytes=200_000)
+
+    def read(letter: str) -> int:
+        request = Generate((Segment(Author.PROMPT, letter * 64),), sampling=Sampling(max_tokens=1))
+        with tokens_read(engine) as sizes:
+            generate(engine, request)
+        assert engine.prefixes.bytes <= 200_000
+        return sizes[0]
+
+    assert read("a") == 64
+    assert read("a") == 1
+    for letter in "bcdefgh":
+        read(letter)
+    assert read("h") == 1
+    assert read("a") == 64, "what was not used for longest is gone"
+    engine.forget()
+    assert (read("h"), len(engine.prefixes)) == (64, 1)
+    engine.close()
+    assert engine.prefixes.bytes == 0
+
+
+def test_a_batch_that_does_not_fit_makes_room_and_raises() -> None:
+    engine = TransformersEngine("tiny", device="cpu")
+    generate(engine, Generate((Segment(Author.PROMPT, QUESTIONS[1]),), sampling=Sampling(max_tokens=2)))
+    assert engine.prefixes.bytes > 0
+
+    def full(*args: Any, **inputs: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    engine.model.forward = full
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.generate([Generate((Segment(Author.PROMPT, "Who?"),))])
+    assert engine.prefixes.bytes == 0, "the driver tries halves of the batch next"
+    assert engine.model.config._attn_implementation == "sdpa"
+
+
+def block_of(sequences: list[list[int]]) -> Block:
+    block = Block(len(sequences), 64)
+    block.layer(0, torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))
+    return block
+
+
+token_lists = st.lists(st.lists(st.integers(0, 1), max_size=50), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(token_lists, max_size=4), st.lists(st.integers(0, 1), max_size=60))
+def test_what_is_found_is_a_beginning_that_is_there(stored: list[list[list[int]]], tokens: list[int]) -> None:
+    one = block_of([[]]).bytes
+    store = PrefixStore(5 * one)
+    for sequences in stored:
+        store.add(block_of(sequences), sequences)
+        assert store.bytes == sum(block.bytes for block in store._blocks) <= store.capacity
+    found = store.find(tokens)
+    shared = [sum(1 for _ in iter_common(held, tokens)) for sequences in store._blocks.values() for held in sequences]
+    if found is None:
+        assert max(shared, default=0) < STRIDE
+    else:
+        assert store._blocks[found.block][found.row][: found.length] == tokens[: found.length]
+        assert found.length > max(shared) - STRIDE
+
+
+def iter_common(a: list[int], b: list[int]) -> Iterator[int]:
+    for left, right in zip(a, b):
+        if left != right:
+            return
+        yield left
+
+
+# --- other architectures -----------------------------------------------------------------------------------
+
+
+def test_models_with_a_sliding_window_go_without_reuse() -> None:
+    engine = TransformersEngine(sliding(), tiny_tokenizer())
+    check_engine(engine)
+    play(engine, sampling=Sampling(max_tokens=20))
+    assert len(engine.prefixes) == 0
+
+
+def test_attention_that_asks_for_more_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may look plain and turn out otherwise when it calls attention."""
+    monkeypatch.setattr("stepladder.engines.transformers.can_pack", lambda model: True)
+    fooled = TransformersEngine(sliding(), tiny_tokenizer())
+    monkeypatch.undo()
+    sampling = Sampling(max_tokens=20)
+    assert_alike(
+        play(fooled, sampling=sampling), play(TransformersEngine(sliding(), tiny_tokenizer()), sampling=sampling)
+    )
+    assert fooled.model.config._attn_implementation == "sdpa"
+
+
+def test_the_model_attends_as_before_outside_of_generation() -> None:
+    model = tiny_model()
+    ids = torch.arange(30)[None]
+    before = model(ids).logits
+    play(TransformersEngine(model, tiny_tokenizer()), steps=1, sampling=Sampling(max_tokens=3))
+    assert model.config._attn_implementation == "sdpa" != blocks.PACKED
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_bf16_keeps_its_results_too() -> None:
+    sampling = Sampling(max_tokens=10)
+    engines = [TransformersEngine("tiny", device="cpu", dtype="bf16", prefix_bytes=size) for size in (None, 0)]
+    with_reuse, without = (play(engine, sampling=replace(sampling)) for engine in engines)
+    for ours, theirs in zip(with_reuse[:3], without[:3]):
+        assert ours.written.logprobs == pytest.approx(theirs.written.logprobs, abs=0.2)

@@ -1,0 +1,95 @@
+"""Settings refuse what they do not understand, in one line that says what to do."""
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from stepladder.errors import StepladderError
+from stepladder.settings import Settings
+
+
+class Search(Settings):
+    k: int = Field(default=3, ge=1)
+    rerank: bool = False
+
+
+class Play(Settings):
+    kind: Literal["play"] = "play"
+    limit: int | None = None
+
+
+class Learn(Settings):
+    kind: Literal["learn"] = "learn"
+    epochs: int = 3
+    search: Search = Search()
+
+
+class Whole(Settings):
+    search: Search = Search()
+    extra: Search | None = None
+    either: Search | Play = Search()
+    rate: float = 0.1
+    dtype: Literal["auto", "fp32"] = "auto"
+    stages: dict[str, Annotated[Play | Learn, Field(discriminator="kind")]] = Field(default_factory=dict)
+    searches: list[Search] = Field(default_factory=list)
+    sizes: tuple[int, ...] = ()
+
+
+def test_plain_data_becomes_typed_settings() -> None:
+    whole = Whole.read({"search": {"k": 2}, "rate": "1e-4", "stages": {"a": {"kind": "learn", "epochs": 1}}})
+    assert (whole.search.k, whole.rate) == (2, 1e-4)  # YAML reads 1e-4 as text
+    assert whole.stages["a"] == Learn(epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"serach": {}}, "f.yaml: serach: unknown key. Did you mean 'search'? Known: search, extra, either"),
+        ({"search": {"K": 2, "kk": 1}}, "f.yaml: search.K: unknown key. Known: k, rerank"),
+        ({"search": {"rerun": 2}}, "f.yaml: search.rerun: unknown key. Did you mean 'rerank'? Known: k, rerank"),
+        ({"extra": {"rerun": 2}}, "f.yaml: extra.rerun: unknown key. Did you mean 'rerank'? Known: k, rerank"),
+        ({"either": {"kk": 2}}, "f.yaml: either.kk: unknown key. Did you mean 'k'? Known: k, rerank"),
+        ({"searches": [{}, {"rerun": 2}]}, "f.yaml: searches.1.rerun: unknown key. Did you mean 'rerank'?"),
+        (
+            {"stages": {"a": {"kind": "play", "limits": 2}}},
+            "f.yaml: stages.a.limits: unknown key. Did you mean 'limit'? Known: kind, limit",
+        ),
+        (
+            {"stages": {"a": {"kind": "learn", "search": {"rerun": 2}}}},
+            "f.yaml: stages.a.search.rerun: unknown key. Did you mean 'rerank'? Known: k, rerank",
+        ),
+        (
+            {"stages": {"a": {"kind": "lern"}}},
+            "f.yaml: stages.a.kind: expected one of play, learn, found 'lern'. Did you mean 'learn'?",
+        ),
+        ({"search": {"k": "many"}}, "f.yaml: search.k: expected a valid integer"),
+        ({"search": {"k": "many"}}, "found 'many'"),
+        ({"search": {"k": 0}}, "f.yaml: search.k: expected greater than or equal to 1, found 0"),
+        ({"search": {"k": True}}, "f.yaml: search.k: expected a number, found true"),
+        ({"stages": {"a": {"kind": "play", "limit": True}}}, "f.yaml: stages.a.limit: expected a number, found true"),
+        ({"search": 3}, "f.yaml: search: expected a valid dictionary or instance of Search, found 3"),
+        ({"rate": float("nan")}, "f.yaml: rate: expected a finite number, found nan"),
+        ({"dtype": "fp16"}, "f.yaml: dtype: expected 'auto' or 'fp32', found 'fp16'"),
+        ({"sizes": [1, "x"]}, "f.yaml: sizes.1: expected a valid integer"),
+        (["search"], "f.yaml: expected settings as `name: value`, found ['search']"),
+    ],
+)
+def test_a_mistake_is_one_line_with_place_found_and_expected(data: object, message: str) -> None:
+    with pytest.raises(StepladderError) as error:
+        Whole.read(data, "f.yaml")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_field_is_named() -> None:
+    class Needs(Settings):
+        url: str
+
+    with pytest.raises(StepladderError, match=r"^url: is missing$"):
+        Needs.read({})
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Search().k = 4  # type: ignore[misc]

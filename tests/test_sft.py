@@ -1,0 +1,315 @@
+"""The warm-up: what it learns from, that it can be killed and repeated, and how it says no."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    LlamaForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from conftest import QUESTION, WordRetriever
+from stepladder.agents import make_agent
+from stepladder.driver import Outcome
+from stepladder.engines.loading import quiet_libraries
+from stepladder.engines.tiny import tiny_model, tiny_tokenizer
+from stepladder.engines.transformers import TransformersEngine
+from stepladder.errors import StepladderError
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.request import Generate, Sampling
+from stepladder.trace import Author, Hop, Segment
+from stepladder.train import sft, trainer
+from stepladder.train.checkpoints import Checkpoints
+from stepladder.train.curves import read_curves
+from stepladder.train.sft import LoraSettings, SFTReport, SFTSettings, train_sft
+
+QUESTIONS = [replace(QUESTION, id=f"q{number}") for number in range(5)]
+#: Three updates an epoch, six in all.
+SETTINGS = SFTSettings(epochs=2, batch=2, lr=3e-3, dev_questions=1)
+EPISODE = EpisodeSettings(max_steps=6, k=1, sampling=Sampling(max_tokens=8))
+
+
+def train(
+    folder: Path,
+    settings: SFTSettings = SETTINGS,
+    watch: Callable[[Outcome[Any]], None] | None = None,
+    model: str | Path = "tiny",
+    **changes: Any,
+) -> SFTReport:
+    return train_sft(
+        model,
+        make_agent("prorag-brief"),
+        changes.get("questions", QUESTIONS),
+        QUESTIONS[:1],
+        WordRetriever(),
+        EPISODE,
+        settings,
+        folder,
+        seed=0,
+        device="cpu",
+        watch=watch,
+    )
+
+
+def weights(policy: Path) -> dict[str, torch.Tensor]:
+    return load_file(policy / "model.safetensors")
+
+
+def changed(settings: SFTSettings, **changes: Any) -> SFTSettings:
+    return SFTSettings(**{**settings.model_dump(), **changes})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> SFTReport:
+    return train(tmp_path_factory.mktemp("sft"))
+
+
+def plain_rows(folder: Path) -> list[dict[str, Any]]:
+    """Curves without the times, which differ from run to run."""
+    return [{name: value for name, value in row.items() if "seconds" not in name} for row in read_curves(folder)]
+
+
+# --- what comes out -----------------------------------------------------------------------------------------
+
+
+def test_a_warm_up_leaves_a_policy_and_its_history(finished: SFTReport) -> None:
+    folder, summary = finished.policy.parent, finished.summary()
+    assert summary["transcripts"] == summary["asked"] == summary["examples"] == 5
+    assert summary["steps"] == 6
+    assert summary["last_loss"] < summary["first_loss"]
+    assert 0 < summary["policy_tokens"] < summary["tokens"]
+    rows = read_curves(folder / "curves.jsonl")
+    assert [(row["step"], "loss" in row) for row in rows] == [
+        (1, True), (2, True), (3, True), (3, False), (4, True), (5, True), (6, True), (6, False),
+    ]  # fmt: skip
+    prompt = Generate((Segment(Author.PROMPT, "Question: Who?"),), sampling=Sampling(max_tokens=3))
+    (reply,) = TransformersEngine(finished.policy, device="cpu").generate([prompt])
+    assert len(reply.written.tokens) == 3  # type: ignore[union-attr]
+    assert not [path for path in folder.rglob("*") if path.name.startswith(".")]
+
+
+def test_what_is_learnt_is_what_an_episode_needs(tmp_path: Path) -> None:
+    """The tokens trained on are those an episode reads and writes: two answers, learnt by heart, score 1."""
+    questions = [replace(QUESTION, id=name, text=name, answers=(name * 3,)) for name in ("Orm", "Tarn")]
+    settings = SFTSettings(epochs=60, batch=2, lr=1e-2, eval_every=60)
+    report = train_sft(
+        "tiny", make_agent("direct"), questions, questions, None, EpisodeSettings(), settings, tmp_path,
+        seed=0, device="cpu",
+    )  # fmt: skip
+    assert report.summary()["best_dev_f1"] == 1.0
+
+
+def test_the_same_seed_gives_the_same_numbers(finished: SFTReport, tmp_path: Path) -> None:
+    again = train(tmp_path)
+    assert plain_rows(tmp_path / "curves.jsonl") == plain_rows(finished.policy.parent / "curves.jsonl")
+    assert all(torch.equal(tensor, weights(finished.policy)[name]) for name, tensor in weights(again.policy).items())
+
+
+def test_an_update_in_parts_is_the_same_update(finished: SFTReport, tmp_path: Path) -> None:
+    """Parts differ in length and weight: each counts by its share of the whole, not as an equal part."""
+    train(tmp_path, changed(SETTINGS, accumulate=2, dev_questions=0))
+    ours = [row["loss"] for row in read_curves(tmp_path / "curves.jsonl")]
+    whole = [row["loss"] for row in read_curves(finished.policy.parent / "curves.jsonl") if "loss" in row]
+    assert ours[:3] == pytest.approx(whole[:3], rel=1e-4)
+
+
+def test_nothing_is_said_but_by_us(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, changed(SETTINGS, epochs=1, questions=2, lora=LoraSettings(rank=2)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_finished_run_is_not_trained_again(finished: SFTReport) -> None:
+    def never(outcome: Outcome[Any]) -> None:
+        pytest.fail("there was nothing left to do")
+
+    before = weights(finished.policy)
+    again = train(finished.policy.parent, watch=never)
+    assert again.summary() == finished.summary()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(again.policy).items())
+
+
+# --- kill and resume ----------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, {tests!r})
+import test_sft
+
+updates = 0
+def watch(outcome):
+    global updates
+    updates += isinstance(outcome.value, float)
+    if updates == 5:  # an epoch and two thirds: the checkpoint is behind, and more would be lost
+        os.kill(os.getpid(), signal.SIGKILL)
+
+test_sft.train(Path({folder!r}), watch=watch)
+"""
+
+
+def test_a_killed_run_goes_on_and_ends_with_the_same_weights(finished: SFTReport, tmp_path: Path) -> None:
+    script = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert Checkpoints(tmp_path / "checkpoints").complete == [3]
+    assert not (tmp_path / "policy").exists()
+    made = (tmp_path / "transcripts.jsonl").stat().st_mtime_ns
+    # As if it had been killed once more, in the middle of writing a checkpoint and the curves of a later update.
+    (tmp_path / "checkpoints" / "checkpoint-4").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint-4" / "model.safetensors").write_bytes(b"half")
+    with (tmp_path / "curves.jsonl").open("a") as file:
+        file.write('{"step": 4, "loss": 0.0}\n')
+
+    steps: list[int] = []
+    report = train(tmp_path, watch=lambda outcome: steps.append(outcome.index + 1))
+    assert steps == [4, 5, 6]
+    assert (tmp_path / "transcripts.jsonl").stat().st_mtime_ns == made
+    assert Checkpoints(tmp_path / "checkpoints").complete == [6]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-6"]
+    whole = plain_rows(finished.policy.parent / "curves.jsonl")
+    for ours, theirs in zip(plain_rows(tmp_path / "curves.jsonl"), whole, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    for name, tensor in weights(report.policy).items():
+        torch.testing.assert_close(tensor, weights(finished.policy)[name], rtol=1e-4, atol=1e-5)
+
+
+def test_resuming_in_the_middle_of_an_epoch_keeps_the_order(finished: SFTReport, tmp_path: Path) -> None:
+    settings = changed(SETTINGS, eval_every=2, dev_questions=0, lora=LoraSettings(rank=2, dropout=0.3))
+    whole = train(tmp_path / "whole", settings)
+
+    class Stop(Exception):
+        """Ends a run."""
+
+    def watch(outcome: Outcome[Any]) -> None:
+        if outcome.index + 1 == 3 and isinstance(outcome.value, float):
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(tmp_path / "cut", settings, watch=watch)
+    assert Checkpoints(tmp_path / "cut" / "checkpoints").complete == [2]
+    resumed = train(tmp_path / "cut", settings)
+    for name, tensor in weights(resumed.policy).items():
+        torch.testing.assert_close(tensor, weights(whole.policy)[name], rtol=1e-4, atol=1e-5)
+
+
+# --- which checkpoint ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("scores", "best"), [((0.5, 0.7, 0.2), 6), ((0.7, 0.7, 0.2), 6), ((0.9, 0.1, 0.2), 3)])
+def test_the_best_by_dev_score_is_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores: tuple[float, ...], best: int
+) -> None:
+    given = iter(scores)
+    monkeypatch.setattr(sft, "_dev_score", lambda *_: lambda: (next(given), 0.0, 0))
+    report = train(tmp_path, changed(SETTINGS, epochs=3))
+    assert report.summary()["best_step"] == best
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.complete == [best, 9]
+    for name, tensor in weights(checkpoints.at(best)).items():
+        assert torch.equal(tensor, weights(report.policy)[name])
+
+
+def test_lora_is_merged_into_an_ordinary_model(tmp_path: Path) -> None:
+    report = train(tmp_path, changed(SETTINGS, lora=LoraSettings(rank=2), dev_questions=0))
+    assert "best_step" not in report.summary()
+    assert not (report.policy / "adapter_config.json").exists()
+    with quiet_libraries():
+        merged = AutoModelForCausalLM.from_pretrained(report.policy)
+        adapted = PeftModel.from_pretrained(tiny_model(), str(tmp_path / "checkpoints" / "checkpoint-6"))
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(merged(ids).logits, tiny_model()(ids).logits, atol=1e-2)
+
+
+# --- what cannot be trained ---------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_no_number_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = trainer.weighted_nll, []
+
+    def breaks(model: Any, batch: Any) -> torch.Tensor:
+        calls.append(batch)
+        return real(model, batch) * (float("nan") if len(calls) == 5 else 1.0)
+
+    monkeypatch.setattr(trainer, "weighted_nll", breaks)
+    with pytest.raises(StepladderError, match=r"stopped at update 5: the loss is nan.*bad_batch.json"):
+        train(tmp_path)
+    found = json.loads((tmp_path / "bad_batch.json").read_text())
+    assert found["questions"] == calls[-1]["question_ids"]
+    assert Checkpoints(tmp_path / "checkpoints").complete == [3]
+    assert not (tmp_path / "policy").exists()
+
+
+def test_transcripts_beyond_the_window_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with quiet_libraries():
+        tiny_model(max_position_embeddings=400).save_pretrained(tmp_path / "model")
+        tiny_tokenizer().save_pretrained(tmp_path / "model")
+    short = replace(QUESTION, id="short", answers=("Ada Tarn",), hops=(Hop("Who built it?", "Ada Tarn", ("p1",)),))
+    settings = changed(SETTINGS, epochs=1, dev_questions=0)
+    report = train(tmp_path / "run", settings, model=tmp_path / "model", questions=[*QUESTIONS, short])
+    assert (report.summary()["skipped_too_long"], report.summary()["examples"]) == (5, 1)
+    assert "5 of 6 transcripts are longer than the model's window of 400 tokens" in capsys.readouterr().err
+    with pytest.raises(StepladderError, match=r"none of 5 transcripts fits .* 400 tokens: they have 5\d\d to"):
+        train(tmp_path / "none", settings, model=tmp_path / "model")
+
+
+def other_models() -> dict[str, Callable[[], Any]]:
+    tiny = tiny_model().config
+    small = {"vocab_size": 257, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
+    t5 = {"vocab_size": 257, "d_model": 32, "d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8}
+    return {
+        "BertForMaskedLM; expected a causal": lambda: BertForMaskedLM(BertConfig(num_hidden_layers=1, **small)),
+        "T5ForConditionalGeneration; expected a causal": lambda: T5ForConditionalGeneration(T5Config(**t5)),
+        "LlamaForSequenceClassification; expected a causal": lambda: LlamaForSequenceClassification(tiny),
+    }
+
+
+@pytest.mark.parametrize("said", sorted(other_models()))
+def test_a_model_of_another_architecture_is_refused(tmp_path: Path, said: str) -> None:
+    with quiet_libraries():
+        other_models()[said]().save_pretrained(tmp_path / "model")
+    with pytest.raises(StepladderError, match=said):
+        train(tmp_path / "run", model=tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_hidden_layers": 3}, "9 missing"),
+        ({"num_hidden_layers": 1}, "9 not in the model"),
+        ({"intermediate_size": 64}, "6 of another shape"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, int], said: str) -> None:
+    with quiet_libraries():
+        tiny_model().save_pretrained(tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    with pytest.raises(StepladderError, match=f"do not fit its config.json: {said}"):
+        train(tmp_path / "run", model=tmp_path / "model")
+
+
+def test_settings_that_do_not_fit_together_are_refused() -> None:
+    with pytest.raises(StepladderError, match="batch 8 cannot be computed in 3 equal parts"):
+        SFTSettings.read({"accumulate": 3})
+    with pytest.raises(StepladderError, match="needs teacher_model"):
+        SFTSettings.read({"source": "teacher"})

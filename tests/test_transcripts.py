@@ -1,0 +1,207 @@
+"""Where transcripts come from, what is dropped and why, and that worked examples leave no trace."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import PASSAGES, QUESTION, WordRetriever
+from stepladder.agents import AGENTS, check_agent, make_agent
+from stepladder.engines.base import Engine, EngineError
+from stepladder.engines.scripted import ScriptedEngine
+from stepladder.errors import StepladderError
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.request import Finish, Generate, Generation, Sampling
+from stepladder.trace import Author, Hop, Question, Segment, Trajectory
+from stepladder.train import sources
+from stepladder.train.fewshot import FewShot
+from stepladder.train.replies import RememberingEngine
+from stepladder.train.sft_settings import SFTSettings
+from stepladder.train.sources import transcripts_in
+from stepladder.train.transcripts import gold_transcripts, pick, sampled_transcripts
+
+EPISODE = EpisodeSettings(k=1)
+RIGHT = "<step>I know.</step><answer>Velm</answer>"
+PLAIN = replace(QUESTION, id="plain", hops=())
+
+
+class Hot(ScriptedEngine):
+    """Says another thing at every seed."""
+
+    def __init__(self, *said: str) -> None:
+        self.asked: list[Generate] = []
+        super().__init__(lambda request: said[len(self.asked) - 1])
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        replies = []
+        for request in requests:
+            self.asked.append(request)
+            replies += super().generate([request])
+        return replies
+
+
+# --- which questions ----------------------------------------------------------------------------------------
+
+
+def test_questions_are_picked_by_the_seed() -> None:
+    questions = [replace(QUESTION, id=str(number)) for number in range(50)]
+    assert pick(questions, 10, seed=1) == pick(questions, 10, seed=1) != pick(questions, 10, seed=2)
+    assert len(pick(questions, 80, seed=1)) == 50
+
+
+def test_balanced_questions_need_all_numbers_of_searches() -> None:
+    hop = Hop("?", "x", ("p",))
+    questions = [Question(f"{n}", "?", ("x",), (hop,) * (1 if n < 90 else 2)) for n in range(100)]
+    needed = [question.searches_needed for question in pick(questions, 12, seed=0, balance=True)]
+    assert (needed.count(1), needed.count(2)) == (6, 6)
+
+
+# --- gold ---------------------------------------------------------------------------------------------------
+
+
+def test_gold_keeps_right_answers_and_counts_the_others() -> None:
+    lost = replace(QUESTION, id="lost", hops=(Hop("Who sank?", "Nobody", ("gone",)),), gold_passages=(("gone",),))
+    unanswered = replace(QUESTION, id="unanswered", answers=())
+    made = gold_transcripts(make_agent("prorag"), [QUESTION, PLAIN, lost, unanswered], WordRetriever(), EPISODE, seed=0)
+    assert [trajectory.question.id for trajectory in made.kept] == ["q1"]
+    assert made.dropped == {"no_known_answer": 1, "no_decomposition": 1, "not_retrieved": 1}
+    assert made.asked == 4
+
+
+def test_gold_thoughts_vary_with_the_seed() -> None:
+    def thoughts(seed: int) -> list[str]:
+        made = gold_transcripts(make_agent("prorag"), [QUESTION], WordRetriever(), EPISODE, seed=seed)
+        return [step.action.thought for step in made.kept[0].steps]
+
+    assert thoughts(1) == thoughts(1)
+    assert len({tuple(thoughts(seed)) for seed in range(5)}) > 1
+
+
+# --- sampled ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(AGENTS))
+def test_an_agent_with_worked_examples_is_still_an_agent(name: str) -> None:
+    shown = FewShot(make_agent(name))
+    check_agent(shown)
+    assert "Pellam</answer>" in shown.demonstrations
+    assert shown.searches == make_agent(name).searches
+
+
+def test_worked_examples_are_shown_and_leave_no_trace() -> None:
+    agent = make_agent("prorag")
+    engine = Hot("<step>Ask.</step><subquery>Orm Tower</subquery>", "<step>Read.</step><subanswer>A</subanswer>", RIGHT)
+    made = sampled_transcripts(
+        engine, agent, [QUESTION], WordRetriever(), EPISODE, samples=1, min_f1=1.0, keep=1, seed=0
+    )
+    demonstrations = FewShot(agent).demonstrations
+    assert all(request.context[0].text.startswith(demonstrations) for request in engine.asked)
+
+    (kept,) = made.kept
+    prompt, first, found, *_ = kept.context()
+    assert prompt == agent.render(Trajectory(QUESTION, "prorag"))[0]  # no ids: to be encoded anew
+    assert first.tokens == tuple(first.text.encode())
+    assert first.logprobs == ()  # they were of another context
+    assert found.tokens == tuple(found.text.encode())
+
+
+def test_of_the_samples_right_different_ones_are_kept() -> None:
+    right = [f"<step>{thought}</step><answer>Velm</answer>" for thought in ("One.", "One.", "Two.", "Three.")]
+    engine = Hot(*right, "<answer>x", "no", "<step>Hm.</step><answer>Oss</answer>")
+    made = sampled_transcripts(engine, make_agent("cot"), [PLAIN], None, EPISODE, samples=7, min_f1=1.0, keep=2, seed=0)
+    assert [trajectory.steps[0].action.thought for trajectory in made.kept] == ["One.", "Two."]
+    assert made.dropped == {"duplicate": 1, "surplus": 1, "malformed": 2, "not_retrieved": 1}
+
+
+def test_an_answer_may_be_right_by_its_f1() -> None:
+    engine = Hot("<answer>Velm on Oss</answer>")
+    made = sampled_transcripts(
+        engine, make_agent("direct"), [PLAIN], None, EPISODE, samples=1, min_f1=0.5, keep=1, seed=0
+    )
+    assert len(made.kept) == 1
+
+
+# --- a teacher's replies on disk ----------------------------------------------------------------------------
+
+
+class Paid(Engine):
+    """Counts what it is asked; one request in particular it cannot answer."""
+
+    name = "paid"
+
+    def __init__(self, *_: Any) -> None:
+        self.asked = 0
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        self.asked += len(requests)
+        return [
+            EngineError("no")
+            if request.seed == 13
+            else Generation(request.context, Segment(Author.POLICY, RIGHT), RIGHT, Finish.STOP)
+            for request in requests
+        ]
+
+
+def ask(seed: int, text: str = "Who?") -> Generate:
+    return Generate((Segment(Author.PROMPT, text),), sampling=Sampling(0.8), seed=seed)
+
+
+def test_a_reply_is_paid_for_once(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+    paid = Paid()
+    first = RememberingEngine(paid, path, "model").generate([ask(1), ask(2), ask(13)])
+    again = RememberingEngine(paid, path, "model")
+    assert again.generate([ask(2), ask(1)]) == [first[1], first[0]]
+    assert (paid.asked, again.recalled) == (3, 2)
+    again.generate([ask(1, "Whom?"), ask(13)])  # another text; an error is not kept
+    RememberingEngine(paid, path, "other model").generate([ask(1)])
+    assert paid.asked == 6
+
+
+def test_a_line_that_was_cut_off_is_asked_for_again(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+    RememberingEngine(Paid(), path, "model").generate([ask(1), ask(2)])
+    path.write_bytes(path.read_bytes()[:-9])
+    paid = Paid()
+    RememberingEngine(paid, path, "model").generate([ask(1), ask(2)])
+    assert paid.asked == 1
+    assert len(path.read_bytes().splitlines()) == 2
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(StepladderError, match=r"replies.jsonl:1: not a kept reply"):
+        RememberingEngine(Paid(), path, "model")
+
+
+# --- sources by name ----------------------------------------------------------------------------------------
+
+
+def test_a_teacher_is_not_asked_again_and_transcripts_are_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paid = Paid()
+    monkeypatch.setattr(sources, "OpenAIEngine", lambda *_: paid)
+    settings = SFTSettings(source="teacher", teacher_model="big", samples=2)
+
+    def make() -> object:
+        return transcripts_in(tmp_path, settings, Paid(), make_agent("cot"), [PLAIN], None, EPISODE, seed=0)
+
+    made = make()
+    assert paid.asked == 2
+    assert make() == made
+    (tmp_path / "transcripts.jsonl").unlink()
+    assert make() == made
+    assert paid.asked == 2
+
+
+def test_no_transcripts_at_all_is_an_error_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(
+        StepladderError, match=r"no transcript .* of 1 asked \(dropped: no_decomposition 1\).*bootstrap"
+    ):
+        transcripts_in(
+            tmp_path, SFTSettings(), Paid(), make_agent("prorag"), [PLAIN], WordRetriever(PASSAGES), EPISODE, seed=0
+        )
