@@ -1,7 +1,8 @@
 """What nano reads before it ever sees an agent: plain documents from Atlas worlds that are not the default one.
 
-In: a world's seed and a random generator. Out: documents, each a list of (text, weight) pieces; the weight says how much
-its tokens count in the loss (1 for what a reader can work out: answers, sub-questions, conclusions; less for the rest).
+In: a world's seed and a random generator. Out: documents, each a list of (text, weight) pieces; the weight says how
+much its tokens count in the loss: 1 for what a reader can work out (answers, sub-questions, conclusions), less for the
+rest.
 
 Six kinds of document, every one in one of many plain styles drawn at random:
 
@@ -374,7 +375,9 @@ class WorldWriter:
         first, second = rng.choice(members), rng.choice(members)
         a, b = world.facts[first][name], world.facts[second][name]
         compare = RELATIONS[name].compare
-        assert isinstance(a, Value) and isinstance(b, Value) and compare is not None
+        assert isinstance(a, Value)
+        assert isinstance(b, Value)
+        assert compare is not None
         if a.order == b.order:
             return self._sameness()
         greater = rng.random() < 0.5
@@ -398,7 +401,7 @@ _INVERTIBLE = tuple(name for name, relation in RELATIONS.items() if relation.inv
 
 
 def tidy(document: Document) -> Document:
-    """The same text with every space at the end of a piece moved to the next, so that pieces can be encoded one by one."""
+    """The same text with spaces at the end of a piece moved to the next: so pieces can be encoded one by one."""
     tidied: Document = []
     owed = ""
     for text, weight in document:

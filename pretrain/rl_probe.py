@@ -1,11 +1,11 @@
 """Can a warmed-up nano still learn? A plain policy-gradient loop on Atlas, with the library's own episodes and engine.
 
-    python pretrain/rl_probe.py --policy runs/demo/sft/policy --arm steps --seed 1 --out probe-steps-1.jsonl
+    python -m pretrain.rl_probe --policy runs/demo/sft/policy --arm steps --seed 1 --out probe-steps-1.jsonl
 
-Two arms. `outcome`: the advantage of a trajectory is its F1 (a broken one gets -0.2), normalised over the samples of its
-question. `steps`: to the tokens of each step is added that step's gold reward, normalised over the same step of the other
-samples: a search counts 1 if it found a gold passage that was still needed, a sub-answer if it is the right one. Retrieved
-tokens are read, never trained on. Nothing else: no clipping, no reference model, one update a batch.
+Two arms. `outcome`: the advantage of a trajectory is its F1 (a broken one gets -0.2), normalised over the samples of
+its question. `steps`: to the tokens of each step is added that step's gold reward, normalised over the same step of the
+other samples: a search counts 1 if it found a gold passage that was still needed, a sub-answer if it is the right one.
+Retrieved tokens are read, never trained on. Nothing else: no clipping, no reference model, one update a batch.
 
 Rows of the output: the step, sampled reward, and on the test questions greedy EM, F1, validity, searches, F1 by hops.
 """
@@ -15,6 +15,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +162,9 @@ def main() -> None:
                 break
             asked = rng.sample(train, arguments.questions)
             jobs = [
-                (lambda q=q, s=seed_of(arguments.seed, number, q.id, n): episode(agent, q, sampled, s))
-                for q in asked
-                for n in range(arguments.samples)
+                partial(episode, agent, question, sampled, seed_of(arguments.seed, number, question.id, sample))
+                for question in asked
+                for sample in range(arguments.samples)
             ]
             outcomes = driver.run(jobs)
             rows = []

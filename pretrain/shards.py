@@ -1,19 +1,21 @@
 """Pre-training data as token shards, written by many processes and read in a fixed order.
 
-In: a tokenizer and a number of shards. Out: files `00000.npz` ... in a folder, each the tokens (uint16) and loss weights
-(in 1/100, uint8) of about two million tokens: the documents of one world. Shard n is the same whoever writes it.
+In: a tokenizer and a number of shards. Out: files `00000.npz` ... in a folder, each the tokens (uint16) and loss
+weights (in 1/100, uint8) of about two million tokens: the documents of one world. Shard n is the same on all machines.
 """
 
 import multiprocessing
 import sys
 import time
+from collections.abc import Iterator
 from itertools import count as counter
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import numpy as np
-from documents import FIRST_WORLD, documents
 from transformers import AutoTokenizer
 
+from pretrain.documents import FIRST_WORLD, documents
 from stepladder.data.atlas import generate_atlas
 
 #: The first worlds are the tokenizer's and the held-out ones; see tokenizer.py and train.py.
@@ -51,7 +53,7 @@ def _write_shards(numbers: range, tokenizer_folder: str, folder: Path, avoid: fr
         write_shard(number, tokenizer_folder, folder, avoid)
 
 
-def start_writers(shards: int, tokenizer_folder: str, folder: Path, workers: int) -> list[multiprocessing.Process]:
+def start_writers(shards: int, tokenizer_folder: str, folder: Path, workers: int) -> list[SpawnProcess]:
     """Processes that write all shards, in about their order."""
     folder.mkdir(parents=True, exist_ok=True)
     avoid = generate_atlas().name_words
@@ -66,11 +68,11 @@ def start_writers(shards: int, tokenizer_folder: str, folder: Path, workers: int
     ]
     for writer in writers:
         writer.start()
-    return writers  # type: ignore[return-value]
+    return writers
 
 
-def read_batches(folder: Path, rows: int, width: int):  # type: ignore[no-untyped-def]
-    """Batches of packed rows (ids, weights), each (rows, width), from the shards in their order; waits for the writers."""
+def read_batches(folder: Path, rows: int, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Batches of packed rows, ids and weights, from the shards in their order; waits for the writers."""
     held_ids, held_weights = np.zeros(0, np.uint16), np.zeros(0, np.uint8)
     need = rows * width
     for number in counter():

@@ -2,16 +2,16 @@
 
 Digits stand alone, so that numbers can be compared; a tag such as `<q>` or `</step>` is one token.
 
-    python pretrain/tokenizer.py --out FOLDER
+    python -m pretrain.tokenizer --out FOLDER
 """
 
 import argparse
 from pathlib import Path
 
-from documents import AGENT_TAGS, FIRST_WORLD, PLAIN_TAGS, documents
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from pretrain.documents import AGENT_TAGS, FIRST_WORLD, PLAIN_TAGS, documents
 from stepladder.data.atlas import generate_atlas
 
 VOCABULARY = 4096

@@ -1,7 +1,7 @@
 """Pre-train nano on plain documents about other Atlas worlds. Minutes on one GPU.
 
-    python pretrain/tokenizer.py --out build/tokenizer
-    python pretrain/train.py --tokenizer build/tokenizer --out build/nano --tokens 600e6
+    python -m pretrain.tokenizer --out build/tokenizer
+    python -m pretrain.train --tokenizer build/tokenizer --out build/nano --tokens 600e6
 
 Writes an ordinary transformers folder (bf16) and `log.jsonl`: loss, learning rate, tokens a second and, on worlds that
 are never trained on, how many answers of each kind of document come out exactly right.
@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from documents import ANSWER, FIRST_WORLD, WorldWriter, tidy
-from shards import read_batches, start_writers
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from pretrain.documents import ANSWER, FIRST_WORLD, WorldWriter, tidy
+from pretrain.shards import read_batches, start_writers
 from stepladder.data.atlas import generate_atlas
 
 #: Layers, width, heads, key-value heads, width of the feed-forward part.

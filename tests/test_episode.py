@@ -103,15 +103,14 @@ class Puppet(TransformersEngine):
     """A real model whose logits are overruled, so that it writes given text through the real decoding loop."""
 
     def __init__(self, lines: Sequence[str]) -> None:
-        super().__init__("tiny", device="cpu")
+        super().__init__("tiny", device="cpu", prefix_bytes=0)  # every step reads its whole context
         self.lines = list(lines)
         self.fed: list[list[int]] = []
         forward = self.model.forward
 
-        def overruled(input_ids, past_key_values, **rest):  # type: ignore[no-untyped-def]
-            past = past_key_values.get_seq_length()
-            output = forward(input_ids=input_ids, past_key_values=past_key_values, **rest)
-            if past == 0:
+        def overruled(input_ids, position_ids, **rest):  # type: ignore[no-untyped-def]
+            output = forward(input_ids=input_ids, position_ids=position_ids, **rest)
+            if position_ids[0, 0] == 0:
                 self.fed.append(input_ids[0].tolist())  # exactly what the network read as context
                 self.script = iter([*self.tokenizer(self.lines.pop(0))["input_ids"], 256])
             output.logits[:, -1] = -100.0
@@ -123,6 +122,7 @@ class Puppet(TransformersEngine):
 
 LINES = {
     "prorag": [QUERY, SUB_ANSWER, QUERY, SUB_ANSWER, ANSWER],
+    "prorag-brief": [QUERY, SUB_ANSWER, ANSWER],
     "cot": ["<step>Hm.</step><answer>Velm</answer>"],
     "direct": ["<answer>Velm</answer>"],
     "rag": ["<answer>Velm é</answer>"],

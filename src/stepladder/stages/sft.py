@@ -5,12 +5,14 @@ In: a policy. Out: a policy that has learnt the agent's format and to search ste
 
 from stepladder.errors import StepladderError
 from stepladder.stages.base import StageKind, StageResult, Task
-from stepladder.train.sft import SFTSettings, train_sft
+from stepladder.train.sft_settings import SFTSettings
 from stepladder.workshop import Workshop
 
 
 def run_sft(settings: SFTSettings, workshop: Workshop, task: Task) -> StageResult:
     """Train on the train split, watch the dev split."""
+    from stepladder.train.sft import train_sft  # brings torch and transformers
+
     report = train_sft(
         task.inputs["policy"],
         workshop.agent,
