@@ -80,7 +80,7 @@ def train_sft_command(
     """Warm up a model on transcripts; --set changes any other setting of the stage."""
     given: dict[str, object] = {
         "questions": questions,
-        "source": source,
+        "source": source or ("teacher" if teacher or teacher_model else None),
         "teacher_url": teacher,
         "teacher_model": teacher_model,
         "epochs": epochs,

@@ -12,7 +12,7 @@ from typing import Any
 from stepladder import __version__
 from stepladder.recipe import Recipe
 
-_LIBRARIES = ("torch", "transformers", "trl")
+_LIBRARIES = ("torch", "transformers", "peft", "accelerate")
 
 
 def describe_session(recipe: Recipe) -> dict[str, Any]:

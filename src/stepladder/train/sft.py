@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState  # type: ignore[import-untyped]
+from torch import nn
 from transformers import TrainingArguments, set_seed
 
 from stepladder.agents.base import Agent
@@ -132,7 +133,8 @@ def _train(
     curves = Curves(folder / "curves.jsonl", upto=done, writes=processes.is_main_process)
     if done < updates:  # the trainer itself would begin the rest of an epoch of which only a part was wanted
         every = settings.eval_every or an_epoch
-        arguments = _arguments(settings, checkpoints.folder, every, dev_score is not None, seed, device, bf16)
+        lr = settings.lr if settings.lr != "auto" else _lr_for(policy.model, settings.lora)
+        arguments = _arguments(settings, lr, checkpoints.folder, every, dev_score is not None, seed, device, bf16)
         arguments.use_cache = policy.model.config.use_cache  # the trainer puts it into the policy's configuration
         with _shown(watch, "Training", updates - done) as shown:
             trainer = TranscriptTrainer(
@@ -150,8 +152,23 @@ def _train(
     return curves, checkpoints.at(best["step"] if best is not None else updates)
 
 
+def _lr_for(model: nn.Module, lora: LoraSettings | None) -> float:
+    """A learning rate that suits the size of a model: small ones take large steps."""
+    if lora is not None:
+        return 2e-4
+    parameters = sum(weights.numel() for weights in model.parameters())
+    return 1e-3 if parameters < 20e6 else 1e-4 if parameters < 1e9 else 2e-5
+
+
 def _arguments(
-    settings: SFTSettings, folder: Path, every: int, scored: bool, seed: int, device: torch.device, bf16: bool
+    settings: SFTSettings,
+    learning_rate: float,
+    folder: Path,
+    every: int,
+    scored: bool,
+    seed: int,
+    device: torch.device,
+    bf16: bool,
 ) -> TrainingArguments:
     """Our settings as the trainer wants them."""
     parts = settings.accumulate * PartialState().num_processes
@@ -162,7 +179,7 @@ def _arguments(
         per_device_train_batch_size=settings.batch // parts,
         gradient_accumulation_steps=settings.accumulate,
         num_train_epochs=settings.epochs,
-        learning_rate=settings.lr,
+        learning_rate=learning_rate,
         lr_scheduler_type="constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,

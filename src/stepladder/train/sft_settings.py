@@ -51,7 +51,8 @@ class SFTSettings(Settings):
 
     # How to train
     epochs: PositiveFloat = 3
-    lr: PositiveFloat = 2e-5
+    #: The highest learning rate. auto: 1e-3 below 20M parameters, 1e-4 below 1B, else 2e-5; with LoRA 2e-4.
+    lr: Literal["auto"] | PositiveFloat = "auto"
     #: Transcripts an update.
     batch: PositiveInt = 8
     #: Parts that an update is computed in, one after the other: more of them take less memory.
