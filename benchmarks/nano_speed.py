@@ -8,8 +8,8 @@ the same size in order of arrival, and in the same run, taking turns:
 - single answers: prompts of 100 to 400 tokens, every row writes 64 tokens, or rows write between 8 and 128.
 
 `generate` pads a batch to its longest row and goes on until its last one has ended; tokens beyond a row's own limit are
-computed, but not counted. Speed does not depend on the weights: where the model `nano` is not there, one of its shape
-with random weights is measured. On a GPU the model has 0.3B parameters, random ones.
+computed, but not counted. Contexts are random tokens: speed does not depend on what they mean. On a GPU the model has
+0.3B parameters, random ones: nano is too small to keep one busy.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from stepladder.engines.loading import BUILT_IN, load_model
+from stepladder.engines.loading import load_model
 from stepladder.engines.tiny import tiny_tokenizer
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.request import Generate, Generation, Sampling
@@ -34,28 +34,21 @@ PROMPT, READ, WRITTEN, STEPS = 30, (60, 121), (8, 25), 5
 NEVER = ("</never written>",)
 
 
-def nano_shape(**changes: Any) -> LlamaConfig:
-    """A Llama of the default model's size."""
-    sizes = {
-        "vocab_size": 4096,
-        "hidden_size": 288,
-        "intermediate_size": 768,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-    }
-    return LlamaConfig(**{**sizes, **changes}, tie_word_embeddings=True, eos_token_id=256, pad_token_id=256)
-
-
 def model_to_measure(device: str) -> tuple[Any, PreTrainedTokenizerBase, str]:
-    if device == "cuda":
-        sizes = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 16}
-        config = nano_shape(num_key_value_heads=4, **sizes)
-        return LlamaForCausalLM(config), tiny_tokenizer(), "random weights"
-    if "nano" in BUILT_IN:
+    if device == "cpu":
         return *load_model("nano", None, torch.float32), "nano"
-    return LlamaForCausalLM(nano_shape()), tiny_tokenizer(), "nano's shape, random weights"
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=1024,
+        intermediate_size=3584,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+        eos_token_id=256,
+        pad_token_id=256,
+    )
+    return LlamaForCausalLM(config), tiny_tokenizer(), "random weights"
 
 
 @dataclass
