@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .PHONY: help demo test lint bench clean
 
 help:
-	@echo "make demo    set up, then run the whole path from a question to a scored answer on this machine"
+	@echo "make demo    set up, then train the small model that comes along to answer questions by searching"
 	@echo "make test    set up, then run every test"
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make bench   measure this machine; prints one table per benchmark"

@@ -430,6 +430,30 @@ def test_train_sft_is_a_recipe_of_one_stage(
     assert "stages.sft.questions: 7 -> 8" in " ".join(err.split())
 
 
+def test_train_sft_with_question_files_and_what_is_wrong_about_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "sft", StageKind(SFTSettings, save_tiny, makes=("policy",)))
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"id": "q", "question": "Who?", "golden_answers": ["x"]}\n')
+    folder = str(tmp_path / "run")
+    arguments = ["train", "sft", "--out", folder, "--model", "tiny", "--agent", "direct"]
+    for wrong, message in (
+        (["--data", "atlass"], "Did you mean 'atlas'?"),
+        (["--dev", str(questions)], "--dev goes with a question file as --data; atlas is none"),
+        (["--set", "epochs"], "--set epochs: expected NAME=VALUE"),
+        (["--data", "~nobody-of-that-name/x.jsonl"], "there is no such user"),
+    ):
+        code, _, err = run(capsys, *arguments, *wrong)
+        assert (code, message in " ".join(err.split())) == (2, True), err
+    files = ["--data", str(questions), "--dev", str(questions)]
+    assert run(capsys, *arguments, *files, "--set", "stages.sft.epochs=2")[0] == 0  # as `run` has it
+    assert RunFolder.open(Path(folder)).recipe().stages[0].settings == SFTSettings(epochs=2)
+    code, _, err = run(capsys, "eval", "--run", folder)
+    assert (code, "has no test split: say --split train or dev" in " ".join(err.split())) == (2, True), err
+    assert run(capsys, "eval", "--run", folder, "--split", "dev", "--max-tokens", "4")[0] == 0
+
+
 def test_help_names_every_built_in_model(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["eval"], ["ask"], ["train", "sft"]):
         printed = run(capsys, *command, "--help")[1]

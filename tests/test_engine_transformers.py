@@ -1,7 +1,7 @@
 """The transformers engine: exact ids, exact stops, seeds of one's own, and clear errors."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from transformers import (
 
 from stepladder.contract import ContractViolation
 from stepladder.engines.base import EngineError, check_engine
+from stepladder.engines.loading import quiet_libraries
 from stepladder.engines.sampling import keep_top_p
 from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.engines.transformers import TransformersEngine
@@ -228,6 +229,20 @@ def test_an_empty_context_fails_alone(engine: TransformersEngine) -> None:
     empty, fine = engine.generate([prompt(""), prompt("x", sampling=Sampling(max_tokens=1))])
     assert isinstance(empty, EngineError)
     assert isinstance(fine, Generation)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_output_that_is_not_a_number_is_an_error_and_the_engine_stays_usable(temperature: float) -> None:
+    engine = TransformersEngine("tiny", device="cpu")
+    request = prompt("Who built the tower of Velm?", sampling=Sampling(temperature, max_tokens=3))
+    (before,) = generate(engine, request)
+    weights = engine.model.model.norm.weight.data
+    kept = weights.clone()
+    weights.fill_(float("nan"))
+    with pytest.raises(EngineError, match="the model's output is not a number"):
+        engine.generate([request])
+    weights.copy_(kept)
+    assert generate(engine, request) == [before]
 
 
 # --- prompts -----------------------------------------------------------------------------------------------
@@ -520,6 +535,61 @@ def test_a_folder_or_file_that_is_no_model(tmp_path: Path) -> None:
 def test_a_damaged_model_says_what_could_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no-such-architecture"}')
     with pytest.raises(StepladderError, match="could not be loaded"):
+        TransformersEngine(tmp_path)
+
+
+def cut_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def not_a_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin").write_bytes(b"garbage")
+
+
+def lose_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def lose_a_shard(folder: Path) -> None:
+    lose_weights(folder)
+    tiny_model().save_pretrained(folder, max_shard_size="150KB")
+    (folder / "model-00002-of-00003.safetensors").unlink()
+
+
+def lose_the_tokenizer(folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
+def impossible_heads(folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"num_attention_heads": 4', '"num_attention_heads": 3'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (cut_weights, r"header too small\. Give a folder"),
+        (not_a_pickle, "Weights only load failed"),
+        (lose_weights, "no file named model.safetensors"),
+        (lose_a_shard, r"No such file or directory: .*model-00002-of-00003.safetensors\. Give"),
+        (lose_the_tokenizer, "tokenizer"),
+        (impossible_heads, r"hidden size \(64\) is not a multiple"),
+    ],
+)
+def test_a_damaged_folder_is_one_clear_line(tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
+    with quiet_libraries():
+        tiny_model().save_pretrained(tmp_path)
+        tiny_tokenizer().save_pretrained(tmp_path)
+        damage(tmp_path)
+    with pytest.raises(StepladderError, match=f"could not be loaded: .*{said}") as caught:
+        TransformersEngine(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_is_not_taken_for_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(StepladderError, match=r"has no config.json; it is an adapter"):
         TransformersEngine(tmp_path)
 
 

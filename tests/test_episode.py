@@ -360,3 +360,24 @@ def test_sub_questions_that_differ_in_a_sign_are_two(question: Question) -> None
 
 def test_a_question_nobody_knows_the_answer_to_is_unknown_to_the_oracle(question: Question) -> None:
     assert play(replace(question, answers=(), hops=()), GoldEngine(make_agent("direct")), "direct").answer == UNKNOWN
+
+
+def test_the_oracle_thinks_of_the_whole_plan_first(question: Question) -> None:
+    trajectory = play(question, GoldEngine(make_agent("prorag")))
+    first, second = (step.action.thought for step in trajectory.steps if step.action.kind is ActionKind.QUERY)
+    assert first == "Plan: 1. Who designed Orm Tower? 2. Where was #1 born?"
+    assert second == "Now 2."
+
+
+def test_with_a_seed_the_oracle_words_its_thoughts_variously_and_does_the_same(question: Question) -> None:
+    def played(seed: int | None) -> Trajectory:
+        return play(question, GoldEngine(make_agent("prorag"), seed=seed))
+
+    plain = [(step.action.kind, step.action.content) for step in played(None).steps]
+    spoken = set()
+    for seed in range(20):
+        again = played(seed)
+        assert [(step.action.kind, step.action.content) for step in again.steps] == plain
+        assert again == played(seed)
+        spoken.add(tuple(step.action.thought for step in again.steps))
+    assert len(spoken) > 10

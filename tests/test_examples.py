@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from conftest import QUESTION, WordRetriever
 from stepladder.agents import make_agent
@@ -108,6 +110,53 @@ def test_lengths_agree_and_only_the_policy_weighs(parts: list[tuple[Author, str]
     assert len(example.tokens) == len(example.policy) == len(example.weights)
     for mine, weight in zip(example.policy, example.weights):
         assert (weight in (1.0, 3.0)) if mine else (weight == 0.0)
+
+
+def test_tags_are_found_however_a_tokenizer_cuts_them() -> None:
+    """Tokens that hold a part of a tag, or more than a tag."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|end|>"])
+    core.train_from_iterator(["x</step><answer>Velm</answer>"] * 9 + ["<answer>a"] * 20, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
+    engine = TransformersEngine(tiny_model(vocab_size=len(tokenizer)), tokenizer)
+    text = "so é</step><answer>Velm é</answer>"
+    (example,) = examples_of(transcript((Author.PROMPT, "Q"), (Author.POLICY, text)), engine, WEIGHTS)
+    said = [(engine.decode((token,)), weight) for token, weight in zip(example.tokens, example.weights)]
+    assert any(weight == 5 and len(piece) not in (1, len("<answer>")) for piece, weight in said), said
+    for piece, weight in said[1:-1]:
+        of_tag = {"<answer": 5, "answer": 5, "step": 2, "Velm": 1, "so": 1}
+        for part, expected in of_tag.items():
+            if part in piece:
+                assert weight == max(value for name, value in of_tag.items() if name in piece) >= expected
+
+
+def test_what_nano_wrote_is_trained_on_as_its_text_would_be() -> None:
+    """Its tags are one token each. The last of every step, which stops a generation, is among what is learnt."""
+    engine = TransformersEngine("nano", device="cpu")
+    agent = make_agent("prorag-brief")
+    driver = Driver(GoldEngine(agent), WordRetriever())
+    (outcome,) = driver.run([lambda: episode(agent, QUESTION, EpisodeSettings(), 0)])
+    assert outcome.value is not None
+    played = replace(
+        outcome.value,
+        steps=tuple(
+            replace(step, read=tuple(map(engine.encode, step.read)), written=engine.encode(step.written))
+            for step in outcome.value.steps
+        ),
+    )
+    (from_text,) = examples_of(outcome.value, engine, WEIGHTS)
+    (from_ids,) = examples_of(played, engine, WEIGHTS)
+    assert from_text.tokens == (*from_ids.tokens, engine.tokenizer.eos_token_id)
+    assert from_text.weights == (*from_ids.weights, 1.0)
+    tags = engine.tokenizer.convert_tokens_to_ids(["</step>", "<answer>", "</answer>"])
+    heavy = {token: weight for token, weight in zip(from_ids.tokens, from_ids.weights) if weight > 1}
+    assert heavy == dict(zip(tags, (2.0, 5.0, 5.0)))
+    stops = engine.tokenizer.convert_tokens_to_ids(list(agent.stops))
+    learnt = [token for token, weight in zip(from_ids.tokens, from_ids.weights) if weight and token in stops]
+    assert len(learnt) == len(played.steps)
 
 
 # --- batches ------------------------------------------------------------------------------------------------

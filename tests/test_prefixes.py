@@ -1,8 +1,10 @@
 """What was read before is not read again, and nothing but speed depends on it."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from peft.helpers import rescale_adapter_scale
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from stepladder.engines import blocks, decoding
 from stepladder.engines.base import check_engine
 from stepladder.engines.blocks import Block
-from stepladder.engines.prefixes import STRIDE, PrefixStore
+from stepladder.engines.prefixes import STRIDE, PrefixStore, weights_mark
 from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.request import Generate, Generation, Sampling
@@ -97,6 +100,47 @@ def test_transcripts_are_the_same_with_and_without_reuse(make: Any, temperature:
     assert_alike(play(with_reuse, sampling=sampling), play(without, sampling=sampling))
     assert len(with_reuse.prefixes) > 0
     assert len(without.prefixes) == 0
+
+
+#: With room for a few blocks.
+ENGINES = {
+    name: TransformersEngine(name, device="cpu", prefix_bytes=room)
+    for name, room in (("tiny", 2_000_000), ("nano", 16_000_000))
+}
+
+
+def one_pass(engine: TransformersEngine, reply: Generation) -> list[float]:
+    """Log-probs of what was written by a plain pass over the whole text."""
+    read, written = [token for each in reply.context for token in each.tokens], list(reply.written.tokens)
+    with torch.no_grad():
+        logits_TV = engine.model(torch.tensor([read + written])).logits[0, len(read) - 1 : -1]
+    return torch.log_softmax(logits_TV, -1)[range(len(written)), written].tolist()
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.sampled_from(["tiny", "nano"]), st.randoms(use_true_random=False))
+def test_whatever_was_read_before_a_reply_is_that_of_a_plain_pass(name: str, rng: Random) -> None:
+    """Random steps on from random earlier ones, in batches of any size and order, while older ones are dropped."""
+    engine = ENGINES[name]
+    alone = TransformersEngine(engine.model, engine.tokenizer, prefix_bytes=0)
+    states: list[tuple[Segment, ...]] = [(Segment(Author.PROMPT, text),) for text in QUESTIONS]
+    for _ in range(3):
+        requests = [
+            Generate(
+                rng.choice(states),
+                stop=rng.choice([(), ("e",), ("</subquery>", "th")]),
+                sampling=Sampling(rng.choice([0.0, 1.0]), rng.choice([1.0, 0.9]), rng.choice([1, 2, 20])),
+                seed=rng.randrange(3),
+            )
+            for _ in range(rng.randint(1, 7))
+        ]
+        engine.max_batch = rng.choice([2, 64])
+        replies = generate(engine, *requests)
+        assert 0 < engine.prefixes.bytes <= engine.prefixes.capacity
+        assert_alike(replies, [generate(alone, request)[0] for request in requests])
+        for reply in replies:
+            assert reply.written.logprobs == pytest.approx(one_pass(engine, reply), abs=1e-4)
+            states.append((*reply.context, reply.written, Segment(Author.ENVIRONMENT, rng.choice(FOUND))))
 
 
 def test_only_what_is_new_is_read() -> None:
@@ -190,7 +234,12 @@ def behind_the_counters(model: Any) -> None:
         weights.data.mul_(1.5)
 
 
-@pytest.mark.parametrize("change", [one_step, load_others, behind_the_counters])
+def flip_signs(model: Any) -> None:
+    """Leaves every norm as it was."""
+    model.model.layers[0].mlp.down_proj.weight.data.neg_()
+
+
+@pytest.mark.parametrize("change", [one_step, load_others, behind_the_counters, flip_signs])
 def test_weights_changed_in_place_are_noticed(change: Any) -> None:
     model = tiny_model()
     engine = TransformersEngine(model, tiny_tokenizer())
@@ -212,6 +261,48 @@ def test_an_adapter_that_is_switched_off_is_noticed() -> None:
         (plain,) = generate(engine, request)
     assert_alike([plain], generate(TransformersEngine("tiny", device="cpu"), request))
     assert adapted.written.logprobs != pytest.approx(plain.written.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_smallest_change_of_one_weight_is_noticed(dtype: torch.dtype) -> None:
+    model = tiny_model().to(dtype)
+    before = weights_mark(model)
+    assert weights_mark(model) == before
+    bias = model.model.norm.weight.data
+    bias[3] = bias[3] + torch.finfo(dtype).eps
+    assert weights_mark(model) != before
+
+
+def test_a_scaled_adapter_is_noticed() -> None:
+    model = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    before = weights_mark(model)
+    with rescale_adapter_scale(model, 0.5):
+        assert weights_mark(model) != before
+    assert weights_mark(model) == before
+
+
+def test_a_change_of_precision_is_noticed() -> None:
+    engine = TransformersEngine("tiny", device="cpu")
+    request = Generate((Segment(Author.PROMPT, QUESTIONS[1]),), sampling=Sampling(max_tokens=4))
+    with torch.autocast("cpu", torch.bfloat16):
+        generate(engine, request)
+    (plain,) = generate(engine, request)
+    assert_alike([plain], generate(TransformersEngine("tiny", device="cpu"), request))
+
+
+# --- threads -----------------------------------------------------------------------------------------------
+
+
+def test_engines_of_one_model_in_several_threads_take_turns() -> None:
+    model = tiny_model().train()
+    alone = play(TransformersEngine(tiny_model(), tiny_tokenizer()), sampling=Sampling(1.0, max_tokens=8))
+    engines = [TransformersEngine(model, tiny_tokenizer()) for _ in range(2)]
+    with ThreadPoolExecutor(4) as pool:
+        played = list(pool.map(lambda n: play(engines[n % 2], sampling=Sampling(1.0, max_tokens=8)), range(4)))
+    for replies in played:
+        assert_alike(replies, alone)
+    assert model.config._attn_implementation == "sdpa"
+    assert all(module.training for module in model.modules())
 
 
 # --- memory ------------------------------------------------------------------------------------------------

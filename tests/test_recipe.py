@@ -99,7 +99,7 @@ def test_question_files_by_split_take_the_place_of_a_data_set(path: Path, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["seed=many"], "seed: expected a valid integer, unable to parse string as an integer, found 'many'"),
+        (["seed=many"], "seed: expected an integer, found 'many'"),
         (["sede=1"], "sede: unknown key. Did you mean 'seed'?"),
         (["search.kk=1"], "search.kk: unknown key. Did you mean 'k'? Known: k"),
         (
@@ -112,7 +112,12 @@ def test_question_files_by_split_take_the_place_of_a_data_set(path: Path, tmp_pa
         (["seed"], "--set seed: expected NAME=VALUE"),
         (["=1"], "--set =1: expected NAME=VALUE"),
         (["seed.low=1"], "--set seed.low=1: 'low' is no part of the value 3"),
-        (["name=[1"], "--set name=[1: the value is not YAML"),
+        (["name=[1"], "--set name=[1: the value cannot be read as YAML"),
+        (["name=2024-13-45"], "--set name=2024-13-45: the value cannot be read as YAML; put it in quotes"),
+        (["policy="], "policy: expected a string, found nothing"),
+        (["policy=''"], "policy: expected a string with at least 1 character"),
+        (["policy=~nobody-of-that-name/model"], "~nobody-of-that-name/model: there is no such user"),
+        (["data.name=null"], "a question file) or files by split"),
         (["stages.before.policy=learn"], "stages.before.policy: expected base or gold"),
         (["stages.after.policy=before"], "stages.after.policy: expected base or gold or learn"),
         (
@@ -139,15 +144,16 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, changes: list[str], m
     [
         ("a: [1\nb: 2\n", ":2: not YAML: "),
         ("seed: 1\npolicy: tiny\nseed: 2\n", ":3: not YAML: the key 'seed' is given twice"),
+        ("name: x\nseed: 2024-13-45\n", "not YAML: a value that cannot be read: month must be in 1..12"),
         ("x: !!python/object:os.system {}\n", ":1: not YAML: could not determine a constructor"),
         ("- a\n", "expected settings as `name: value`, found ['a']"),
-        ("", "expected settings as `name: value`, found None"),
+        ("", "expected settings as `name: value`, found nothing"),
         ("seed: 1\n", "stages: is missing"),
-        ("stages: {1: {kind: look}}\n", "expected a valid string, found 1"),
+        ("stages: {1: {kind: look}}\n", "expected a string, found 1"),
         ("stages: {Learn: }\n", "stages.Learn: a stage is called by small letters"),
         ("stages: {base: {kind: look}}\n", "and not base or gold"),
         ("stages: {warm: {epochs: 1}}\n", "stages.warm: unknown kind of stage 'warm'. "),
-        ("stages: {learn: 5}\n", "stages.learn: expected a valid dictionary, found 5"),
+        ("stages: {learn: 5}\n", "stages.learn: expected settings as `name: value`, found 5"),
     ],
 )
 def test_a_file_that_is_no_recipe_says_why(tmp_path: Path, text: str, message: str) -> None:
@@ -170,6 +176,14 @@ def test_a_file_that_is_not_text_or_not_there(tmp_path: Path) -> None:
         with pytest.raises(StepladderError) as error:
             load_recipe(source)
         assert message in str(error.value)
+
+
+def test_a_folder_of_the_same_name_does_not_hide_a_shipped_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prorag-nano").mkdir()  # as `run prorag-nano --out prorag-nano` leaves it
+    assert find_recipe("prorag-nano") == shipped()["prorag-nano"]
 
 
 @pytest.mark.parametrize("name", shipped())

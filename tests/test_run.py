@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -107,7 +109,7 @@ def test_stages_run_in_order_and_the_folder_says_what_was_done(stages: Stages, t
 
     assert RunFolder.open(folder).recipe() == recipe()
     (session,) = json.loads((folder / "run.json").read_text())["sessions"]
-    assert {"stepladder", "python", "torch", "transformers", "trl"} <= set(session["versions"])
+    assert {"stepladder", "python", "torch", "transformers"} <= set(session["versions"])
     assert {"started", "command", "git", "platform", "cores", "device", "seed"} <= set(session)
     learnt = json.loads((folder / "learn" / "stage.json").read_text())
     assert (learnt["summary"], learnt["outputs"]) == ({"epochs": 3}, {"policy": "policy"})
@@ -240,6 +242,72 @@ def test_a_policy_that_was_deleted_is_made_again(stages: Stages, tmp_path: Path)
     assert (tmp_path / "run" / "learn" / "policy").is_dir()
 
 
+def test_a_policy_that_was_changed_is_refused_and_update_makes_it_again(stages: Stages, tmp_path: Path) -> None:
+    run(recipe(), tmp_path / "run")
+    policy = tmp_path / "run" / "learn" / "policy"
+    (policy / "weights").write_text("edited")
+    stages.ran.clear()
+    with pytest.raises(StepladderError, match=r"'learn' in .*learn/policy was changed after it was made"):
+        run(recipe(), tmp_path / "run")
+    report, _ = run(recipe(), tmp_path / "run", update=True)
+    assert stages.ran[0] == "learn"
+    assert report.skipped == ("before", "after", "first")
+    assert not list(policy.iterdir())
+
+
+def test_a_stage_that_failed_and_left_nothing_is_forgotten(
+    stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(settings: LookSettings, workshop: Workshop, task: Task) -> StageResult:
+        raise StepladderError("there is no such model")
+
+    monkeypatch.setitem(KINDS, "look", StageKind(LookSettings, fail))
+    with pytest.raises(StepladderError, match="there is no such model"):
+        run(recipe(policy="tinny"), tmp_path / "run")
+    monkeypatch.setitem(KINDS, "look", StageKind(LookSettings, stages.look))
+    run(recipe(), tmp_path / "run")  # the name is put right: nothing to refuse, nothing to update
+
+
+def test_what_holds_under_any_settings_outlives_an_update(
+    stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = StageKind(LearnSettings, stages.learn, makes=("policy",), keeps=("replies",))
+    monkeypatch.setitem(KINDS, "learn", kind)
+    run(recipe(), tmp_path / "run")
+    (tmp_path / "run" / "learn" / "replies").write_text("paid for")
+    run(learn_for(4), tmp_path / "run", update=True)
+    assert (tmp_path / "run" / "learn" / "replies").read_text() == "paid for"
+    assert stages.ran[-5:] == ["epoch 0", "epoch 1", "epoch 2", "epoch 3", "after"]
+
+
+def test_what_a_kill_left_half_written_is_in_nobody_s_way(stages: Stages, tmp_path: Path) -> None:
+    run(recipe(stages={"before": {"kind": "look"}}), tmp_path / "run")
+    (tmp_path / "run" / "learn").mkdir()
+    (tmp_path / "run" / "learn" / ".started.json.host-1-00000000.partial").write_text("{")
+    run(recipe(), tmp_path / "run")
+    assert (tmp_path / "run" / "learn" / "stage.json").is_file()
+
+
+def test_a_recipe_of_the_user_s_own_is_never_written_over(stages: Stages, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("# my notes\n")
+    with pytest.raises(StepladderError, match=r"has other files in it \(recipe\.yaml\)"):
+        run(recipe(), tmp_path)
+    assert (tmp_path / "recipe.yaml").read_text() == "# my notes\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [("./none", "the model folder ./none does not exist"), (".", "is not a model folder: it has no config.json")],
+)
+def test_a_policy_that_is_no_model_folder_is_refused_at_once(
+    stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StepladderError, match=message):
+        run(recipe(policy=policy), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_stage_that_makes_nothing_is_not_done(
     stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,9 +396,36 @@ def test_evaluations_are_kept_compared_and_shown(tmp_path: Path) -> None:
     print_report(Console(file=told, width=200), report)
     for words in ("oracle  oracle", "floor   tiny", "1.00 [1.00, 1.00]", "warm - floor: f1 ", "F1 by searches needed"):
         assert words in told.getvalue()
+    narrow = StringIO()
+    print_report(Console(file=narrow, width=80), report)
+    assert "1.00 [1.00, 1.00]  1.00 [1.00, 1.00]" in narrow.getvalue()
     plain = as_json(report)
     assert [stage["name"] for stage in plain["stages"]] == ["floor", "warm", "other", "oracle"]
     assert json.loads(json.dumps(plain))["differences"][0]["against"] == "floor"
+
+
+def test_an_evaluation_that_was_deleted_is_made_again_and_the_next_command_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "my run"
+    run(evaluations(), folder)
+    shutil.rmtree(folder / "oracle" / "evaluation")
+    report, _ = run(evaluations(), folder)
+    assert report.skipped == ("floor", "warm", "other")
+    told = StringIO()
+    print_report(Console(file=told, width=80), replace(report, policy=folder))
+    assert f"--run '{folder}'" in told.getvalue()
+
+
+def test_numbers_stay_whole_where_names_are_long_and_episodes_failed(tmp_path: Path) -> None:
+    report, _ = run(evaluations(), tmp_path / "run")
+    long = tuple(
+        replace(stage, inputs={"policy": "a-very-long-name-of-a-stage"}, summary={**stage.summary, "failed": 3})
+        for stage in report.stages[-1:]
+    )
+    told = StringIO()
+    print_report(Console(file=told, width=80), replace(report, stages=long))
+    assert "4  1.00 [1.00, 1.00]  1.00 [1.00, 1.00]   1.00" in told.getvalue()
+    assert "oracle: 3 episodes failed" in told.getvalue()
+    assert "…" not in told.getvalue()
 
 
 @pytest.mark.parametrize(

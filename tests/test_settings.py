@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from stepladder.errors import StepladderError
 from stepladder.settings import Settings
@@ -34,6 +34,7 @@ class Whole(Settings):
     stages: dict[str, Annotated[Play | Learn, Field(discriminator="kind")]] = Field(default_factory=dict)
     searches: list[Search] = Field(default_factory=list)
     sizes: tuple[int, ...] = ()
+    speed: Literal["auto"] | PositiveFloat = "auto"
 
 
 def test_plain_data_becomes_typed_settings() -> None:
@@ -63,15 +64,19 @@ def test_plain_data_becomes_typed_settings() -> None:
             {"stages": {"a": {"kind": "lern"}}},
             "f.yaml: stages.a.kind: expected one of play, learn, found 'lern'. Did you mean 'learn'?",
         ),
-        ({"search": {"k": "many"}}, "f.yaml: search.k: expected a valid integer"),
-        ({"search": {"k": "many"}}, "found 'many'"),
+        ({"search": {"k": "many"}}, "f.yaml: search.k: expected an integer, found 'many'"),
+        ({"search": {"k": None}}, "f.yaml: search.k: expected an integer, found nothing"),
+        ({"speed": "fast"}, "f.yaml: speed: expected 'auto' or a number, found 'fast'"),
+        ({"speed": -1}, "f.yaml: speed: expected 'auto' or greater than 0, found -1"),
+        ({"speed": {}}, "f.yaml: speed: expected 'auto' or a number, found {}"),
         ({"search": {"k": 0}}, "f.yaml: search.k: expected greater than or equal to 1, found 0"),
         ({"search": {"k": True}}, "f.yaml: search.k: expected a number, found true"),
         ({"stages": {"a": {"kind": "play", "limit": True}}}, "f.yaml: stages.a.limit: expected a number, found true"),
-        ({"search": 3}, "f.yaml: search: expected a valid dictionary or instance of Search, found 3"),
+        ({"search": 3}, "f.yaml: search: expected settings as `name: value`, found 3"),
         ({"rate": float("nan")}, "f.yaml: rate: expected a finite number, found nan"),
         ({"dtype": "fp16"}, "f.yaml: dtype: expected 'auto' or 'fp32', found 'fp16'"),
-        ({"sizes": [1, "x"]}, "f.yaml: sizes.1: expected a valid integer"),
+        ({"sizes": [1, "x"]}, "f.yaml: sizes.1: expected an integer"),
+        ({"sizes": 1}, "f.yaml: sizes: expected a list, found 1"),
         (["search"], "f.yaml: expected settings as `name: value`, found ['search']"),
     ],
 )

@@ -30,11 +30,13 @@ from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
+from stepladder.records import read_records
 from stepladder.request import Generate, Sampling
-from stepladder.trace import Author, Hop, Segment
+from stepladder.trace import Author, Hop, Segment, Trajectory
 from stepladder.train import sft, trainer
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import read_curves
+from stepladder.train.examples import examples_of
 from stepladder.train.sft import LoraSettings, SFTReport, SFTSettings, train_sft
 
 QUESTIONS = [replace(QUESTION, id=f"q{number}") for number in range(5)]
@@ -127,6 +129,23 @@ def test_an_update_in_parts_is_the_same_update(finished: SFTReport, tmp_path: Pa
     assert ours[:3] == pytest.approx(whole[:3], rel=1e-4)
 
 
+def test_the_loss_is_the_mean_over_an_update_by_another_implementation(tmp_path: Path) -> None:
+    """Parts of unequal length and weight; the first update is made with the weights as they came."""
+    short = replace(QUESTION, id="short", answers=("Ada Tarn",), hops=(Hop("Who built it?", "Ada Tarn", ("p1",)),))
+    settings = changed(SETTINGS, batch=4, accumulate=4, epochs=1, dev_questions=0)
+    train(tmp_path, settings, questions=[*QUESTIONS[:2], short, replace(short, id="other")])
+    model, engine = tiny_model(), TransformersEngine("tiny", device="cpu")
+    total = weight = 0.0
+    for trajectory in read_records(tmp_path / "transcripts.jsonl", Trajectory):
+        (example,) = examples_of(trajectory, engine, settings.tag_weights)
+        with torch.no_grad():
+            logprobs_TV = model(torch.tensor([example.tokens])).logits[0].log_softmax(-1)
+        for place in range(1, len(example.tokens)):
+            total -= example.weights[place] * logprobs_TV[place - 1, example.tokens[place]].item()
+            weight += example.weights[place]
+    assert read_curves(tmp_path / "curves.jsonl")[0]["loss"] == pytest.approx(total / weight, rel=1e-4)
+
+
 def test_nothing_is_said_but_by_us(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train(tmp_path, changed(SETTINGS, epochs=1, questions=2, lora=LoraSettings(rank=2)))
     assert capfd.readouterr() == ("", "")
@@ -189,8 +208,13 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_weights(finished: SFTReport
         torch.testing.assert_close(tensor, weights(finished.policy)[name], rtol=1e-4, atol=1e-5)
 
 
-def test_resuming_in_the_middle_of_an_epoch_keeps_the_order(finished: SFTReport, tmp_path: Path) -> None:
-    settings = changed(SETTINGS, eval_every=2, dev_questions=0, lora=LoraSettings(rank=2, dropout=0.3))
+@pytest.mark.parametrize(
+    "changes",
+    [{"dev_questions": 0, "lora": LoraSettings(rank=2, dropout=0.3)}, {"precision": "bf16", "accumulate": 2}],
+    ids=["lora", "bf16"],
+)
+def test_resuming_in_the_middle_of_an_epoch_keeps_the_order(tmp_path: Path, changes: dict[str, Any]) -> None:
+    settings = changed(SETTINGS, eval_every=2, **changes)
     whole = train(tmp_path / "whole", settings)
 
     class Stop(Exception):
@@ -306,6 +330,20 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, i
     config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
     with pytest.raises(StepladderError, match=f"do not fit its config.json: {said}"):
         train(tmp_path / "run", model=tmp_path / "model")
+
+
+def test_layers_that_are_not_there_cannot_be_adapted(tmp_path: Path) -> None:
+    with pytest.raises(
+        StepladderError, match=r"lora.targets does not fit model 'tiny': .*nope.* are down_proj, .*v_proj"
+    ):
+        train(tmp_path, changed(SETTINGS, lora=LoraSettings(targets=("nope",))))
+
+
+def test_checkpoints_without_their_curves_are_not_guessed_about(tmp_path: Path) -> None:
+    train(tmp_path, changed(SETTINGS, epochs=1))
+    (tmp_path / "curves.jsonl").unlink()
+    with pytest.raises(StepladderError, match=r"curves.jsonl has 0 of the 3 updates .* delete .*checkpoints to train"):
+        train(tmp_path, changed(SETTINGS, epochs=1))
 
 
 def test_settings_that_do_not_fit_together_are_refused() -> None:

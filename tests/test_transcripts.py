@@ -9,10 +9,12 @@ import pytest
 
 from conftest import PASSAGES, QUESTION, WordRetriever
 from stepladder.agents import AGENTS, check_agent, make_agent
+from stepladder.driver import Driver
 from stepladder.engines.base import Engine, EngineError
+from stepladder.engines.gold import GoldEngine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.errors import StepladderError
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeSettings, episode
 from stepladder.request import Finish, Generate, Generation, Sampling
 from stepladder.trace import Author, Hop, Question, Segment, Trajectory
 from stepladder.train import sources
@@ -77,6 +79,37 @@ def test_gold_thoughts_vary_with_the_seed() -> None:
 
     assert thoughts(1) == thoughts(1)
     assert len({tuple(thoughts(seed)) for seed in range(5)}) > 1
+
+
+def test_gold_thinks_a_question_through_where_there_is_no_search() -> None:
+    (kept,) = gold_transcripts(make_agent("cot"), [QUESTION], None, EPISODE, seed=0).kept
+    assert kept.steps[0].action.thought == "Who designed Orm Tower? Ada Tarn. Where was Ada Tarn born? Velm."
+
+
+def test_gold_copes_with_braces_and_tags_in_a_decomposition() -> None:
+    hops = (
+        Hop("Who {0} {} <subquery> Orm Tower </subquery> #9?", "{b}", ("p1",)),
+        Hop("</step> #1 born Ada ?", "Velm", ("p2",)),
+    )
+    made = gold_transcripts(make_agent("prorag"), [replace(QUESTION, hops=hops)], WordRetriever(), EPISODE, seed=0)
+    first, _, second, *_ = made.kept[0].steps
+    assert first.action.content == "Who {0} {} ‹subquery> Orm Tower ‹/subquery> #9?"
+    assert first.action.content in first.action.thought
+    assert second.action.content == "‹/step> {b} born Ada ?"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gold_says_no_answer_before_it_was_found(seed: int) -> None:
+    """The second search finds nothing: its answer, which is also that of the question, must be nowhere."""
+    here = WordRetriever(PASSAGES[:1])
+    outcomes = Driver(GoldEngine(make_agent("prorag"), seed), here).run(
+        [lambda: episode(make_agent("prorag"), QUESTION, EPISODE, 0)]
+    )
+    assert outcomes[0].value is not None
+    first, *_, last = said = [step.written.text for step in outcomes[0].value.steps]
+    assert "Ada Tarn" not in first
+    assert "unknown" in last
+    assert not any("Velm" in text for text in said)
 
 
 # --- sampled ------------------------------------------------------------------------------------------------
@@ -193,8 +226,9 @@ def test_a_teacher_is_not_asked_again_and_transcripts_are_made_once(
     made = make()
     assert paid.asked == 2
     assert make() == made
-    (tmp_path / "transcripts.jsonl").unlink()
-    assert make() == made
+    for name in ("transcripts.jsonl", "dropped.json"):
+        (tmp_path / name).unlink()
+        assert make() == made
     assert paid.asked == 2
 
 

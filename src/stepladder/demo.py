@@ -29,7 +29,7 @@ def run_demo(console: Console, recipe: Recipe, folder: Path, *, update: bool = F
     passages = f"{len(workshop.data.passages):,} passages, " if workshop.data.passages is not None else ""
     _say(console, f"A fictional encyclopedia, {recipe.shared.data.name}: {passages}{splits} questions.")
     example = _example(workshop.split("test"))
-    _say(console, "\nA question that needs two searches, as the oracle answers it:\n")
+    _say(console, "\nA question, as the oracle answers it, which knows what to search for but not what is found:\n")
     _play(workshop, GOLD, example, recipe.seed)
 
     _say(console, f"\nNow {recipe.shared.policy}, a small model, learns to do that. The run is kept in {folder}.\n")

@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from stepladder.errors import StepladderError, UnknownName, unknown_name
 from stepladder.settings import Settings, below, unknown_key
 from stepladder.stages import KINDS, StageKind, stage_kind
-from stepladder.workshop import BASE, GOLD, SharedSettings
+from stepladder.workshop import BASE, GOLD, SharedSettings, expanded
 
 #: A stage's name is a folder's: what every file system tells apart.
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -96,16 +96,16 @@ def load_recipe(source: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 
 def find_recipe(source: str | Path) -> Path:
     """The file of a recipe, by path or by name."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.is_file():
         return path
+    if str(source) in shipped():  # also beside a folder of that name: `run NAME --out NAME` is likely
+        return shipped()[str(source)]
     if path.is_dir():
         raise StepladderError(f"{path} is a folder; expected a recipe file (.yaml) or one of: {', '.join(shipped())}")
     if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
         raise StepladderError(f"recipe file {path} does not exist. With Stepladder come: {', '.join(shipped())}")
-    if source not in shipped():
-        raise unknown_name("recipe", source, shipped())
-    return shipped()[source]
+    raise unknown_name("recipe", source, shipped())
 
 
 def shipped() -> dict[str, Path]:
@@ -146,23 +146,26 @@ def read_yaml(path: Path) -> object:
 
 
 def _parse(text: str) -> object:
-    return yaml.load(text, _Loader)  # a SafeLoader
+    try:
+        return yaml.load(text, _Loader)  # a SafeLoader
+    except (ValueError, RecursionError) as error:  # a date with a thirteenth month, thousands of brackets
+        raise yaml.YAMLError(f"a value that cannot be read: {error}") from error
 
 
-def override(data: object, change: str) -> object:
-    """The data of a recipe with one value changed: `a.b=c`, where c is read as YAML.
+def override(data: object, change: str, within: Sequence[str] = ()) -> object:
+    """The data of a recipe with one value changed: `a.b=c`, where c is read as YAML and a stands below `within`.
 
     >>> override({"search": {"k": 3}}, "search.k=1")
     {'search': {'k': 1}}
     """
     path, equals, text = change.partition("=")
-    keys = path.strip().split(".")
+    keys = [*within, *path.strip().split(".")]
     if not equals or not all(keys):
         raise StepladderError(f"--set {change}: expected NAME=VALUE, such as --set search.k=1")
     try:
         value = _parse(text)
     except yaml.YAMLError as error:
-        raise StepladderError(f"--set {change}: the value is not YAML; put it in quotes") from error
+        raise StepladderError(f"--set {change}: the value cannot be read as YAML; put it in quotes") from error
     if keys[0] == "stages" and len(keys) > 1 and isinstance(data, dict):
         stages = data.get("stages")
         known = [str(name) for name in stages] if isinstance(stages, dict) else []

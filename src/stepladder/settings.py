@@ -4,6 +4,7 @@ In: plain data, as YAML gives it. Out: an object whose fields are checked, or a 
 what was found, what was expected and, for an unknown key, the nearest valid one.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
@@ -76,7 +77,7 @@ def below(where: str, key: str) -> str:
 
 def _explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
     """The first thing that is wrong, in one line."""
-    first = error.errors()[0]
+    first, *others = error.errors()
     path, model = _trace(first["loc"], cls)
     context = first.get("ctx", {})
     problem = context.get("error")
@@ -97,8 +98,30 @@ def _explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
             key = context["discriminator"].strip("'")
             return f"{below(name, key)}: expected one of {', '.join(tags)}, found {context['tag']!r}.{hint}"
         case _:
-            expected = first["msg"].replace("Input should be", "expected").replace("Input", "the value")
-            return f"{name}: {expected}, found {_shown(first['input'])}"
+            # A union has one error for each of its members: all of them are expected.
+            same = [each for each in others if _trace(each["loc"], cls)[0] == path]
+            expected = " or ".join(dict.fromkeys(_expected(each["msg"]) for each in (first, *same)))
+            return f"{name}: expected {expected}, found {_shown(first['input'])}"
+
+
+#: Words of pydantic, and how they read to someone who writes YAML.
+_WORDS = (
+    (r"^Input should be ", ""),
+    (r", unable to parse .*| or instance of \w+$", ""),
+    (r"a valid (dictionary|mapping)", "settings as `name: value`"),
+    (r"a valid (tuple|list)", "a list"),
+    (r"a valid ", "a "),
+    (r"\ba integer", "an integer"),
+    (r"^String should have ", "a string with "),
+    (r"^Keys should be strings$", "a string as key"),
+)
+
+
+def _expected(message: str) -> str:
+    """What pydantic would have liked, in plain words."""
+    for pattern, plain in _WORDS:
+        message = re.sub(pattern, plain, message)
+    return message
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -107,7 +130,9 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    if value is None:
+        return "nothing"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -33,8 +33,16 @@ BASE, GOLD = "base", "gold"
 SPLITS = ("train", "dev", "test")
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with `~` resolved."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise StepladderError(f"{path}: there is no such user, or the user has no home folder") from error
+
+
 def _absolute(path: Path) -> Path:
-    return path.expanduser().absolute()
+    return expanded(path).absolute()
 
 
 def _known_agent(name: str) -> str:
@@ -48,11 +56,11 @@ def _absolute_if_folder(policy: str) -> str:
 
 def is_model_folder(policy: str) -> bool:
     """Whether a policy is a folder on this machine, rather than a built-in model or one of the hub."""
-    return policy not in BUILT_IN and Path(policy).expanduser().is_dir()
+    return policy not in BUILT_IN and expanded(policy).is_dir()
 
 
 def _absolute_if_file(data: str | None) -> str | None:
-    if data is None or data in DATA_SETS or not Path(data).expanduser().is_file():
+    if data is None or data in DATA_SETS or not expanded(data).is_file():
         return data
     return str(_absolute(Path(data)))
 
@@ -76,7 +84,11 @@ class DataSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _files_have_no_name(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not any(data.get(split) for split in SPLITS):
+        if not isinstance(data, dict):
+            return data
+        if not any(data.get(split) for split in SPLITS):
+            if "name" in data and data["name"] is None:
+                raise ValueError(f"expected a name ({', '.join(DATA_SETS)}, a question file) or files by split")
             return data
         if data.get("name") is not None:
             raise ValueError(f"found both the name {data['name']!r} and files by split; leave out one of them")
@@ -114,7 +126,7 @@ class SharedSettings(Settings):
     """What all stages of a run share."""
 
     #: The model to begin with: a built-in name, a model folder or a hub name.
-    policy: Annotated[str, AfterValidator(_absolute_if_folder)] = "nano"
+    policy: Annotated[str, Field(min_length=1), AfterValidator(_absolute_if_folder)] = "nano"
     agent: Annotated[str, AfterValidator(_known_agent)] = "prorag"
     data: DataSettings = DataSettings()
     search: SearchSettings = SearchSettings()

@@ -14,7 +14,7 @@ from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.errors import StepladderError
 from stepladder.recipe import with_value
 from stepladder.run.folder import RunFolder
-from stepladder.workshop import SharedSettings
+from stepladder.workshop import SharedSettings, expanded
 
 
 class Api(StrEnum):
@@ -25,7 +25,7 @@ class Api(StrEnum):
 
 
 def path_of(text: str) -> Path:
-    return Path(text).expanduser()
+    return expanded(text)
 
 
 def listed(names: Iterable[str]) -> str:

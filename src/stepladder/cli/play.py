@@ -169,7 +169,7 @@ def evaluate_command(
         check_free(out_folder, overwrite=overwrite)
     other = load_scores(against) if against is not None else None
     engine, model = engine_and_model(run, engine, model, base_url)
-    split = split or ("test" if "test" in workshop.data.questions else "all")
+    split = split or _usual_split(workshop.data)
     questions = workshop.split(split)[:limit]
     named = data or shared.data.name or workshop.data.name
     reached = {row.question_id for row in other or () if row.stop is not StopReason.CANCELLED}
@@ -231,6 +231,16 @@ def evaluate_command(
         raise result.stopped_by
     if summary.stops.get(StopReason.FAILED.value) == summary.questions:
         raise StepladderError(f"every episode failed: {next(iter(summary.failures))}")
+
+
+def _usual_split(data: DataSet) -> str:
+    """The split to evaluate when none was named: test, or the only one."""
+    if "test" in data.questions:
+        return "test"
+    first, *others = data.questions
+    if others:
+        raise StepladderError(f"{data.name} has no test split: say --split {' or '.join((first, *others))}")
+    return first
 
 
 def _find_question(text: str | None, data: DataSet | None, engine: str) -> Question:

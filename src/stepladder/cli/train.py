@@ -24,6 +24,7 @@ from stepladder.cli.options import (
     path_of,
 )
 from stepladder.data import DATA_SETS
+from stepladder.errors import StepladderError
 from stepladder.recipe import Recipe, load_recipe, override, shipped
 from stepladder.run import run_recipe
 from stepladder.run.report import as_json as report_as_json
@@ -87,18 +88,21 @@ def train_sft_command(
         "lr": lr,
         "lora": {} if lora else None,
     }
+    by_name = data in DATA_SETS or not path_of(data).is_file()  # a name that is wrong is explained as a name
+    if by_name and dev is not None:
+        raise StepladderError(f"--dev goes with a question file as --data; {data} is none")
     files = {"train": data, "dev": dev}
     recipe: Any = {
         "name": "sft",
         "seed": seed,
         "policy": model,
         "agent": agent,
-        "data": {"world_seed": world_seed, "index": index, **({"name": data} if data in DATA_SETS else files)},
+        "data": {"world_seed": world_seed, "index": index, **({"name": data} if by_name else files)},
         "search": {"k": k},
         "stages": {"sft": {name: value for name, value in given.items() if value is not None}},
     }
     for change in overrides or ():
-        recipe = override(recipe, f"stages.sft.{change}")
+        recipe = override(recipe, change.removeprefix("stages.sft."), within=("stages", "sft"))
     carry_out(Recipe.read(recipe, "train sft"), folder, update, as_json)
 
 

@@ -163,8 +163,13 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it, for a line of tokens that belong to many rows: [1, heads, tokens, size]."""
     special = [name for name in _SPECIAL if options.get(name) is not None]
-    if packed is None or attention_mask is not None or special or query.device != packed[0].rows_M.device:
-        raise CannotPack(f"{type(module).__name__} asks for {special or 'a mask'}")
+    if packed is None:
+        raise CannotPack(
+            f"{type(module).__name__} was not told which rows to read: its model does not pass arguments on, or was "
+            "called while an engine writes with it in another thread"
+        )
+    if attention_mask is not None or special or query.device != packed[0].rows_M.device:
+        raise CannotPack(f"{type(module).__name__} asks for {special or 'a mask'}, or is on another device")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     query_MHD, key_MKD, value_MKD = (states[0].transpose(0, 1) for states in (query, key, value))
     parts = []

@@ -61,16 +61,19 @@ class _Group:
     """The rows of a block. Those that still write stand first."""
 
     def __init__(self, rows: list[Row], store: PrefixStore) -> None:
-        contexts = {tuple(row.tokens_in): number for number, row in reversed(list(enumerate(rows)))}
-        leaders = [row for number, row in enumerate(rows) if contexts[tuple(row.tokens_in)] == number]
-        followers = [row for number, row in enumerate(rows) if contexts[tuple(row.tokens_in)] != number]
+        places: dict[tuple[int, ...], int] = {}
+        leaders: list[Row] = []
+        followers: list[Row] = []
+        for row in rows:
+            context = tuple(row.tokens_in)
+            (followers if context in places else leaders).append(row)
+            places.setdefault(context, len(places))
         self.rows = [*leaders, *followers]
         self.alive = list(self.rows)
         longest = max(len(row.tokens_in) for row in rows)
         self.block = Block(len(rows), longest + min(AHEAD, max(row.limit for row in rows)))
         #: The different contexts: those of the first rows. The others have the same as one of them.
         self.contexts = [row.tokens_in for row in leaders]
-        places = {tuple(context): place for place, context in enumerate(self.contexts)}
         self.leader = [places[tuple(row.tokens_in)] for row in self.rows]
         self.known = self._take_known(store)
 

@@ -71,7 +71,8 @@ def gold_action(
     """What a perfect policy does next, with the kinds of action it has. `looks_first`: it was given passages."""
     question = trajectory.question
     if ActionKind.QUERY not in kinds:
-        return _answer(question, not looks_first or _answerable(question, trajectory.given), thoughts)
+        known = not looks_first or _answerable(question, trajectory.given)
+        return _answer(question, known, thoughts, _recollection(question))
 
     plan = _plan(trajectory)
     reading = _reading_due(trajectory, kinds)
@@ -88,7 +89,7 @@ def gold_action(
         return _answer(question, False, thoughts)
     if plan and plan[-1].found is None:
         due = plan[-1]
-        planned = thoughts.plan([hop.question for hop in question.hops])
+        planned = thoughts.plan([hop.question for hop in question.hops] or [question.text])
         return Action(ActionKind.QUERY, due.query, planned if not trajectory.queries else thoughts.next(due.number))
     return _answer(question, True, thoughts, _conclusion(question))
 
@@ -135,7 +136,17 @@ def _conclusion(question: Question) -> str:
     """What is left to conclude when all searches are made, such as which of two numbers is greater; or nothing."""
     if not question.hops or not _is_conclusion(question.hops[-1], question):
         return ""
-    return fill_references(question.hops[-1].question, {n: hop.answer for n, hop in enumerate(question.hops, start=1)})
+    return fill_references(question.hops[-1].question, _hop_answers(question))
+
+
+def _recollection(question: Question) -> str:
+    """Every sub-question with its answer, as one thinks it through who need not search; or nothing."""
+    known = _hop_answers(question)
+    return " ".join(f"{fill_references(hop.question, known)} {hop.answer}." for hop in question.hops)
+
+
+def _hop_answers(question: Question) -> dict[int, str]:
+    return {number: hop.answer for number, hop in enumerate(question.hops, start=1)}
 
 
 def _search(

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -34,7 +34,9 @@ def load_model(
     looks_like_path = isinstance(model, Path) or str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise StepladderError(f"{folder} is not a model folder: it has no config.json")
+            adapter = (folder / "adapter_config.json").is_file()
+            hint = "; it is an adapter, to be merged into its model first" if adapter else ""
+            raise StepladderError(f"{folder} is not a model folder: it has no config.json{hint}")
     elif looks_like_path or folder.exists():
         found = "is a file" if folder.exists() else "does not exist"
         raise StepladderError(f"model path {folder} {found}; expected a folder with config.json and weights")
@@ -48,9 +50,12 @@ def load_model(
             )
             _expect_fit(model, found)
             tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except StepladderError:
+        raise
+    except Exception as error:  # files of others, read by libraries that fail in many ways
+        why = shorten(" ".join(str(error).splitlines()[:2]), 200, placeholder=" ...") or type(error).__name__
         raise StepladderError(
-            f"model '{model}' could not be loaded: {str(error).splitlines()[0]} "
+            f"model '{model}' could not be loaded: {why.rstrip('.,:')}. "
             f"Give a folder with a transformers model, a hub name, or one of: {', '.join(BUILT_IN)}."
         ) from error
     return loaded, tokenizer

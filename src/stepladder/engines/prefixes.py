@@ -22,6 +22,8 @@ from stepladder.engines.blocks import Block
 STRIDE = 16
 #: Share of a device's memory that is used unless told otherwise, and its most in main memory.
 SHARE, MOST = 8, 4 * 2**30
+#: Whole numbers by their bytes.
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +102,29 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def weights_mark(model: nn.Module) -> tuple[Any, ...]:
-    """Equal as long as the model's weights are: an optimizer's step, a load, an adapter switched on or off change it.
+    """Equal as long as the model computes the same: an optimizer's step, a load, an adapter switched on or off, a scale
+    or a precision (autocast) set anew change it.
 
-    In-place changes count up a tensor's version. Those made through `tensor.data` do not, but they change the norm,
-    which takes about as long to compute as one token does.
+    In-place changes count up a tensor's version. Those made through `tensor.data` do not, but they change the sum of
+    its bits (unless values only change places), which takes about as long to compute as one token does.
     """
     weights = list(model.parameters())
     versions = [(each.data_ptr(), -1 if each.is_inference() else each._version) for each in weights]
     adapted: list[Any] = [each for each in model.modules() if isinstance(getattr(each, "disable_adapters", None), bool)]
-    adapters = [(layer.disable_adapters, *layer.active_adapters) for layer in adapted]  # layers of peft
-    return tuple(versions), tuple(adapters), float(nn.utils.get_total_norm([each.detach() for each in weights]))
+    adapters = [  # layers of peft
+        (layer.disable_adapters, *layer.active_adapters, str(getattr(layer, "scaling", ""))) for layer in adapted
+    ]
+    device = weights[0].device.type
+    precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    bits = torch.stack([_sum_of_bits(each).to(weights[0].device) for each in weights]).tolist()
+    return tuple(versions), tuple(adapters), precision, tuple(bits)
+
+
+def _sum_of_bits(weights: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor read as whole numbers, modulo 2**64: no change is too small for it, in any precision."""
+    flat = weights.detach().reshape(-1)
+    eights = flat.nbytes % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
+    return flat.view(torch.int64 if eights else _INTEGERS[flat.element_size()]).sum()
 
 
 def default_capacity(device: torch.device) -> int:

@@ -102,7 +102,8 @@ class Sampler:
         drawn_H1 = (self._column(self.draws[self.hot, self.step]) * whole_H1).float()
         # Rounding must not lift a draw to the whole mass, which no token exceeds.
         drawn_H1 = torch.minimum(drawn_H1, whole_H1.nextafter(torch.zeros_like(whole_H1)))
-        return torch.searchsorted(mass_HV, drawn_H1, right=True)[:, 0]
+        # Logits that are not numbers lead beyond the last token; the log-prob then shows what they are.
+        return torch.searchsorted(mass_HV, drawn_H1, right=True)[:, 0].clamp(max=logits_HV.shape[1] - 1)
 
 
 def keep_top_p(weights_HV: torch.Tensor, top_p_H1: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _PLAN = ("Plan: {}", "I need to know: {}", "Steps: {}", "To find out: {}")
-_ONE_SEARCH = ("One search will do.", "This takes one search.", "A single search is enough.")
 _NEXT = ("Now {}.", "Next is {}.", "On to {}.", "Step {}.")
 _READ = ("[{}] tells it.", "[{}] says so.", "It is in [{}].", "I see it in [{}].")
 _NOT_THERE = ("The passages do not tell.", "It is not there.", "Nothing here says it.")
@@ -32,8 +31,6 @@ class Thoughts:
         >>> Thoughts().plan(["Who designed Orm Tower?", "Where was #1 born?"])
         'Plan: 1. Who designed Orm Tower? 2. Where was #1 born?'
         """
-        if len(questions) < 2:
-            return self._pick(_ONE_SEARCH)
         listed = " ".join(f"{number}. {question}" for number, question in enumerate(questions, start=1))
         return self._pick(_PLAN).format(listed)
 

@@ -12,17 +12,20 @@ Log-probs are those of the model itself, at temperature 1 and without top-p. A b
 raises; the driver then makes the call in halves.
 """
 
+import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stepladder.engines.base import Engine, EngineError, cut_at_stop
-from stepladder.engines.blocks import CannotPack, can_pack, packing
+from stepladder.engines.blocks import CannotPack, can_pack, core_of, packing
 from stepladder.engines.decoding import decode_packed, decode_padded
 from stepladder.engines.loading import context_limit_of, end_tokens, fingerprint, load_model, pick_device, pick_dtype
 from stepladder.engines.prefixes import PrefixStore, default_capacity, weights_mark
@@ -33,6 +36,12 @@ from stepladder.trace import Author, Segment, Usage
 
 #: Stands for the message while the chat template is taken apart.
 _MESSAGE = "STEPLADDER-MESSAGE"
+#: A model attends in another way while an engine writes with it, so engines in different threads take turns.
+_TURNS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
+
+
+def _turn_of(model: nn.Module) -> threading.Lock:
+    return _TURNS.setdefault(core_of(model) or model, threading.Lock())
 
 
 class TransformersEngine(Engine):
@@ -173,19 +182,24 @@ class TransformersEngine(Engine):
                 replies[number] = nothing_written(context)
             else:
                 rows.append(start_row(number, request, context, tokens_in, room))
-        rows.sort(key=lambda row: len(row.tokens_in))  # like lengths together
-        self._notice_new_weights()
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            for start in range(0, len(rows), self.max_batch):
-                self._decode_batch(rows[start : start + self.max_batch])
-        finally:
-            for module in training:  # each by itself: parts of a model may be frozen
-                module.training = True
+        self._write(rows)
         for row in rows:
             replies[row.number] = self._reply(row)
         return [reply for reply in replies if reply is not None]
+
+    def _write(self, rows: list[Row]) -> None:
+        """Bring every row to its end, with the model in evaluation mode. Afterwards the model is as it was."""
+        with _turn_of(self.model):
+            rows.sort(key=lambda row: len(row.tokens_in))  # like lengths together
+            self._notice_new_weights()
+            training = [module for module in self.model.modules() if module.training]
+            self.model.eval()
+            try:
+                for start in range(0, len(rows), self.max_batch):
+                    self._decode_batch(rows[start : start + self.max_batch])
+            finally:
+                for module in training:  # each by itself: parts of a model may be frozen
+                    module.training = True
 
     def _notice_new_weights(self) -> None:
         """What was kept is of no use once the weights have changed."""
@@ -218,6 +232,10 @@ class TransformersEngine(Engine):
 
     def _append(self, row: Row, token: int, logprob: float) -> None:
         """Add a token to a row and see whether the row has ended with it."""
+        if math.isnan(logprob):
+            raise EngineError(
+                f"the model's output is not a number: its weights are damaged, or {self.dtype} is too narrow for it"
+            )
         row.tokens.append(token)
         row.logprobs.append(logprob)
         if token in self.end_tokens:

@@ -6,6 +6,7 @@ batch size are no ingredients: they change results by rounding at most, so a run
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -85,7 +86,13 @@ def _needs_base(recipe: Recipe) -> bool:
 
 def _policy_content(policy: str) -> str:
     folder = built_in_folder(policy) or (Path(policy) if is_model_folder(policy) else None)
-    return f"content {folder_content(folder)}" if folder is not None else policy
+    if folder is None:
+        if policy[0] in "./~":  # no hub name begins like this
+            raise StepladderError(f"policy: the model folder {policy} does not exist")
+        return policy
+    if not (folder / "config.json").is_file():
+        raise StepladderError(f"policy: {folder} is not a model folder: it has no config.json")
+    return f"content {content(folder)}"
 
 
 def _data_ingredients(data: DataSettings) -> Ingredients:
@@ -106,18 +113,18 @@ def _data_ingredients(data: DataSettings) -> Ingredients:
 def _file_content(path: Path) -> str:
     if not path.is_file():
         raise StepladderError(f"question file {path} does not exist")
-    digest = blake2b(digest_size=16)
-    _add_file(digest, path)
-    return f"content {digest.hexdigest()}"
+    return f"content {content(path)}"
 
 
-def folder_content(folder: Path) -> str:
-    """A hash of all files of a folder: their names and what is in them."""
+def content(path: Path) -> str:
+    """A hash of a file, or of all files of a folder: their names and what is in them."""
     digest = blake2b(digest_size=16)
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
-            _add_file(digest, path)
+    if path.is_file():
+        _add_file(digest, path)
+    for each in sorted(path.rglob("*")):
+        if each.is_file():
+            digest.update(os.fsencode(f"{each.relative_to(path).as_posix()}\0{each.stat().st_size}\0"))
+            _add_file(digest, each)
     return digest.hexdigest()
 
 

@@ -7,7 +7,7 @@ it to one process at a time.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from stepladder.errors import StepladderError
 from stepladder.files import atomic_file
 from stepladder.recipe import Recipe, read_yaml
+from stepladder.stages import stage_kind
 
 RUN_VERSION = 1
 
@@ -46,8 +47,9 @@ class StageRecord:
     seconds: float = 0.0
     #: Numbers for the reader.
     summary: dict[str, Any] = field(default_factory=dict)
-    #: By role: the path of what was made, inside the stage's folder.
+    #: By role: the path of what was made, inside the stage's folder, and a hash of it.
     outputs: dict[str, str] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict)
 
 
 _RECORD = TypeAdapter(StageRecord)
@@ -74,7 +76,10 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """The recipe that the run was last told to carry out."""
-        return Recipe.read(read_yaml(self.path / _RECIPE), str(self.path / _RECIPE))
+        path = self.path / _RECIPE
+        if not path.is_file():
+            raise StepladderError(f"the run {self.path} has no {_RECIPE}: the command that made it writes it again")
+        return Recipe.read(read_yaml(path), str(path))
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Keep the recipe, with every value."""
@@ -106,22 +111,34 @@ class RunFolder:
     def begin(self, record: StageRecord) -> Path:
         """Note that a stage begins, or goes on; returns its folder."""
         folder = self.path / record.name
-        if folder.exists() and self.known(record.name) is None and (not folder.is_dir() or any(folder.iterdir())):
+        kept = stage_kind(record.kind).keeps
+        if folder.exists() and self.known(record.name) is None and (not folder.is_dir() or _others(folder, *kept)):
             raise StepladderError(f"{folder} is in the way of the stage '{record.name}': it is none of this run's")
         folder.mkdir(exist_ok=True)
-        (folder / _DONE).unlink(missing_ok=True)  # there only if an output has gone
         _write_json(folder / _STARTED, asdict(record))
+        (folder / _DONE).unlink(missing_ok=True)  # there only if an output has gone
         return folder
+
+    def pause(self, record: StageRecord) -> None:
+        """Note how far a stage came. One that has left nothing is forgotten: then its settings may still change."""
+        if _others(self.path / record.name, _STARTED):
+            _write_json(self.path / record.name / _STARTED, asdict(record))
+        else:
+            self.remove(record.name)
 
     def finish(self, record: StageRecord) -> None:
         """Note that a stage is done; the last thing that is written of it."""
         _write_json(self.path / record.name / _DONE, asdict(record))
         (self.path / record.name / _STARTED).unlink(missing_ok=True)
 
-    def remove(self, name: str) -> None:
-        """Remove a stage. Renamed first: a removal that is cut must not look like a stage to go on with."""
-        hidden = self.path / f".{name}-{token_hex(4)}{_OUTDATED}"
-        (self.path / name).rename(hidden)
+    def remove(self, name: str, but: Sequence[str] = ()) -> None:
+        """Remove a stage, `but` for some files. Renamed first: cut half-way, it is no stage to go on with."""
+        folder, hidden = self.path / name, self.path / f".{name}-{token_hex(4)}{_OUTDATED}"
+        folder.rename(hidden)
+        for kept in but:
+            if (hidden / kept).exists():
+                folder.mkdir(exist_ok=True)
+                (hidden / kept).rename(folder / kept)
         shutil.rmtree(hidden)
 
     def newest(self, role: str) -> Path | None:
@@ -147,14 +164,10 @@ def claim(path: Path) -> Iterator[RunFolder]:
     """A folder for a run, for this process alone while the block runs. A folder with other files in it is refused."""
     if path.exists() and not path.is_dir():
         raise StepladderError(f"{path} is a file; a run needs a folder")
-    if path.is_dir() and not (path / _RUN).is_file():
-        others = [
-            each.name for each in path.iterdir() if each.name not in (_LOCK, _RECIPE) and each.suffix != ".partial"
-        ]
-        if others:
-            raise StepladderError(
-                f"{path} has other files in it ({', '.join(sorted(others)[:3])}) and is not a run; choose another --out"
-            )
+    if path.is_dir() and not (path / _RUN).is_file() and (others := _others(path, _LOCK)):
+        raise StepladderError(
+            f"{path} has other files in it ({', '.join(others[:3])}) and is not a run; choose another --out"
+        )
     path.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         if (path / _RUN).exists():
@@ -181,6 +194,11 @@ def _locked(path: Path) -> Iterator[None]:
         lock.write(f"process {os.getpid()}")
         lock.flush()
         yield
+
+
+def _others(folder: Path, *known: str) -> list[str]:
+    """What a folder holds besides the names that are known and what a killed process left half-written."""
+    return sorted(each.name for each in folder.iterdir() if each.name not in known and each.suffix != ".partial")
 
 
 def _check_version(path: Path) -> None:

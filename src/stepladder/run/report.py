@@ -3,6 +3,7 @@
 In: a `RunReport`. Out: text on a console, or the same as plain data.
 """
 
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,12 @@ def print_report(console: Console, report: RunReport) -> None:
     """Tables and lines for a person."""
     evaluations = _evaluations(report)
     if evaluations:
-        console.print(f"\n[bold]{shown(report.recipe.name)}[/], mean [95% interval]", highlight=False)
+        legend = "mean [95% interval]; EM: exact match, valid: no malformed step"
+        console.print(f"\n[bold]{shown(report.recipe.name)}[/], {legend}", highlight=False, soft_wrap=True)
         console.print(_scores(evaluations, Path(report.recipe.shared.policy).name))
+        for stage in evaluations:
+            if failed := stage.summary["failed"]:
+                console.print(f"{stage.name}: {failed:,} episodes failed, counted as wrong", style="red")
         for each in differences(report):
             change = each.comparison.difference
             console.print(
@@ -95,7 +100,8 @@ def print_report(console: Console, report: RunReport) -> None:
     console.print(f"\ntime: {seconds}", highlight=False, soft_wrap=True)
     if report.policy is not None:
         console.print(f"trained policy: {shown(str(report.policy))}", highlight=False, soft_wrap=True)
-        console.print(f"next: stepladder ask --run {shown(str(report.folder))}", highlight=False, soft_wrap=True)
+        folder = shlex.quote(str(report.folder))
+        console.print(f"next: stepladder ask --run {shown(folder)}", highlight=False, soft_wrap=True)
 
 
 def _evaluations(report: RunReport) -> list[StageRecord]:
@@ -107,11 +113,10 @@ def _scores(evaluations: list[StageRecord], base: str) -> Table:
     table = _table("stage", "policy", "questions", "EM", "F1", "valid", "searches")
     for stage in evaluations:
         numbers = stage.summary
-        failed = f" ({numbers['failed']:,} failed)" if numbers["failed"] else ""
         table.add_row(
             stage.name,
             shown(who.get(stage.inputs["policy"], stage.inputs["policy"])),
-            f"{numbers['questions']:,}{failed}",
+            f"{numbers['questions']:,}",
             interval_text(Interval(**numbers["em"]), 2),
             interval_text(Interval(**numbers["f1"]), 2),
             f"{numbers['validity']:.2f}",
@@ -129,8 +134,12 @@ def _by_hops(evaluations: list[StageRecord], hops: list[str]) -> Table:
 
 
 def _table(first: str, *others: str) -> Table:
+    """Where there is little room, names are broken and numbers are not."""
     table = Table(box=None, pad_edge=False)
-    table.add_column(first, no_wrap=True)
+    table.add_column(first, overflow="fold")
     for column in others:
-        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=True)
+        if column == "policy":
+            table.add_column(column, overflow="fold")
+        else:
+            table.add_column(column, justify="right", no_wrap=True)
     return table

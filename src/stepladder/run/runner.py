@@ -14,7 +14,7 @@ from rich.console import Console
 from stepladder.errors import StepladderError
 from stepladder.narrate import shown
 from stepladder.recipe import Recipe, Stage
-from stepladder.run.fingerprint import Ingredients, all_ingredients, changes, fingerprint
+from stepladder.run.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
 from stepladder.run.folder import DamagedRecord, RunFolder, StageRecord, claim
 from stepladder.run.session import describe_session
 from stepladder.seeding import seed_of
@@ -54,12 +54,13 @@ def run_recipe(recipe: Recipe, folder: Path, *, update: bool = False, console: C
             if stage.name in left:
                 stage_kind(stage.kind).check(stage.settings, workshop)
         session = describe_session(recipe) if left else None
+        kept = {stage.name: stage_kind(stage.kind).keeps for stage in recipe.stages}
         for name, reason in outdated.items():
-            run.remove(name)
+            run.remove(name, but=kept.get(name, ()))
             _say(console, f"{name}: no longer holds ({reason}), removed")
-        run.write_recipe(recipe)
         if session is not None:
-            run.add_session(session)
+            run.add_session(session)  # first: it makes the folder a run
+        run.write_recipe(recipe)
         records, skipped = [], []
         for stage in recipe.stages:
             record = run.done(stage.name)
@@ -88,7 +89,15 @@ def _outdated(run: RunFolder, recipe: Recipe, ingredients: dict[str, Ingredients
             found[name] = f"stages.{name}: {record.kind} -> nothing"
         elif record.fingerprint != fingerprint(ingredients[name]):
             found[name] = "; ".join(changes(record.ingredients, ingredients[name]))
+        elif touched := _touched(run.path / name, record):
+            found[name] = f"{', '.join(touched)} was changed after it was made (delete it, and it is made again)"
     return found
+
+
+def _touched(folder: Path, record: StageRecord) -> list[str]:
+    """Outputs that are there, and not as the stage left them."""
+    paths = {role: folder / record.outputs[role] for role in record.contents}
+    return [str(path) for role, path in paths.items() if path.exists() and content(path) != record.contents[role]]
 
 
 def _run_stage(
@@ -114,7 +123,7 @@ def _run_stage(
     try:
         result = kind.run(stage.settings, workshop, Task(stage.name, folder, seed, inputs))
     except BaseException:
-        run.begin(replace(record, seconds=record.seconds + time.monotonic() - started))
+        run.pause(replace(record, seconds=record.seconds + time.monotonic() - started))
         raise
     missing = [role for role in kind.makes if role not in result.outputs or not result.outputs[role].exists()]
     if missing:
@@ -126,6 +135,7 @@ def _run_stage(
         outputs={
             role: path.resolve().relative_to(folder.resolve()).as_posix() for role, path in result.outputs.items()
         },
+        contents={role: content(path) for role, path in result.outputs.items()},
     )
     run.finish(record)
     _say(console, f"{stage.name}: done, {record.seconds:,.0f} s{_brief(record.summary)}")

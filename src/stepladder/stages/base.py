@@ -47,5 +47,7 @@ class StageKind:
     check: Callable[[Any, Workshop], None] = lambda settings, workshop: None  # noqa: ARG005
     #: Whether `policy: gold`, the oracle, may be taken.
     plays_gold: bool = False
+    #: Files in the stage's folder that hold under any settings, such as replies that were paid for.
+    keeps: tuple[str, ...] = ()
     #: Raise it when the same settings give another result: done stages are then recomputed.
     version: int = 1

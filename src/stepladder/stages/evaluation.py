@@ -17,7 +17,7 @@ from stepladder.stages.base import StageKind, StageResult, Task
 from stepladder.trace import StopReason
 from stepladder.workshop import Workshop
 
-#: Folder of the evaluation inside the stage's.
+#: What is made, and its folder inside the stage's.
 EVALUATION = "evaluation"
 
 
@@ -52,7 +52,7 @@ def run_eval(settings: EvalSettings, workshop: Workshop, task: Task) -> StageRes
         "settings": asdict(episode),
     }
     result.save(task.folder / EVALUATION, description, overwrite=True)
-    return StageResult(main_numbers(summary))
+    return StageResult(main_numbers(summary), {EVALUATION: task.folder / EVALUATION})
 
 
 def main_numbers(summary: Summary) -> dict[str, Any]:
@@ -75,4 +75,4 @@ def check_eval(settings: EvalSettings, workshop: Workshop) -> None:
     workshop.check_index()
 
 
-KIND = StageKind(EvalSettings, run_eval, check=check_eval, plays_gold=True)
+KIND = StageKind(EvalSettings, run_eval, makes=(EVALUATION,), check=check_eval, plays_gold=True)

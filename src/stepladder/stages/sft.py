@@ -40,4 +40,4 @@ def check_sft(settings: SFTSettings, workshop: Workshop) -> None:
     workshop.check_index()
 
 
-KIND = StageKind(SFTSettings, run_sft, makes=("policy",), check=check_sft)
+KIND = StageKind(SFTSettings, run_sft, makes=("policy",), check=check_sft, keeps=("teacher.jsonl",))

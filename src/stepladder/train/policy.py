@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stepladder.engines.loading import load_model
+from stepladder.errors import StepladderError
 from stepladder.files import atomic_folder
 from stepladder.train.sft_settings import LoraSettings
 
@@ -47,7 +49,13 @@ def load_policy(source: str | Path, lora: LoraSettings | None, *, bf16: bool, de
             target_modules=targets,
             task_type="CAUSAL_LM",
         )
-        model = get_peft_model(model, config)
+        try:
+            model = get_peft_model(model, config)
+        except ValueError as error:
+            linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+            raise StepladderError(
+                f"lora.targets does not fit model '{source}': {error} Its linear layers are {', '.join(sorted(linear))}"
+            ) from error
     return Policy(source, model, tokenizer, dtype)
 
 

@@ -131,6 +131,11 @@ def _train(
         checkpoints.remove_incomplete()
     done = max(checkpoints.complete, default=0)
     curves = Curves(folder / "curves.jsonl", upto=done, writes=processes.is_main_process)
+    if len(curves.updates) != done:
+        raise StepladderError(
+            f"{curves.path} has {len(curves.updates):,} of the {done:,} updates up to the newest checkpoint: without "
+            f"them the best is not known. Put the file back, or delete {checkpoints.folder} to train again"
+        )
     if done < updates:  # the trainer itself would begin the rest of an epoch of which only a part was wanted
         every = settings.eval_every or an_epoch
         lr = settings.lr if settings.lr != "auto" else _lr_for(policy.model, settings.lora)
@@ -157,7 +162,7 @@ def _lr_for(model: nn.Module, lora: LoraSettings | None) -> float:
     if lora is not None:
         return 2e-4
     parameters = sum(weights.numel() for weights in model.parameters())
-    return 1e-3 if parameters < 20e6 else 1e-4 if parameters < 1e9 else 2e-5
+    return 5e-4 if parameters < 20e6 else 1e-4 if parameters < 1e9 else 2e-5
 
 
 def _arguments(

@@ -51,7 +51,7 @@ class SFTSettings(Settings):
 
     # How to train
     epochs: PositiveFloat = 3
-    #: The highest learning rate. auto: 1e-3 below 20M parameters, 1e-4 below 1B, else 2e-5; with LoRA 2e-4.
+    #: The highest learning rate. auto: 5e-4 below 20M parameters, 1e-4 below 1B, else 2e-5; with LoRA 2e-4.
     lr: Literal["auto"] | PositiveFloat = "auto"
     #: Transcripts an update.
     batch: PositiveInt = 8

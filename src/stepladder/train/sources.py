@@ -46,9 +46,9 @@ def transcripts_in(
     watch: Watcher | None = None,
 ) -> Transcripts:
     """Transcripts of these questions, from the folder or else from their source. `engine`: the model to be trained."""
-    path = folder / _TRANSCRIPTS
-    if path.exists():
-        dropped = json.loads((folder / _DROPPED).read_text(encoding="utf-8"))
+    path, counts = folder / _TRANSCRIPTS, folder / _DROPPED
+    if path.exists() and counts.exists():
+        dropped = json.loads(counts.read_text(encoding="utf-8"))
         return Transcripts(tuple(read_records(path, Trajectory)), dropped)
     made = _make(folder, settings, engine, agent, questions, retriever, episode, seed, watch)
     if not made.kept:
@@ -58,7 +58,7 @@ def transcripts_in(
             f"source '{settings.source}' gave no transcript to train on, of {made.asked:,} asked (dropped: {why})."
             f"{failure} {_ADVICE[settings.source]}"
         )
-    with atomic_file(folder / _DROPPED) as file:
+    with atomic_file(counts) as file:
         json.dump(made.dropped, file, indent=2)
     write_records(path, made.kept)  # last: where it is, all is there
     return made
