@@ -59,10 +59,12 @@ def probe_table() -> str:
 
 def replaced(text: str, mark: str, content: str) -> str:
     """The text with new content between `<!-- mark -->` and `<!-- end -->`."""
-    begin, end = f"<!-- {mark} -->\n", "\n<!-- end -->"
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    return before + begin + content + end + after
+    begin, end = f"<!-- {mark} -->\n", "<!-- end -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"the card has no place for {mark}")
+    return f"{before}{begin}{content}\n{end}{after}"
 
 
 def written(text: str) -> str:
