@@ -19,6 +19,7 @@ from stepladder.data.atlas import generate_atlas
 from stepladder.driver import Driver
 from stepladder.engines.gold import GoldEngine
 from stepladder.engines.loading import load_model
+from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings, episode
 from stepladder.models import BUILT_IN, built_in_folder
 from stepladder.trace import Question, Trajectory
@@ -58,6 +59,11 @@ def test_nano_is_a_small_llama_that_every_tool_reads() -> None:
     assert model.config.max_position_embeddings >= 1024
     assert len(tokenizer) == model.config.vocab_size == 4096
     assert "nano" in BUILT_IN
+
+
+def test_a_typo_in_a_built_in_name_does_not_ask_the_hub() -> None:
+    with pytest.raises(StepladderError, match="Did you mean 'nano'"):
+        load_model("nanno", None, None)
 
 
 @given(st.text(max_size=40))

@@ -351,3 +351,8 @@ def test_settings_that_do_not_fit_together_are_refused() -> None:
         SFTSettings.read({"accumulate": 3})
     with pytest.raises(StepladderError, match="needs teacher_model"):
         SFTSettings.read({"source": "teacher"})
+
+
+def test_a_teacher_that_would_not_be_asked_is_refused() -> None:
+    with pytest.raises(StepladderError, match="the source is gold"):
+        SFTSettings.read({"source": "gold", "teacher_model": "x"})

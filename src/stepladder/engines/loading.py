@@ -6,6 +6,7 @@ In: a name, a device, a dtype. Out: model and tokenizer, or an error that says w
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
 from textwrap import shorten
@@ -40,6 +41,8 @@ def load_model(
     elif looks_like_path or folder.exists():
         found = "is a file" if folder.exists() else "does not exist"
         raise StepladderError(f"model path {folder} {found}; expected a folder with config.json and weights")
+    elif near := get_close_matches(str(model), BUILT_IN, n=1, cutoff=0.7):  # rather than to ask the hub for a typo
+        raise StepladderError(f"there is no folder and no built-in model '{model}'. Did you mean '{near[0]}'?")
     name = str(folder if folder.is_dir() else model)
     loaded: nn.Module
     try:

@@ -82,4 +82,8 @@ class SFTSettings(Settings):
             raise ValueError(f"batch {self.batch} cannot be computed in {self.accumulate} equal parts (accumulate)")
         if self.source == "teacher" and self.teacher_model is None:
             raise ValueError("source teacher needs teacher_model, and teacher_url unless it is OpenAI's")
+        if self.source != "teacher" and (self.teacher_url or self.teacher_model):
+            raise ValueError(
+                f"a teacher was given, but the source is {self.source}: leave it out, or say source teacher"
+            )
         return self
