@@ -171,11 +171,14 @@ def main() -> None:
             rewards = []
             for start in range(0, len(outcomes), arguments.samples):
                 group = [each.value for each in outcomes[start : start + arguments.samples] if each.value is not None]
+                if not group:  # every episode of this question broke
+                    continue
                 rewards += [outcome(trajectory) for trajectory in group]
                 rows += [flatten(*pair) for pair in zip(group, advantages(group, weight))]
             rolled = time.time()
             update(model, optimizer, rows)
             row |= {"reward": round(float(np.mean(rewards)), 4), "used": sum(any(weights) for _, weights in rows)}
+            row["failed"] = sum(each.failure is not None for each in outcomes)
             row |= {"update_seconds": round(time.time() - rolled, 2), "seconds": round(time.time() - began, 1)}
             print(json.dumps(row), flush=True)
             log.write(json.dumps(row) + "\n")

@@ -21,6 +21,8 @@ from stepladder.data.atlas import generate_atlas
 #: The first worlds are the tokenizer's and the held-out ones; see tokenizer.py and train.py.
 FIRST_SHARD_WORLD = FIRST_WORLD + 1_000
 DOCUMENTS_A_SHARD = 6_000
+#: Seconds to wait for a shard; one takes a few.
+PATIENCE = 300
 
 
 def write_shard(number: int, tokenizer_folder: str, folder: Path, avoid: frozenset[str]) -> None:
@@ -72,12 +74,15 @@ def start_writers(shards: int, tokenizer_folder: str, folder: Path, workers: int
 
 
 def read_batches(folder: Path, rows: int, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of packed rows, ids and weights, from the shards in their order; waits for the writers."""
+    """Batches of packed rows, ids and weights, from the shards in their order; waits for the writers, not for ever."""
     held_ids, held_weights = np.zeros(0, np.uint16), np.zeros(0, np.uint8)
     need = rows * width
     for number in counter():
         path = folder / f"{number:05d}.npz"
+        asked = time.monotonic()
         while not path.exists():
+            if time.monotonic() - asked > PATIENCE:
+                raise TimeoutError(f"no writer has made {path} in {PATIENCE} s: have they all died?")
             time.sleep(0.05)
         with np.load(path) as shard:
             held_ids = np.concatenate([held_ids, shard["ids"]])

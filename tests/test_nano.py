@@ -5,6 +5,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -29,8 +30,8 @@ assert NANO is not None
 CARD = (NANO / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
+@cache
+def nano_tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(NANO)
 
 
@@ -68,16 +69,13 @@ def test_a_typo_in_a_built_in_name_does_not_ask_the_hub() -> None:
 
 @given(st.text(max_size=40))
 def test_any_text_can_be_written(text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(NANO) if not _KEPT else _KEPT[0]
-    _KEPT[:] = [tokenizer]
+    tokenizer = nano_tokenizer()
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
-_KEPT: list[PreTrainedTokenizerBase] = []
-
-
-def test_tags_of_agents_are_one_token_each(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_tags_of_agents_are_one_token_each() -> None:
+    tokenizer = nano_tokenizer()
     for agent in AGENTS:
         for stop in make_agent(agent).stops:
             if re.fullmatch(r"</[a-z]+>", stop):
