@@ -8,7 +8,8 @@ Everything else produces or consumes these frozen records. Map of the file:
     Action, ActionKind     what the policy decided in one step, parsed from its text
     Step                   one turn: what was read, what was written, the action, what the search returned
     Trajectory, StopReason the steps of one episode and why it ended
-    Node, Tree             many trajectories of one question that share beginnings
+    Node, Rollout, Tree    many trajectories of one question that share beginnings
+    Pair, Side             two steps from one state, of which one is preferred
     dumps, loads           exact JSON both ways (records.py reads and writes files of them)
 
 The unit of everything is the step: rewards, advantages, preference pairs and scores attach to steps. The
@@ -238,6 +239,20 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
+class Rollout:
+    """How an episode that was played on from a node ended: one sample of what the node is worth."""
+
+    __pydantic_config__ = _STRICT
+
+    #: What the end earned (F1), before any discount.
+    reward: float
+    #: Steps from the node to the end.
+    steps: int
+    stop: StopReason
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A state in a search tree: the step that led here from its parent, and what the search learnt of it."""
 
@@ -255,8 +270,10 @@ class Node:
     prior: float | None = None
     #: Set where an episode ended.
     stop: StopReason | None = None
-    #: Outcome at an end, or the estimate propagated up to this node (SPRE, Monte Carlo).
+    #: What an end earned (F1), before any discount; None elsewhere. explore/values.py spreads it to the other nodes.
     reward: float | None = None
+    #: Episodes that were played on from here to value this node, and not kept as nodes.
+    rollouts: tuple[Rollout, ...] = ()
     #: Further scores by name, such as a PRM's or a judge's.
     scores: dict[str, float] = field(default_factory=dict)
 
@@ -298,16 +315,59 @@ class Tree:
         return Trajectory(self.question, self.agent, steps, node.stop, self.given, self.seed)
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two steps of a pair."""
+
+    __pydantic_config__ = _STRICT
+
+    written: Segment
+    action: Action
+    #: What the step is worth by whoever made the pair; None where only the order is known.
+    value: float | None = None
+    visits: int = 0
+    #: Further scores by name: other values, a judge's grade.
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two steps from one state, of which one is preferred. What DPO and reward models learn from."""
+
+    __pydantic_config__ = _STRICT
+
+    question_id: str
+    agent: str
+    #: Exactly what the policy had in view when it wrote either step, token ids and all.
+    context: tuple[Segment, ...]
+    chosen: Side
+    rejected: Side
+    #: Steps before this one.
+    depth: int
+    #: Who preferred: the name of a value or a judge.
+    judge: str
+    #: Why, in the judge's words, where it gives any.
+    reason: str = ""
+
+    @property
+    def margin(self) -> float | None:
+        """By how much the chosen step is worth more, where both values are known."""
+        if self.chosen.value is None or self.rejected.value is None:
+            return None
+        return self.chosen.value - self.rejected.value
+
+
 # --- JSON -----------------------------------------------------------------------------------------------
 
-AnyRecord = Question | Passage | Trajectory | Tree
-Record = TypeVar("Record", Question, Passage, Trajectory, Tree)
+AnyRecord = Question | Passage | Trajectory | Tree | Pair
+Record = TypeVar("Record", Question, Passage, Trajectory, Tree, Pair)
 
 _KINDS: dict[type[Any], str] = {
     Question: "question",
     Passage: "passage",
     Trajectory: "trajectory",
     Tree: "tree",
+    Pair: "pair",
 }
 
 

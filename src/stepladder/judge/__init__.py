@@ -1,0 +1,1 @@
+"""Judges: who says which of several steps is better."""
