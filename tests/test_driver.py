@@ -515,13 +515,13 @@ def test_a_request_that_is_under_way_is_not_made_again() -> None:
 
 
 def test_a_request_that_cannot_be_compared_fails_its_own_job() -> None:
-    def listed() -> Algorithm[str]:
-        reply = yield Generate([Segment(Author.PROMPT, "a list, where a tuple belongs")])  # type: ignore[arg-type]
+    def bare() -> Algorithm[str]:
+        reply = yield Generate(("a text, where a segment belongs",))  # type: ignore[arg-type]
         return str(reply.text)
 
-    outcomes = Driver(ScriptedEngine(echo)).run([lambda: speak("a"), listed, lambda: speak("b")])
+    outcomes = Driver(ScriptedEngine(echo)).run([lambda: speak("a"), bare, lambda: speak("b")])
     assert [outcome.value for outcome in outcomes] == ["a/0", None, "b/0"]
-    assert "unhashable" in str(outcomes[1].failure)
+    assert "has no attribute 'author'" in str(outcomes[1].failure)
 
 
 def test_an_error_that_cannot_be_printed_is_still_a_failure() -> None:

@@ -5,15 +5,52 @@ errors, one a request. The driver has one `Lane` a kind.
 """
 
 import heapq
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from stepladder.engines.base import EngineDown
 from stepladder.errors import StepladderError
-from stepladder.request import Generate, Request, Retrieve
+from stepladder.request import Generate, Generation, Request, Retrieve
 from stepladder.retrieval.base import Retriever
+from stepladder.trace import Segment
+
+#: What makes requests equal: a digest, because a transcript is long and its key may be kept for long.
+Key = bytes
+
+
+def key_of(request: Request) -> Key:
+    """The key of a request.
+
+    Log-probs do not count: the same tokens, drawn in another batch, may have come with others by a rounding. The
+    question counts, because engines that play by rule may answer two questions of one text differently.
+    """
+    digest = blake2b(type(request).__name__.encode(), digest_size=16)
+
+    def add(*parts: object) -> None:
+        digest.update(repr(parts).encode("utf-8", "surrogatepass"))
+
+    def read(segments: Sequence[Segment]) -> None:
+        for each in segments:
+            add(each.author.value, each.text, len(each.tokens), each.vocabulary)
+            digest.update(array("q", each.tokens))
+
+    if isinstance(request, Retrieve):
+        add(request.query, request.k)
+    elif isinstance(request, Generate):
+        add(request.stop, request.sampling, request.seed, request.trajectory and request.trajectory.question.id)
+        read(request.context)
+    else:
+        trajectory = request.trajectory
+        add(trajectory.question, trajectory.agent, trajectory.stop, trajectory.given)
+        for step in trajectory.steps:
+            add(step.action, step.passages, step.restarts)
+            read((*step.read, step.written))
+    return digest.digest()
 
 
 class Cache:
@@ -21,38 +58,37 @@ class Cache:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.replies: OrderedDict[Request, Any] = OrderedDict()
+        self.replies: OrderedDict[Key, Any] = OrderedDict()
 
-    def get(self, request: Request) -> Any | None:
-        if request in self.replies:
-            self.replies.move_to_end(request)
-            return self.replies[request]
-        return None
+    def get(self, key: Key, request: Request) -> Any | None:
+        """The reply to a request, if it is known."""
+        if key not in self.replies:
+            return None
+        self.replies.move_to_end(key)
+        return _completed(self.replies[key], request)
 
-    def put(self, request: Request, reply: Any) -> None:
-        self.replies[request] = reply
+    def put(self, key: Key, request: Request, reply: Any) -> None:
+        """Keep the reply to a request, and forget the oldest."""
+        if self.size:
+            self.replies[key] = _shortened(reply, request)
         if len(self.replies) > self.size:
             self.replies.popitem(last=False)
 
 
-class Key:
-    """What makes requests equal, hashed once: a transcript is long, and looked up often.
+def _shortened(reply: Any, request: Request) -> Any:
+    """The reply without the part of its context that every equal request has, with token ids, by itself."""
+    if not (isinstance(reply, Generation) and isinstance(request, Generate)):
+        return reply
+    new = (now for asked, now in zip(request.context, reply.context, strict=True) if not asked.tokens)
+    return replace(reply, context=tuple(new))
 
-    The question counts, because engines that play by rule may answer two questions of one text differently.
-    """
 
-    __slots__ = ("hash", "parts")
-
-    def __init__(self, request: Request) -> None:
-        trajectory = request.trajectory if isinstance(request, Generate) else None
-        self.parts = (request, trajectory.question.id if trajectory is not None else None)
-        self.hash = hash(self.parts)
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and self.hash == other.hash and self.parts == other.parts
+def _completed(reply: Any, request: Request) -> Any:
+    """The whole reply again, for a request that may have drawn its tokens with log-probs of its own."""
+    if not (isinstance(reply, Generation) and isinstance(request, Generate)):
+        return reply
+    new = iter(reply.context)
+    return replace(reply, context=tuple(each if each.tokens else next(new) for each in request.context))
 
 
 class Asked:
@@ -65,8 +101,12 @@ class Asked:
         self.request = request
         #: Smallest index among those who wait: older jobs come first.
         self.age = age
-        #: Who, and at which place among the requests they made together.
-        self.waiters: list[tuple[Any, int]] = []
+        #: Who, at which place among the requests they made together, and the request in their own words.
+        self.waiters: list[tuple[Any, int, Request]] = []
+
+    def reply_for(self, request: Request, reply: Any) -> Any:
+        """The reply as it is handed to one of those who wait."""
+        return reply if request is self.request else _completed(_shortened(reply, self.request), request)
 
 
 class Lane:
@@ -79,6 +119,7 @@ class Lane:
         max_batch: int,
         concurrency: int,
         advice: str,
+        cache: Cache,
     ) -> None:
         if max_batch < 1 or concurrency < 1:
             raise ValueError(f"max_batch is {max_batch} and concurrency {concurrency}; both must be at least 1")
@@ -87,6 +128,7 @@ class Lane:
         self.max_batch = max_batch
         self.concurrency = concurrency
         self.advice = advice
+        self.cache = cache
         #: Equal requests share an entry: each is answered once for all who asked.
         self.waiting: dict[Key, Asked] = {}
         self.running: dict[Key, Asked] = {}
@@ -121,11 +163,11 @@ class Lane:
         return self.answer(batch[:middle]) + self.answer(batch[middle:])
 
 
-def lane_for(kind: type[Any], call: Any, backend: Any, advice: str) -> Lane:
+def lane_for(kind: type[Any], call: Any, backend: Any, advice: str, cache: Cache) -> Lane:
     """The lane to a backend; without one, `advice` says what to pass."""
     if backend is None:
-        return Lane(kind, None, 1, 1, advice)
-    return Lane(kind, call, backend.max_batch, backend.concurrency, advice)
+        return Lane(kind, None, 1, 1, advice, cache)
+    return Lane(kind, call, backend.max_batch, backend.concurrency, advice, cache)
 
 
 def search_call(retriever: Retriever | None) -> Callable[[list[Retrieve]], Sequence[Any]] | None:

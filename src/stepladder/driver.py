@@ -17,15 +17,28 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol
 
-from stepladder.batching import Asked, Cache, Key, Lane, lane_for, search_call
+from stepladder.batching import Asked, Cache, Key, Lane, key_of, lane_for, search_call
 from stepladder.engines.base import Engine, EngineDown
 from stepladder.errors import StepladderError
-from stepladder.request import Algorithm, Generate, Job, Request, Result, Retrieve, Score
+from stepladder.request import (
+    Algorithm,
+    Asking,
+    Generate,
+    Generation,
+    Job,
+    Request,
+    Result,
+    Retrieve,
+    Score,
+    answer,
+    requests_in,
+)
 from stepladder.retrieval.base import Retriever
-from stepladder.trace import StopReason
+from stepladder.trace import StopReason, Usage
 
 
 class Scorer(Protocol):
@@ -75,9 +88,12 @@ class Counts:
     """What the driver did, by kind of request."""
 
     asked: dict[str, int] = field(default_factory=dict)
+    #: Requests answered by what is remembered, and those that shared the reply to an equal one under way.
     answered_by_cache: int = 0
     merged: int = 0
     calls: dict[str, int] = field(default_factory=dict)
+    #: Tokens that the engine read and wrote. What was answered without it is not in here.
+    usage: Usage = Usage()
 
 
 class Driver:
@@ -91,15 +107,19 @@ class Driver:
         *,
         in_flight: int = 1024,
         retrieval_cache: int = 65_536,
+        generation_cache: int = 0,
     ) -> None:
-        """`in_flight` jobs are open at once; `retrieval_cache` is how many searches are remembered."""
+        """`in_flight` jobs are open at once; the caches say how many searches and generations are remembered.
+
+        Generations hold as long as the model stays the same: remember none while it learns.
+        """
         if in_flight < 1:
             raise ValueError(f"in_flight is {in_flight}; at least 1 job must be open")
         self.engine = engine
         self.retriever = retriever
         self.scorer = scorer
         self.in_flight = in_flight
-        self.searches = Cache(retrieval_cache)
+        self.caches = {Retrieve: Cache(retrieval_cache), Score: Cache(0), Generate: Cache(generation_cache)}
         self.counts = Counts()
 
     def run(self, jobs: Iterable[Job[Result]], watch: Watcher | None = None) -> list[Outcome[Result]]:
@@ -137,16 +157,16 @@ class Driver:
 
 
 class _Run(Generic[Result]):
-    """A job under way: its generator, and the replies it is waiting for."""
+    """A job under way: its generator, what it asked for, and the replies it is waiting for."""
 
-    __slots__ = ("algorithm", "index", "missing", "replies", "single")
+    __slots__ = ("algorithm", "asking", "index", "missing", "replies")
 
     def __init__(self, index: int, algorithm: Algorithm[Result]) -> None:
         self.index = index
         self.algorithm = algorithm
+        self.asking: Asking = ()
         self.replies: list[Any] = []
         self.missing = 0
-        self.single = True
 
 
 class _Session(Generic[Result]):
@@ -161,10 +181,13 @@ class _Session(Generic[Result]):
         retriever, scorer, engine = driver.retriever, driver.scorer, driver.engine
         score, generate = getattr(scorer, "score", None), getattr(engine, "generate", None)
         # Cheapest first: a lane that takes one call at a time waits for those before it.
-        self.lanes = (
-            lane_for(Retrieve, search_call(retriever), retriever, "there is no index to search: pass a retriever"),
-            lane_for(Score, score, scorer, "there is no reward model: pass a scorer"),
-            lane_for(Generate, generate, engine, "there is no model: pass an engine"),
+        self.lanes = tuple(
+            lane_for(kind, call, backend, advice, driver.caches[kind])
+            for kind, call, backend, advice in (
+                (Retrieve, search_call(retriever), retriever, "there is no index to search: pass a retriever"),
+                (Score, score, scorer, "there is no reward model: pass a scorer"),
+                (Generate, generate, engine, "there is no model: pass an engine"),
+            )
         )
 
     def outcomes(self) -> Iterator[Outcome[Result]]:
@@ -247,32 +270,22 @@ class _Session(Generic[Result]):
         """Hand replies to those who wait, and let them go on."""
         for asked, reply in zip(batch, replies):
             del lane.running[asked.key]
-            if lane.kind is Retrieve and not isinstance(reply, Exception):
-                self.driver.searches.put(asked.request, reply)
-            for run, slot in asked.waiters:
-                run.replies[slot] = reply
+            if not isinstance(reply, Exception):
+                lane.cache.put(asked.key, asked.request, reply)
+            if isinstance(reply, Generation):
+                self.driver.counts.usage += reply.usage
+            for run, slot, request in asked.waiters:
+                run.replies[slot] = asked.reply_for(request, reply)
                 run.missing -= 1
                 if run.missing == 0:
-                    self._resume(run)
+                    self._advance(run, partial(answer, run.algorithm, run.asking, run.replies))
 
-    def _resume(self, run: _Run[Result]) -> None:
-        failed = next((reply for reply in run.replies if isinstance(reply, Exception)), None)
-        if failed is not None:
-            raised_at = failed.__traceback__
-            self._advance(run, lambda: run.algorithm.throw(failed))
-            failed.__traceback__ = raised_at  # others may get the same error: it must not collect all their frames
-        else:
-            reply = run.replies[0] if run.single else run.replies
-            self._advance(run, lambda: run.algorithm.send(reply))
-
-    def _advance(self, run: _Run[Result], go_on: Callable[[], Any]) -> None:
+    def _advance(self, run: _Run[Result], go_on: Callable[[], Asking]) -> None:
         """Let one algorithm go on until it waits for a reply that is not at hand, or is done."""
         while True:
             try:
-                asked = go_on()
-                requests = [asked] if isinstance(asked, Request) else list(asked)
-                run.single = isinstance(asked, Request)
-                asked_for = [(request, self._lane_for(request), Key(request)) for request in requests]
+                run.asking = go_on()
+                asked_for = [(request, self._lane_for(request), key_of(request)) for request in requests_in(run.asking)]
             except StopIteration as end:
                 self._finish(run, Outcome(run.index, value=end.value))
                 return
@@ -286,8 +299,7 @@ class _Session(Generic[Result]):
             self._ask(run, asked_for)
             if run.missing:
                 return
-            replies = run.replies[0] if run.single else run.replies
-            go_on = lambda replies=replies: run.algorithm.send(replies)  # type: ignore[misc] # noqa: E731
+            go_on = partial(answer, run.algorithm, run.asking, run.replies)
 
     def _lane_for(self, request: object) -> Lane:
         for lane in self.lanes:
@@ -304,7 +316,7 @@ class _Session(Generic[Result]):
         for slot, (request, lane, key) in enumerate(asked_for):
             name = lane.kind.__name__
             counts.asked[name] = counts.asked.get(name, 0) + 1
-            known = self.driver.searches.get(request) if lane.kind is Retrieve else None
+            known = lane.cache.get(key, request)
             if known is not None:
                 counts.answered_by_cache += 1
                 run.replies[slot] = known
@@ -316,7 +328,7 @@ class _Session(Generic[Result]):
             else:
                 asked.age = min(asked.age, run.index)
                 counts.merged += 1
-            asked.waiters.append((run, slot))
+            asked.waiters.append((run, slot, request))
 
     def _finish(self, run: _Run[Result], outcome: Outcome[Result]) -> None:
         self.finished.append(outcome)

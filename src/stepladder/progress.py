@@ -5,6 +5,7 @@ In: outcomes, as the driver finishes them. Out: text on standard error, so that 
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -33,11 +34,23 @@ class _Rate(ProgressColumn):
 
 
 class Progress:
-    """Watches a `Driver.run`: `with Progress("Evaluating", 200) as watch: driver.run(jobs, watch)`."""
+    """Watches a `Driver.run`: `with Progress("Evaluating", 200) as watch: driver.run(jobs, watch)`.
 
-    def __init__(self, label: str, total: int, *, file: TextIO | None = None, log_every: float = LOG_EVERY) -> None:
+    `note` says what else there is to know, in few words, whenever the state is shown.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        *,
+        note: Callable[[], str] | None = None,
+        file: TextIO | None = None,
+        log_every: float = LOG_EVERY,
+    ) -> None:
         self.label = label
         self.total = total
+        self.note = note
         self.file = file or sys.stderr
         self.log_every = log_every
         self.done = 0
@@ -53,11 +66,12 @@ class Progress:
                 _Rate(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
                 TextColumn("[red]{task.fields[failed]}"),
                 console=Console(file=self.file),
                 transient=True,
             )
-            self.task = self.bar.add_task(label, total=total, failed="")
+            self.task = self.bar.add_task(label, total=total, failed="", note="")
 
     def __enter__(self) -> "Progress":
         if self.bar is not None:
@@ -79,7 +93,9 @@ class Progress:
         self.done += amount
         self.failed += failed
         if self.bar is not None:
-            self.bar.update(self.task, advance=amount, failed=f"{self.failed} failed" if self.failed else "")
+            failed_so_far = f"{self.failed} failed" if self.failed else ""
+            note = self.note() if self.note is not None else ""
+            self.bar.update(self.task, advance=amount, failed=failed_so_far, note=note)
         elif time.monotonic() - self.logged >= self.log_every:
             self.logged = time.monotonic()
             print(self.line(), file=self.file, flush=True)
@@ -89,4 +105,5 @@ class Progress:
         rate = self.done / max(time.monotonic() - self.started, 1e-9)
         left = (self.total - self.done) / rate if rate else 0.0
         failures = f", {self.failed} failed" if self.failed else ""
-        return f"{self.label}: {self.done:,}/{self.total:,}{failures}, {rate:,.1f}/s, {left:,.0f} s left"
+        note = f", {self.note()}" if self.note is not None else ""
+        return f"{self.label}: {self.done:,}/{self.total:,}{failures}, {rate:,.1f}/s{note}, {left:,.0f} s left"

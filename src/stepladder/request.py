@@ -8,7 +8,8 @@ them runs unchanged on a scripted engine in a test and on a cluster.
     Retrieve    tuple[Passage, ...]: best first
     Score       tuple[float, ...]: one score a step of the trajectory
 
-Yielding a list of requests gives the list of their replies, in the same order.
+Yielding a list of requests gives the list of their replies, in the same order; where one of them fails, its error is
+raised. Yielding `Each` of them gives replies and errors side by side, for algorithms that can do without some.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -72,6 +73,17 @@ class Score:
 Request = Generate | Retrieve | Score
 
 
+@dataclass(frozen=True, slots=True)
+class Each:
+    """Requests made together, of which some may fail: a failed one is answered with its error."""
+
+    requests: Sequence[Request]
+
+
+#: What an algorithm may yield.
+Asking = Request | Sequence[Request] | Each
+
+
 class Finish(StrEnum):
     """Why a generation ended."""
 
@@ -102,6 +114,27 @@ def nothing_written(context: tuple[Segment, ...]) -> Generation:
 
 Result = TypeVar("Result")
 #: A generator that yields a request (or a list of them) and receives the reply (or the list of replies).
-Algorithm = Generator[Request | Sequence[Request], Any, Result]
+Algorithm = Generator[Asking, Any, Result]
 #: Makes a fresh algorithm; called when its turn comes, so that a million jobs cost no memory in advance.
 Job = Callable[[], Algorithm[Result]]
+
+
+def requests_in(asking: Asking) -> list[Request]:
+    """The single requests of what an algorithm yielded."""
+    if isinstance(asking, Request):
+        return [asking]
+    return list(asking.requests if isinstance(asking, Each) else asking)
+
+
+def answer(algorithm: Algorithm[Any], asking: Asking, replies: Sequence[Any]) -> Asking:
+    """Hand an algorithm the replies to what it asked, some of which may be errors; returns what it asks next."""
+    if isinstance(asking, Each):
+        return algorithm.send(list(replies))
+    failed = next((reply for reply in replies if isinstance(reply, Exception)), None)
+    if failed is None:
+        return algorithm.send(replies[0] if isinstance(asking, Request) else list(replies))
+    raised_at = failed.__traceback__
+    try:
+        return algorithm.throw(failed)
+    finally:
+        failed.__traceback__ = raised_at  # others may get the same error: it must not collect all their frames

@@ -148,6 +148,9 @@ class Usage:
     read: int = 0
     written: int = 0
 
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(self.read + other.read, self.written + other.written)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -289,6 +292,8 @@ class Tree:
     nodes: tuple[Node, ...]
     given: tuple[Passage, ...] = ()
     seed: int = 0
+    #: Simulations that broke, for reasons around the policy (a server that failed). They left nothing in the tree.
+    failures: int = 0
 
     def __post_init__(self) -> None:
         for position, node in enumerate(self.nodes):
@@ -301,6 +306,14 @@ class Tree:
     def children(self, node: Node) -> tuple[Node, ...]:
         """The nodes one step further, in the order they were made."""
         return tuple(other for other in self.nodes[node.id + 1 :] if other.parent == node.id)
+
+    def families(self) -> tuple[tuple[Node, ...], ...]:
+        """The children of every node, by its id."""
+        found: list[list[Node]] = [[] for _ in self.nodes]
+        for node in self.nodes[1:]:
+            assert node.parent is not None
+            found[node.parent].append(node)
+        return tuple(map(tuple, found))
 
     def branch(self, node: Node) -> tuple[Node, ...]:
         """The nodes from the root to this one, both included."""

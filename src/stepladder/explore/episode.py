@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from stepladder.agents.base import Agent
-from stepladder.request import Algorithm, Finish, Generate, Generation, Request, Retrieve, Sampling
+from stepladder.request import Algorithm, Asking, Finish, Generate, Generation, Retrieve, Sampling
 from stepladder.seeding import seed_of
 from stepladder.trace import ActionKind, Question, Segment, Step, StopReason, Trajectory
 
@@ -50,6 +50,8 @@ def begin(agent: Agent, question: Question, settings: EpisodeSettings, seed: int
 def take_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings, seed: int) -> Algorithm[Trajectory]:
     """The trajectory with one more step: written by the engine, parsed by the agent, answered by the search."""
     rendered = agent.render(trajectory)
+    if settings.sampling.temperature == 0:
+        seed = 0  # nothing is drawn, and equal states ask for the same
     reply: Generation = yield Generate(rendered, agent.stops, settings.sampling, seed, trajectory)
     if reply.finish is Finish.NO_ROOM and not reply.text:
         return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
@@ -80,7 +82,7 @@ def newly_read(trajectory: Trajectory, context: Sequence[Segment]) -> tuple[tupl
 
 def watched(algorithm: Algorithm[Any], look: Callable[[Trajectory], None]) -> Algorithm[Any]:
     """The same algorithm; `look` is shown the state before every generation, and the final trajectory."""
-    go_on: Callable[[], Request | Sequence[Request]] = partial(next, algorithm)
+    go_on: Callable[[], Asking] = partial(next, algorithm)
     while True:
         try:
             asked = go_on()

@@ -1,0 +1,300 @@
+"""Monte-Carlo tree search over the steps of one question: which steps lead to a right answer, and which do not.
+
+In: an agent, a question, settings, a seed. Out (as the generator's return value): a `Tree`. A simulation goes down the
+tree by a rule (select.py), gives the leaf it comes to its children, if that was valued before, values one of them, and
+tells every node on the way. A leaf is valued by playing on to an end (a roll-out) or by asking a scorer: a process
+reward model, or a judge.
+
+Simulations run in waves of `parallel`. Those of a wave go down one after the other, each seeing the others as losses
+until they are back (virtual loss), then expand and play side by side. So one tree alone keeps an engine busy, and the
+tree depends on nothing but its seed: draws belong to places in the tree, not to moments or batches.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from stepladder.agents.base import Agent
+from stepladder.errors import StepladderError
+from stepladder.evaluate.metrics import normalise, score_answer
+from stepladder.explore.episode import EpisodeSettings, begin, take_step
+from stepladder.request import Algorithm, Sampling, Score
+from stepladder.seeding import seed_of
+from stepladder.together import together
+from stepladder.trace import Action, ActionKind, Node, Question, Rollout, StopReason, Trajectory, Tree
+
+Selection = Literal["uct", "puct", "puct-policy"]
+
+
+@dataclass(frozen=True, slots=True)
+class MCTSSettings:
+    """How a tree grows. ReasonRAG's and ProRAG's constants are in explore/settings.py."""
+
+    #: Limits of an episode, and how children are sampled.
+    episode: EpisodeSettings
+    #: How roll-outs are sampled.
+    rollout: Sampling
+    simulations: int = 200
+    #: Steps that are sampled from a state; equal ones are one child.
+    width: int = 5
+    #: Deeper states are valued, but get no children.
+    depth: int = 10
+    #: UCT, PUCT with a uniform prior, or PUCT with the policy's own log-probs as prior.
+    selection: Selection = "puct"
+    #: Weight of what was little visited.
+    c: float = 2.5
+    #: Discount a step between a node and an end.
+    gamma: float = 1.0
+    #: Discount a step between the root and an end: short ways are worth more.
+    decay: float = 1.0
+    #: How a leaf is valued.
+    evaluate: Literal["rollout", "score"] = "rollout"
+    #: Simulations that are under way at once.
+    parallel: int = 4
+    #: Stop when no value below the root has moved by more than `tolerance` for so many simulations; None: never.
+    patience: int | None = None
+    tolerance: float = 0.01
+
+
+def search(agent: Agent, question: Question, settings: MCTSSettings, seed: int) -> Algorithm[Tree]:
+    """Grow the tree of one question."""
+    if not question.answers:
+        raise StepladderError(f"question {question.id!r} has no answers: nothing tells a good end from a bad one")
+    root = _State(None, (yield from begin(agent, question, settings.episode, seed)))
+    grove = _Grove(agent, settings, seed, [root])
+    settling = _Settling(settings)
+    done = failures = 0
+    while done < settings.simulations and not settling.settled:
+        wave = min(settings.parallel, settings.simulations - done)
+        failed = yield from grove.wave(wave)
+        done, failures = done + wave, failures + len(failed)
+        if failures == done:  # nothing has worked yet: nor will the rest
+            raise failed[0]
+        settling.look([child.value for child in root.children], done)
+    return grove.tree(failures)
+
+
+class _State:
+    """A node while its tree grows."""
+
+    __slots__ = (
+        "children",
+        "number",
+        "parent",
+        "path",
+        "prior",
+        "reward",
+        "rollouts",
+        "scores",
+        "total",
+        "trajectory",
+        "under_way",
+        "visits",
+    )
+
+    def __init__(self, parent: "_State | None", trajectory: Trajectory, prior: float = 1.0) -> None:
+        self.parent = parent
+        self.trajectory = trajectory
+        self.prior = prior
+        self.number = 0
+        #: Places among the children, from the root down. Draws belong to it.
+        self.path: tuple[int, ...] = () if parent is None else (*parent.path, len(parent.children))
+        self.children: list[_State] = []
+        self.visits = 0
+        self.total = 0.0
+        #: Simulations that went through here and are not back yet: each counts as a visit that earned nothing.
+        self.under_way = 0
+        #: What it earned, where the episode has ended.
+        self.reward: float | None = None
+        self.rollouts: list[Rollout] = []
+        self.scores: dict[str, float] = {}
+        if trajectory.stop is not None:
+            self.reward = outcome(trajectory)
+
+    @property
+    def value(self) -> float:
+        """Q, the mean of what came back."""
+        return self.total / self.visits if self.visits else 0.0
+
+    def best_child(self, settings: MCTSSettings) -> "_State":
+        """The child to go to: good so far, or little known. The first of equals."""
+        seen = sum(child.visits + child.under_way for child in self.children)
+
+        def rank(child: _State) -> float:
+            n = child.visits + child.under_way
+            q = child.total / n if n else 0.0
+            if settings.selection == "uct":
+                return q + settings.c * math.sqrt(math.log(seen) / n) if n else math.inf
+            return q + settings.c * child.prior * math.sqrt(seen) / (1 + n)
+
+        return max(self.children, key=rank)
+
+    def way_up(self) -> "list[_State]":
+        """This state and those above it."""
+        way = [self]
+        while way[-1].parent is not None:
+            way.append(way[-1].parent)
+        return way
+
+
+class _Grove:
+    """The tree of one question and how it grows."""
+
+    def __init__(self, agent: Agent, settings: MCTSSettings, seed: int, states: list[_State]) -> None:
+        self.agent = agent
+        self.settings = settings
+        self.seed = seed
+        #: In the order they were made, parents first.
+        self.states = states
+
+    def wave(self, size: int) -> Algorithm[list[Exception]]:
+        """Some simulations side by side; returns what went wrong."""
+        leaves = [self._go_down(self.states[0]) for _ in range(size)]
+        barren = list(dict.fromkeys(leaf for leaf in leaves if self._may_grow(leaf)))
+        grown = dict(zip(barren, (yield from together(self._expand(leaf) for leaf in barren)), strict=True))
+        leaves = [self._go_down(leaf) if leaf.children else leaf for leaf in leaves]
+        valued = [leaf for leaf in leaves if not isinstance(grown.get(leaf), Exception)]
+        values = yield from together(self._evaluate(leaf, place) for place, leaf in enumerate(valued))
+        problems = [grown[leaf] for leaf in leaves if isinstance(grown.get(leaf), Exception)]
+        for leaf, value in zip(valued, values):
+            if isinstance(value, Exception):
+                problems.append(value)
+            else:
+                self._tell(leaf, value)
+        for leaf in leaves:
+            for state in leaf.way_up():
+                state.under_way -= 1
+        return [problem for problem in problems if problem is not None]
+
+    def _go_down(self, start: _State) -> _State:
+        """The leaf that a simulation comes to from here, marked as being on the way."""
+        state = start
+        if start.parent is None:
+            start.under_way += 1
+        while state.children:
+            state = state.best_child(self.settings)
+            state.under_way += 1
+        return state
+
+    def _may_grow(self, leaf: _State) -> bool:
+        """Whether a leaf gets children: it was valued before, or is being valued, and is no end."""
+        known = leaf.parent is None or leaf.visits + leaf.under_way > 1
+        return known and leaf.reward is None and len(leaf.path) < self.settings.depth
+
+    def _expand(self, leaf: _State) -> Algorithm[None]:
+        """Give a leaf its children. Equal actions become one child."""
+        settings = self.settings
+        seeds = [seed_of(self.seed, "child", *leaf.path, draw) for draw in range(settings.width)]
+        steps = yield from together(take_step(self.agent, leaf.trajectory, settings.episode, seed) for seed in seeds)
+        made = [each for each in steps if isinstance(each, Trajectory)]
+        if not made:
+            raise next(each for each in steps if isinstance(each, Exception))
+        if any(len(each.steps) == len(leaf.trajectory.steps) for each in made):  # no room was left to write anything
+            leaf.trajectory = replace(leaf.trajectory, stop=StopReason.CONTEXT_LIMIT)
+            leaf.reward = 0.0
+            return
+        distinct: dict[tuple[str, str], Trajectory] = {}
+        for each in made:
+            distinct.setdefault(_action_key(each.steps[-1].action), each)
+        for trajectory, prior in zip(distinct.values(), self._priors(list(distinct.values())), strict=True):
+            child = _State(leaf, trajectory, prior)
+            child.number = len(self.states)
+            leaf.children.append(child)
+            self.states.append(child)
+
+    def _priors(self, children: Sequence[Trajectory]) -> list[float]:
+        """How likely each child is before anything is known of it."""
+        if self.settings.selection != "puct-policy":
+            return [1 / len(children)] * len(children)
+        logprobs = [each.steps[-1].written.logprobs for each in children]
+        if not all(logprobs):
+            raise StepladderError(
+                "selection 'puct-policy' needs the log-probs of what the policy wrote, and this engine gives none: "
+                "use 'puct'"
+            )
+        # The mean of a token, because the sum would mostly say which step is longer.
+        likelihoods = [math.exp(sum(each) / len(each)) for each in logprobs]
+        return [each / sum(likelihoods) for each in likelihoods]
+
+    def _evaluate(self, leaf: _State, place: int) -> Algorithm[float]:
+        """What a simulation brings back to the leaf."""
+        if leaf.reward is not None:
+            return self._worth(leaf, leaf.reward, 0)
+        if self.settings.evaluate == "score":
+            score = float((yield Score(leaf.trajectory))[-1]) if leaf.trajectory.steps else 0.0
+            leaf.scores["leaf"] = score
+            return score
+        seed = seed_of(self.seed, "rollout", *leaf.path, leaf.visits, place)
+        end = yield from self._play_on(leaf.trajectory, seed)
+        assert end.stop is not None
+        steps = len(end.steps) - len(leaf.trajectory.steps)
+        leaf.rollouts.append(Rollout(outcome(end), steps, end.stop, end.answer))
+        return self._worth(leaf, outcome(end), steps)
+
+    def _play_on(self, trajectory: Trajectory, seed: int) -> Algorithm[Trajectory]:
+        settings = replace(self.settings.episode, sampling=self.settings.rollout)
+        while trajectory.stop is None:
+            trajectory = yield from take_step(self.agent, trajectory, settings, seed_of(seed, len(trajectory.steps)))
+        return trajectory
+
+    def _worth(self, leaf: _State, reward: float, steps: int) -> float:
+        """An end's reward as it reaches the leaf."""
+        return float(reward * self.settings.decay ** (len(leaf.path) + steps) * self.settings.gamma**steps)
+
+    def _tell(self, leaf: _State, value: float) -> None:
+        """Add a simulation to every state on its way."""
+        for state in leaf.way_up():
+            state.visits += 1
+            state.total += value
+            value *= self.settings.gamma
+
+    def tree(self, failures: int) -> Tree:
+        """The tree as a record."""
+        root = self.states[0].trajectory
+        nodes = tuple(
+            Node(
+                state.number,
+                None if state.parent is None else state.parent.number,
+                None if state.parent is None else state.trajectory.steps[-1],
+                state.visits,
+                state.value,
+                None if state.parent is None else state.prior,
+                state.trajectory.stop,
+                state.reward,
+                tuple(state.rollouts),
+                state.scores,
+            )
+            for state in self.states
+        )
+        return Tree(root.question, root.agent, nodes, root.given, root.seed, failures)
+
+
+class _Settling:
+    """Notices when the values below the root have stopped moving."""
+
+    def __init__(self, settings: MCTSSettings) -> None:
+        self.settings = settings
+        self.values: list[float] = []
+        self.since = 0
+        self.settled = False
+
+    def look(self, values: list[float], done: int) -> None:
+        """The values after so many simulations."""
+        moved = len(values) != len(self.values) or any(
+            abs(now - before) > self.settings.tolerance for now, before in zip(values, self.values)
+        )
+        if moved:
+            self.values, self.since = values, done
+        self.settled = self.settings.patience is not None and done - self.since >= self.settings.patience
+
+
+def outcome(trajectory: Trajectory) -> float:
+    """What an episode earned: the F1 of its answer."""
+    return score_answer(trajectory.answer, trajectory.question.answers).f1
+
+
+def _action_key(action: Action) -> tuple[str, str]:
+    """What makes two actions the same, however the thoughts before them are worded."""
+    plain = "" if action.kind is ActionKind.MALFORMED else normalise(action.content)
+    return action.kind.value, plain or action.content

@@ -1,0 +1,78 @@
+"""Exploration: grow the trees of many questions at once, and have each on disk as soon as it is done.
+
+In: a driver, an agent, questions, settings, a file. Out: the file with a tree a question, and a `Exploration`: what it
+took. Trees that are in the file already are left as they are, so a run that was killed goes on; and as a tree depends
+on its question and the seed alone, it goes on to the trees it would have made.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepladder.agents.base import Agent
+from stepladder.driver import Counts, Driver, Watcher
+from stepladder.explore.mcts import MCTSSettings, search
+from stepladder.explore.store import TreeFile
+from stepladder.request import Algorithm
+from stepladder.seeding import seed_of
+from stepladder.trace import Question, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """What became of the questions, and what it took."""
+
+    #: Trees made now, and those that were there before.
+    made: int
+    known: int
+    #: Questions without a tree, by reason.
+    failures: Counter[str]
+
+
+def explore(
+    driver: Driver,
+    agent: Agent,
+    questions: Sequence[Question],
+    settings: MCTSSettings,
+    path: Path,
+    *,
+    seed: int,
+    watch: Watcher | None = None,
+) -> Exploration:
+    """Grow the trees that are not in the file yet."""
+    trees = TreeFile(path)
+    open_questions = [question for question in questions if question.id not in trees.ids]
+
+    def job(question: Question) -> Callable[[], Algorithm[Tree]]:
+        return lambda: search(agent, question, settings, seed_of(seed, question.id))
+
+    failures: Counter[str] = Counter()
+    for outcome in driver.stream(job(question) for question in open_questions):
+        if outcome.value is not None:
+            trees.add(outcome.value)
+        else:
+            assert outcome.failure is not None
+            failures[outcome.failure.reason] += 1
+        if watch is not None:
+            watch(outcome)
+    made = len(open_questions) - failures.total()
+    return Exploration(made, len(questions) - len(open_questions), failures)
+
+
+class Meter:
+    """Says how fast a driver works and how much it need not do, for a progress bar."""
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+        self.started = time.monotonic()
+
+    def __call__(self) -> str:
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        return f"{self.counts.usage.written / seconds:,.0f} tokens/s, {self.shared:.0%} shared"
+
+    @property
+    def shared(self) -> float:
+        """The share of requests that were answered without asking anybody: known, or equal to one under way."""
+        return (self.counts.answered_by_cache + self.counts.merged) / max(sum(self.counts.asked.values()), 1)

@@ -1,0 +1,457 @@
+"""Search trees: how they grow, what they depend on, and that they survive being killed."""
+
+import gzip
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import PASSAGES, QUESTION, WordRetriever
+from stepladder.agents import make_agent
+from stepladder.driver import Driver, Failure
+from stepladder.engines.base import EngineError
+from stepladder.engines.scripted import ScriptedEngine
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.mcts import MCTSSettings, outcome, search
+from stepladder.explore.runner import explore
+from stepladder.explore.settings import PRESETS, ExploreSettings
+from stepladder.explore.store import TreeFile, read_trees
+from stepladder.explore.values import discounted, monte_carlo
+from stepladder.records import RecordError
+from stepladder.request import Algorithm, Generate, Generation, Sampling, Score, nothing_written
+from stepladder.seeding import seed_of
+from stepladder.trace import ActionKind, Author, Question, Segment, StopReason, Tree, dumps
+
+AGENT = make_agent("prorag-brief")
+QUERIES = ("Who designed Orm Tower?", "Where was Ada Tarn born?", "Where is Velm?", "Who is he?")
+SETTINGS = MCTSSettings(
+    EpisodeSettings(8, 1, Sampling(0.9, 0.95, 200)), Sampling(0.0, 1.0, 200), simulations=24, width=4, gamma=0.9
+)
+
+
+def stroll(request: Generate) -> str:
+    """A policy that wanders: what it writes depends on what it has read and on the seed, and on nothing else."""
+    assert request.trajectory is not None
+    steps = request.trajectory.steps
+    seen = "".join(step.written.text for step in steps) + request.trajectory.question.id
+    draw = random.Random(f"{request.seed} {request.sampling.temperature} {seen}")
+    if steps and steps[-1].action.kind is ActionKind.QUERY:
+        found = steps[-1].passages[0].text
+        return f"<step>Read.</step><subanswer>{draw.choice(['Ada Tarn', 'Velm', found[:20]])}</subanswer>"
+    choice = draw.random()
+    if choice < 0.1:
+        return "I do not know how to write a step"
+    if choice < 0.4:
+        return f"<step>So.</step><answer>{draw.choice(['Velm', 'Orm', 'Velm on the Oss'])}</answer>"
+    return f"<step>Look {draw.randint(0, 9)}.</step><subquery>{draw.choice(QUERIES)}</subquery>"
+
+
+def grow(script: Any = stroll, settings: MCTSSettings = SETTINGS, question: Question = QUESTION, **driver: Any) -> Tree:
+    engine = ScriptedEngine(script)
+    (done,) = Driver(engine, WordRetriever(), **driver).run([lambda: search(AGENT, question, settings, 7)])
+    assert done.value is not None, done.failure
+    return done.value
+
+
+def fails(script: Any = stroll, settings: MCTSSettings = SETTINGS, question: Question = QUESTION) -> Failure:
+    (done,) = Driver(ScriptedEngine(script), WordRetriever()).run([lambda: search(AGENT, question, settings, 7)])
+    assert done.failure is not None
+    return done.failure
+
+
+def many(count: int) -> list[Question]:
+    return [replace(QUESTION, id=f"q{number}") for number in range(count)]
+
+
+# --- how a tree grows ---------------------------------------------------------------------------------------
+
+
+def test_every_simulation_is_counted_on_its_whole_way() -> None:
+    tree = grow()
+    assert tree.nodes[0].visits == SETTINGS.simulations
+    for node, children in zip(tree.nodes, tree.families()):
+        below = sum(child.visits for child in children)
+        own = len(node.rollouts) + (node.visits if node.reward is not None else 0)
+        assert node.visits == below + own
+
+
+def test_the_values_of_the_search_are_those_of_the_tree_it_leaves() -> None:
+    settings = replace(SETTINGS, decay=0.95)
+    tree = grow(settings=settings)
+    for node, value in zip(tree.nodes, discounted(tree, settings.gamma, settings.decay)):
+        if node.visits:
+            assert value == pytest.approx(node.value)
+
+
+def test_branches_hold_exactly_what_the_engine_saw() -> None:
+    seen: dict[tuple[str, ...], tuple[int, ...]] = {}
+
+    class Watching(ScriptedEngine):
+        def generate(self, requests: Sequence[Generate]) -> Any:
+            replies = super().generate(requests)
+            for reply in replies:
+                tokens = tuple(token for part in reply.context for token in part.tokens) + reply.written.tokens
+                seen[tuple(part.text for part in (*reply.context, reply.written))] = tokens
+            return replies
+
+    (done,) = Driver(Watching(stroll), WordRetriever()).run([lambda: search(AGENT, QUESTION, SETTINGS, 7)])
+    tree = done.value
+    assert tree is not None
+    for node in tree.nodes[1:]:
+        branch = tree.trajectory(node)
+        segments = (*branch.consumed(len(branch.steps) - 1), branch.steps[-1].written)
+        assert tuple(token for part in segments for token in part.tokens) == seen[tuple(part.text for part in segments)]
+
+
+def test_equal_actions_are_one_child_whatever_the_thought() -> None:
+    tree = grow(settings=replace(SETTINGS, width=40))
+    for children in tree.families():
+        actions = [(child.step.action.kind, child.step.action.content) for child in children if child.step]
+        assert len(actions) == len(set(actions))
+    thoughts = {child.step.action.thought for child in tree.families()[0] if child.step}
+    assert len(tree.families()[0]) <= len(QUERIES) + 4 < 40
+    assert thoughts
+
+
+def test_a_uniform_prior_is_shared_by_the_distinct_children() -> None:
+    tree = grow()
+    for children in tree.families():
+        assert all(child.prior == pytest.approx(1 / len(children)) for child in children)
+
+
+def test_the_policys_own_prior_prefers_what_it_finds_likely() -> None:
+    class Sure(ScriptedEngine):
+        """Finds longer texts less likely."""
+
+        def _reply(self, request: Generate) -> Any:
+            reply = super()._reply(request)
+            assert not isinstance(reply, EngineError)
+            logprobs = (-len(reply.text) / 100,) * len(reply.written.tokens)
+            return replace(reply, written=replace(reply.written, logprobs=logprobs))
+
+    settings = replace(SETTINGS, selection="puct-policy")
+    (done,) = Driver(Sure(stroll), WordRetriever()).run([lambda: search(AGENT, QUESTION, settings, 7)])
+    assert done.value is not None
+    children = done.value.families()[0]
+    assert sum(child.prior or 0 for child in children) == pytest.approx(1)
+    by_length = sorted(children, key=lambda child: len(child.step.written.text) if child.step else 0)
+    assert [child.prior for child in by_length] == sorted((child.prior or 0 for child in children), reverse=True)
+
+
+def test_a_prior_without_log_probs_is_refused() -> None:
+    class Silent(ScriptedEngine):
+        def _reply(self, request: Generate) -> Any:
+            reply = super()._reply(request)
+            assert not isinstance(reply, EngineError)
+            return replace(reply, written=replace(reply.written, logprobs=()))
+
+    settings = replace(SETTINGS, selection="puct-policy")
+    (done,) = Driver(Silent(stroll), WordRetriever()).run([lambda: search(AGENT, QUESTION, settings, 7)])
+    assert done.failure is not None
+    assert "use 'puct'" in done.failure.reason
+
+
+def two_doors(request: Generate) -> str:
+    """Half of the draws answer rightly at once, the others wrongly."""
+    return f"<step>So.</step><answer>{'Velm' if request.seed % 2 else 'Orm'}</answer>"
+
+
+@pytest.mark.parametrize("selection", ["uct", "puct"])
+def test_the_better_child_is_visited_more(selection: Any) -> None:
+    tree = grow(two_doors, replace(SETTINGS, selection=selection, c=0.5, simulations=40, parallel=1))
+    right, wrong = sorted(tree.families()[0], key=lambda child: child.value, reverse=True)
+    assert (right.reward, wrong.reward) == (1.0, 0.0)
+    assert right.visits > 2 * wrong.visits > 0
+
+
+def test_uct_follows_its_formula() -> None:
+    """Two ends worth 1 and 0, one simulation at a time: the visits are those of the rule worked out by hand."""
+    c, visits, totals = 1.414, [0, 0], [0.0, 0.0]
+    tree = grow(two_doors, replace(SETTINGS, selection="uct", c=c, simulations=30, parallel=1, gamma=1.0))
+    rewards = [child.reward or 0.0 for child in tree.families()[0]]
+    for _ in range(30):
+        ranks = [
+            totals[i] / visits[i] + c * math.sqrt(math.log(sum(visits)) / visits[i]) if visits[i] else math.inf
+            for i in (0, 1)
+        ]
+        best = ranks.index(max(ranks))
+        visits[best] += 1
+        totals[best] += rewards[best]
+    assert [child.visits for child in tree.families()[0]] == visits
+
+
+def test_virtual_loss_spreads_a_wave_over_the_children() -> None:
+    settings = replace(SETTINGS, simulations=4, parallel=4, width=12)
+    spread = [child.visits for child in grow(settings=settings).families()[0]]
+    assert sum(spread) == 4
+    assert max(spread) == 1
+
+
+def test_no_node_stands_deeper_than_the_depth() -> None:
+    tree = grow(settings=replace(SETTINGS, depth=2, simulations=60))
+    assert max(len(tree.branch(node)) - 1 for node in tree.nodes) == 2
+
+
+def test_a_settled_tree_stops_early() -> None:
+    settled = grow(two_doors, replace(SETTINGS, simulations=400, patience=12))
+    assert 12 <= settled.nodes[0].visits < 100
+    assert grow(two_doors, replace(SETTINGS, simulations=60)).nodes[0].visits == 60
+
+
+def test_a_scorer_can_value_leaves_instead_of_roll_outs() -> None:
+    class Grader:
+        max_batch, concurrency = 8, 1
+
+        def score(self, requests: Sequence[Score]) -> list[tuple[float, ...]]:
+            return [(0.25,) * len(request.trajectory.steps) for request in requests]
+
+    settings = replace(SETTINGS, evaluate="score", gamma=1.0)
+    driver = Driver(ScriptedEngine(stroll), WordRetriever(), Grader())
+    (done,) = driver.run([lambda: search(AGENT, QUESTION, settings, 7)])
+    assert done.value is not None
+    scored = [node for node in done.value.nodes if node.scores]
+    assert scored
+    assert all(node.reward is None and not node.rollouts and node.scores == {"leaf": 0.25} for node in scored)
+    unended = [node for node in scored if not any(child.visits for child in done.value.children(node))]
+    assert all(node.value == 0.25 for node in unended if node.visits)
+
+
+def test_a_full_context_is_an_end() -> None:
+    class Narrow(ScriptedEngine):
+        def _reply(self, request: Generate) -> Any:
+            full = request.trajectory is not None and len(request.trajectory.steps) >= 2
+            return nothing_written(request.context) if full else super()._reply(request)
+
+    settings = replace(SETTINGS, simulations=80)
+    (done,) = Driver(Narrow(stroll), WordRetriever()).run([lambda: search(AGENT, QUESTION, settings, 7)])
+    assert done.value is not None
+    full = [node for node in done.value.nodes if node.stop is StopReason.CONTEXT_LIMIT]
+    assert full
+    assert all(node.reward == 0.0 for node in full)
+
+
+def test_a_question_without_answers_cannot_be_explored() -> None:
+    assert "has no answers" in fails(question=replace(QUESTION, answers=())).reason
+
+
+# --- what breaks --------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_fails_costs_a_simulation_not_the_tree() -> None:
+    calls = Counter[str]()
+
+    def shaky(request: Generate) -> Any:
+        calls["all"] += 1
+        return EngineError("the server hiccuped") if calls["all"] % 7 == 0 else stroll(request)
+
+    tree = grow(shaky)
+    assert 0 < tree.failures < SETTINGS.simulations
+    assert tree.nodes[0].visits == SETTINGS.simulations - tree.failures
+
+
+def test_a_tree_of_which_nothing_works_fails_at_once() -> None:
+    calls = Counter[str]()
+
+    def dead(request: Generate) -> Any:
+        calls["all"] += 1
+        return EngineError("the server is on fire")
+
+    assert fails(dead).reason == "the server is on fire"
+    assert calls["all"] <= SETTINGS.width
+
+
+# --- what a tree depends on -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("selection", ["uct", "puct"])
+def test_trees_depend_neither_on_batch_size_nor_on_concurrency(selection: Any) -> None:
+    settings = replace(SETTINGS, selection=selection)
+    questions = many(12)
+
+    def forest(in_flight: int, max_batch: int, threads: int, remembered: int) -> list[str]:
+        engine = ScriptedEngine(stroll, max_batch=max_batch, concurrency=threads)
+        driver = Driver(engine, WordRetriever(), in_flight=in_flight, generation_cache=remembered)
+        done = driver.run([lambda each=each: search(AGENT, each, settings, seed_of(1, each.id)) for each in questions])
+        assert all(each.value is not None for each in done)
+        return [dumps(each.value) for each in done if each.value is not None]
+
+    alone = forest(in_flight=1, max_batch=1, threads=1, remembered=0)
+    assert len(set(alone)) == len(questions)
+    assert forest(in_flight=12, max_batch=64, threads=1, remembered=0) == alone
+    assert forest(in_flight=5, max_batch=3, threads=1, remembered=1000) == alone
+    assert forest(in_flight=12, max_batch=2, threads=6, remembered=0) == alone
+
+
+def test_another_seed_gives_another_tree() -> None:
+    run = Driver(ScriptedEngine(stroll), WordRetriever()).run
+    one, other, same = run([lambda seed=seed: search(AGENT, QUESTION, SETTINGS, seed) for seed in (1, 2, 1)])
+    assert one.value == same.value
+    assert one.value != other.value
+
+
+def test_equal_generations_are_made_once() -> None:
+    made = Counter[tuple[Any, ...]]()
+
+    def counted(request: Generate) -> str:
+        made[(tuple(part.text for part in request.context), request.sampling, request.seed)] += 1
+        return stroll(request)
+
+    grow(counted, generation_cache=10_000)
+    assert max(made.values()) == 1
+    unshared = sum(made.values())
+    made.clear()
+    grow(counted)
+    assert sum(made.values()) > unshared, "roll-outs meet states that were met before"
+
+
+def test_a_remembered_generation_fits_the_log_probs_of_whoever_asks() -> None:
+    """Two branches wrote the same with log-probs that differ by a rounding: each keeps its own."""
+
+    def ask(logprob: float) -> Algorithm[Generation]:
+        said = Segment(Author.POLICY, "a", (97,), (logprob,), "bytes")
+        prompt = Segment(Author.PROMPT, "p", (112,), (), "bytes")
+        return (yield Generate((prompt, said, Segment(Author.ENVIRONMENT, "e"))))
+
+    engine = ScriptedEngine(lambda request: "b")
+    driver = Driver(engine, in_flight=1, generation_cache=8)
+    first, second = (each.value for each in driver.run([lambda: ask(-0.5), lambda: ask(-0.4999)]))
+    assert first is not None
+    assert second is not None
+    assert driver.counts.answered_by_cache == 1
+    assert [part.logprobs for part in first.context] == [(), (-0.5,), ()]
+    assert [part.logprobs for part in second.context] == [(), (-0.4999,), ()]
+    assert second.context[2].tokens == (101,)
+    assert first.written == second.written
+
+
+# --- on disk ------------------------------------------------------------------------------------------------
+
+
+def test_an_exploration_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+    def run(questions: list[Question], path: Path) -> Any:
+        return explore(Driver(ScriptedEngine(stroll), WordRetriever()), AGENT, questions, SETTINGS, path, seed=3)
+
+    whole, cut = tmp_path / "whole.jsonl.gz", tmp_path / "cut.jsonl.gz"
+    run(many(6), whole)
+    assert run(many(3), cut).made == 3
+    with cut.open("ab") as file:  # half of a tree, as a killed process leaves it
+        file.write(whole.read_bytes()[:500])
+    with pytest.raises(RecordError, match="in the middle of a tree"):
+        list(read_trees(cut))
+    again = run(many(6), cut)
+    assert (again.made, again.known) == (3, 3)
+    assert {tree.question.id: tree for tree in read_trees(cut)} == {t.question.id: t for t in read_trees(whole)}
+
+
+def test_trees_are_read_by_any_tool_that_reads_gzip(tmp_path: Path) -> None:
+    file = TreeFile(tmp_path / "trees.jsonl.gz")
+    trees = [grow(), grow(question=replace(QUESTION, id="q2"))]
+    for tree in trees:
+        file.add(tree)
+    with gzip.open(file.path, "rt", encoding="utf-8") as lines:
+        assert [line.rstrip("\n") for line in lines] == [dumps(tree) for tree in trees]
+    with pytest.raises(ValueError, match="there already"):
+        file.add(trees[0])
+
+
+def test_failed_questions_are_counted_and_asked_again_by_the_next_run(tmp_path: Path) -> None:
+    def broken(request: Generate) -> Any:
+        assert request.trajectory is not None
+        return EngineError("no") if request.trajectory.question.id == "q1" else stroll(request)
+
+    path = tmp_path / "trees.jsonl.gz"
+    first = explore(Driver(ScriptedEngine(broken), WordRetriever()), AGENT, many(3), SETTINGS, path, seed=0)
+    assert (first.made, dict(first.failures)) == (2, {"no": 1})
+    second = explore(Driver(ScriptedEngine(stroll), WordRetriever()), AGENT, many(3), SETTINGS, path, seed=0)
+    assert (second.made, second.known) == (1, 2)
+
+
+KILLED = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_mcts import AGENT, SETTINGS, ScriptedEngine, Driver, WordRetriever, explore, many, stroll
+
+def slowly(request):
+    time.sleep(0.0005)
+    return stroll(request)
+
+driver = Driver(ScriptedEngine(slowly, max_batch=16), WordRetriever(), in_flight=6)
+print("ready", flush=True)
+explore(driver, AGENT, many(40), SETTINGS, Path(sys.argv[1]), seed=5)
+print("done", flush=True)
+"""
+
+
+def test_killed_ten_times_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    """kill -9 at random moments, then a run to the end: the same trees as of a run that nobody disturbed."""
+    path, script = tmp_path / "trees.jsonl.gz", tmp_path / "run.py"
+    script.write_text(KILLED.format(tests=str(Path(__file__).parent)))
+    moments = random.Random(0)
+    known: set[str] = set()
+    kills = 0
+
+    def start() -> subprocess.Popen[str]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, str(script), str(path)], stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    while kills < 10:
+        process = start()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(moments.uniform(0.0, 0.15))
+        process.send_signal(signal.SIGKILL)
+        finished = process.wait() == 0
+        process.stdout.close()
+        assert not finished, "the run was over before it could be killed: give it more to do"
+        kills += 1
+        now = TreeFile(path).ids
+        assert known <= now, "a tree that was written is gone"
+        known = now
+    last = start()
+    assert last.wait() == 0
+    assert last.stdout is not None
+    last.stdout.close()
+    trees = list(read_trees(path))
+    assert sorted(tree.question.id for tree in trees) == sorted(question.id for question in many(40))
+    undisturbed = tmp_path / "undisturbed.jsonl.gz"
+    explore(Driver(ScriptedEngine(stroll), WordRetriever()), AGENT, many(40), SETTINGS, undisturbed, seed=5)
+    assert {tree.question.id: tree for tree in trees} == {t.question.id: t for t in read_trees(undisturbed)}
+
+
+# --- settings -----------------------------------------------------------------------------------------------
+
+
+def test_presets_are_the_papers_constants_and_can_be_changed_one_by_one() -> None:
+    reasonrag = ExploreSettings.read({"preset": "reasonrag"})
+    assert (reasonrag.selection, reasonrag.c, reasonrag.width, reasonrag.simulations) == ("uct", 1.414, 2, 64)
+    assert (reasonrag.depth, reasonrag.decay, reasonrag.gamma) == (7, 0.9, 1.0)
+    prorag = ExploreSettings.read({"preset": "prorag", "simulations": 12}).search(EpisodeSettings(9, 2))
+    assert (prorag.selection, prorag.c, prorag.gamma, prorag.width, prorag.depth) == ("puct", 2.5, 0.99, 5, 10)
+    assert (prorag.episode.sampling.temperature, prorag.episode.sampling.top_p) == (0.9, 0.95)
+    assert (prorag.rollout.temperature, prorag.simulations) == (0.0, 12)
+    assert (prorag.episode.max_steps, prorag.episode.k) == (9, 2)
+    assert PRESETS["prorag"]["simulations"] == 200
+
+
+def test_an_end_earns_the_f1_of_its_answer() -> None:
+    tree = grow()
+    ends = [node for node in tree.nodes if node.stop is StopReason.ANSWERED]
+    assert ends
+    for node in ends:
+        assert node.reward == outcome(tree.trajectory(node))
+    assert any(node.reward == 1.0 for node in ends)
+    assert len(PASSAGES) == 3
+    assert monte_carlo(tree)[0] is not None
