@@ -12,6 +12,7 @@ from stepladder.agents import AGENTS, check_agent, make_agent
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine, EngineError
 from stepladder.engines.gold import GoldEngine
+from stepladder.engines.replies import RememberingEngine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings, episode
@@ -19,7 +20,6 @@ from stepladder.request import Finish, Generate, Generation, Sampling
 from stepladder.trace import Author, Hop, Question, Segment, Trajectory
 from stepladder.train import sources
 from stepladder.train.fewshot import FewShot
-from stepladder.train.replies import RememberingEngine
 from stepladder.train.sft_settings import SFTSettings
 from stepladder.train.sources import transcripts_in
 from stepladder.train.transcripts import gold_transcripts, pick, sampled_transcripts

@@ -3,6 +3,7 @@
 options.py   options that several commands share, and what they make
 play.py      ask, eval
 train.py     run, train sft
+explore.py   explore, pairs, export
 index.py     index build, search, info
 about.py     demo, doctor
 """
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from stepladder import __version__
 from stepladder.cli.about import demo, doctor
+from stepladder.cli.explore import explore_command, export_command, pairs_command
 from stepladder.cli.index import app as index_app
 from stepladder.cli.play import ask, evaluate_command
 from stepladder.cli.train import app as train_app
@@ -37,6 +39,9 @@ app.command()(ask)
 app.command(name="eval")(evaluate_command)
 app.command(name="run")(run_command)
 app.add_typer(train_app, name="train")
+app.command(name="explore")(explore_command)
+app.command(name="pairs")(pairs_command)
+app.command(name="export")(export_command)
 app.add_typer(index_app, name="index")
 app.command()(doctor)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -106,10 +107,12 @@ def train_sft_command(
     carry_out(Recipe.read(recipe, "train sft"), folder, update, as_json)
 
 
-def carry_out(recipe: Recipe, folder: Path, update: bool, as_json: bool) -> None:
-    """Run a recipe in front of the user, and print what it brought."""
+def carry_out(recipe: Recipe, folder: Path, update: bool, as_json: bool, only: str | None = None) -> None:
+    """Run a recipe in front of the user, and print what it brought; `only`: what one of its stages brought."""
     with stoppable():
         report = run_recipe(recipe, folder, update=update, console=Console(stderr=True) if as_json else out)
+    if only is not None:
+        report = replace(report, stages=tuple(stage for stage in report.stages if stage.name == only))
     if as_json:
         typer.echo(json.dumps(report_as_json(report), indent=2))
     else:

@@ -8,16 +8,16 @@ simply knows the answer. With a seed, the thoughts before its actions are worded
 """
 
 import random
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from stepladder.decomposition import answerable, fill_references, holds, hop_answers, is_conclusion
 from stepladder.engines.base import Engine, EngineError
 from stepladder.engines.thoughts import Thoughts
 from stepladder.request import Finish, Generate, Generation
 from stepladder.seeding import seed_of
-from stepladder.trace import Action, ActionKind, Author, Hop, Passage, Question, Segment, Step, Trajectory
+from stepladder.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, Trajectory
 
 UNKNOWN = "unknown"
 
@@ -71,7 +71,7 @@ def gold_action(
     """What a perfect policy does next, with the kinds of action it has. `looks_first`: it was given passages."""
     question = trajectory.question
     if ActionKind.QUERY not in kinds:
-        known = not looks_first or _answerable(question, trajectory.given)
+        known = not looks_first or answerable(question, trajectory.given)
         return _answer(question, known, thoughts, _recollection(question))
 
     plan = _plan(trajectory)
@@ -112,41 +112,32 @@ def _plan(trajectory: Trajectory) -> list[_Search]:
     question = trajectory.question
     made = [step for step in trajectory.steps if step.action.kind is ActionKind.QUERY]
     if not question.hops:
-        return [_search(1, question.text, question.answers, lambda found: _answerable(question, found), made)]
+        return [_search(1, question.text, question.answers, lambda found: answerable(question, found), made)]
     plan: list[_Search] = []
     answers: dict[int, str] = {}
     for number, hop in enumerate(question.hops, start=1):
-        if _is_conclusion(hop, question):
+        if is_conclusion(hop, question):
             answers[number] = hop.answer
             continue
         query = fill_references(hop.question, answers)
-        plan.append(_search(number, query, (hop.answer,), lambda found, hop=hop: _holds(hop, found), made))  # type: ignore[misc]
+        plan.append(_search(number, query, (hop.answer,), lambda found, hop=hop: holds(hop, found), made))  # type: ignore[misc]
         if not plan[-1].found:
             break
         answers[number] = hop.answer
     return plan
 
 
-def _is_conclusion(hop: Hop, question: Question) -> bool:
-    """Whether a hop needs no search: it has no passage, though others have."""
-    return not hop.passages and any(other.passages for other in question.hops)
-
-
 def _conclusion(question: Question) -> str:
     """What is left to conclude when all searches are made, such as which of two numbers is greater; or nothing."""
-    if not question.hops or not _is_conclusion(question.hops[-1], question):
+    if not question.hops or not is_conclusion(question.hops[-1], question):
         return ""
-    return fill_references(question.hops[-1].question, _hop_answers(question))
+    return fill_references(question.hops[-1].question, hop_answers(question))
 
 
 def _recollection(question: Question) -> str:
     """Every sub-question with its answer, as one thinks it through who need not search; or nothing."""
-    known = _hop_answers(question)
+    known = hop_answers(question)
     return " ".join(f"{fill_references(hop.question, known)} {hop.answer}." for hop in question.hops)
-
-
-def _hop_answers(question: Question) -> dict[int, str]:
-    return {number: hop.answer for number, hop in enumerate(question.hops, start=1)}
 
 
 def _search(
@@ -166,15 +157,6 @@ def _alike(a: str, b: str) -> bool:
     return a.replace("<", "‹").split() == b.replace("<", "‹").split()
 
 
-def fill_references(text: str, answers: Mapping[int, str]) -> str:
-    """The sub-question with `#1`, `#2` ... replaced by the answers of those hops, as far as they are known.
-
-    >>> fill_references("Where was #1 born?", {1: "Ada Orm"})
-    'Where was Ada Orm born?'
-    """
-    return re.sub(r"#(\d+)", lambda match: answers.get(int(match[1]), match[0]), text)
-
-
 def _reading_due(trajectory: Trajectory, kinds: frozenset[ActionKind]) -> ActionKind | None:
     """The kind of step that has to follow a query before anything else, for agents that have one."""
     last = trajectory.steps[-1].action.kind if trajectory.steps else None
@@ -185,33 +167,6 @@ def _reading_due(trajectory: Trajectory, kinds: frozenset[ActionKind]) -> Action
     return None
 
 
-def _answerable(question: Question, found: Sequence[Passage]) -> bool:
-    """Whether passages hold all that the question needs: every gold passage or, where none is known, the answer."""
-    if question.gold_passages:
-        ids = {passage.id for passage in found}
-        return all(not ids.isdisjoint(group) for group in question.gold_passages)
-    if question.hops:
-        return all(_holds(hop, found) for hop in question.hops)
-    return _mentions(question.answers, found)
-
-
-def _holds(hop: Hop, found: Sequence[Passage]) -> bool:
-    """Whether the passages state the hop's answer: by gold id, or by its words where no ids are known."""
-    if hop.passages:
-        return any(passage.id in hop.passages for passage in found)
-    return _mentions((hop.answer, *hop.aliases), found)
-
-
-def _mentions(answers: Sequence[str], found: Sequence[Passage]) -> bool:
-    """Whether a passage has one of the answers in it, as whole words."""
-    return any(
-        re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", f"{passage.title} {passage.text}", re.IGNORECASE)
-        for passage in found
-        for answer in answers
-        if answer.strip()
-    )
-
-
-def _answer(question: Question, answerable: bool, thoughts: Thoughts, conclusion: str = "") -> Action:
-    known = answerable and bool(question.answers)
+def _answer(question: Question, found: bool, thoughts: Thoughts, conclusion: str = "") -> Action:
+    known = found and bool(question.answers)
     return Action(ActionKind.ANSWER, question.answers[0] if known else UNKNOWN, thoughts.conclude(conclusion, known))

@@ -64,13 +64,16 @@ def explore(
 class Meter:
     """Says how fast a driver works and how much it need not do, for a progress bar."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: Counts, more: Callable[[], str] | None = None) -> None:
+        """`more`: what else there is to tell, such as what a judge has cost."""
         self.counts = counts
+        self.more = more
         self.started = time.monotonic()
 
     def __call__(self) -> str:
         seconds = max(time.monotonic() - self.started, 1e-9)
-        return f"{self.counts.usage.written / seconds:,.0f} tokens/s, {self.shared:.0%} shared"
+        also = f", {self.more()}" if self.more is not None else ""
+        return f"{self.counts.usage.written / seconds:,.0f} tokens/s, {self.shared:.0%} from cache{also}"
 
     @property
     def shared(self) -> float:

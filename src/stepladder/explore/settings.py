@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.explore.mcts import MCTSSettings, Selection
+from stepladder.judge.settings import LLMJudgeSettings
 from stepladder.request import Sampling
 from stepladder.settings import Settings
 
@@ -50,7 +51,9 @@ class ExploreSettings(Settings):
     #: How roll-outs are sampled; 0 is greedy.
     rollout_temperature: float = Field(default=0.0, ge=0)
     #: What values a leaf: playing on to an end, or a judge's grade of its newest step.
-    evaluate: Literal["rollout", "gold"] = "rollout"
+    evaluate: Literal["rollout", "gold", "llm"] = "rollout"
+    #: With evaluate `llm`: which model grades, and what it may cost. Its mode is always `score`.
+    llm: LLMJudgeSettings | None = None
     #: Simulations of one tree that are under way at once.
     parallel: int = Field(default=4, ge=1)
     #: Stop when no value below the root has moved by more than `tolerance` for so many simulations; null is never.
@@ -58,6 +61,12 @@ class ExploreSettings(Settings):
     tolerance: float = Field(default=0.01, ge=0)
     #: Trees that grow at once. They are in memory; the others are on disk or not begun.
     trees_at_once: int = Field(default=64, ge=1)
+
+    @model_validator(mode="after")
+    def _a_model_grades(self) -> "ExploreSettings":
+        if (self.evaluate == "llm") != (self.llm is not None):
+            raise ValueError("evaluate: llm and the settings of the model (llm.model) belong together")
+        return self
 
     @model_validator(mode="before")
     @classmethod

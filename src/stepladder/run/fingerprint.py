@@ -41,7 +41,8 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
         sources = {f"result of stage {name}": fingerprint(found[name]) for name in _stages_taken(stage)}
         policy = {"policy": base} if BASE in stage.inputs.values() else {}
         version = {f"version of {stage.kind}": stage_kind(stage.kind).version}
-        own = dict(_flat(f"stages.{stage.name}", stage.plain()))
+        free = {f"stages.{stage.name}.{setting}" for setting in stage_kind(stage.kind).free}
+        own = {name: value for name, value in _flat(f"stages.{stage.name}", stage.plain()) if name not in free}
         found[stage.name] = {**own, **shared, **policy, **sources, **version}
     return found
 

@@ -4,6 +4,7 @@ In: a `RunReport`. Out: text on a console, or the same as plain data.
 """
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -96,9 +97,18 @@ def print_report(console: Console, report: RunReport) -> None:
         if hops:
             console.print("\n[bold]F1 by searches needed[/]", highlight=False)
             console.print(_by_hops(evaluations, hops))
+    for stage in report.stages:
+        if stage.kind == "explore":
+            console.print(f"\n[bold]{stage.name}[/]: {_explored(stage.summary)}", highlight=False, soft_wrap=True)
+    judged = [stage for stage in report.stages if stage.kind == "pairs"]
+    if judged:
+        console.print("\n[bold]Preference pairs[/], and which step of a pair the gold judge prefers", highlight=False)
+        console.print(_pairs(judged))
+        for stage in judged:
+            _print_details(console, stage)
     seconds = ", ".join(f"{stage.name} {stage.seconds:,.0f} s" for stage in report.stages)
     console.print(f"\ntime: {seconds}", highlight=False, soft_wrap=True)
-    if report.policy is not None:
+    if report.policy is not None and evaluations:
         console.print(f"trained policy: {shown(str(report.policy))}", highlight=False, soft_wrap=True)
         folder = shlex.quote(str(report.folder))
         console.print(f"next: stepladder ask --run {shown(folder)}", highlight=False, soft_wrap=True)
@@ -131,6 +141,47 @@ def _by_hops(evaluations: list[StageRecord], hops: list[str]) -> Table:
         groups = stage.summary["by_hops"]
         table.add_row(stage.name, *(f"{groups[each]['f1']:.2f}" if each in groups else "-" for each in hops))
     return table
+
+
+def _explored(numbers: Mapping[str, Any]) -> str:
+    failed = f"; {numbers['failed']:,} failed: {next(iter(numbers['failures']))}" if numbers["failed"] else ""
+    return (
+        f"{numbers['trees']:,} trees, on average {numbers['nodes']:.1f} nodes and {numbers['simulations']:.1f} "
+        f"simulations, F1 {numbers['mean_f1']:.2f}; {numbers['solved']:.0%} of the questions were answered rightly at "
+        f"least once; {numbers['tokens_written']:,} tokens written, {numbers['shared']:.0%} of all requests answered "
+        f"from cache{failed}"
+    )
+
+
+def _pairs(stages: list[StageRecord]) -> Table:
+    table = _table("stage", "judge", "pairs", "train", "dev", "questions", "chosen", "rejected", "neither", "agrees")
+    for stage in stages:
+        numbers, gold = stage.summary, stage.summary["gold"] or {}
+        known = gold.get("agrees") is not None
+        table.add_row(
+            stage.name,
+            numbers["judge"],
+            *(f"{numbers[each]:,}" for each in ("pairs", "train", "dev", "questions")),
+            *(f"{gold[each]:,}" if gold else "-" for each in ("chosen", "rejected", "neither")),
+            interval_text(Interval(gold["agrees"], gold["low"], gold["high"]), 2) if known else "-",
+        )
+    return table
+
+
+def _print_details(console: Console, stage: StageRecord) -> None:
+    """Of what kinds, how deep and how clear the pairs of a stage are, and what it cost to judge them."""
+    numbers = stage.summary
+    lines = {name: _listed(numbers[name]) for name in ("kinds", "depths", "margins", "dropped") if numbers[name]}
+    if "asked" in numbers:
+        lines["judge"] = _listed(numbers["asked"])
+    if "spend" in numbers:
+        lines["spend"] = _listed({name: value for name, value in numbers["spend"].items() if value is not None})
+    for name, line in lines.items():
+        console.print(f"  {name}: {shown(line)}", highlight=False, soft_wrap=True)
+
+
+def _listed(counts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
 def _table(first: str, *others: str) -> Table:

@@ -10,6 +10,8 @@ __all__ = ["KINDS", "StageKind", "StageResult", "Task", "stage_kind"]
 #: Kinds by name: the module that holds it as `KIND`, imported when it is used, or the kind itself.
 KINDS: dict[str, str | StageKind] = {
     "eval": "stepladder.stages.evaluation",
+    "explore": "stepladder.stages.explore",
+    "pairs": "stepladder.stages.pairs",
     "sft": "stepladder.stages.sft",
 }
 

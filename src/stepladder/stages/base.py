@@ -49,5 +49,8 @@ class StageKind:
     plays_gold: bool = False
     #: Files in the stage's folder that hold under any settings, such as replies that were paid for.
     keeps: tuple[str, ...] = ()
+    #: Settings that change what a stage costs and not what comes out, such as a budget: they may differ from attempt to
+    #: attempt. A setting of a group is named with a dot.
+    free: frozenset[str] = frozenset()
     #: Raise it when the same settings give another result: done stages are then recomputed.
     version: int = 1

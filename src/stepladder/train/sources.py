@@ -14,13 +14,13 @@ from stepladder.agents.base import Agent
 from stepladder.driver import Watcher
 from stepladder.engines.base import Engine
 from stepladder.engines.openai import OpenAIEngine
+from stepladder.engines.replies import RememberingEngine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.files import atomic_file
 from stepladder.records import read_records, write_records
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Question, Trajectory
-from stepladder.train.replies import RememberingEngine
 from stepladder.train.sft_settings import SFTSettings
 from stepladder.train.transcripts import Transcripts, gold_transcripts, sampled_transcripts
 

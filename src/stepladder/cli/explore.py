@@ -1,0 +1,252 @@
+"""`explore` grows search trees, `pairs` makes preference pairs of them, `export` hands these to other programs.
+
+The first two are stages: they are added to a run, or begin one.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from stepladder.agents import AGENTS
+from stepladder.cli.options import (
+    AsJson,
+    IndexFolder,
+    K,
+    Overrides,
+    Policy,
+    Seed,
+    Update,
+    WorldSeed,
+    listed,
+    path_of,
+)
+from stepladder.cli.train import carry_out
+from stepladder.data import DATA_SETS
+from stepladder.errors import StepladderError
+from stepladder.explore.settings import PRESETS
+from stepladder.export import EXPORTS, SPLITS, export, read_rag_proguide
+from stepladder.narrate import shown
+from stepladder.recipe import Recipe, Stage, override
+from stepladder.records import read_records
+from stepladder.run.folder import RunFolder
+from stepladder.stages.explore import TREES
+from stepladder.stages.pairs import PAIRS, PairSettings, dry_run
+from stepladder.trace import Pair
+
+if TYPE_CHECKING:
+    from stepladder.judge.estimate import Estimate
+
+out = Console()
+
+RunToExtend = Annotated[
+    Path | None,
+    typer.Option("--run", parser=path_of, help="A run to add the stage to: its newest policy, its agent, its data."),
+]
+StageName = Annotated[str | None, typer.Option("--name", help="Name of the stage in the run.")]
+JudgeModel = Annotated[str | None, typer.Option("--judge-model", help="The judge's name at its server.")]
+JudgeUrl = Annotated[
+    str | None, typer.Option("--judge-url", help="URL of the judge's OpenAI-compatible server; OpenAI's unless given.")
+]
+BudgetText = Annotated[
+    str | None,
+    typer.Option("--budget", help="The most a paid judge may cost, over all attempts: 5usd, 300ktok, 2Mtok."),
+]
+Prices = Annotated[
+    Path | None, typer.Option("--prices", parser=path_of, help="A YAML file of prices that are not known yet.")
+]
+
+
+def explore_command(
+    run: RunToExtend = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", parser=path_of, help="Without --run: folder of a run to begin.")
+    ] = None,
+    model: Policy = "nano",
+    agent: Annotated[str, typer.Option("--agent", help=f"How it works: {listed(AGENTS)}.")] = "prorag-brief",
+    data: Annotated[
+        str, typer.Option("--data", help=f"{listed(DATA_SETS)}, or a question file (.jsonl, .jsonl.gz).")
+    ] = "atlas",
+    index: IndexFolder = None,
+    k: K = 1,
+    world_seed: WorldSeed = 0,
+    questions: Annotated[int | None, typer.Option("--questions", min=1, help="Questions to explore.")] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help=f"Constants to begin from: {listed(PRESETS)}.")] = None,
+    simulations: Annotated[int | None, typer.Option("--simulations", min=1, help="Simulations a tree.")] = None,
+    width: Annotated[int | None, typer.Option("--width", min=1, help="Steps sampled from a state.")] = None,
+    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="Of these steps.")] = None,
+    evaluate: Annotated[
+        str | None, typer.Option("--evaluate", help="What values a leaf: rollout, gold or llm.")
+    ] = None,
+    judge_model: JudgeModel = None,
+    judge_url: JudgeUrl = None,
+    budget: BudgetText = None,
+    prices: Prices = None,
+    name: StageName = None,
+    seed: Seed = 0,
+    overrides: Overrides = None,
+    update: Update = False,
+    as_json: AsJson = False,
+) -> None:
+    """Grow search trees: which steps lead to a right answer. --set changes any other setting of the stage."""
+    llm = _llm(judge_model, judge_url, budget, prices)
+    entry = _given(
+        kind="explore",
+        preset=preset,
+        questions=questions,
+        simulations=simulations,
+        width=width,
+        temperature=temperature,
+        evaluate=evaluate or ("llm" if llm else None),
+        llm=llm or None,
+    )
+    if (run is None) == (folder is None):
+        raise StepladderError("say --run DIR to go on with a run, or --out DIR to begin one")
+    if run is not None:
+        recipe, stage = _extended(run, name or "explore", entry, overrides)
+    else:
+        by_name = data in DATA_SETS or not path_of(data).is_file()
+        shared = {
+            "name": "explore",
+            "seed": seed,
+            "policy": model,
+            "agent": agent,
+            "data": {"world_seed": world_seed, "index": index, **({"name": data} if by_name else {"train": data})},
+            "search": {"k": k},
+        }
+        recipe = _read({**shared, "stages": {name or "explore": entry}}, name or "explore", overrides)
+        stage = recipe.stages[-1]
+    carry_out(recipe, run or folder or Path(), update, as_json, only=stage.name)
+
+
+def pairs_command(
+    run: Annotated[Path, typer.Option("--run", parser=path_of, help="A run with trees.")],
+    judge: Annotated[
+        str | None,
+        typer.Option("--judge", help="Who prefers: spre, mc or q (values of the trees), gold, or llm (a model)."),
+    ] = None,
+    margin: Annotated[float | None, typer.Option("--margin", help="Least difference of two values.")] = None,
+    balance: Annotated[
+        str | None, typer.Option("--balance", help="Keep groups alike: kind, depth or kind,depth.")
+    ] = None,
+    judge_model: JudgeModel = None,
+    judge_url: JudgeUrl = None,
+    mode: Annotated[str | None, typer.Option("--mode", help="How a model is asked: choice, ranking or score.")] = None,
+    order: Annotated[
+        str | None, typer.Option("--order", help="How siblings are listed to a model: made, reversed or both.")
+    ] = None,
+    budget: BudgetText = None,
+    prices: Prices = None,
+    estimate_only: Annotated[
+        bool, typer.Option("--dry-run", help="Print what a model would cost, and ask it nothing.")
+    ] = False,
+    name: StageName = None,
+    overrides: Overrides = None,
+    update: Update = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make preference pairs of a run's trees: two steps from one state, of which one is better."""
+    llm = _llm(judge_model, judge_url, budget, prices, mode=mode, order=order)
+    entry = _given(
+        kind="pairs",
+        judge=judge or ("llm" if llm else None),
+        margin=margin,
+        balance=None if balance is None else balance.split(","),
+        llm=llm or None,
+    )
+    recipe, stage = _extended(run, name or "pairs", entry, overrides)
+    if not estimate_only:
+        carry_out(recipe, run, update, as_json, only=stage.name)
+        return
+    assert isinstance(stage.settings, PairSettings)
+    trees = RunFolder.open(run).newest(TREES)
+    if trees is None:
+        raise StepladderError(f"the run {run} has no trees yet: `stepladder explore --run {run}` makes them")
+    cost = dry_run(stage.settings, trees, run / stage.name)
+    if as_json:
+        typer.echo(json.dumps(_plain(cost), indent=2))
+    else:
+        _print_estimate(cost)
+
+
+def export_command(
+    source: Annotated[str, typer.Argument(help="A run with pairs, or a file of RAG-ProGuide (.json, .jsonl, .gz).")],
+    folder: Annotated[Path, typer.Argument(parser=path_of, help="Folder to write.", metavar="DIR")],
+    to: Annotated[
+        str, typer.Option("--to", help="; ".join(f"{name}: {each.summary}" for name, each in EXPORTS.items()))
+    ],
+    model: Annotated[
+        str | None, typer.Option("--model", help="The model to train, for formats with a training configuration.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write preference pairs in a format that other programs read."""
+    path = path_of(source)
+    if path.is_file():
+        pairs: dict[str, Any] = {"train": read_rag_proguide(path)}
+    else:
+        made = RunFolder.open(path).newest(PAIRS)
+        if made is None:
+            raise StepladderError(f"the run {path} has no pairs yet: `stepladder pairs --run {path}` makes them")
+        pairs = {split: read_records(made / f"{split}.jsonl", Pair) for split in SPLITS}
+    done = export(to, pairs, folder, source=path.name, model=model)
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), "pairs": done.pairs, "rows": done.rows, "files": done.files}))
+        return
+    held = ", ".join(f"{count:,} {split}" for split, count in done.pairs.items())
+    out.print(
+        f"{shown(str(folder))}: {held} pairs as {to}; README.md says how to use them", highlight=False, soft_wrap=True
+    )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _llm(model: str | None, url: str | None, budget: str | None, prices: Path | None, **more: Any) -> dict[str, Any]:
+    """The settings of a model as judge; empty when no model was named."""
+    given = _given(model=model, url=url, budget=budget, prices=prices, **more)
+    if given and model is None:
+        raise StepladderError(f"--{next(iter(given)).replace('_', '-')} is about a model as judge: add --judge-model")
+    return given
+
+
+def _extended(run: Path, name: str, entry: dict[str, Any], overrides: list[str] | None) -> tuple[Recipe, Stage]:
+    """The recipe of a run with one more stage, and that stage."""
+    before = RunFolder.open(run).recipe().plain()
+    stages = {each: value for each, value in before["stages"].items() if each != name}
+    recipe = _read({**before, "stages": {**stages, name: entry}}, name, overrides)
+    return recipe, recipe.stages[-1]
+
+
+def _read(plain: Any, name: str, overrides: list[str] | None) -> Recipe:
+    for change in overrides or ():
+        plain = override(plain, change.removeprefix(f"stages.{name}."), within=("stages", name))
+    return Recipe.read(plain, name)
+
+
+def _plain(cost: "Estimate") -> dict[str, Any]:
+    return {
+        "calls": cost.calls,
+        "recalled": cost.recalled,
+        "tokens_read": cost.tokens.read,
+        "tokens_written": cost.tokens.written,
+        "tokens_at_most": cost.tokens_at_most.read + cost.tokens_at_most.written,
+        "usd": cost.usd,
+        "usd_at_most": cost.usd_at_most,
+    }
+
+
+def _print_estimate(cost: "Estimate") -> None:
+    dollars = "no price is known for this model" if cost.usd is None else f"about ${cost.usd:,.2f}"
+    most = "" if cost.usd_at_most is None else f", at most ${cost.usd_at_most:,.2f}"
+    out.print(
+        f"calls: {cost.calls:,} ({cost.recalled:,} more are answered by replies at hand)\n"
+        f"tokens: about {cost.tokens.read:,} read and {cost.tokens.written:,} written, at most "
+        f"{cost.tokens_at_most.read + cost.tokens_at_most.written:,}\n"
+        f"price: {dollars}{most}",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,65 @@
+"""What a judge would cost, before anything is paid.
+
+In: a judge, groups of siblings, the price of the model, the replies at hand. Out: an `Estimate`. Nothing is sent.
+"""
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+
+from stepladder.judge.budget import TEMPLATE_PER_MESSAGE, at_most
+from stepladder.judge.llm import LLMJudge
+from stepladder.judge.prices import Price
+from stepladder.judge.prompts import repair_prompt
+from stepladder.request import Generate
+from stepladder.trace import Node, Tree, Usage
+
+#: Characters of English text that make a token, and tokens of a verdict with its reason: what is usual.
+CHARACTERS_PER_TOKEN, TOKENS_PER_VERDICT = 4, 80
+
+#: What a repair reads beyond the first prompt and its reply, at most.
+_REPAIR = len(repair_prompt("?" * 1_000).encode()) + 2 * TEMPLATE_PER_MESSAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The calls of a judge and what they cost; dollars only where the model has a price."""
+
+    #: Different prompts to be sent, and those whose replies are at hand.
+    calls: int
+    recalled: int
+    #: Tokens as they usually come out.
+    tokens: Usage
+    #: Every token a byte, every reply as long as it may be, and every one of them repaired. Not reckoned with: calls
+    #: that a server loses and that are sent again. Only a budget bounds those.
+    tokens_at_most: Usage
+    usd: float | None
+    usd_at_most: float | None
+
+
+def estimate(
+    judge: LLMJudge,
+    groups: Iterable[tuple[Tree, Sequence[Node]]],
+    price: Price | None = None,
+    known: Container[Generate] = (),
+) -> Estimate:
+    """What `judge.prefer` would cost on these groups of siblings. `known`: requests that cost nothing any more."""
+    requests = dict.fromkeys(request for tree, siblings in groups for request in judge.requests(tree, siblings))
+    new = [request for request in requests if request not in known]
+    usual, most = Usage(), Usage()
+    for request in new:
+        usual += _usual(request)
+        once = at_most(request)
+        most += once + once + Usage(read=once.written + _REPAIR)
+    return Estimate(
+        calls=len(new),
+        recalled=len(requests) - len(new),
+        tokens=usual,
+        tokens_at_most=most,
+        usd=None if price is None else float(price.of(usual)),
+        usd_at_most=None if price is None else float(price.of(most)),
+    )
+
+
+def _usual(request: Generate) -> Usage:
+    characters = sum(len(segment.text) for segment in request.context)
+    return Usage(-(-characters // CHARACTERS_PER_TOKEN), min(TOKENS_PER_VERDICT, request.sampling.max_tokens))

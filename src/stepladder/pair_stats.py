@@ -1,0 +1,87 @@
+"""What a set of preference pairs is like: how many, of which kinds, how deep, how clear, and how right.
+
+In: pairs, one at a time. Out: counts for a reader. Where the gold judge could grade both steps, it says whether it
+prefers the same one.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepladder.trace import Pair
+
+#: Upper borders of the groups of margins.
+_MARGINS = (0.05, 0.1, 0.25, 0.5)
+_RESAMPLES = 1_000
+
+
+@dataclass(slots=True)
+class PairStats:
+    """Counts over pairs."""
+
+    pairs: int = 0
+    questions: set[str] = field(default_factory=set)
+    #: By kind of the chosen and the rejected action, by depth, by margin.
+    kinds: Counter[str] = field(default_factory=Counter)
+    depths: Counter[int] = field(default_factory=Counter)
+    margins: Counter[str] = field(default_factory=Counter)
+    #: By question: of how many pairs the gold judge prefers the chosen step, the rejected one, neither.
+    gold: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, pair: Pair) -> None:
+        """Count one pair."""
+        self.pairs += 1
+        self.questions.add(pair.question_id)
+        self.kinds[f"{pair.chosen.action.kind.value} over {pair.rejected.action.kind.value}"] += 1
+        self.depths[pair.depth] += 1
+        self.margins[_margin_group(pair.margin)] += 1
+        chosen, rejected = pair.chosen.scores.get("gold"), pair.rejected.scores.get("gold")
+        if chosen is not None and rejected is not None:
+            preferred = "neither" if chosen == rejected else "chosen" if chosen > rejected else "rejected"
+            self.gold.setdefault(pair.question_id, Counter())[preferred] += 1
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data, the number of pairs first."""
+        return {
+            "pairs": self.pairs,
+            "questions": len(self.questions),
+            "gold": self.agreement(),
+            "kinds": dict(self.kinds.most_common()),
+            "depths": {str(depth): self.depths[depth] for depth in sorted(self.depths)},
+            "margins": dict(sorted(self.margins.items())),
+        }
+
+    def agreement(self) -> dict[str, Any] | None:
+        """How often the gold judge prefers the chosen step; None where it could grade no pair.
+
+        `agrees` is a share of the pairs of which it prefers one step; in the others it finds both good or both bad.
+        """
+        if not self.gold:
+            return None
+        counts = sum(self.gold.values(), Counter[str]())
+        found = {name: counts[name] for name in ("chosen", "rejected", "neither")}
+        decided = np.array([(each["chosen"], each["chosen"] + each["rejected"]) for each in self.gold.values()])
+        return {"graded": counts.total(), **found, **_share(decided)}
+
+
+def _share(decided_Q2: NDArray[np.int64]) -> dict[str, float | None]:
+    """The share of successes with its bootstrap interval. Questions are drawn, since pairs of one are alike."""
+    tries = decided_Q2[:, 1].sum()
+    if not tries:
+        return {"agrees": None, "low": None, "high": None}
+    draws_RQ = np.random.default_rng(0).integers(len(decided_Q2), size=(_RESAMPLES, len(decided_Q2)))
+    sums_R2 = np.stack([decided_Q2[draw].sum(axis=0) for draw in draws_RQ])
+    shares = sums_R2[sums_R2[:, 1] > 0]
+    low, high = np.quantile(shares[:, 0] / shares[:, 1], [0.025, 0.975])
+    return {"agrees": float(decided_Q2[:, 0].sum() / tries), "low": float(low), "high": float(high)}
+
+
+def _margin_group(margin: float | None) -> str:
+    """The group of a margin, named so that groups sort by size."""
+    if margin is None:
+        return "only the order is known"
+    border = next((each for each in _MARGINS if margin < each), None)
+    return f"below {border:.2f}" if border is not None else f"{_MARGINS[-1]:.2f} and more"
