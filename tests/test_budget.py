@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_engine_openai
-from test_engine_openai import Answer, Server, fails, says
 
+import test_engine_openai
 from stepladder.driver import Driver
 from stepladder.engines.base import EngineDown, EngineError
 from stepladder.engines.replies import RememberingEngine, Replies
@@ -29,6 +28,7 @@ from stepladder.judge.paid import PaidEngine, open_judge_engine
 from stepladder.judge.prices import load_prices
 from stepladder.request import Algorithm, Generate, Generation, Sampling
 from stepladder.trace import Author, Segment, Usage
+from test_engine_openai import Answer, Server, fails, says
 
 server = test_engine_openai.server
 
@@ -111,7 +111,7 @@ def test_budgets_are_dollars_or_tokens(text: str, limit: str, unit: str) -> None
 
 @pytest.mark.parametrize("text", ["", "5", "usd", "$5", "-5usd", "5eur", "1e3tok", "nan usd", "5 usd or so", "٥usd"])
 def test_other_budgets_are_refused_with_examples(text: str) -> None:
-    with pytest.raises(StepladderError, match="such as 5usd, 0.5usd, 2Mtok"):
+    with pytest.raises(StepladderError, match="such as 5usd"):
         Budget.parse(text)
 
 
@@ -414,7 +414,8 @@ def test_after_a_kill_nothing_on_record_is_asked_again(server: Server, tmp_path:
         env=os.environ | {"NO_PROXY": "127.0.0.1"},
     )
     try:
-        server.wait_for(lambda: len(server.requests) == 5)
+        with server.lock:  # a process takes its time to start
+            assert server.lock.wait_for(lambda: len(server.requests) == 5, timeout=60)
         kept = [json.loads(line)["text"] for line in replies.read_text().splitlines()]
     finally:
         child.send_signal(signal.SIGKILL)
@@ -422,9 +423,10 @@ def test_after_a_kill_nothing_on_record_is_asked_again(server: Server, tmp_path:
     assert len(kept) == 3
     killed.set()
 
-    with closing(opened(server, tmp_path, calls(8))) as engine, pytest.raises(BudgetSpent):
+    with closing(opened(server, tmp_path, calls(8))) as engine:
         assert (engine.spend().calls, engine.spend().lost) == (3, 2)
-        run(engine, 8)
+        with pytest.raises(BudgetSpent):
+            run(engine, 8)
     assert till.tokens == calls(8).limit
     with closing(opened(server, tmp_path, calls(10))) as engine:
         assert run(engine, 8) == [f"to Question {n:02}?" for n in range(8)]

@@ -123,7 +123,18 @@ def test_a_folder_of_something_else_is_not_replaced(pairs: list[Pair], tmp_path:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ExportError, match="has other files than an export's"):
         exported("trl", pairs, tmp_path)
+    (tmp_path / "export.json").write_text('{"files": {}}')
+    with pytest.raises(ExportError, match="has other files than an export's"):
+        exported("trl", pairs, tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_the_folder_one_stands_in_is_not_replaced(
+    pairs: list[Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExportError, match="where you are"):
+        exported("trl", pairs, Path())
 
 
 def test_an_export_that_was_worked_in_is_not_replaced(pairs: list[Pair], tmp_path: Path) -> None:
@@ -131,12 +142,12 @@ def test_an_export_that_was_worked_in_is_not_replaced(pairs: list[Pair], tmp_pat
     exported("llama-factory", pairs, out)
     (out / "saves" / "dpo").mkdir(parents=True)
     (out / "saves" / "dpo" / "model.safetensors").write_text("weights")
-    with pytest.raises(ExportError, match=r"saves/dpo/model.safetensors was added or edited"):
+    with pytest.raises(ExportError, match=r"saves/dpo/model.safetensors was added since"):
         exported("llama-factory", pairs, out)
 
     exported("llama-factory", pairs, tmp_path / "other")
     (tmp_path / "other" / "dpo.yaml").write_text("model_name_or_path: mine")
-    with pytest.raises(ExportError, match=r"dpo.yaml was added or edited"):
+    with pytest.raises(ExportError, match=r"dpo.yaml was edited since"):
         exported("llama-factory", pairs, tmp_path / "other")
 
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from stepladder.agents import AGENTS
 from stepladder.cli.options import (
+    AgentName,
     AsJson,
+    DataName,
     IndexFolder,
-    K,
+    ModelName,
     Overrides,
-    Policy,
-    Seed,
+    SharedK,
+    SharedWorldSeed,
     Update,
-    WorldSeed,
     listed,
     path_of,
 )
@@ -29,7 +29,7 @@ from stepladder.errors import StepladderError
 from stepladder.explore.settings import PRESETS
 from stepladder.export import EXPORTS, SPLITS, export, read_rag_proguide
 from stepladder.narrate import shown
-from stepladder.recipe import Recipe, Stage, override
+from stepladder.recipe import Recipe, override
 from stepladder.records import read_records
 from stepladder.run.folder import RunFolder
 from stepladder.stages.explore import TREES
@@ -64,14 +64,13 @@ def explore_command(
     folder: Annotated[
         Path | None, typer.Option("--out", parser=path_of, help="Without --run: folder of a run to begin.")
     ] = None,
-    model: Policy = "nano",
-    agent: Annotated[str, typer.Option("--agent", help=f"How it works: {listed(AGENTS)}.")] = "prorag-brief",
-    data: Annotated[
-        str, typer.Option("--data", help=f"{listed(DATA_SETS)}, or a question file (.jsonl, .jsonl.gz).")
-    ] = "atlas",
+    model: ModelName = None,
+    agent: AgentName = None,
+    data: DataName = None,
     index: IndexFolder = None,
-    k: K = 1,
-    world_seed: WorldSeed = 0,
+    k: SharedK = None,
+    world_seed: SharedWorldSeed = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of all that is random.")] = None,
     questions: Annotated[int | None, typer.Option("--questions", min=1, help="Questions to explore.")] = None,
     preset: Annotated[str | None, typer.Option("--preset", help=f"Constants to begin from: {listed(PRESETS)}.")] = None,
     simulations: Annotated[int | None, typer.Option("--simulations", min=1, help="Simulations a tree.")] = None,
@@ -85,7 +84,6 @@ def explore_command(
     budget: BudgetText = None,
     prices: Prices = None,
     name: StageName = None,
-    seed: Seed = 0,
     overrides: Overrides = None,
     update: Update = False,
     as_json: AsJson = False,
@@ -104,21 +102,35 @@ def explore_command(
     )
     if (run is None) == (folder is None):
         raise StepladderError("say --run DIR to go on with a run, or --out DIR to begin one")
-    if run is not None:
-        recipe, stage = _extended(run, name or "explore", entry, overrides)
-    else:
-        by_name = data in DATA_SETS or not path_of(data).is_file()
-        shared = {
-            "name": "explore",
-            "seed": seed,
-            "policy": model,
-            "agent": agent,
-            "data": {"world_seed": world_seed, "index": index, **({"name": data} if by_name else {"train": data})},
-            "search": {"k": k},
-        }
-        recipe = _read({**shared, "stages": {name or "explore": entry}}, name or "explore", overrides)
-        stage = recipe.stages[-1]
-    carry_out(recipe, run or folder or Path(), update, as_json, only=stage.name)
+    stage = name or "explore"
+    begun_with = _given(model=model, agent=agent, data=data, index=index, k=k, world_seed=world_seed, seed=seed)
+    if folder is not None:
+        carry_out(_read(_new_run(begun_with, {stage: entry}), stage, overrides), folder, update, as_json, only=stage)
+        return
+    assert run is not None
+    if begun_with:
+        option = next(iter(begun_with)).replace("_", "-")
+        raise StepladderError(f"--{option} belongs to the run {run}, and was said when it began: leave it out")
+    carry_out(_extended(run, stage, entry, overrides), run, update, as_json, only=stage)
+
+
+def _new_run(given: dict[str, Any], stages: dict[str, Any]) -> dict[str, Any]:
+    """A recipe of these stages, as plain data."""
+    data = given.get("data", "atlas")
+    by_name = data in DATA_SETS or not path_of(data).is_file()  # a name that is wrong is explained as a name
+    return {
+        "name": "explore",
+        "seed": given.get("seed", 0),
+        "policy": given.get("model", "nano"),
+        "agent": given.get("agent", "prorag"),
+        "data": {
+            "world_seed": given.get("world_seed", 0),
+            "index": given.get("index"),
+            **({"name": data} if by_name else {"train": data}),
+        },
+        "search": {"k": given.get("k", 3)},
+        "stages": stages,
+    }
 
 
 def pairs_command(
@@ -156,7 +168,8 @@ def pairs_command(
         balance=None if balance is None else balance.split(","),
         llm=llm or None,
     )
-    recipe, stage = _extended(run, name or "pairs", entry, overrides)
+    recipe = _extended(run, name or "pairs", entry, overrides)
+    stage = next(stage for stage in recipe.stages if stage.name == (name or "pairs"))
     if not estimate_only:
         carry_out(recipe, run, update, as_json, only=stage.name)
         return
@@ -213,12 +226,10 @@ def _llm(model: str | None, url: str | None, budget: str | None, prices: Path | 
     return given
 
 
-def _extended(run: Path, name: str, entry: dict[str, Any], overrides: list[str] | None) -> tuple[Recipe, Stage]:
-    """The recipe of a run with one more stage, and that stage."""
+def _extended(run: Path, name: str, entry: dict[str, Any], overrides: list[str] | None) -> Recipe:
+    """The recipe of a run with one more stage, or with this one in the place of its namesake."""
     before = RunFolder.open(run).recipe().plain()
-    stages = {each: value for each, value in before["stages"].items() if each != name}
-    recipe = _read({**before, "stages": {**stages, name: entry}}, name, overrides)
-    return recipe, recipe.stages[-1]
+    return _read({**before, "stages": {**before["stages"], name: entry}}, name, overrides)
 
 
 def _read(plain: Any, name: str, overrides: list[str] | None) -> Recipe:

@@ -116,28 +116,31 @@ Exported by Stepladder from `{source}` as `{format}`.
 
 
 def _check_free(folder: Path) -> None:
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise ExportError(f"{folder} is where you are; a folder cannot be replaced from inside")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        known = manifest["files"] if _VERSION_KEY in manifest else {}
-        found = _hashes(folder)
-        found.pop(_MANIFEST, None)
-        strange = sorted(name for name, digest in found.items() if known.get(name) != digest)
+        _, known = manifest[_VERSION_KEY], manifest["files"]
+        # What is new goes by its name alone: it may be gigabytes of trained models.
+        added = [name for name in _names(folder) if name not in known and name != _MANIFEST]
+        strange = added or [name for name, digest in _hashes(folder).items() if known.get(name, digest) != digest]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise ExportError(f"{folder} has other files than an export's in it; choose another folder") from None
     if strange:
         raise ExportError(
-            f"{folder} is an export, but {strange[0]} was added or edited since (one of {len(strange)} such files); "
-            "it is not replaced. Choose another folder, or move what you need away and remove this one"
+            f"{folder} is an export, but {strange[0]} was {'added' if added else 'edited'} since; it is not replaced. "
+            "Choose another folder, or move what you need away and remove this one"
         )
-    if Path.cwd().is_relative_to(folder.resolve()):
-        raise ExportError(f"{folder} is where you are; a folder cannot be replaced from inside")
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if not path.is_dir())
-    return {path.relative_to(folder).as_posix(): _hash(path) for path in files}
+    return {name: _hash(folder / name) for name in _names(folder)}
 
 
 def _hash(path: Path) -> str:

@@ -186,7 +186,17 @@ def _stems(words: Words) -> Words:
 
 
 def _spellings(hop: Hop) -> tuple[Words, ...]:
-    return tuple(spelling_of(text) for text in (hop.answer, *hop.aliases))
+    """The names of a hop's answer; beside "Velm" not also "the city of Velm", which "the twin city of Velm" has in it."""
+    spellings = [spelling_of(text) for text in (hop.answer, *hop.aliases)]
+
+    def only_described(words: Words) -> bool:
+        return any(
+            words[-len(name) :] == name and all(word in KIND_OF or word == "of" for word in words[: -len(name)])
+            for name in spellings
+            if len(name) < len(words)
+        )
+
+    return tuple(words for words in spellings if not only_described(words))
 
 
 def _asks_the_same(asked: Wording, target: _Target, found: Sequence[Passage]) -> bool:

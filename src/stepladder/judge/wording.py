@@ -43,14 +43,13 @@ _LINKING = _ARTICLES | {
     "van",
     "di",
 }
-#: What ends the noun behind "which" or "what".
-_BOUNDARIES = STOP_WORDS - _ARTICLES | {NAME}
 _COPULAS = frozenset({"is", "was", "are", "were"})
+_ASKING = {"who": "who", "whom": "who", "where": "where", "when": "time", "how": "quantity"}
 _SMALL = "|".join(sorted(STOP_WORDS))
 #: What only says what a name is: the painter @, the football club @, the city of @.
 _APPOSITION = re.compile(
     rf"\bthe (?:(?:{'|'.join(sorted(KIND_OF.keys() - RELATION_NOUNS))}) of"
-    rf"|(?!(?:{_SMALL})\b)\w+(?: (?!(?:{_SMALL})\b)\w+)?) {NAME}"
+    rf"|(?!(?:{_SMALL})\b)\w+(?: (?!(?:{_SMALL})\b)\w+)?)(?: the)? {NAME}"
 )
 _YEAR = re.compile(r"1?\d{3}|20\d\d")
 _MONTH = re.compile(r"january|february|march|april|may|june|july|august|september|october|november|december")
@@ -138,21 +137,17 @@ def content(words: Words) -> Words:
 def _kind(words: Words) -> str | None:
     """The kind of answer that marked words ask for; None when they do not tell."""
     for place, word in enumerate(words):
-        if word in ("who", "whom"):
-            return "who"
-        if word == "where":
-            return "where"
-        if word == "when":
-            return "time"
-        if word == "how":
-            return "quantity"
+        if word in KIND_OF:  # "the city where", "birth date of": a noun instead of a question
+            return KIND_OF[word]
+        if word in _ASKING:
+            return _ASKING[word]
         if word in ("which", "what"):
             rest = words[place + 1 :]
-            while rest and rest[0] in _COPULAS:
-                rest = rest[1:]
-            noun = rest[: next((n for n, each in enumerate(rest) if each in _BOUNDARIES), len(rest))]
+            if rest and rest[0] in _COPULAS:  # what is the nearest city
+                rest = rest[2:] if rest[1:2] and rest[1] in _ARTICLES else rest[1:]
+            noun = rest[: next((n for n, each in enumerate(rest) if each in STOP_WORDS or each == NAME), len(rest))]
             return next((KIND_OF[each] for each in reversed(noun) if each in KIND_OF), None)
-    return next((KIND_OF[word] for word in words if word in KIND_OF), None)
+    return None
 
 
 def kind_of_answer(answer: str) -> str | None:

@@ -25,10 +25,10 @@ def _listed(text: str) -> frozenset[str]:
 #: Words that tell nothing about what is asked. That something lies somewhere is told by the kind of the answer.
 STOP_WORDS = _listed(
     """a an the of in on at to by for from with as into than through over during about and or that this these those
-    which what who whom whose where when how many much is are was were be been being has have had having do does did
+    beside besides near behind across along between under above within around which what who whom whose where when how many much is are was were be been being has have had having do does did
     it its he his she her they their them there one some any name named call called take took taken make made makes
     tell give find me i you please can could would will shall may also ever not no s
-    locate located situated lie lies lay stand stands stood rise rises sit sits based"""
+    locate located situated lie lies lay stand stands stood rise rises sit sits based home"""
 )
 
 #: Words that many relations share; they count half.
@@ -42,7 +42,7 @@ _FAMILIES = (
     "mentor mentored teacher taught tutor advisor adviser",
     "occupation profession job work worked works living career",
     "found founded founder founding establish established establishment inception creation",
-    "headquarters headquartered headquarter base seat home",
+    "headquarters headquartered headquarter base seat",
     "employees employee employ employed staff workforce",
     "rival rivals competitor compete competes",
     "industry trade sector branch active",
@@ -69,7 +69,7 @@ _FAMILIES = (
     "longest",
     "map mapped mapping",
     "climb climbed climber ascent ascend ascended ascends",
-    "nearest closest near",
+    "nearest closest",
     "span spans cross crosses lead leads",
     "design designed designs designer architect",
     "open opened opening opens inaugurated inauguration",
