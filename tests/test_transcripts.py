@@ -25,6 +25,7 @@ from stepladder.train.sources import transcripts_in
 from stepladder.train.transcripts import gold_transcripts, pick, sampled_transcripts
 
 EPISODE = EpisodeSettings(k=1)
+WARM = replace(EPISODE, sampling=Sampling(1.0))
 RIGHT = "<step>I know.</step><answer>Velm</answer>"
 PLAIN = replace(QUESTION, id="plain", hops=())
 
@@ -143,7 +144,7 @@ def test_worked_examples_are_shown_and_leave_no_trace() -> None:
 def test_of_the_samples_right_different_ones_are_kept() -> None:
     right = [f"<step>{thought}</step><answer>Velm</answer>" for thought in ("One.", "One.", "Two.", "Three.")]
     engine = Hot(*right, "<answer>x", "no", "<step>Hm.</step><answer>Oss</answer>")
-    made = sampled_transcripts(engine, make_agent("cot"), [PLAIN], None, EPISODE, samples=7, min_f1=1.0, keep=2, seed=0)
+    made = sampled_transcripts(engine, make_agent("cot"), [PLAIN], None, WARM, samples=7, min_f1=1.0, keep=2, seed=0)
     assert [trajectory.steps[0].action.thought for trajectory in made.kept] == ["One.", "Two."]
     assert made.dropped == {"duplicate": 1, "surplus": 1, "malformed": 2, "not_retrieved": 1}
 

@@ -186,7 +186,7 @@ def _stems(words: Words) -> Words:
 
 
 def _spellings(hop: Hop) -> tuple[Words, ...]:
-    """The names of a hop's answer; beside "Velm" not also "the city of Velm", which "the twin city of Velm" has in it."""
+    """The names of a hop's answer; beside "Velm" not "the city of Velm", which "the twin city of Velm" has in it."""
     spellings = [spelling_of(text) for text in (hop.answer, *hop.aliases)]
 
     def only_described(words: Words) -> bool:
@@ -209,23 +209,30 @@ def _asks_the_same(asked: Wording, target: _Target, found: Sequence[Passage]) ->
     shared = agreement(asked.words, wanted.words)
     if shared >= _ENOUGH:
         return True
-    strong = [word for word in asked.words if word not in WEAK_WORDS]
-    if not shared and any(map(is_familiar, strong)) and any(map(is_familiar, wanted.words)):
+    return _is_stated(asked.words, target, found, doubtful=shared > 0)
+
+
+def _is_stated(words: Sequence[str], target: _Target, found: Sequence[Passage], *, doubtful: bool) -> bool:
+    """Whether the passages found say in the words of a query what the hop asks, or at least do not speak against it.
+
+    A word that the tables know would have agreed with the hop if it meant the same, so it must be in a clause that
+    states the hop's answer. Others get the benefit of the doubt, unless only other clauses of the passage use them.
+    """
+    strong = [word for word in words if word not in WEAK_WORDS]
+    familiar = not doubtful and any(map(is_familiar, strong))
+    if familiar and any(map(is_familiar, target.wording.words)):
         return False
-    return holds(target.hop, found) and not _fits_elsewhere(strong, target.hop, found)
-
-
-def _fits_elsewhere(words: Sequence[str], hop: Hop, found: Sequence[Passage]) -> bool:
-    """Whether the hop's passages use the words in clauses that do not state its answer, and only in those."""
     here: set[str] = set()
     elsewhere: set[str] = set()
-    for passage in found:
-        if holds(hop, (passage,)):
-            for clause in re.split(r"[.;,](?!\d)| and ", passage.text):
-                states = any(covers(clause, answer) for answer in (hop.answer, *hop.aliases))
-                (here if states else elsewhere).update(content(words_of(clause)))
+    stating = [passage for passage in found if holds(target.hop, (passage,))]
+    for passage in stating:
+        for clause in re.split(r"[.;,](?!\d)| and ", passage.text):
+            answers = (target.hop.answer, *target.hop.aliases)
+            (here if any(covers(clause, answer) for answer in answers) else elsewhere).update(content(words_of(clause)))
 
-    def used(by: set[str]) -> bool:
-        return any(same_word(word, other) for word in words for other in by)
+    def used_in(clauses: set[str]) -> bool:
+        return any(same_word(word, other) for word in strong for other in clauses)
 
-    return used(elsewhere) and not used(here)
+    if not stating or familiar:
+        return bool(stating) and used_in(here)
+    return used_in(here) or not used_in(elsewhere)

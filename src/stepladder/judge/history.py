@@ -58,8 +58,8 @@ class Verdict:
 
 
 _NOTHING_SAID = re.compile(
-    r"\b(unknown|unclear|nothing|none|no (answer|information|mention|evidence|passage)|cannot|can't|don't know"
-    r"|(not|n't) (there|known|found|given|stated|say|said|tell|mention|mentioned|specified|provided))\b",
+    r"\b(unknown|unclear|nothing|none|no (answer|information|mention|evidence|passage)|cannot)\b"
+    r"|(\bnot|n['’]t) (there|know|known|found|given|stated?|say|said|tell|mention|mentioned|specified|provided?)\b",
     re.IGNORECASE,
 )
 
@@ -78,6 +78,8 @@ class History:
     def __init__(self, question: Question, given: Sequence[Passage]) -> None:
         self.question = question
         self.decomposition = Decomposition(question)
+        #: Hops that need no search, from 1.
+        self.conclusions = [n for n, hop in enumerate(question.hops, start=1) if is_conclusion(hop, question)]
         self.found: tuple[Passage, ...] = tuple(given)
         self.queries: frozenset[str] = frozenset()
         #: Numbers of hops, from 1: asked for by some query, stated rightly, stated by a passage found.
@@ -111,7 +113,22 @@ class History:
 
     def _held(self, passages: Sequence[Passage]) -> frozenset[int]:
         """The hops that passages state."""
-        return frozenset(number for number, hop in enumerate(self.question.hops, start=1) if holds(hop, passages))
+        hops = enumerate(self.question.hops, start=1)
+        return frozenset(number for number, hop in hops if number not in self.conclusions and holds(hop, passages))
+
+    @property
+    def _known(self) -> frozenset[int]:
+        """The hops whose answers can be built upon."""
+        return self.stated | self._backed
+
+    @property
+    def _backed(self) -> frozenset[int]:
+        """The hops that are in view, and the conclusions that can be drawn from what is known."""
+        backed = self.in_view
+        for number in self.conclusions:
+            if (backed | self.stated).issuperset(references(self.question.hops[number - 1].question)):
+                backed |= {number}
+        return backed
 
     # --- queries
 
@@ -140,18 +157,15 @@ class History:
         if number is None:
             return _bad(Fault.WRONG, None, "asks for nothing that the question needs")
         hop = self.question.hops[number - 1]
-        missing = [each for each in references(hop.question) if each not in self._known]
+        known = self._known
+        missing = [each for each in references(hop.question) if each not in known]
         if missing:
             return _bad(Fault.PREMATURE, number, f"asks for #{number} before #{missing[0]} is known")
-        if is_conclusion(hop, self.question):
+        if number in self.conclusions:
             return _bad(Fault.REDUNDANT, number, "asks for what is only left to conclude")
         if number in self.in_view and (number in self.stated | self.asked or not self.reads):
             return _bad(Fault.REDUNDANT, number, f"#{number} was found before")
         return _good(number, f"asks for #{number}")
-
-    @property
-    def _known(self) -> frozenset[int]:
-        return self.stated | self.in_view
 
     def _search(self, before: Sequence[Passage], found: Sequence[Passage], repeated: bool) -> Verdict | None:
         """The verdict on a query where there is no decomposition: did it find what was missing?"""
@@ -172,16 +186,15 @@ class History:
     def _reading(self, text: str, *, whole: bool) -> Verdict:
         """The verdict on a sub-answer (`whole`: it is the answer) or evidence (the answer is in it)."""
         says = [number for number in range(1, len(self.question.hops) + 1) if self._states(text, number, whole)]
-        # A sub-answer replies to its query. What a query without a hop led to, and evidence, may help with any.
-        replies = [self.due] if whole and self.due is not None else [*([self.due] if self.due else []), *says]
-        right = [number for number in replies if number in says]
-        supported = [number for number in right if number in self.in_view]
-        new = [number for number in supported if number not in self.stated or number == self.due]
+        # A sub-answer replies to its query. Evidence, and what a query for no hop led to, may help with any.
+        right = [number for number in says if number == self.due] if whole and self.due is not None else says
+        backed = [number for number in right if number in self._backed]
+        needed = [number for number in backed if number == self.due or number not in self.stated]
         again = [number for number in says if number in self.stated]
         self.stated |= frozenset(right)
-        if new:
-            return _good(new[0], f"states #{new[0]}")
-        if right and not supported:
+        if needed:
+            return _good(needed[0], f"states #{needed[0]}")
+        if right and not backed:
             return _bad(Fault.UNSUPPORTED, right[0], f"no passage found so far states #{right[0]}")
         if again:
             return _bad(Fault.REDUNDANT, again[0], f"#{again[0]} was stated before")
@@ -196,7 +209,7 @@ class History:
         hop = self.question.hops[number - 1]
         given = [answer for answer in (hop.answer, *hop.aliases) if covers(text, answer)]
         if not whole:
-            return bool(given)
+            return bool(given) and number not in self.conclusions
         return any(self.decomposition.adds_nothing(text, answer, number) for answer in given)
 
     # --- answers
@@ -217,6 +230,5 @@ class History:
     def _supported(self) -> bool | None:
         """Whether everything the answer rests on was found; None where nothing is known about that."""
         if self.question.hops:
-            needed = enumerate(self.question.hops, start=1)
-            return all(number in self.in_view for number, hop in needed if not is_conclusion(hop, self.question))
+            return len(self.in_view) + len(self.conclusions) == len(self.question.hops)
         return answerable(self.question, self.found) if self.question.gold_passages else None

@@ -36,6 +36,11 @@ class Spend:
     #: Requests of this run that were answered without a call.
     recalled: int
 
+    def line(self) -> str:
+        """What was spent, in few words."""
+        dollars = "" if self.usd is None else f"${self.usd:,.4f}, "
+        return f"{dollars}{self.tokens_read + self.tokens_written:,} tokens in {self.calls:,} calls"
+
 
 class PaidEngine(RememberingEngine):
     """Remembers replies, and knows what was spent."""

@@ -143,10 +143,12 @@ def _kind(words: Words) -> str | None:
             return _ASKING[word]
         if word in ("which", "what"):
             rest = words[place + 1 :]
-            if rest and rest[0] in _COPULAS:  # what is the nearest city
+            is_what = bool(rest) and rest[0] in _COPULAS  # "what is the nearest city", not "which city is"
+            if is_what:
                 rest = rest[2:] if rest[1:2] and rest[1] in _ARTICLES else rest[1:]
             noun = rest[: next((n for n, each in enumerate(rest) if each in STOP_WORDS or each == NAME), len(rest))]
-            return next((KIND_OF[each] for each in reversed(noun) if each in KIND_OF), None)
+            kinds = [KIND_OF[each] for each in noun if each in KIND_OF]
+            return kinds[-1 if is_what else 0] if kinds else None
     return None
 
 

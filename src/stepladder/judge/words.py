@@ -25,7 +25,8 @@ def _listed(text: str) -> frozenset[str]:
 #: Words that tell nothing about what is asked. That something lies somewhere is told by the kind of the answer.
 STOP_WORDS = _listed(
     """a an the of in on at to by for from with as into than through over during about and or that this these those
-    beside besides near behind across along between under above within around which what who whom whose where when how many much is are was were be been being has have had having do does did
+    beside besides near behind across along between under above within around which what who whom whose where when how
+    many much is are was were be been being has have had having do does did
     it its he his she her they their them there one some any name named call called take took taken make made makes
     tell give find me i you please can could would will shall may also ever not no s
     locate located situated lie lies lay stand stands stood rise rises sit sits based home"""
@@ -138,7 +139,11 @@ def same_word(one: str, other: str) -> bool:
     return one == other or not _MEMBERSHIPS.get(one, frozenset()).isdisjoint(_MEMBERSHIPS.get(other, frozenset()))
 
 
+_ROLES = """founder director author writer publisher composer producer performer singer painter architect designer
+builder captain coach mayor president rector mentor spouse husband wife father mother"""
+
 _KIND_NOUNS = {
+    "who": _ROLES,
     "time": "year date day month decade century time",
     "quantity": "number amount population height length size kilometre kilometer metre meter percentage",
     "place": "place location",
@@ -173,7 +178,7 @@ KIND_OF: dict[str, str] = {
 }
 
 #: Nouns that name a kind and a relation at once.
-RELATION_NOUNS = frozenset({"population", "height", "length", "size", "label"})
+RELATION_NOUNS = _listed(f"population height length size label {_ROLES}")
 
 _ORGANISATIONS = frozenset({"organisation", "company", "university", "club", "museum", "band"})
 _PLACES = _listed("where place city country state county continent river mountain bridge")

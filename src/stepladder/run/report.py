@@ -102,7 +102,8 @@ def print_report(console: Console, report: RunReport) -> None:
             console.print(f"\n[bold]{stage.name}[/]: {_explored(stage.summary)}", highlight=False, soft_wrap=True)
     judged = [stage for stage in report.stages if stage.kind == "pairs"]
     if judged:
-        console.print("\n[bold]Preference pairs[/], and which step of a pair the gold judge prefers", highlight=False)
+        legend = "which step the gold judge prefers, and in how many of those it is the chosen one"
+        console.print(f"\n[bold]Preference pairs[/]: {legend}", highlight=False, soft_wrap=True)
         console.print(_pairs(judged))
         for stage in judged:
             _print_details(console, stage)
@@ -154,14 +155,15 @@ def _explored(numbers: Mapping[str, Any]) -> str:
 
 
 def _pairs(stages: list[StageRecord]) -> Table:
-    table = _table("stage", "judge", "pairs", "train", "dev", "questions", "chosen", "rejected", "neither", "agrees")
+    table = _table("stage", "judge", "pairs", "questions", "chosen", "other", "neither", "agrees")
     for stage in stages:
         numbers, gold = stage.summary, stage.summary["gold"] or {}
         known = gold.get("agrees") is not None
         table.add_row(
             stage.name,
             numbers["judge"],
-            *(f"{numbers[each]:,}" for each in ("pairs", "train", "dev", "questions")),
+            f"{numbers['pairs']:,}",
+            f"{numbers['questions']:,}",
             *(f"{gold[each]:,}" if gold else "-" for each in ("chosen", "rejected", "neither")),
             interval_text(Interval(gold["agrees"], gold["low"], gold["high"]), 2) if known else "-",
         )
@@ -172,6 +174,7 @@ def _print_details(console: Console, stage: StageRecord) -> None:
     """Of what kinds, how deep and how clear the pairs of a stage are, and what it cost to judge them."""
     numbers = stage.summary
     lines = {name: _listed(numbers[name]) for name in ("kinds", "depths", "margins", "dropped") if numbers[name]}
+    lines["split"] = f"train {numbers['train']:,}, dev {numbers['dev']:,}"
     if "asked" in numbers:
         lines["judge"] = _listed(numbers["asked"])
     if "spend" in numbers:
