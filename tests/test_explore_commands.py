@@ -75,8 +75,6 @@ def explored(shell: Shell, questions: Path, tmp_path: Path) -> Path:
     run = tmp_path / "run"
     given = ("--model", "tiny", "--data", questions, "--agent", "prorag-brief", "--simulations", 20)
     shell("explore", "--out", run, *given)
-        "explore", "--out", run, "--model", "tiny", "--data", questions, "--agent", "prorag-brief", "--simulations", 20
-    )
     return run
 
 

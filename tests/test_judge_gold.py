@@ -347,16 +347,18 @@ class Spoiler:
             yield self.case("a right guess", Fault.UNSUPPORTED, sub_answer(hop.answer))
             yield self.case("an honest unknown", None, sub_answer("unknown"))
 
+    def fact(self, question: Question, number: int) -> tuple[Entity, Relation]:
+        """The subject and the relation that a hop is made from."""
+        place = sum(bool(hop.passages) for hop in question.hops[: number - 1])
+        subject, name = self.atlas.chains[question.id][place]
+        return self.entities[subject], RELATIONS[name]
+
     def link(self, question: Question, number: int) -> tuple[Entity, Relation, bool]:
-        """What a hop of a chain is about, which relation it asks for, and whether from object to subject."""
-        subject, name = self.atlas.chains[question.id][sum(bool(hop.passages) for hop in question.hops[: number - 1])]
-        entity, target = self.entities[subject], self.world.facts[self.entities[subject].index][name]
-        inverse = question.hops[number - 1].answer in entity.spellings
-        return (
-            (self.world.entities[target] if inverse and isinstance(target, int) else entity),
-            RELATIONS[name],
-            inverse,
-        )
+        """What a hop is about, which relation it asks for, and whether it asks for the subject."""
+        subject, relation = self.fact(question, number)
+        target = self.world.facts[subject.index][relation.name]
+        inverse = isinstance(target, int) and question.hops[number - 1].answer in subject.spellings
+        return self.world.entities[target] if inverse else subject, relation, inverse
 
     def name(self, question: Question, number: int, entity: Entity) -> str:
         """An entity as the hop names it, which may be by an alias."""
@@ -368,15 +370,7 @@ class Spoiler:
         """Every way to ask for a hop, or the same about something else."""
         entity, relation, inverse = self.link(question, number)
         name = self.name(question, number, entity) if about is None else about.described
-        subject = self.entities[self.atlas.chains[question.id][0][0]] if len(question.hops) == 1 else entity
-        noun = next(
-            (
-                TYPES[kind].noun
-                for kind in relation.subjects
-                if f" {TYPES[kind].noun} " in f" {question.hops[number - 1].question} "
-            ),
-            TYPES[subject.kind].noun,
-        )
+        noun = TYPES[self.fact(question, number)[0].kind].noun
         return [text.format(S=name, O=name, T=noun) for text in (relation.inverse_asks if inverse else relation.asks)]
 
 
