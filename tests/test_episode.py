@@ -253,9 +253,22 @@ def test_every_step_has_a_seed_of_its_own_and_every_sample_too(question: Questio
         seeds.append(request.seed)
         return lines[len(request.trajectory.steps)]
 
+    warm = EpisodeSettings(sampling=Sampling(1.0))
     for seed in (0, 1):
-        assert play(question, ScriptedEngine(note), seed=seed).seed == seed
+        assert play(question, ScriptedEngine(note), settings=warm, seed=seed).seed == seed
     assert len(set(seeds)) == 6
+
+
+def test_where_nothing_is_drawn_equal_states_ask_for_the_same(question: Question) -> None:
+    seeds: set[int] = set()
+
+    def note(request: Generate) -> str:
+        seeds.add(request.seed)
+        return ANSWER
+
+    for seed in (0, 1):
+        play(question, ScriptedEngine(note), seed=seed)
+    assert seeds == {0}
 
 
 @pytest.mark.parametrize(("agent", "lines"), [("prorag", [QUERY, SUB_ANSWER, ANSWER]), ("rag", ["<answer>x</answer>"])])

@@ -357,8 +357,9 @@ class Spoiler:
         """What a hop is about, which relation it asks for, and whether it asks for the subject."""
         subject, relation = self.fact(question, number)
         target = self.world.facts[subject.index][relation.name]
-        inverse = isinstance(target, int) and question.hops[number - 1].answer in subject.spellings
-        return self.world.entities[target] if inverse else subject, relation, inverse
+        if isinstance(target, int) and question.hops[number - 1].answer in subject.spellings:
+            return self.world.entities[target], relation, True
+        return subject, relation, False
 
     def name(self, question: Question, number: int, entity: Entity) -> str:
         """An entity as the hop names it, which may be by an alias."""

@@ -35,8 +35,8 @@ def preferences(judge: ValueJudge, tree: Tree) -> list[Preference]:
 
 
 def test_every_pair_that_differs_enough_the_clearest_first() -> None:
-    found = preferences(ValueJudge("monte-carlo", monte_carlo), tree_of(0.5, 1.0, 0.0, 0.505))
-    assert [(each.chosen, each.rejected) for each in found] == [(2, 3), (4, 3), (1, 3), (2, 1), (2, 4)]
+    found = preferences(ValueJudge("monte-carlo", monte_carlo), tree_of(0.4, 1.0, 0.0, 0.405))
+    assert [(each.chosen, each.rejected) for each in found] == [(2, 3), (2, 1), (2, 4), (4, 3), (1, 3)]
     assert (found[0].chosen_value, found[0].rejected_value) == (1.0, 0.0)
     assert found[0].reason == "monte-carlo 1 against 0"
 

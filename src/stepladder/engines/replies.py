@@ -60,6 +60,11 @@ class Replies:
             request.context, Segment(Author.POLICY, row["text"]), row["text"], Finish(row["finish"]), usage
         )
 
+    def total(self) -> tuple[int, Usage]:
+        """How many replies there are, and what they took."""
+        rows = list(self._known.values())
+        return len(rows), Usage(sum(row["read"] for row in rows), sum(row["written"] for row in rows))
+
     def add(self, key: str, reply: Generation) -> None:
         """Keep a reply. When this returns, the system has it: what ends this process then cannot lose it."""
         row = {

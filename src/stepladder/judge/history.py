@@ -126,7 +126,7 @@ class History:
         """The hops that are in view, and the conclusions that can be drawn from what is known."""
         backed = self.in_view
         for number in self.conclusions:
-            if (backed | self.stated).issuperset(references(self.question.hops[number - 1].question)):
+            if (self.stated | backed).issuperset(references(self.question.hops[number - 1].question)):
                 backed |= {number}
         return backed
 
@@ -158,7 +158,7 @@ class History:
             return _bad(Fault.WRONG, None, "asks for nothing that the question needs")
         hop = self.question.hops[number - 1]
         known = self._known
-        missing = [each for each in references(hop.question) if each not in known]
+        missing = [each for each in references(hop.question) if each < number and each not in known]
         if missing:
             return _bad(Fault.PREMATURE, number, f"asks for #{number} before #{missing[0]} is known")
         if number in self.conclusions:

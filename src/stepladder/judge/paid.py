@@ -19,7 +19,8 @@ from stepladder.judge.ledger import Ledger
 from stepladder.judge.prices import PriceTable, load_prices
 from stepladder.trace import Usage
 
-_REPLIES, _SPEND = "replies.jsonl", "spend.jsonl"
+#: Files in the folder.
+REPLIES, SPEND = "replies.jsonl", "spend.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def open_judge_engine(
     `prices` is a file of prices beyond those known, `timeout` and `backoff` are seconds (see `OpenAIEngine`).
     """
     table = load_prices(prices)
-    ledger = Ledger(folder / _SPEND)
+    ledger = Ledger(folder / SPEND)
     try:
         purse = Purse(ledger, model, table, budget)
         engine = BudgetEngine(
@@ -86,7 +87,7 @@ def open_judge_engine(
         ledger.close()
         raise
     try:
-        return PaidEngine(engine, folder / _REPLIES, _name(model, url))
+        return PaidEngine(engine, folder / REPLIES, _name(model, url))
     except BaseException:
         engine.close()
         raise
@@ -94,7 +95,7 @@ def open_judge_engine(
 
 def replies_in(folder: Path, model: str, url: str | None = None) -> Replies:
     """The replies that a folder holds of a model: to see what is at hand, without a key or a server."""
-    return Replies(folder / _REPLIES, _name(model, url))
+    return Replies(folder / REPLIES, _name(model, url))
 
 
 def _name(model: str, url: str | None) -> str:

@@ -1,6 +1,7 @@
 """Settings of a model as judge: which one, how it is asked, and what it may cost."""
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from stepladder.judge.llm import LLMJudge, Mode, Order
 from stepladder.settings import Settings
 
 if TYPE_CHECKING:  # brings the client of OpenAI, which takes a second
+    from stepladder.judge.local import LocalEngine
     from stepladder.judge.paid import PaidEngine
 
 #: Settings that change what judging costs, and no verdict.
@@ -29,11 +31,16 @@ def _a_budget(text: str) -> str:
     return text
 
 
-class LLMJudgeSettings(Settings):
-    """A model behind an OpenAI-compatible server."""
+def _absolute_if_folder(model: str) -> str:
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.is_dir() else model
 
-    #: Its name there.
-    model: str = Field(min_length=1)
+
+class LLMJudgeSettings(Settings):
+    """A model behind an OpenAI-compatible server, or on this machine."""
+
+    #: Its name at the server; without a URL also a model folder, which is then played here.
+    model: Annotated[str, Field(min_length=1), AfterValidator(_absolute_if_folder)]
     #: URL of the server, such as http://localhost:8000/v1; null is OpenAI's own.
     url: str | None = None
     #: One best and one worst (ProRAG), all in order (RAG-Gym), or 0 to 100 for each (ReasonRAG).
@@ -48,6 +55,7 @@ class LLMJudgeSettings(Settings):
     budget: Annotated[str, AfterValidator(_a_budget)] | None = None
     #: A file of prices (YAML) beyond those that are known.
     prices: Path | None = None
+    #: Calls that are under way at once; for a model played here, prompts in one batch.
     concurrency: int = Field(default=8, ge=1)
     #: Seconds of one call.
     timeout: float = Field(default=60.0, gt=0)
@@ -58,20 +66,32 @@ class LLMJudgeSettings(Settings):
         name = f"llm-{self.mode}-{self.order}" if self.mode != "score" else "llm-score"
         return LLMJudge(self.mode, order=self.order, margin=self.score_margin, max_tokens=self.max_tokens, name=name)
 
-    def engine(self, folder: Path) -> "closing[PaidEngine]":
-        """Who answers them; replies and spend are kept in the folder."""
+    @property
+    def is_local(self) -> bool:
+        """Whether the model is played here."""
+        return self.url is None and Path(self.model).is_dir()
+
+    @contextmanager
+    def engine(self, folder: Path) -> "Iterator[PaidEngine | LocalEngine]":
+        """Who answers them. Replies and spend are kept in the folder."""
+        with closing(self._open(folder)) as engine:
+            yield engine
+
+    def _open(self, folder: Path) -> "PaidEngine | LocalEngine":
+        if self.is_local:
+            from stepladder.judge.local import open_local_judge
+
+            return open_local_judge(Path(self.model), folder, self.concurrency)
         from stepladder.judge.budget import Budget
         from stepladder.judge.paid import open_judge_engine
 
-        return closing(
-            open_judge_engine(
-                self.model,
-                folder,
-                url=self.url,
-                budget=None if self.budget is None else Budget.parse(self.budget),
-                prices=self.prices,
-                concurrency=self.concurrency,
-                timeout=self.timeout,
-                retries=self.retries,
-            )
+        return open_judge_engine(
+            self.model,
+            folder,
+            url=self.url,
+            budget=None if self.budget is None else Budget.parse(self.budget),
+            prices=self.prices,
+            concurrency=self.concurrency,
+            timeout=self.timeout,
+            retries=self.retries,
         )

@@ -1,0 +1,25 @@
+"""A model on this machine as judge: costs time and no money, and its replies are kept like those of a paid one.
+
+In: a model folder, a folder for the replies. Out: an engine for the driver.
+"""
+
+from pathlib import Path
+
+from stepladder.engines.replies import RememberingEngine
+from stepladder.judge.paid import REPLIES, Spend
+
+
+class LocalEngine(RememberingEngine):
+    """Remembers replies, and knows what they took."""
+
+    def spend(self) -> Spend:
+        """What the folder's replies took, over all runs in it. They are free."""
+        calls, usage = self.replies.total()
+        return Spend(calls, 0, usage.read, usage.written, 0.0, self.recalled)
+
+
+def open_local_judge(model: Path, folder: Path, batch: int) -> LocalEngine:
+    """An engine around the model in a folder, asked `batch` questions at once."""
+    from stepladder.engines.transformers import TransformersEngine  # brings torch
+
+    return LocalEngine(TransformersEngine(str(model), max_batch=batch), folder / REPLIES, str(model))
