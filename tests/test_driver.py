@@ -6,16 +6,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from conftest import WordRetriever
+from stepladder.batching import key_of
 from stepladder.driver import Driver, Interrupted, Outcome
 from stepladder.engines.base import Engine, EngineDown, EngineError
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.errors import StepladderError
-from stepladder.request import Algorithm, Finish, Generate, Generation, Retrieve, Sampling, Score
+from stepladder.request import Algorithm, Each, Finish, Generate, Generation, Retrieve, Sampling, Score
 from stepladder.trace import Author, Question, Segment, Trajectory
 
 
@@ -218,6 +220,29 @@ def test_an_engine_that_cannot_work_at_all_stops_the_run(concurrency: int) -> No
     engine.concurrency = concurrency
     with pytest.raises(EngineDown, match="wrong key"):
         Driver(engine).run([lambda: speak("a")] * 10)
+
+
+def test_an_engine_that_hands_back_that_it_is_down_stops_the_run_like_one_that_raises_it() -> None:
+    class Polite(DownEngine):
+        def generate(self, requests: Sequence[Generate]) -> Any:
+            return [EngineDown("wrong key") for _ in requests]
+
+    def tolerant() -> Algorithm[Any]:
+        return (yield Each([prompt("a"), prompt("b")]))
+
+    with pytest.raises(EngineDown, match="wrong key"):
+        Driver(Polite()).run([tolerant])
+
+
+def test_equal_requests_have_one_key_whatever_objects_they_are_made_of() -> None:
+    def ask(text: str, tokens: Sequence[int], logprob: float = 0.0) -> Generate:
+        return Generate((Segment(Author.POLICY, text, tuple(tokens), (logprob,) * len(tokens), "v"),))
+
+    text, tokens = "half \ud83d", [7, 70_000, 7]
+    same = ask("".join(list(text)), [int(str(each)) for each in tokens], -0.5)
+    assert key_of(ask(text, tokens)) == key_of(same)
+    others = [ask(text, [7, 70_000, 8]), ask(text, []), ask(text[:-1], tokens), replace(same, seed=1)]
+    assert len({key_of(each) for each in (same, *others)}) == 5
 
 
 def test_asking_for_what_the_driver_lacks_says_what_to_pass() -> None:

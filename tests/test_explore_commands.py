@@ -206,14 +206,18 @@ def test_replies_that_were_paid_for_survive_another_question_to_the_trees(
 
 def test_a_model_may_grade_leaves_while_trees_grow(shell: Shell, explored: Path, server: Server) -> None:
     server.answer = lambda body, number: says(json.dumps({"reason": "so", "score": 80}))  # type: ignore[method-assign]
-    report = shell.json(
-        "explore", "--run", explored, "--name", "graded", "--judge-model", "tiny", "--judge-url", server.url,
-        "--simulations", 6, "--questions", 3,
-    )  # fmt: skip
+    judge = ("--judge-model", "tiny", "--judge-url", server.url)
+    given = ("explore", "--run", explored, "--name", "graded", *judge, "--simulations", 6, "--questions", 3)
+    cost = shell.json(*given, "--dry-run")
+    assert cost["calls"] == 18
+    assert server.requests == []
+    report = shell.json(*given)
     trees = list(read_trees(explored / "graded" / "trees.jsonl.gz"))
     assert {node.scores["leaf"] for tree in trees for node in tree.nodes if node.scores} == {0.8}
     assert not any(node.rollouts for tree in trees for node in tree.nodes)
     bodies = [json.dumps(body["messages"]) for body in server.requests]
     assert bodies
     assert len(bodies) == len(set(bodies)), "steps that branches share are graded once"
-    assert report["stages"][0]["summary"]["spend"]["calls"] == len(bodies)
+    spend = report["stages"][0]["summary"]["spend"]
+    assert spend["calls"] == len(bodies) <= cost["calls"]
+    assert spend["tokens_read"] + spend["tokens_written"] <= cost["tokens_at_most"]

@@ -1,32 +1,40 @@
 """Search trees: how they grow, what they depend on, and that they survive being killed."""
 
+import gc
 import gzip
+import itertools
 import math
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from conftest import PASSAGES, QUESTION, WordRetriever
 from stepladder.agents import make_agent
 from stepladder.driver import Driver, Failure
-from stepladder.engines.base import EngineError
+from stepladder.engines.base import EngineDown, EngineError
 from stepladder.engines.scripted import ScriptedEngine
+from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.explore.mcts import MCTSSettings, outcome, search
 from stepladder.explore.runner import explore
 from stepladder.explore.settings import PRESETS, ExploreSettings
 from stepladder.explore.store import TreeFile, read_trees
 from stepladder.explore.values import discounted, monte_carlo
+from stepladder.files import WriteError
 from stepladder.records import RecordError
 from stepladder.request import Algorithm, Generate, Generation, Sampling, Score, nothing_written
 from stepladder.seeding import seed_of
@@ -85,10 +93,62 @@ def test_every_simulation_is_counted_on_its_whole_way() -> None:
         assert node.visits == below + own
 
 
-def test_the_values_of_the_search_are_those_of_the_tree_it_leaves() -> None:
-    settings = replace(SETTINGS, decay=0.95)
-    tree = grow(settings=settings)
+class Troubled(ScriptedEngine):
+    """Fails now and then, fails for good in some states, and has a window of so many characters."""
+
+    def __init__(self, script: Any, seed: int, hiccups: float, dead_ends: float, window: int) -> None:
+        super().__init__(script)
+        self.draw, self.seed = random.Random(seed), seed
+        self.hiccups, self.dead_ends, self.window = hiccups, dead_ends, window
+
+    def _reply(self, request: Generate) -> Any:
+        assert request.trajectory is not None
+        said = [step.written.text for step in request.trajectory.steps]
+        if self.draw.random() < self.hiccups or (
+            said and random.Random(f"{self.seed}{said}").random() < self.dead_ends
+        ):
+            return EngineError("no")
+        full = sum(len(part.text) for part in request.context) > self.window
+        return nothing_written(request.context) if full else super()._reply(request)
+
+
+@examples(max_examples=150, deadline=None)
+@given(
+    agent=st.sampled_from(["prorag-brief", "rag", "direct", "cot"]),
+    seed=st.integers(0, 1000),
+    hiccups=st.sampled_from([0.0, 0.0, 0.1]),
+    dead_ends=st.sampled_from([0.0, 0.0, 0.2]),
+    window=st.sampled_from([10, 300, 500, 100_000]),
+    simulations=st.integers(1, 40),
+    width=st.integers(1, 6),
+    depth=st.integers(1, 6),
+    selection=st.sampled_from(["uct", "puct", "puct-policy"]),
+    gamma=st.sampled_from([1.0, 0.5]),
+    decay=st.sampled_from([1.0, 0.9]),
+    parallel=st.integers(1, 12),
+    warmth=st.sampled_from([0.0, 1.0]),
+    max_steps=st.integers(1, 8),
+)
+def test_whatever_happens_the_values_of_the_search_are_those_of_the_tree_it_leaves(
+    agent: str, seed: int, hiccups: float, dead_ends: float, window: int, max_steps: int, warmth: float, **rules: Any
+) -> None:
+    def say(request: Generate) -> str:
+        text = stroll(request) if request.seed % 9 else ""
+        return text.replace("<step>So.</step>", "") if agent in ("rag", "direct") else text
+
+    settings = MCTSSettings(
+        EpisodeSettings(max_steps, 1, Sampling(0.9, 0.95, 200)), Sampling(warmth, 1.0, 200), c=1.5, **rules
+    )
+    driver = Driver(Troubled(say, seed, hiccups, dead_ends, window), WordRetriever())
+    (done,) = driver.run([lambda: search(make_agent(agent), QUESTION, settings, seed)])
+    if done.value is None:
+        assert done.failure is not None
+        assert done.failure.reason == "no"
+        return
+    tree = done.value
+    assert tree.nodes[0].visits == settings.simulations - tree.failures
     for node, value in zip(tree.nodes, discounted(tree, settings.gamma, settings.decay)):
+        assert len(tree.branch(node)) - 1 <= settings.depth
         if node.visits:
             assert value == pytest.approx(node.value)
 
@@ -226,6 +286,21 @@ def test_a_scorer_can_value_leaves_instead_of_roll_outs() -> None:
     assert all(node.value == 0.25 for node in unended if node.visits)
 
 
+def test_a_leaf_that_may_not_grow_is_scored_once() -> None:
+    scored = Counter[str]()
+
+    class Grader:
+        max_batch, concurrency = 8, 1
+
+        def score(self, requests: Sequence[Score]) -> list[tuple[float, ...]]:
+            scored.update(request.trajectory.steps[-1].action.content for request in requests)
+            return [(0.25,) for _ in requests]
+
+    settings = replace(SETTINGS, evaluate="score", depth=1)
+    Driver(ScriptedEngine(stroll), WordRetriever(), Grader()).run([lambda: search(AGENT, QUESTION, settings, 7)])
+    assert set(scored.values()) == {1}
+
+
 def test_a_full_context_is_an_end() -> None:
     class Narrow(ScriptedEngine):
         def _reply(self, request: Generate) -> Any:
@@ -257,6 +332,47 @@ def test_a_call_that_fails_costs_a_simulation_not_the_tree() -> None:
     tree = grow(shaky)
     assert 0 < tree.failures < SETTINGS.simulations
     assert tree.nodes[0].visits == SETTINGS.simulations - tree.failures
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_a_state_that_cannot_be_gone_on_from_does_not_take_all_simulations(parallel: int) -> None:
+    def refused(request: Generate) -> Any:
+        """A server that will not go on from one of the queries, however often it is asked."""
+        assert request.trajectory is not None
+        return EngineError("filtered") if QUERIES[0] in request.trajectory.queries else stroll(request)
+
+    tree = grow(refused, replace(SETTINGS, simulations=80, parallel=parallel))
+    assert 0 < tree.failures < 25
+    assert tree.nodes[0].visits == 80 - tree.failures
+
+
+def test_one_hiccup_at_the_beginning_does_not_cost_the_tree() -> None:
+    calls = itertools.count()
+
+    def late(request: Generate) -> Any:
+        """The children of the root are made, and then the first roll-out breaks."""
+        hiccup = next(calls) == SETTINGS.width
+        return EngineError("hiccup") if hiccup else f"<step>Look.</step><subquery>{request.seed}</subquery>"
+
+    assert grow(late, replace(SETTINGS, parallel=1)).failures == 1
+
+
+def test_failures_are_not_taken_for_a_settled_tree() -> None:
+    calls = itertools.count()
+
+    def out_for_a_while(request: Generate) -> Any:
+        busy = 8 <= next(calls) < 40
+        return EngineError("busy") if busy else f"<step>Look.</step><subquery>{request.seed}</subquery>"
+
+    tree = grow(out_for_a_while, replace(SETTINGS, simulations=200, depth=1, patience=16))
+    assert tree.failures > 16, "the engine was out for longer than the search is patient"
+    assert 16 <= tree.nodes[0].visits < 30
+
+
+@pytest.mark.parametrize("name", ["simulations", "width", "depth", "parallel"])
+def test_a_tree_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0; it must be at least 1"):
+        replace(SETTINGS, **{name: 0})
 
 
 def test_a_tree_of_which_nothing_works_fails_at_once() -> None:
@@ -337,10 +453,11 @@ def test_a_remembered_generation_fits_the_log_probs_of_whoever_asks() -> None:
 # --- on disk ------------------------------------------------------------------------------------------------
 
 
-def test_an_exploration_goes_on_where_it_was_cut(tmp_path: Path) -> None:
-    def run(questions: list[Question], path: Path) -> Any:
-        return explore(Driver(ScriptedEngine(stroll), WordRetriever()), AGENT, questions, SETTINGS, path, seed=3)
+def run(questions: list[Question], path: Path, script: Any = stroll, **driver: Any) -> Any:
+    return explore(Driver(ScriptedEngine(script), WordRetriever(), **driver), AGENT, questions, SETTINGS, path, seed=3)
 
+
+def test_an_exploration_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.jsonl.gz", tmp_path / "cut.jsonl.gz"
     run(many(6), whole)
     assert run(many(3), cut).made == 3
@@ -354,14 +471,14 @@ def test_an_exploration_goes_on_where_it_was_cut(tmp_path: Path) -> None:
 
 
 def test_trees_are_read_by_any_tool_that_reads_gzip(tmp_path: Path) -> None:
-    file = TreeFile(tmp_path / "trees.jsonl.gz")
     trees = [grow(), grow(question=replace(QUESTION, id="q2"))]
-    for tree in trees:
-        file.add(tree)
+    with TreeFile(tmp_path / "trees.jsonl.gz") as file:
+        for tree in trees:
+            file.add(tree)
+        with pytest.raises(ValueError, match="there already"):
+            file.add(trees[0])
     with gzip.open(file.path, "rt", encoding="utf-8") as lines:
         assert [line.rstrip("\n") for line in lines] == [dumps(tree) for tree in trees]
-    with pytest.raises(ValueError, match="there already"):
-        file.add(trees[0])
 
 
 def test_failed_questions_are_counted_and_asked_again_by_the_next_run(tmp_path: Path) -> None:
@@ -374,6 +491,134 @@ def test_failed_questions_are_counted_and_asked_again_by_the_next_run(tmp_path: 
     assert (first.made, dict(first.failures)) == (2, {"no": 1})
     second = explore(Driver(ScriptedEngine(stroll), WordRetriever()), AGENT, many(3), SETTINGS, path, seed=0)
     assert (second.made, second.known) == (1, 2)
+
+
+@pytest.fixture
+def two_trees(tmp_path: Path) -> Path:
+    path = tmp_path / "trees.jsonl.gz"
+    with TreeFile(path) as file:
+        for question in many(2):
+            file.add(grow(settings=replace(SETTINGS, simulations=4), question=question))
+    return path
+
+
+def test_a_file_that_was_cut_anywhere_keeps_every_tree_that_was_whole(two_trees: Path, tmp_path: Path) -> None:
+    whole = two_trees.read_bytes()
+    first = whole.index(b"\x1f\x8b\x08", 1)  # where the second tree begins
+    kept = {0: 0, len(whole): 2}
+    for end in {*range(0, len(whole), 37), *range(first - 12, first + 12), *range(len(whole) - 12, len(whole))}:
+        cut = tmp_path / "cut.jsonl.gz"
+        cut.write_bytes(whole[:end])
+        with TreeFile(cut) as file:
+            kept[end] = len(file.ids)
+        assert cut.read_bytes() == whole[: (0, first, len(whole))[kept[end]]]
+        assert len(list(read_trees(cut))) == kept[end]
+    assert kept == {end: (end >= first) + (end >= len(whole)) for end in kept}
+
+
+def test_a_file_that_holds_something_else_is_refused_and_left_alone(two_trees: Path, tmp_path: Path) -> None:
+    newer = tmp_path / "newer.gz"
+    newer.write_bytes(gzip.compress(b'{"record":"tree","version":9,"forest":"deep"}\n'))
+    garbage = tmp_path / "garbage.gz"
+    garbage.write_bytes(b"these are no trees")
+    damaged = tmp_path / "damaged.gz"
+    damaged.write_bytes(two_trees.read_bytes() + bytes(100))
+    for path, problem in ((newer, "Update Stepladder"), (garbage, "damaged at byte 0:"), (damaged, "before that byte")):
+        before = path.read_bytes()
+        with pytest.raises(RecordError, match=problem):
+            TreeFile(path)
+        with pytest.raises(RecordError, match=problem):
+            list(read_trees(path))
+        assert path.read_bytes() == before
+
+
+def test_one_process_at_a_time_adds_trees(two_trees: Path) -> None:
+    with TreeFile(two_trees), pytest.raises(StepladderError, match="another process adds trees to it"):
+        run(many(4), two_trees)
+    assert run(many(4), two_trees).made == 2
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
+    def never(request: Generate) -> str:
+        raise AssertionError("nothing should be asked")
+
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "trees.jsonl.gz"):
+        with pytest.raises(WriteError, match="cannot be opened to add trees"):
+            run(many(1), path, never)
+
+
+@pytest.fixture
+def small_disk(two_trees: Path) -> Iterator[int]:
+    """No file may grow by more than a hundred bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = two_trees.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, before[1]))
+    yield size
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_nothing_half_written(two_trees: Path, small_disk: int) -> None:
+    with pytest.raises(WriteError, match="The 2 trees before it are kept"):
+        run(many(4), two_trees)
+    assert two_trees.stat().st_size == small_disk
+    assert len(list(read_trees(two_trees))) == 2
+
+
+def test_ctrl_c_while_a_tree_is_written_leaves_nothing_of_it(two_trees: Path, monkeypatch: Any) -> None:
+    def interrupted(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(many(3), two_trees)
+    assert len(list(read_trees(two_trees))) == 2
+
+
+@pytest.mark.parametrize("problem", [EngineDown("the budget is spent"), KeyboardInterrupt()])
+def test_whatever_ends_a_run_leaves_the_trees_that_were_done(problem: BaseException, tmp_path: Path) -> None:
+    calls = itertools.count()
+
+    def dying(request: Generate) -> str:
+        if next(calls) == 600:
+            raise problem
+        return stroll(request)
+
+    path, whole = tmp_path / "trees.jsonl.gz", tmp_path / "whole.jsonl.gz"
+    with pytest.raises(type(problem)):
+        run(many(12), path, dying, in_flight=4)
+    done = {tree.question.id for tree in read_trees(path)}
+    assert 0 < len(done) < 12
+    run(many(12), whole)
+    run(many(12), path)
+    assert {tree.question.id: tree for tree in read_trees(path)} == {t.question.id: t for t in read_trees(whole)}
+
+
+def test_two_questions_of_one_id_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StepladderError, match="1 ids occur again, such as 'q1'"):
+        run([*many(3), *many(2)[1:]], tmp_path / "trees.jsonl.gz")
+
+
+def test_a_tree_that_cannot_be_written_costs_its_question_only(tmp_path: Path) -> None:
+    odd = replace(QUESTION, id="odd", kind="half a character: \ud83d")
+    explored = run([*many(2), odd], tmp_path / "trees.jsonl.gz")
+    assert explored.made == 2
+    assert "cannot be written as JSON" in next(iter(explored.failures))
+
+
+def test_trees_are_out_of_memory_once_they_are_written(tmp_path: Path) -> None:
+    def alive() -> list[int]:
+        kinds = Counter(type(each).__name__ for each in gc.get_objects())
+        return [kinds[name] for name in ("Tree", "Node", "_State", "Trajectory")]
+
+    gc.collect()
+    gc.disable()  # nothing must wait for the collector
+    try:
+        before = alive()
+        run(many(3), tmp_path / "trees.jsonl.gz", generation_cache=100)
+        assert alive() == before
+    finally:
+        gc.enable()
 
 
 KILLED = """
@@ -417,7 +662,8 @@ def test_killed_ten_times_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
         process.stdout.close()
         assert not finished, "the run was over before it could be killed: give it more to do"
         kills += 1
-        now = TreeFile(path).ids
+        with TreeFile(path) as file:
+            now = file.ids
         assert known <= now, "a tree that was written is gone"
         known = now
     last = start()

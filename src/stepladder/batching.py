@@ -5,7 +5,7 @@ errors, one a request. The driver has one `Lane` a kind.
 """
 
 import heapq
-from array import array
+import marshal
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +35,9 @@ def key_of(request: Request) -> Key:
         digest.update(repr(parts).encode("utf-8", "surrogatepass"))
 
     def read(segments: Sequence[Segment]) -> None:
-        for each in segments:
-            add(each.author.value, each.text, len(each.tokens), each.vocabulary)
-            digest.update(array("q", each.tokens))
+        # Format 2 has no back references, which would tell whether equal values are the same object.
+        parts = [(each.author.value, each.text, each.tokens, each.vocabulary) for each in segments]
+        digest.update(marshal.dumps(parts, 2))
 
     if isinstance(request, Retrieve):
         add(request.query, request.k)
@@ -148,6 +148,8 @@ class Lane:
         requests = [asked.request for asked in batch]
         try:
             replies = list(self.call(requests))
+            if down := next((reply for reply in replies if isinstance(reply, EngineDown)), None):
+                raise down
             if len(replies) == len(requests):
                 return replies
             failure: Exception = StepladderError(f"{len(requests)} requests got {len(replies)} replies")

@@ -4,6 +4,7 @@ options.py   options that several commands share, and what they make
 play.py      ask, eval
 train.py     run, train sft
 explore.py   explore, pairs, export
+tree.py      tree
 index.py     index build, search, info
 about.py     demo, doctor
 """
@@ -22,6 +23,7 @@ from stepladder.cli.index import app as index_app
 from stepladder.cli.play import ask, evaluate_command
 from stepladder.cli.train import app as train_app
 from stepladder.cli.train import run_command
+from stepladder.cli.tree import tree_command
 from stepladder.errors import StepladderError
 from stepladder.narrate import shown
 from stepladder.trace import TraceError
@@ -40,6 +42,7 @@ app.command(name="eval")(evaluate_command)
 app.command(name="run")(run_command)
 app.add_typer(train_app, name="train")
 app.command(name="explore")(explore_command)
+app.command(name="tree")(tree_command)
 app.command(name="pairs")(pairs_command)
 app.command(name="export")(export_command)
 app.add_typer(index_app, name="index")

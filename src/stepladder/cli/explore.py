@@ -26,15 +26,18 @@ from stepladder.cli.options import (
 from stepladder.cli.train import carry_out
 from stepladder.data import DATA_SETS
 from stepladder.errors import StepladderError
-from stepladder.explore.settings import PRESETS
+from stepladder.explore.settings import PRESETS, ExploreSettings
 from stepladder.export import EXPORTS, SPLITS, export, read_rag_proguide
 from stepladder.narrate import shown
 from stepladder.recipe import Recipe, override
 from stepladder.records import read_records
 from stepladder.run.folder import RunFolder
+from stepladder.settings import Settings
 from stepladder.stages.explore import TREES
+from stepladder.stages.explore import dry_run as dry_run_growth
 from stepladder.stages.pairs import PAIRS, PairSettings, dry_run
 from stepladder.trace import Pair
+from stepladder.workshop import Workshop
 
 if TYPE_CHECKING:
     from stepladder.judge.estimate import Estimate
@@ -54,6 +57,7 @@ BudgetText = Annotated[
     str | None,
     typer.Option("--budget", help="The most a paid judge may cost, over all attempts: 5usd, 300ktok, 2Mtok."),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what a model as judge would cost, and ask it nothing.")]
 Prices = Annotated[
     Path | None, typer.Option("--prices", parser=path_of, help="A YAML file of prices that are not known yet.")
 ]
@@ -83,6 +87,7 @@ def explore_command(
     judge_url: JudgeUrl = None,
     budget: BudgetText = None,
     prices: Prices = None,
+    estimate_only: DryRun = False,
     name: StageName = None,
     overrides: Overrides = None,
     update: Update = False,
@@ -104,14 +109,19 @@ def explore_command(
         raise StepladderError("say --run DIR to go on with a run, or --out DIR to begin one")
     stage = name or "explore"
     begun_with = _given(model=model, agent=agent, data=data, index=index, k=k, world_seed=world_seed, seed=seed)
-    if folder is not None:
-        carry_out(_read(_new_run(begun_with, {stage: entry}), stage, overrides), folder, update, as_json, only=stage)
-        return
-    assert run is not None
-    if begun_with:
+    if run is None:
+        recipe = _read(_new_run(begun_with, {stage: entry}), stage, overrides)
+    elif begun_with:
         option = next(iter(begun_with)).replace("_", "-")
         raise StepladderError(f"--{option} belongs to the run {run}, and was said when it began: leave it out")
-    carry_out(_extended(run, stage, entry, overrides), run, update, as_json, only=stage)
+    else:
+        recipe = _extended(run, stage, entry, overrides)
+    if estimate_only:
+        settings = _settings_of(recipe, stage)
+        assert isinstance(settings, ExploreSettings)
+        _show_estimate(dry_run_growth(settings, Workshop(recipe.shared)), as_json)
+    else:
+        carry_out(recipe, run or folder or Path(), update, as_json, only=stage)
 
 
 def _new_run(given: dict[str, Any], stages: dict[str, Any]) -> dict[str, Any]:
@@ -151,9 +161,7 @@ def pairs_command(
     ] = None,
     budget: BudgetText = None,
     prices: Prices = None,
-    estimate_only: Annotated[
-        bool, typer.Option("--dry-run", help="Print what a model would cost, and ask it nothing.")
-    ] = False,
+    estimate_only: DryRun = False,
     name: StageName = None,
     overrides: Overrides = None,
     update: Update = False,
@@ -168,20 +176,17 @@ def pairs_command(
         balance=None if balance is None else balance.split(","),
         llm=llm or None,
     )
-    recipe = _extended(run, name or "pairs", entry, overrides)
-    stage = next(stage for stage in recipe.stages if stage.name == (name or "pairs"))
+    stage = name or "pairs"
+    recipe = _extended(run, stage, entry, overrides)
     if not estimate_only:
-        carry_out(recipe, run, update, as_json, only=stage.name)
+        carry_out(recipe, run, update, as_json, only=stage)
         return
-    assert isinstance(stage.settings, PairSettings)
+    settings = _settings_of(recipe, stage)
+    assert isinstance(settings, PairSettings)
     trees = RunFolder.open(run).newest(TREES)
     if trees is None:
         raise StepladderError(f"the run {run} has no trees yet: `stepladder explore --run {run}` makes them")
-    cost = dry_run(stage.settings, trees, run / stage.name)
-    if as_json:
-        typer.echo(json.dumps(_plain(cost), indent=2))
-    else:
-        _print_estimate(cost)
+    _show_estimate(dry_run(settings, trees, run / stage), as_json)
 
 
 def export_command(
@@ -238,26 +243,23 @@ def _read(plain: Any, name: str, overrides: list[str] | None) -> Recipe:
     return Recipe.read(plain, name)
 
 
-def _plain(cost: "Estimate") -> dict[str, Any]:
-    return {
-        "calls": cost.calls,
-        "recalled": cost.recalled,
-        "tokens_read": cost.tokens.read,
-        "tokens_written": cost.tokens.written,
-        "tokens_at_most": cost.tokens_at_most.read + cost.tokens_at_most.written,
-        "usd": cost.usd,
-        "usd_at_most": cost.usd_at_most,
-    }
+def _settings_of(recipe: Recipe, stage: str) -> Settings:
+    return next(each.settings for each in recipe.stages if each.name == stage)
 
 
-def _print_estimate(cost: "Estimate") -> None:
-    dollars = "no price is known for this model" if cost.usd is None else f"about ${cost.usd:,.2f}"
-    most = "" if cost.usd_at_most is None else f", at most ${cost.usd_at_most:,.2f}"
+def _show_estimate(cost: "Estimate", as_json: bool) -> None:
+    most = cost.tokens_at_most.read + cost.tokens_at_most.written
+    if as_json:
+        tokens = {"tokens_read": cost.tokens.read, "tokens_written": cost.tokens.written, "tokens_at_most": most}
+        dollars = {"usd": cost.usd, "usd_at_most": cost.usd_at_most}
+        typer.echo(json.dumps({"calls": cost.calls, "recalled": cost.recalled, **tokens, **dollars}, indent=2))
+        return
+    known = cost.usd is not None and cost.usd_at_most is not None
+    price = f"about ${cost.usd:,.2f}, at most ${cost.usd_at_most:,.2f}" if known else "not known for this model"
     out.print(
         f"calls: {cost.calls:,} ({cost.recalled:,} more are answered by replies at hand)\n"
-        f"tokens: about {cost.tokens.read:,} read and {cost.tokens.written:,} written, at most "
-        f"{cost.tokens_at_most.read + cost.tokens_at_most.written:,}\n"
-        f"price: {dollars}{most}",
+        f"tokens: about {cost.tokens.read:,} read and {cost.tokens.written:,} written, at most {most:,} in all\n"
+        f"price: {price}",
         highlight=False,
         soft_wrap=True,
     )

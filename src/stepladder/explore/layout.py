@@ -14,14 +14,14 @@ from stepladder.trace import ActionKind, Node, Tree
 #: The width that a picture keeps to where its columns allow it.
 WIDTH = 1280
 #: Around the picture, between columns, between boxes, inside a box.
-MARGIN, GAP, BETWEEN, PAD = 22, 30, 7, 11
+MARGIN, GAP, BETWEEN, PAD = 20, 28, 7, 10
 #: Size of the font of the content, and height of its lines.
 FONT, LINE = 12.5, 15
 #: Heights of a box with one line of content, of the root's, and of one that no simulation visited.
 HEIGHT, ROOT_HEIGHT, UNVISITED_HEIGHT = 53, 72, 22
-ROOT_WIDTH = 72
+ROOT_WIDTH = 66
 #: Columns are as wide as their content, but no wider than this, and no narrower than the numbers of a node.
-_WIDEST, _NARROWEST = 236, 136
+_WIDEST, _NARROWEST = 236, 139
 #: Lines of content; of text in no format, which may be anything, one is enough.
 _LINES, _LINES_OF_MALFORMED = 3, 1
 

@@ -1,13 +1,14 @@
 """Monte-Carlo tree search over the steps of one question: which steps lead to a right answer, and which do not.
 
 In: an agent, a question, settings, a seed. Out (as the generator's return value): a `Tree`. A simulation goes down the
-tree by a rule (select.py), gives the leaf it comes to its children, if that was valued before, values one of them, and
+tree by a rule (UCT, PUCT), gives the leaf it comes to its children, if that was valued before, values one of them, and
 tells every node on the way. A leaf is valued by playing on to an end (a roll-out) or by asking a scorer: a process
 reward model, or a judge.
 
 Simulations run in waves of `parallel`. Those of a wave go down one after the other, each seeing the others as losses
 until they are back (virtual loss), then expand and play side by side. So one tree alone keeps an engine busy, and the
-tree depends on nothing but its seed: draws belong to places in the tree, not to moments or batches.
+tree depends on nothing but its seed: draws belong to places in the tree, not to moments or batches. A simulation that
+breaks never comes back: it stays a loss, so that a state that cannot be gone on from does not take all the others.
 """
 
 import math
@@ -56,27 +57,32 @@ class MCTSSettings:
     patience: int | None = None
     tolerance: float = 0.01
 
+    def __post_init__(self) -> None:
+        for name in ("simulations", "width", "depth", "parallel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
 
 def search(agent: Agent, question: Question, settings: MCTSSettings, seed: int) -> Algorithm[Tree]:
     """Grow the tree of one question."""
     if not question.answers:
         raise StepladderError(f"question {question.id!r} has no answers: nothing tells a good end from a bad one")
-    root = _State(None, (yield from begin(agent, question, settings.episode, seed)))
-    grove = _Grove(agent, settings, seed, [root])
+    root = _State((yield from begin(agent, question, settings.episode, seed)))
+    grove = _Grove(agent, settings, seed, root)
     settling = _Settling(settings)
     done = failures = 0
     while done < settings.simulations and not settling.settled:
         wave = min(settings.parallel, settings.simulations - done)
         failed = yield from grove.wave(wave)
         done, failures = done + wave, failures + len(failed)
-        if failures == done:  # nothing has worked yet: nor will the rest
-            raise failed[0]
-        settling.look([child.value for child in root.children], done)
+        if failures == done and done >= min(len(root.children), settings.simulations):
+            raise failed[0]  # every first step was tried, and nothing has worked: nor will the rest
+        settling.look([child.value for child in root.children], root.visits)
     return grove.tree(failures)
 
 
 class _State:
-    """A node while its tree grows."""
+    """A node while its tree grows. It does not know its parent: trees are freed the moment they are done."""
 
     __slots__ = (
         "children",
@@ -93,24 +99,23 @@ class _State:
         "visits",
     )
 
-    def __init__(self, parent: "_State | None", trajectory: Trajectory, prior: float = 1.0) -> None:
-        self.parent = parent
+    def __init__(self, trajectory: Trajectory, number: int = 0, prior: float = 1.0) -> None:
         self.trajectory = trajectory
-        self.prior = prior
-        self.number = 0
+        #: Its place in the finished tree, and its parent's.
+        self.number = number
+        self.parent: int | None = None
         #: Places among the children, from the root down. Draws belong to it.
-        self.path: tuple[int, ...] = () if parent is None else (*parent.path, len(parent.children))
+        self.path: tuple[int, ...] = ()
+        self.prior = prior
         self.children: list[_State] = []
         self.visits = 0
         self.total = 0.0
-        #: Simulations that went through here and are not back yet: each counts as a visit that earned nothing.
+        #: Simulations that went through here and are not back: each counts as a visit that earned nothing.
         self.under_way = 0
         #: What it earned, where the episode has ended.
-        self.reward: float | None = None
+        self.reward = None if trajectory.stop is None else outcome(trajectory)
         self.rollouts: list[Rollout] = []
         self.scores: dict[str, float] = {}
-        if trajectory.stop is not None:
-            self.reward = outcome(trajectory)
 
     @property
     def value(self) -> float:
@@ -130,56 +135,57 @@ class _State:
 
         return max(self.children, key=rank)
 
-    def way_up(self) -> "list[_State]":
-        """This state and those above it."""
-        way = [self]
-        while way[-1].parent is not None:
-            way.append(way[-1].parent)
-        return way
+    def adopt(self, child: "_State") -> None:
+        """Make a state the newest child."""
+        child.parent = self.number
+        child.path = (*self.path, len(self.children))
+        self.children.append(child)
+
+
+#: The states that a simulation goes through, from the root to a leaf.
+_Way = list[_State]
 
 
 class _Grove:
     """The tree of one question and how it grows."""
 
-    def __init__(self, agent: Agent, settings: MCTSSettings, seed: int, states: list[_State]) -> None:
+    def __init__(self, agent: Agent, settings: MCTSSettings, seed: int, root: _State) -> None:
         self.agent = agent
         self.settings = settings
         self.seed = seed
         #: In the order they were made, parents first.
-        self.states = states
+        self.states = [root]
 
     def wave(self, size: int) -> Algorithm[list[Exception]]:
         """Some simulations side by side; returns what went wrong."""
-        leaves = [self._go_down(self.states[0]) for _ in range(size)]
-        barren = list(dict.fromkeys(leaf for leaf in leaves if self._may_grow(leaf)))
-        grown = dict(zip(barren, (yield from together(self._expand(leaf) for leaf in barren)), strict=True))
-        leaves = [self._go_down(leaf) if leaf.children else leaf for leaf in leaves]
-        valued = [leaf for leaf in leaves if not isinstance(grown.get(leaf), Exception)]
-        values = yield from together(self._evaluate(leaf, place) for place, leaf in enumerate(valued))
-        problems = [grown[leaf] for leaf in leaves if isinstance(grown.get(leaf), Exception)]
-        for leaf, value in zip(valued, values):
+        root = self.states[0]
+        root.under_way += size
+        ways = [self._go_down([root]) for _ in range(size)]
+        barren = list(dict.fromkeys(leaf for *_, leaf in ways if self._may_grow(leaf)))
+        grown = yield from together(self._expand(leaf) for leaf in barren)
+        broken = {leaf: problem for leaf, problem in zip(barren, grown) if problem is not None}
+        ways = [self._go_down(way) for way in ways]
+        valued = [way for way in ways if way[-1] not in broken]
+        values = yield from together(self._evaluate(leaf, place) for place, (*_, leaf) in enumerate(valued))
+        problems = [broken[leaf] for *_, leaf in ways if leaf in broken]
+        for way, value in zip(valued, values):
             if isinstance(value, Exception):
                 problems.append(value)
             else:
-                self._tell(leaf, value)
-        for leaf in leaves:
-            for state in leaf.way_up():
-                state.under_way -= 1
-        return [problem for problem in problems if problem is not None]
+                self._tell(way, value)
+        return problems
 
-    def _go_down(self, start: _State) -> _State:
-        """The leaf that a simulation comes to from here, marked as being on the way."""
-        state = start
-        if start.parent is None:
-            start.under_way += 1
-        while state.children:
-            state = state.best_child(self.settings)
-            state.under_way += 1
-        return state
+    def _go_down(self, way: _Way) -> _Way:
+        """The way on to a leaf; whatever is new on it is marked as being under way."""
+        while way[-1].children:
+            child = way[-1].best_child(self.settings)
+            child.under_way += 1
+            way.append(child)
+        return way
 
     def _may_grow(self, leaf: _State) -> bool:
         """Whether a leaf gets children: it was valued before, or is being valued, and is no end."""
-        known = leaf.parent is None or leaf.visits + leaf.under_way > 1
+        known = leaf.parent is None or leaf.visits + leaf.under_way > 1  # this simulation is one of those under way
         return known and leaf.reward is None and len(leaf.path) < self.settings.depth
 
     def _expand(self, leaf: _State) -> Algorithm[None]:
@@ -198,23 +204,23 @@ class _Grove:
         for each in made:
             distinct.setdefault(_action_key(each.steps[-1].action), each)
         for trajectory, prior in zip(distinct.values(), self._priors(list(distinct.values())), strict=True):
-            child = _State(leaf, trajectory, prior)
-            child.number = len(self.states)
-            leaf.children.append(child)
+            child = _State(trajectory, len(self.states), prior)
+            leaf.adopt(child)
             self.states.append(child)
 
     def _priors(self, children: Sequence[Trajectory]) -> list[float]:
         """How likely each child is before anything is known of it."""
         if self.settings.selection != "puct-policy":
             return [1 / len(children)] * len(children)
-        logprobs = [each.steps[-1].written.logprobs for each in children]
-        if not all(logprobs):
+        written = [each.steps[-1].written for each in children]
+        if any(each.text and not each.logprobs for each in written):
             raise StepladderError(
                 "selection 'puct-policy' needs the log-probs of what the policy wrote, and this engine gives none: "
                 "use 'puct'"
             )
         # The mean of a token, because the sum would mostly say which step is longer.
-        likelihoods = [math.exp(sum(each) / len(each)) for each in logprobs]
+        means = [sum(each.logprobs) / max(len(each.logprobs), 1) for each in written]
+        likelihoods = [math.exp(mean - max(means)) for mean in means]
         return [each / sum(likelihoods) for each in likelihoods]
 
     def _evaluate(self, leaf: _State, place: int) -> Algorithm[float]:
@@ -222,9 +228,9 @@ class _Grove:
         if leaf.reward is not None:
             return self._worth(leaf, leaf.reward, 0)
         if self.settings.evaluate == "score":
-            score = float((yield Score(leaf.trajectory))[-1]) if leaf.trajectory.steps else 0.0
-            leaf.scores["leaf"] = score
-            return score
+            if "leaf" not in leaf.scores:  # the deepest leaves come again and again
+                leaf.scores["leaf"] = float((yield Score(leaf.trajectory))[-1])
+            return leaf.scores["leaf"]
         seed = seed_of(self.seed, "rollout", *leaf.path, leaf.visits, place)
         end = yield from self._play_on(leaf.trajectory, seed)
         assert end.stop is not None
@@ -242,9 +248,10 @@ class _Grove:
         """An end's reward as it reaches the leaf."""
         return float(reward * self.settings.decay ** (len(leaf.path) + steps) * self.settings.gamma**steps)
 
-    def _tell(self, leaf: _State, value: float) -> None:
-        """Add a simulation to every state on its way."""
-        for state in leaf.way_up():
+    def _tell(self, way: _Way, value: float) -> None:
+        """Add a simulation that is back to every state on its way."""
+        for state in reversed(way):
+            state.under_way -= 1
             state.visits += 1
             state.total += value
             value *= self.settings.gamma
@@ -255,7 +262,7 @@ class _Grove:
         nodes = tuple(
             Node(
                 state.number,
-                None if state.parent is None else state.parent.number,
+                state.parent,
                 None if state.parent is None else state.trajectory.steps[-1],
                 state.visits,
                 state.value,

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from stepladder.agents.base import Agent
 from stepladder.driver import Counts, Driver, Watcher
+from stepladder.errors import StepladderError
 from stepladder.explore.mcts import MCTSSettings, search
 from stepladder.explore.store import TreeFile
 from stepladder.request import Algorithm
 from stepladder.seeding import seed_of
-from stepladder.trace import Question, Tree
+from stepladder.trace import Question, TraceError, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +43,27 @@ def explore(
     watch: Watcher | None = None,
 ) -> Exploration:
     """Grow the trees that are not in the file yet."""
-    trees = TreeFile(path)
-    open_questions = [question for question in questions if question.id not in trees.ids]
+    twice = [name for name, count in Counter(question.id for question in questions).items() if count > 1]
+    if twice:
+        raise StepladderError(f"questions need ids of their own: {len(twice):,} ids occur again, such as {twice[0]!r}")
 
     def job(question: Question) -> Callable[[], Algorithm[Tree]]:
         return lambda: search(agent, question, settings, seed_of(seed, question.id))
 
     failures: Counter[str] = Counter()
-    for outcome in driver.stream(job(question) for question in open_questions):
-        if outcome.value is not None:
-            trees.add(outcome.value)
-        else:
-            assert outcome.failure is not None
-            failures[outcome.failure.reason] += 1
-        if watch is not None:
-            watch(outcome)
-    made = len(open_questions) - failures.total()
-    return Exploration(made, len(questions) - len(open_questions), failures)
+    with TreeFile(path) as trees:
+        missing = [question for question in questions if question.id not in trees.ids]
+        for outcome in driver.stream(job(question) for question in missing):
+            try:
+                if outcome.failure is not None:
+                    failures[outcome.failure.reason] += 1
+                elif outcome.value is not None:
+                    trees.add(outcome.value)
+            except TraceError as error:  # this one cannot be written, the others can
+                failures[str(error)] += 1
+            if watch is not None:
+                watch(outcome)
+    return Exploration(len(missing) - failures.total(), len(questions) - len(missing), failures)
 
 
 class Meter:

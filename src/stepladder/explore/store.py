@@ -8,8 +8,12 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
+from stepladder.errors import StepladderError
+from stepladder.files import WriteError
 from stepladder.records import RecordError
 from stepladder.trace import TraceError, Tree, dumps, loads
 
@@ -19,30 +23,68 @@ _READ = 1 << 20
 
 
 class TreeFile:
-    """The trees of an exploration. Opening takes off what a killed process left unfinished at the end."""
+    """The trees of an exploration, for this process alone while it is open.
+
+    Opening makes the file where there is none, and takes off what a killed process left unfinished at the end.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         #: Questions whose trees are there.
         self.ids: set[str] = set()
-        if not path.exists():
-            return
-        whole = 0
-        for tree, whole_so_far in _members(path):
-            self.ids.add(tree.question.id)
-            whole = whole_so_far
-        if path.stat().st_size > whole:
-            with path.open("rb+") as file:
-                file.truncate(whole)
+        self._end = 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise WriteError(f"{path} cannot be opened to add trees: {error.strerror or error}") from error
+        try:
+            self._lock()
+            for tree, self._end in _members(path):
+                self.ids.add(tree.question.id)
+            self._file.truncate(self._end)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _lock(self) -> None:
+        import fcntl  # not on Windows, where the rest can still be used
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StepladderError(
+                f"{self.path}: another process adds trees to it; wait until it is done, or choose another file"
+            ) from error
+
+    def __enter__(self) -> "TreeFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, raised_at: TracebackType | None
+    ) -> None:
+        self._file.close()
 
     def add(self, tree: Tree) -> None:
-        """Write a tree; it is on disk when this returns."""
+        """Write a tree. It is on disk when this returns; when it raises, nothing of it is."""
         if tree.question.id in self.ids:
             raise ValueError(f"the tree of {tree.question.id!r} is there already")
-        with self.path.open("ab") as file:
-            file.write(gzip.compress((dumps(tree) + "\n").encode(), _EFFORT, mtime=0))
-            file.flush()
-            os.fsync(file.fileno())
+        member = gzip.compress((dumps(tree) + "\n").encode(), _EFFORT, mtime=0)
+        try:
+            rest = memoryview(member)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except BaseException as error:
+            with suppress(OSError):  # what cannot be taken off now is taken off when the file is next opened
+                self._file.truncate(self._end)
+            if not isinstance(error, OSError):
+                raise
+            raise WriteError(
+                f"{self.path}: a tree could not be written: {error.strerror or error}. The {len(self.ids):,} trees "
+                "before it are kept, and the same command goes on from them"
+            ) from error
+        self._end += len(member)
         self.ids.add(tree.question.id)
 
 
@@ -74,7 +116,8 @@ def _members(path: Path) -> Iterator[tuple[Tree, int]]:
                     pieces.append(unpacker.decompress(chunk))
                 except zlib.error as error:
                     raise RecordError(
-                        f"{path}: damaged at byte {end:,}: {error}; delete it and explore again"
+                        f"{path}: damaged at byte {end:,}: {error}. What stands before that byte is whole: cut the "
+                        "file there, or delete it, and explore again"
                     ) from error
                 rest = unpacker.unused_data
                 size += len(chunk) - len(rest)

@@ -81,9 +81,10 @@ def depths_of(tree: Tree) -> list[int]:
 
 def _ends(node: Node) -> list[tuple[float, int, int]]:
     """The ends that simulations reached at or from this very node: reward, steps beyond the node, how many times."""
-    if node.reward is not None:
-        return [(node.reward, 0, node.visits)]
-    return [(rollout.reward, rollout.steps, 1) for rollout in node.rollouts]
+    ends = [(rollout.reward, rollout.steps, 1) for rollout in node.rollouts]
+    if node.reward is not None:  # one that turned out to be an end later may have been played on from before
+        ends.append((node.reward, 0, node.visits - len(node.rollouts)))
+    return ends
 
 
 def _discount(gamma: float, decay: float, reward: float, length: int, distance: int) -> float:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from stepladder.judge.budget import TEMPLATE_PER_MESSAGE, at_most
 from stepladder.judge.llm import LLMJudge
 from stepladder.judge.prices import Price
-from stepladder.judge.prompts import repair_prompt
+from stepladder.judge.prompts import FIELD_LIMIT, repair_prompt
 from stepladder.request import Generate
-from stepladder.trace import Node, Tree, Usage
+from stepladder.trace import Action, ActionKind, Author, Node, Question, Segment, Step, Trajectory, Tree, Usage
 
 #: Characters of English text that make a token, and tokens of a verdict with its reason: what is usual.
 CHARACTERS_PER_TOKEN, TOKENS_PER_VERDICT = 4, 80
+
+#: Of UTF-8, at most.
+_BYTES_PER_CHARACTER = 4
 
 #: What a repair reads beyond the first prompt and its reply, at most.
 _REPAIR = len(repair_prompt("?" * 1_000).encode()) + 2 * TEMPLATE_PER_MESSAGE
@@ -45,19 +48,42 @@ def estimate(
     """What `judge.prefer` would cost on these groups of siblings. `known`: requests that cost nothing any more."""
     requests = dict.fromkeys(request for tree, siblings in groups for request in judge.requests(tree, siblings))
     new = [request for request in requests if request not in known]
-    usual, most = Usage(), Usage()
-    for request in new:
-        usual += _usual(request)
-        once = at_most(request)
-        most += once + once + Usage(read=once.written + _REPAIR)
+    usual = sum(map(_usual, new), Usage())
+    most = sum((_with_repair(at_most(request)) for request in new), Usage())
+    return _estimate(len(new), len(requests) - len(new), usual, most, price)
+
+
+def estimate_growth(judge: LLMJudge, trees: int, simulations: int, price: Price | None = None) -> Estimate:
+    """What grading the leaves of trees that do not exist yet would cost: a new leaf a simulation, at most.
+
+    How long their histories will be is not known either. Usual is half of what a prompt may show of one.
+    """
+    calls = trees * simulations
+    nothing = Step((), Segment(Author.POLICY, ""), Action(ActionKind.QUERY, ""))
+    (bare,) = judge.score_requests(Trajectory(Question("", "", ()), "", (nothing,)))
+    usual, most = _usual(bare), at_most(bare)
+    usual += Usage(read=judge.history // 2 // CHARACTERS_PER_TOKEN)
+    most += Usage(read=_BYTES_PER_CHARACTER * (judge.history + 3 * FIELD_LIMIT))  # question, thought, action
+    return _estimate(calls, 0, _times(calls, usual), _times(calls, _with_repair(most)), price)
+
+
+def _estimate(calls: int, recalled: int, usual: Usage, most: Usage, price: Price | None) -> Estimate:
     return Estimate(
-        calls=len(new),
-        recalled=len(requests) - len(new),
+        calls=calls,
+        recalled=recalled,
         tokens=usual,
         tokens_at_most=most,
         usd=None if price is None else float(price.of(usual)),
         usd_at_most=None if price is None else float(price.of(most)),
     )
+
+
+def _with_repair(once: Usage) -> Usage:
+    return once + once + Usage(read=once.written + _REPAIR)
+
+
+def _times(number: int, usage: Usage) -> Usage:
+    return Usage(number * usage.read, number * usage.written)
 
 
 def _usual(request: Generate) -> Usage:

@@ -100,15 +100,18 @@ class LLMJudge:
 
         A step's prompt depends on nothing but what went before it: steps that trajectories share are equal requests.
         """
-        requests = [
-            self._request(score_prompt(replace(trajectory, steps=trajectory.steps[:index]), step.action, self.history))
-            for index, step in enumerate(trajectory.steps)
-        ]
-        grades = yield from self._grades(requests)
+        grades = yield from self._grades(self.score_requests(trajectory))
         for number, grade in enumerate(grades, start=1):
             if grade is None:
                 raise EngineError(f"the judge gave no score that can be read to step {number} of {len(grades)}")
         return tuple(grade.score for grade in grades if grade is not None)
+
+    def score_requests(self, trajectory: Trajectory) -> list[Generate]:
+        """What `grade` asks, a request a step."""
+        return [
+            self._request(score_prompt(replace(trajectory, steps=trajectory.steps[:index]), step.action, self.history))
+            for index, step in enumerate(trajectory.steps)
+        ]
 
     def requests(self, tree: Tree, siblings: Sequence[Node]) -> list[Generate]:
         """All that `prefer` may ask, less repairs: for those who want to know what it would cost."""

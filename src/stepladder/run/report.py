@@ -146,11 +146,11 @@ def _by_hops(evaluations: list[StageRecord], hops: list[str]) -> Table:
 
 def _explored(numbers: Mapping[str, Any]) -> str:
     failed = f"; {numbers['failed']:,} failed: {next(iter(numbers['failures']))}" if numbers["failed"] else ""
+    written = "" if numbers["tokens_written"] is None else f"{numbers['tokens_written']:,} tokens written, "
     return (
         f"{numbers['trees']:,} trees, on average {numbers['nodes']:.1f} nodes and {numbers['simulations']:.1f} "
         f"simulations, F1 {numbers['mean_f1']:.2f}; {numbers['solved']:.0%} of the questions were answered rightly at "
-        f"least once; {numbers['tokens_written']:,} tokens written, {numbers['shared']:.0%} of all requests answered "
-        f"from cache{failed}"
+        f"least once; {written}{numbers['shared']:.0%} of all requests answered from cache{failed}"
     )
 
 

@@ -6,6 +6,7 @@ In: a policy. Out: `trees.jsonl.gz`, a tree a question.
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepladder.driver import Driver
 from stepladder.errors import StepladderError
@@ -14,12 +15,16 @@ from stepladder.explore.settings import ExploreSettings
 from stepladder.explore.store import read_trees
 from stepladder.explore.values import monte_carlo
 from stepladder.judge.gold import GoldScorer
+from stepladder.judge.prices import load_prices
 from stepladder.judge.scorer import LLMScorer
 from stepladder.judge.settings import COSTS, KEPT
 from stepladder.progress import Progress
 from stepladder.stages.base import StageKind, StageResult, Task
 from stepladder.train.transcripts import pick
 from stepladder.workshop import Workshop
+
+if TYPE_CHECKING:
+    from stepladder.judge.estimate import Estimate
 
 #: What is made.
 TREES = "trees"
@@ -56,7 +61,8 @@ def run_explore(settings: ExploreSettings, workshop: Workshop, task: Task) -> St
         **tree_numbers(path),
         "failed": explored.failures.total(),
         "failures": dict(explored.failures.most_common(3)),
-        "tokens_written": driver.counts.usage.written,
+        # Of an attempt that was cut nobody knows.
+        "tokens_written": driver.counts.usage.written if explored.known == 0 else None,
         "shared": round(meter.shared, 3),
         **spent,
     }
@@ -81,6 +87,17 @@ def tree_numbers(path: Path) -> dict[str, float]:
         "mean_f1": mean / trees,
         "solved": solved / trees,
     }
+
+
+def dry_run(settings: ExploreSettings, workshop: Workshop) -> "Estimate":
+    """What the judge of these settings would cost at most."""
+    if settings.llm is None:
+        raise StepladderError(f"leaves valued by '{settings.evaluate}' cost nothing: there is nothing to estimate")
+    from stepladder.judge.estimate import estimate_growth  # brings the client of OpenAI
+
+    questions = len(workshop.split(settings.split)[: settings.questions])
+    price = load_prices(settings.llm.prices).get(settings.llm.model)
+    return estimate_growth(settings.llm.judge(), questions, settings.simulations, price)
 
 
 def check_explore(settings: ExploreSettings, workshop: Workshop) -> None:
