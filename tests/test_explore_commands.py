@@ -1,25 +1,36 @@
 """`explore`, `pairs` and `export`, typed as a user would, with a policy that wanders and a judge behind HTTP."""
 
 import json
+import random
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
+from rich.console import Console
 
 import test_engine_openai
 from conftest import PASSAGES, WordRetriever
 from stepladder import cli
+from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.store import read_trees
 from stepladder.records import read_records
+from stepladder.run import run_recipe
 from stepladder.run.folder import RunFolder
-from stepladder.trace import Pair
+from stepladder.run.report import print_report
+from stepladder.stages.pairs import PairSettings, make_judge
+from stepladder.trace import Action, ActionKind, Author, Node, Pair, Question, Segment, Step, StopReason, Tree
 from stepladder.workshop import Workshop
-from test_engine_openai import Answer, Server, says
+from test_engine_openai import Answer, Server, fails, says
 from test_mcts import stroll
 
 server = test_engine_openai.server
@@ -135,8 +146,71 @@ def test_exports_of_a_run(shell: Shell, explored: Path, tmp_path: Path) -> None:
         assert "README.md says how" in shell("export", explored, tmp_path / format, "--to", format)
         assert (tmp_path / format / "README.md").is_file()
     again = next((tmp_path / "rag-proguide").glob("*train*.json*"))
-    assert "train pairs as trl" in shell("export", again, tmp_path / "from-file", "--to", "trl")
+    assert "train pairs of train.json as trl" in shell("export", again, tmp_path / "from-file", "--to", "trl")
+    same = "preference/train.jsonl"
+    assert (tmp_path / "from-file" / same).read_bytes() == (tmp_path / "trl" / same).read_bytes()
+    ours = explored / "pairs" / "pairs" / "train.jsonl"
+    assert "name the run" in shell("export", ours, tmp_path / "x", "--to", "trl", code=2)
     assert "Did you mean 'trl'" in shell("export", explored, tmp_path / "x", "--to", "trll", code=2)
+
+
+def test_the_pairs_of_any_stage_can_be_exported(shell: Shell, explored: Path, tmp_path: Path) -> None:
+    for judge in ("mc", "spre"):
+        shell("pairs", "--run", explored, "--judge", judge, "--name", judge)
+    assert shell.json("export", explored, tmp_path / "newest", "--to", "trl")["source"] == "run/spre"
+    assert shell.json("export", explored, tmp_path / "named", "--to", "trl", "--name", "mc")["source"] == "run/mc"
+    assert "from `run/mc`" in (tmp_path / "named" / "README.md").read_text()
+    assert "Known: mc, spre" in shell("export", explored, tmp_path / "x", "--to", "trl", "--name", "gold", code=2)
+
+
+def questions_of(run: Path, stage: str) -> dict[str, set[str]]:
+    folder = run / stage / "pairs"
+    splits = ("train", "dev")
+    return {split: {pair.question_id for pair in read_records(folder / f"{split}.jsonl", Pair)} for split in splits}
+
+
+def test_all_judges_hold_out_the_same_questions(shell: Shell, explored: Path) -> None:
+    """What is learnt from the pairs of one judge may be tested on those of another."""
+    for judge in ("mc", "gold"):
+        shell("pairs", "--run", explored, "--judge", judge, "--name", f"by-{judge}", "--set", "dev_share=0.3")
+    mc, gold = questions_of(explored, "by-mc"), questions_of(explored, "by-gold")
+    assert mc["dev"]
+    assert gold["dev"]
+    assert (mc["train"] | gold["train"]).isdisjoint(mc["dev"] | gold["dev"])
+
+
+def test_there_is_always_something_to_learn_from(shell: Shell, tmp_path: Path, questions: Path) -> None:
+    questions.write_text("".join(questions.read_text().splitlines(keepends=True)[:2]))
+    run = tmp_path / "few"
+    shell("explore", "--out", run, "--model", "tiny", "--data", questions, "--agent", "prorag-brief")
+    shell("pairs", "--run", run, "--set", "dev_share=0.99")
+    assert questions_of(run, "pairs")["train"]
+
+
+def test_a_stage_that_found_nothing_may_be_tried_with_other_settings(shell: Shell, explored: Path) -> None:
+    never = ("--set", "min_state_visits=999")
+    assert "Explore with more simulations" in shell("pairs", "--run", explored, *never, code=2)
+    assert "needs questions with a gold" in shell("pairs", "--run", explored, "--judge", "gold", *never, code=2)
+    shell("pairs", "--run", explored)
+
+
+def test_the_search_itself_knows_nothing_of_what_it_did_not_visit() -> None:
+    """An end that nobody visited has earned something, but a discounted Q cannot be compared with that."""
+    answers = [Step((), Segment(Author.POLICY, each), Action(ActionKind.ANSWER, each)) for each in ("Velm", "Oss")]
+    ends = [Node(n, 0, answers[n - 1], stop=StopReason.ANSWERED, reward=1.0) for n in (1, 2)]
+    tree = Tree(Question("q", "?", ("Velm",)), "prorag", (Node(0, None, None, 1), ends[0], replace(ends[1], visits=1)))
+    by_q = partial(make_judge(PairSettings(judge="q")).prefer, tree, tree.nodes[1:])
+    assert Driver().run([by_q])[0].value == []
+
+
+def test_the_report_fits_a_narrow_terminal(shell: Shell, explored: Path) -> None:
+    for name in ("pairs", "pairs-with-a-long-name"):
+        shell("pairs", "--run", explored, "--judge", "mc", "--name", name)
+    console = Console(width=60, file=StringIO())
+    print_report(console, run_recipe(RunFolder.open(explored).recipe(), explored))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"^pairs +mc +\d+ +\d+ +[\d.]+ \[[\d.]+, [\d.]+\]$", printed, re.MULTILINE)
+    assert "…" not in printed
 
 
 @pytest.mark.parametrize(
@@ -153,12 +227,30 @@ def test_exports_of_a_run(shell: Shell, explored: Path, tmp_path: Path) -> None:
         (["pairs", "--run", "RUN", "--judge-model", "m", "--budget", "5 euros"], "5usd"),
         (["pairs", "--run", "RUN", "--judge-model", "nobody-knows", "--budget", "5usd"], "nobody-knows"),
         (["pairs", "--run", "RUN", "--dry-run"], "costs nothing"),
+        (["pairs", "--run", "RUN", "--name", "explore"], "choose another --name"),
+        (["pairs", "--run", "RUN", "--name", "../out"], "small letters"),
+        (["pairs", "--run", "RUN", "--margin", "5"], "less than or equal to 1"),
+        (["pairs", "--run", "RUN", "--margin", "0.2", "--judge", "gold"], "--margin is about values"),
+        (["pairs", "--run", "RUN", "--margin", "0.2", "--judge-model", "m"], "--margin is about values"),
+        (["pairs", "--run", "RUN", "--judge-model", "./none"], "no model folder"),
+        (["pairs", "--run", "RUN", "--judge-model", "~nobody-at-all/m"], "no model folder"),
+        (["explore", "--run", "RUN", "--judge-model", "m", "--budget", "1usd", "--update"], "'m' has no price"),
+        (["export", "RUN/recipe.yaml", "x", "--to", "trl", "--name", "pairs"], "is a file"),
         (["pairs", "--run", "nowhere"], "is not a run"),
     ],
 )
 def test_mistakes_are_explained(shell: Shell, explored: Path, arguments: list[str], advice: str) -> None:
-    given = [str(explored) if each == "RUN" else each for each in arguments]
+    given = [each.replace("RUN", str(explored)) for each in arguments]
     assert advice in shell(*given, code=2).replace("\n", " ")
+    assert RunFolder.open(explored).done("explore") is not None, "nothing was begun, nothing removed"
+
+
+def test_a_run_without_trees_says_how_to_get_them(shell: Shell, explored: Path) -> None:
+    recipe = explored / "recipe.yaml"
+    plain = yaml.safe_load(recipe.read_text())
+    recipe.write_text(yaml.safe_dump({**plain, "stages": {"after": {"kind": "eval"}}}))
+    for more in ((), ("--dry-run", "--judge-model", "m")):
+        assert "`stepladder explore --run" in shell("pairs", "--run", explored, *more, code=2).replace("\n", " ")
 
 
 # --- a judge behind HTTP --------------------------------------------------------------------------------------
@@ -204,10 +296,80 @@ def test_replies_that_were_paid_for_survive_another_question_to_the_trees(
     assert len(server.requests) == asked
 
 
+def by_content(body: dict[str, Any], number: int) -> Answer:
+    """The same verdict on the same prompt, after a while that nobody can foresee."""
+    time.sleep(random.uniform(0, 0.02))
+    letters = re.findall(r'<candidate letter="(\w+)"', body["messages"][0]["content"])
+    chooses = random.Random(body["messages"][0]["content"]).sample(letters, 2)
+    return says(json.dumps({"reason": "so", "best": chooses[0], "worst": chooses[1]}))
+
+
+def test_pairs_are_the_same_in_whatever_order_a_judge_answers(shell: Shell, explored: Path, server: Server) -> None:
+    server.answer = by_content  # type: ignore[method-assign]
+    for name in ("one", "other"):
+        judged(shell, explored, server, "--name", name)
+    for file in ("train.jsonl", "dev.jsonl"):
+        one, other = ((explored / name / "pairs" / file).read_bytes() for name in ("one", "other"))
+        assert one == other
+        assert one
+
+
+def test_what_goes_wrong_at_the_server_is_told(shell: Shell, explored: Path, server: Server) -> None:
+    """A terminal's markup in it does no harm."""
+    server.answer = lambda body, number: fails(400, "no [/such] model")  # type: ignore[method-assign]
+    given = ("--judge-model", "tiny", "--judge-url", server.url)
+    said = shell("pairs", "--run", explored, *given, code=2).replace("\n", " ")
+    assert re.search(r"failed \d+; dropped: nothing\), most often: .* answered 400 .*: no \[/such\] model", said)
+
+
+def test_trees_that_failed_are_told_with_the_reason(
+    shell: Shell, tmp_path: Path, questions: Path, server: Server
+) -> None:
+    def answer(body: dict[str, Any], number: int) -> Answer:
+        refused = "Forbidden" in body["messages"][0]["content"]
+        return fails(400, "no [/such] question") if refused else says(json.dumps({"score": 50}))
+
+    server.answer = answer  # type: ignore[method-assign]
+    questions.write_text(questions.read_text().replace("Where", "Forbidden", 3))
+    given = ("--model", "tiny", "--data", questions, "--agent", "prorag-brief", "--simulations", 20)
+    judge = ("--judge-model", "tiny", "--judge-url", server.url)
+    printed = shell("explore", "--out", tmp_path / "graded", *given, *judge, "--set", "temperature=0")
+    assert re.search(r"\d failed: no score for step 1 of 1: .*: no \[/such\] question", printed)
+    assert re.search(r"problems: \d+ times .*: no \[/such\] question", printed)
+
+
+def test_replies_that_had_to_be_repaired_are_counted(shell: Shell, explored: Path, server: Server) -> None:
+    def answer(body: dict[str, Any], number: int) -> Answer:
+        return says("hm") if len(body["messages"]) == 1 and number % 2 else a_choice(body, number)
+
+    server.answer = answer  # type: ignore[method-assign]
+    printed = shell("pairs", "--run", explored, "--judge-model", "m", "--judge-url", server.url, "--order", "made")
+    assert re.search(r"judge: asked \d+, repaired \d+, kept \d+\n", printed)
+    assert re.search(r"spend: calls \d+, tokens_read [\d,]+, tokens_written [\d,]+\n", printed)
+
+
+def test_a_dry_run_reckons_with_the_trees_that_the_stage_takes(shell: Shell, explored: Path, server: Server) -> None:
+    given = ("--judge-model", "tiny", "--judge-url", server.url, "--dry-run")
+    shell("pairs", "--run", explored)
+    before = shell.json("pairs", "--run", explored, *given)
+    shell("explore", "--run", explored, "--name", "more", "--questions", 2)
+    assert shell.json("pairs", "--run", explored, *given) == before, "its place is before the new trees"
+    assert 0 < shell.json("pairs", "--run", explored, "--name", "new", *given)["calls"] < before["calls"]
+    assert server.requests == []
+
+
+def test_the_margin_of_scores(shell: Shell, explored: Path, server: Server) -> None:
+    server.answer = lambda body, number: says(json.dumps({"score": number % 101}))  # type: ignore[method-assign]
+    judged(shell, explored, server, "--mode", "score", "--margin", "0.5")
+    margins = [pair.margin for pair in read_records(explored / "pairs" / "pairs" / "train.jsonl", Pair)]
+    assert min(margin for margin in margins if margin is not None) >= 0.5
+
+
 def test_a_model_may_grade_leaves_while_trees_grow(shell: Shell, explored: Path, server: Server) -> None:
     server.answer = lambda body, number: says(json.dumps({"reason": "so", "score": 80}))  # type: ignore[method-assign]
     judge = ("--judge-model", "tiny", "--judge-url", server.url)
     given = ("explore", "--run", explored, "--name", "graded", *judge, "--simulations", 6, "--questions", 3)
+    given = (*given, "--set", "llm.max_tokens=77")
     cost = shell.json(*given, "--dry-run")
     assert cost["calls"] == 18
     assert server.requests == []
@@ -218,6 +380,8 @@ def test_a_model_may_grade_leaves_while_trees_grow(shell: Shell, explored: Path,
     bodies = [json.dumps(body["messages"]) for body in server.requests]
     assert bodies
     assert len(bodies) == len(set(bodies)), "steps that branches share are graded once"
+    assert {body["max_tokens"] for body in server.requests} == {77}
+    assert report["stages"][0]["summary"]["asked"]["asked"] >= len(bodies)
     spend = report["stages"][0]["summary"]["spend"]
     assert spend["calls"] == len(bodies) <= cost["calls"]
     assert spend["tokens_read"] + spend["tokens_written"] <= cost["tokens_at_most"]

@@ -236,7 +236,7 @@ def test_in_a_file_of_lines_the_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     short = {key: value for key, value in RECORD.items() if key != "rejected"}
     path.write_text(f"{json.dumps(RECORD)}\n\n{json.dumps(short)}\n")
-    with pytest.raises(ExportError, match=r"a.jsonl:3: 'rejected': Field required"):
+    with pytest.raises(ExportError, match=r"a.jsonl:3: 'rejected': is missing"):
         list(read_rag_proguide(path))
 
 

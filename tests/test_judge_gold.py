@@ -18,7 +18,7 @@ from stepladder.decomposition import fill_references, holds, hop_answers, refere
 from stepladder.driver import Driver
 from stepladder.engines.gold import GoldEngine
 from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.judge.gold import Fault, GoldJudge, GoldScorer, judge, judge_step, prefers
+from stepladder.judge.gold import Fault, GoldJudge, GoldScorer, judge, judge_step, judge_tree
 from stepladder.request import Algorithm, Result, Score
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.bm25 import BM25Index
@@ -237,10 +237,17 @@ def test_the_judge_prefers_every_good_sibling_to_every_faulty_one(tree: Tree) ->
     assert finished(GoldJudge().prefer(tree, [])) == []
 
 
-def test_agreement_with_another_judge(tree: Tree) -> None:
-    assert [prefers(tree, 2, 3), prefers(tree, 3, 2), prefers(tree, 2, 5), prefers(tree, 0, 2)] == [1, -1, 0, None]
+def test_a_whole_tree_is_judged_like_each_of_its_branches(tree: Tree) -> None:
+    branches = [judge_step(tree.trajectory(node), -1) for node in tree.nodes[1:]]
+    assert judge_tree(tree) == [None, *branches]
     unknown = replace(tree, question=replace(QUESTION, hops=(), gold_passages=()))
-    assert prefers(unknown, 2, 3) is None
+    assert judge_tree(unknown)[1:4] == [None] * 3
+
+
+def test_one_judge_may_look_at_several_trees(tree: Tree) -> None:
+    judge, unknown = GoldJudge(), replace(tree, question=replace(QUESTION, hops=(), gold_passages=()))
+    found = [len(finished(judge.prefer(each, each.nodes[2:]))) for each in (tree, unknown, tree)]
+    assert found == [4, 0, 4]
 
 
 def test_the_scorer_scores_every_step() -> None:

@@ -320,6 +320,8 @@ def test_after_the_second_bad_reply_it_is_given_up() -> None:
     judge = LLMJudge("choice", order="both")
     assert prefer(judge, Model("hm", "well")) == []
     assert judge.counts == JudgeCounts(asked=1, refused=1)
+    (problem,) = judge.problems
+    assert problem.startswith("a reply that cannot be used: it is not one JSON object")
 
 
 @pytest.mark.parametrize("fence", ["```json\n{}\n```", "```\n{}\n```", "  \n```JSON \n{}\n```\n"])
@@ -347,6 +349,13 @@ def test_a_request_that_fails_is_counted_and_the_run_goes_on() -> None:
     jobs = [partial(judge.prefer, tree, tree.nodes[1:]) for tree in (TREE, other)]
     assert [outcome.value for outcome in Driver(model).run(jobs)] == [[], [Preference(A.id, B.id)]]
     assert judge.counts == JudgeCounts(asked=2, failed=1, kept=1)
+    assert judge.summary()["problems"] == {"500": 1}, "what went wrong is told"
+
+
+def test_a_reason_with_half_a_character_can_be_written() -> None:
+    """JSON can escape what UTF-8 cannot hold; a pair with it in its reason could never be stored."""
+    (found,) = prefer(LLMJudge("choice", order="made"), Model('{"reason": "a \\ud83d b", "best": "A", "worst": "B"}'))
+    assert found.reason == "a \ufffd b"
 
 
 @pytest.mark.parametrize("error", [EngineDown, BudgetSpent])
@@ -383,7 +392,7 @@ def test_a_step_without_a_score_fails_its_trajectory_alone() -> None:
     scorer = LLMScorer(Model("hm", score(10), "hm"))
     failed, fine = scorer.score([Score(tree.trajectory(node)) for node in tree.nodes[1:]])
     assert isinstance(failed, EngineError)
-    assert "no score that can be read to step 1 of 1" in str(failed)
+    assert "no score for step 1 of 1: a reply that cannot be used: it is not one JSON object" in str(failed)
     assert fine == (0.1,)
 
 

@@ -9,14 +9,27 @@ import pytest
 
 from conftest import PASSAGES, QUESTION
 from stepladder.driver import Driver
-from stepladder.explore.values import monte_carlo
+from stepladder.explore.values import monte_carlo, spre
 from stepladder.judge.base import Judge, Preference
 from stepladder.judge.gold import GoldJudge
 from stepladder.judge.value import ValueJudge
 from stepladder.pair_stats import PairStats
 from stepladder.pairs import PairRules, TreePairs, are_twins, balanced, dev_questions, judged_groups, tree_pairs
 from stepladder.request import Algorithm
-from stepladder.trace import Action, ActionKind, Author, Node, Pair, Rollout, Segment, Step, StopReason, Tree
+from stepladder.trace import (
+    Action,
+    ActionKind,
+    Author,
+    Node,
+    Pair,
+    Rollout,
+    Segment,
+    Step,
+    StopReason,
+    Tree,
+    dumps,
+    loads,
+)
 
 PROMPT = Segment(Author.PROMPT, "Question: where?\n", (1, 2), (), "v")
 
@@ -151,6 +164,12 @@ def test_any_judge_will_do() -> None:
     assert (pair.chosen.action.content, pair.judge, pair.reason, pair.margin) == (BAD[1], "whim", "because", None)
 
 
+def test_what_the_tree_says_of_both_sides_is_by_the_rules_of_the_pairs() -> None:
+    (found,) = made(tree(GOOD, BAD), ValueJudge("spre", lambda tree: spre(tree, 0.5)), decay=0.5).pairs
+    assert found.chosen.scores["spre"] == found.chosen.value == pytest.approx(0.9 * 0.5**2)
+    assert loads(dumps(found), Pair) == found
+
+
 def test_the_gold_judge_makes_pairs_too() -> None:
     (pair,) = made(tree(BAD, GOOD), GoldJudge()).pairs
     assert pair.chosen.action.content == GOOD[1]
@@ -171,10 +190,15 @@ def test_balancing_cuts_groups_to_the_median_one() -> None:
 
 def test_questions_are_held_out_whole_whatever_their_order() -> None:
     ids = [f"q{number}" for number in range(50)] * 3
-    held_out = dev_questions(ids, 0.1, seed=0)
+    held_out = dev_questions(ids, 0.1)
     assert len(held_out) == 5
-    assert held_out == dev_questions(ids[::-1], 0.1, seed=0)
-    assert dev_questions(ids, 0.0, seed=0) == frozenset()
+    assert held_out == dev_questions(ids[::-1], 0.1)
+    assert dev_questions(ids, 0.0) == frozenset()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_of_few_questions_one_is_always_left_to_learn_from(count: int) -> None:
+    assert len(dev_questions([f"q{number}" for number in range(count)], 0.99)) == max(count - 1, 0)
 
 
 def pair(chosen: float | None, rejected: float | None, question: str = "q", value: float | None = 0.5) -> Pair:
@@ -224,8 +248,21 @@ def test_without_grades_there_is_no_agreement(counted: Callable[..., PairStats])
 
 
 def test_statistics_by_kind_depth_and_margin(counted: Callable[..., PairStats]) -> None:
-    summary = counted(pair(1, 0), pair(1, 0, value=0.02), pair(1, 0, value=None)).summary()
-    assert summary["pairs"] == 3
-    assert summary["kinds"] == {"query over query": 3}
-    assert summary["depths"] == {"2": 3}
-    assert summary["margins"] == {"0.50 and more": 1, "below 0.05": 1, "only the order is known": 1}
+    values = (None, 0.5, 0.25, 0.05, 0.02)
+    summary = counted(*(pair(1, 0, value=value) for value in values)).summary()
+    assert summary["pairs"] == 5
+    assert summary["kinds"] == {"query over query": 5}
+    assert summary["depths"] == {"2": 5}
+    groups = ["below 0.05", "below 0.10", "below 0.50", "0.50 and more", "only the order is known"]
+    assert list(summary["margins"].items()) == [(group, 1) for group in groups], "the narrowest first"
+
+
+def test_the_interval_is_that_of_questions_and_not_of_pairs(counted: Callable[..., PairStats]) -> None:
+    """Twenty questions of which the judge is right about all pairs, or about none: as sure as twenty pairs would be."""
+    alike = [pair(1, 0, f"q{n}") if n % 4 else pair(0, 1, f"q{n}") for n in range(20)]
+    one, many = counted(*alike).agreement(), counted(*alike * 50).agreement()
+    assert one is not None
+    assert many is not None
+    assert (many["graded"], many["agrees"]) == (1000, 0.75)
+    assert (many["low"], many["high"]) == (one["low"], one["high"])
+    assert many["high"] - many["low"] > 0.3

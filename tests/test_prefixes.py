@@ -364,10 +364,10 @@ def test_what_is_found_is_a_beginning_that_is_there(stored: list[list[list[int]]
     one = block_of([[]]).bytes
     store = PrefixStore(5 * one)
     for sequences in stored:
-        store.add(block_of(sequences), sequences)
+        store.add(block_of(sequences), dict(enumerate(sequences)))
         assert store.bytes == sum(block.bytes for block in store._blocks) <= store.capacity
     found = store.find(tokens)
-    shared = [sum(1 for _ in iter_common(held, tokens)) for sequences in store._blocks.values() for held in sequences]
+    shared = [sum(1 for _ in iter_common(held, tokens)) for rows in store._blocks.values() for held in rows.values()]
     if found is None:
         assert max(shared, default=0) < STRIDE
     else:

@@ -13,12 +13,14 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from stepladder.engines.base import EngineDown
+from stepladder.engines.base import Engine, EngineDown, Session
 from stepladder.errors import StepladderError
 from stepladder.request import Generate, Generation, Request, Retrieve
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Segment
 
+#: Requests join a session when they are at least one to so many under way: each company that joins costs a little.
+JOIN_SHARE = 4
 #: What makes requests equal: a digest, because a transcript is long and its key may be kept for long.
 Key = bytes
 
@@ -120,6 +122,7 @@ class Lane:
         concurrency: int,
         advice: str,
         cache: Cache,
+        open_session: Callable[[], Session | None] = lambda: None,
     ) -> None:
         if max_batch < 1 or concurrency < 1:
             raise ValueError(f"max_batch is {max_batch} and concurrency {concurrency}; both must be at least 1")
@@ -129,6 +132,9 @@ class Lane:
         self.concurrency = concurrency
         self.advice = advice
         self.cache = cache
+        self.open_session = open_session
+        #: Of an engine that requests may join and leave one by one.
+        self.session: Session | None = None
         #: Equal requests share an entry: each is answered once for all who asked.
         self.waiting: dict[Key, Asked] = {}
         self.running: dict[Key, Asked] = {}
@@ -137,7 +143,16 @@ class Lane:
 
     def take_batch(self) -> list[Asked]:
         """The next batch, by age of the job, whatever the order in which replies came in."""
-        batch = heapq.nsmallest(self.max_batch, self.waiting.values(), key=lambda asked: asked.age)
+        return self._take(self.max_batch)
+
+    def take_joining(self) -> list[Asked]:
+        """Requests to join those under way in a session; none while they would be few beside those."""
+        room = self.max_batch - len(self.running)
+        worth_it = min(room, len(self.waiting)) * JOIN_SHARE >= len(self.running)
+        return self._take(room) if worth_it else []
+
+    def _take(self, count: int) -> list[Asked]:
+        batch = heapq.nsmallest(count, self.waiting.values(), key=lambda asked: asked.age)
         for asked in batch:
             self.running[asked.key] = self.waiting.pop(asked.key)
         return batch
@@ -169,7 +184,8 @@ def lane_for(kind: type[Any], call: Any, backend: Any, advice: str, cache: Cache
     """The lane to a backend; without one, `advice` says what to pass."""
     if backend is None:
         return Lane(kind, None, 1, 1, advice, cache)
-    return Lane(kind, call, backend.max_batch, backend.concurrency, advice, cache)
+    open_session = backend.open if isinstance(backend, Engine) else lambda: None
+    return Lane(kind, call, backend.max_batch, backend.concurrency, advice, cache, open_session)
 
 
 def search_call(retriever: Retriever | None) -> Callable[[list[Retrieve]], Sequence[Any]] | None:

@@ -7,6 +7,7 @@ returned, or why it failed. The driver alone knows about batches, threads, cache
 - An engine that takes one call at a time is called only when every cheaper request (search before scoring before
   generation) has been answered. Its batches are then as full as they can be, and the same on every run. An engine or
   retriever with `concurrency` above 1 is called from that many threads, as requests come in.
+- Where the engine allows it, requests join those under way as others are answered: nobody waits for the longest.
 - A call that raises is made again in halves, so that one bad request fails alone.
 - An algorithm that raises, or whose request fails, becomes a failed outcome; the others go on.
 - Ctrl-C ends the run: `run` raises `Interrupted` with the outcomes so far. So does `EngineDown`, which has them too.
@@ -22,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, Protocol
 
 from stepladder.batching import Asked, Cache, Key, Lane, key_of, lane_for, search_call
-from stepladder.engines.base import Engine, EngineDown
+from stepladder.engines.base import Engine, EngineDown, Session
 from stepladder.errors import StepladderError
 from stepladder.request import (
     Algorithm,
@@ -232,16 +233,37 @@ class _Session(Generic[Result]):
             while lane.pool is not None and lane.waiting and lane.calls < lane.concurrency:
                 self._start(lane, lane.take_batch())
         for lane in self.lanes:
-            if lane.pool is None and lane.waiting and not self._busy_before(lane):
-                batch = lane.take_batch()
-                self._count_call(lane)
-                self._deliver(lane, batch, lane.answer(batch))
+            if lane.pool is None and (lane.waiting or lane.running) and not self._busy_before(lane):
+                lane.session = lane.session or lane.open_session()
+                if lane.session is not None:
+                    self._go_on(lane, lane.session)
+                else:
+                    self._call(lane, lane.take_batch())
                 return
         lane, batch, replies = self.completed.get()
         lane.calls -= 1
         if isinstance(replies, BaseException):
             raise replies
         self._deliver(lane, batch, replies)
+
+    def _call(self, lane: Lane, batch: list[Asked]) -> None:
+        self._count_call(lane)
+        self._deliver(lane, batch, lane.answer(batch))
+
+    def _go_on(self, lane: Lane, session: Session) -> None:
+        """Let requests join those under way, and work until some are answered."""
+        try:
+            if joining := lane.take_joining():
+                self._count_call(lane)
+                session.add({asked.key: asked.request for asked in joining})  # type: ignore[misc] # a lane of Generate
+            replies = session.work()
+        except EngineDown:
+            raise
+        except Exception:  # noqa: BLE001 - found out by the ordinary way, which asks again in halves
+            lane.session = None
+            self._call(lane, list(lane.running.values()))
+        else:
+            self._deliver(lane, [lane.running[key] for key in replies], list(replies.values()))  # type: ignore[index]
 
     def _busy_before(self, lane: Lane) -> bool:
         cheaper = self.lanes[: self.lanes.index(lane)]

@@ -5,6 +5,7 @@ prefers the same one.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 
 from stepladder.trace import Pair
 
-#: Upper borders of the groups of margins.
+#: Upper borders of the groups of margins, and what all groups are called, the narrowest first.
 _MARGINS = (0.05, 0.1, 0.25, 0.5)
+_WIDEST, _UNKNOWN = f"{_MARGINS[-1]:.2f} and more", "only the order is known"
+_GROUPS = (*(f"below {border:.2f}" for border in _MARGINS), _WIDEST, _UNKNOWN)
 _RESAMPLES = 1_000
 
 
@@ -51,7 +54,7 @@ class PairStats:
             "gold": self.agreement(),
             "kinds": dict(self.kinds.most_common()),
             "depths": {str(depth): self.depths[depth] for depth in sorted(self.depths)},
-            "margins": dict(sorted(self.margins.items())),
+            "margins": {group: self.margins[group] for group in _GROUPS if self.margins[group]},
         }
 
     def agreement(self) -> dict[str, Any] | None:
@@ -72,16 +75,23 @@ def _share(decided_Q2: NDArray[np.int64]) -> dict[str, float | None]:
     tries = decided_Q2[:, 1].sum()
     if not tries:
         return {"agrees": None, "low": None, "high": None}
-    draws_RQ = np.random.default_rng(0).integers(len(decided_Q2), size=(_RESAMPLES, len(decided_Q2)))
-    sums_R2 = np.stack([decided_Q2[draw].sum(axis=0) for draw in draws_RQ])
+    generator, count = np.random.default_rng(0), len(decided_Q2)
+    sums_R2 = np.stack([decided_Q2[generator.integers(count, size=count)].sum(axis=0) for _ in range(_RESAMPLES)])
     shares = sums_R2[sums_R2[:, 1] > 0]
     low, high = np.quantile(shares[:, 0] / shares[:, 1], [0.025, 0.975])
     return {"agrees": float(decided_Q2[:, 0].sum() / tries), "low": float(low), "high": float(high)}
 
 
+def listed(counts: Mapping[str, float]) -> str:
+    """Counts in one line, less those that are nothing.
+
+    >>> listed({"asked": 1200, "failed": 0, "refused": 2})
+    'asked 1,200, refused 2'
+    """
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+
+
 def _margin_group(margin: float | None) -> str:
-    """The group of a margin, named so that groups sort by size."""
     if margin is None:
-        return "only the order is known"
-    border = next((each for each in _MARGINS if margin < each), None)
-    return f"below {border:.2f}" if border is not None else f"{_MARGINS[-1]:.2f} and more"
+        return _UNKNOWN
+    return next((group for group, border in zip(_GROUPS, _MARGINS) if margin < border), _WIDEST)

@@ -6,7 +6,7 @@ well formed and the other is no mere rewording of it. Its context is what the po
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ from pydantic import Field
 from stepladder.evaluate.metrics import normalise, token_overlap
 from stepladder.explore.values import depths_of, monte_carlo, spre
 from stepladder.judge.base import Judge
-from stepladder.judge.gold import judge_step
+from stepladder.judge.gold import judge_tree
 from stepladder.request import Algorithm
 from stepladder.seeding import seed_of
 from stepladder.settings import Settings
@@ -35,6 +35,8 @@ class PairRules(Settings):
     twin_overlap: float = Field(default=0.9, gt=0, le=1)
     #: Pairs a state, the clearest first; null is all.
     per_state: int | None = Field(default=None, ge=1)
+    #: Of SPRE, a step.
+    decay: float = Field(default=0.9, gt=0, le=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,14 @@ class TreePairs:
 
 def tree_pairs(tree: Tree, judge: Judge, rules: PairRules) -> Algorithm[TreePairs]:
     """The pairs of one tree, from the root downwards."""
-    values = {"mc": monte_carlo(tree), "spre": spre(tree)}
+    gold = [None if verdict is None else verdict.value for verdict in judge_tree(tree)]
+    values = {"mc": monte_carlo(tree), "spre": spre(tree, rules.decay), "gold": gold}
     depths = depths_of(tree)
 
     def side(node: Node, value: float | None) -> Side:
         step = _step(node)
         known = {name: found for name, each in values.items() if (found := each[node.id]) is not None}
-        verdict = judge_step(tree.trajectory(node), -1)
-        gold = {} if verdict is None else {"gold": verdict.value}
-        return Side(step.written, step.action, value, node.visits, {**node.scores, **known, **gold})
+        return Side(step.written, step.action, value, node.visits, {**node.scores, **known})
 
     pairs: list[Pair] = []
     dropped: Counter[str] = Counter()
@@ -127,10 +128,14 @@ def balanced(groups: Sequence[object], seed: int) -> list[int]:
     return sorted(kept)
 
 
-def dev_questions(ids: Sequence[str], share: float, seed: int) -> frozenset[str]:
-    """The questions whose pairs are held out: a share of them all, whatever order they come in."""
-    distinct = sorted(set(ids), key=lambda each: seed_of(seed, "dev", each))
-    return frozenset(distinct[: round(share * len(distinct))])
+def dev_questions(ids: Iterable[str], share: float) -> frozenset[str]:
+    """The questions that are held out: a share of those explored, and never all of them.
+
+    It depends on the ids alone. Whatever judges make of the same trees, they hold out the same questions, so that what
+    was learnt from the pairs of one can be tested on those of another.
+    """
+    distinct = sorted(set(ids), key=lambda each: seed_of("dev", each))
+    return frozenset(distinct[: min(round(share * len(distinct)), len(distinct) - 1)])
 
 
 def _unfit(chosen: Node, rejected: Node, rules: PairRules) -> str | None:

@@ -25,14 +25,14 @@ from stepladder.cli.options import (
 )
 from stepladder.cli.train import carry_out
 from stepladder.data import DATA_SETS
-from stepladder.errors import StepladderError
+from stepladder.errors import StepladderError, unknown_name
 from stepladder.explore.settings import PRESETS, ExploreSettings
 from stepladder.export import EXPORTS, SPLITS, export, read_rag_proguide
 from stepladder.narrate import shown
-from stepladder.recipe import Recipe, override
+from stepladder.recipe import Recipe, Stage, override
 from stepladder.records import read_records
 from stepladder.run.folder import RunFolder
-from stepladder.settings import Settings
+from stepladder.stages import stage_kind
 from stepladder.stages.explore import TREES
 from stepladder.stages.explore import dry_run as dry_run_growth
 from stepladder.stages.pairs import PAIRS, PairSettings, dry_run
@@ -48,8 +48,13 @@ RunToExtend = Annotated[
     Path | None,
     typer.Option("--run", parser=path_of, help="A run to add the stage to: its newest policy, its agent, its data."),
 ]
-StageName = Annotated[str | None, typer.Option("--name", help="Name of the stage in the run.")]
-JudgeModel = Annotated[str | None, typer.Option("--judge-model", help="The judge's name at its server.")]
+StageName = Annotated[
+    str | None, typer.Option("--name", help="Name of the stage in the run, so that it can hold several of a kind.")
+]
+JudgeModel = Annotated[
+    str | None,
+    typer.Option("--judge-model", help="A model as judge: its name at a server, or a model folder to play here."),
+]
 JudgeUrl = Annotated[
     str | None, typer.Option("--judge-url", help="URL of the judge's OpenAI-compatible server; OpenAI's unless given.")
 ]
@@ -59,7 +64,7 @@ BudgetText = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what a model as judge would cost, and ask it nothing.")]
 Prices = Annotated[
-    Path | None, typer.Option("--prices", parser=path_of, help="A YAML file of prices that are not known yet.")
+    Path | None, typer.Option("--prices", parser=path_of, help="A YAML file of prices, added to those that are known.")
 ]
 
 
@@ -107,21 +112,21 @@ def explore_command(
     )
     if (run is None) == (folder is None):
         raise StepladderError("say --run DIR to go on with a run, or --out DIR to begin one")
-    stage = name or "explore"
+    name = name or "explore"
     begun_with = _given(model=model, agent=agent, data=data, index=index, k=k, world_seed=world_seed, seed=seed)
     if run is None:
-        recipe = _read(_new_run(begun_with, {stage: entry}), stage, overrides)
+        recipe = _read(_new_run(begun_with, {name: entry}), name, overrides)
     elif begun_with:
         option = next(iter(begun_with)).replace("_", "-")
         raise StepladderError(f"--{option} belongs to the run {run}, and was said when it began: leave it out")
     else:
-        recipe = _extended(run, stage, entry, overrides)
+        recipe = _extended(run, name, entry, overrides)
     if estimate_only:
-        settings = _settings_of(recipe, stage)
+        settings = _stage(recipe, name).settings
         assert isinstance(settings, ExploreSettings)
         _show_estimate(dry_run_growth(settings, Workshop(recipe.shared)), as_json)
     else:
-        carry_out(recipe, run or folder or Path(), update, as_json, only=stage)
+        carry_out(recipe, run or folder or Path(), update, as_json, only=name)
 
 
 def _new_run(given: dict[str, Any], stages: dict[str, Any]) -> dict[str, Any]:
@@ -147,17 +152,24 @@ def pairs_command(
     run: Annotated[Path, typer.Option("--run", parser=path_of, help="A run with trees.")],
     judge: Annotated[
         str | None,
-        typer.Option("--judge", help="Who prefers: spre, mc or q (values of the trees), gold, or llm (a model)."),
+        typer.Option(
+            "--judge", help="Who prefers: spre (default), mc or q (values of the trees), gold, llm (a model)."
+        ),
     ] = None,
-    margin: Annotated[float | None, typer.Option("--margin", help="Least difference of two values.")] = None,
+    margin: Annotated[
+        float | None, typer.Option("--margin", help="Least difference of two values, or of two scores (--mode score).")
+    ] = None,
     balance: Annotated[
         str | None, typer.Option("--balance", help="Keep groups alike: kind, depth or kind,depth.")
     ] = None,
     judge_model: JudgeModel = None,
     judge_url: JudgeUrl = None,
-    mode: Annotated[str | None, typer.Option("--mode", help="How a model is asked: choice, ranking or score.")] = None,
+    mode: Annotated[
+        str | None, typer.Option("--mode", help="How a model is asked: choice (default), ranking or score.")
+    ] = None,
     order: Annotated[
-        str | None, typer.Option("--order", help="How siblings are listed to a model: made, reversed or both.")
+        str | None,
+        typer.Option("--order", help="How siblings are listed to a model: made, reversed or both (default)."),
     ] = None,
     budget: BudgetText = None,
     prices: Prices = None,
@@ -169,24 +181,36 @@ def pairs_command(
 ) -> None:
     """Make preference pairs of a run's trees: two steps from one state, of which one is better."""
     llm = _llm(judge_model, judge_url, budget, prices, mode=mode, order=order)
+    if margin is not None and mode == "score":
+        llm["score_margin"], margin = margin, None
+    if margin is not None and (llm or judge in ("gold", "llm")):
+        raise StepladderError("--margin is about values (--judge spre, mc or q) or scores (--mode score): leave it out")
     entry = _given(
         kind="pairs",
         judge=judge or ("llm" if llm else None),
         margin=margin,
-        balance=None if balance is None else balance.split(","),
+        balance=None if balance is None else [group.strip() for group in balance.split(",")],
         llm=llm or None,
     )
-    stage = name or "pairs"
-    recipe = _extended(run, stage, entry, overrides)
+    name = name or "pairs"
+    folder = RunFolder.open(run)
+    if not any(TREES in stage_kind(stage.kind).makes for stage in folder.recipe().stages):
+        raise _no_trees(run)
+    recipe = _extended(run, name, entry, overrides)
     if not estimate_only:
-        carry_out(recipe, run, update, as_json, only=stage)
+        carry_out(recipe, run, update, as_json, only=name)
         return
-    settings = _settings_of(recipe, stage)
-    assert isinstance(settings, PairSettings)
-    trees = RunFolder.open(run).newest(TREES)
-    if trees is None:
-        raise StepladderError(f"the run {run} has no trees yet: `stepladder explore --run {run}` makes them")
-    _show_estimate(dry_run(settings, trees, run / stage), as_json)
+    stage = _stage(recipe, name)
+    assert isinstance(stage.settings, PairSettings)
+    grown = folder.done(stage.inputs[TREES])
+    if grown is None:
+        raise _no_trees(run)
+    trees = run / grown.name / grown.outputs[TREES]
+    _show_estimate(dry_run(stage.settings, trees, run / name), as_json)
+
+
+def _no_trees(run: Path) -> StepladderError:
+    return StepladderError(f"the run {run} has no trees yet: `stepladder explore --run {run}` makes them")
 
 
 def export_command(
@@ -198,25 +222,44 @@ def export_command(
     model: Annotated[
         str | None, typer.Option("--model", help="The model to train, for formats with a training configuration.")
     ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The run's stage whose pairs are meant; the newest unless given.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write preference pairs in a format that other programs read."""
     path = path_of(source)
     if path.is_file():
-        pairs: dict[str, Any] = {"train": read_rag_proguide(path)}
+        if name is not None:
+            raise StepladderError(f"--name is about the stages of a run, and {path} is a file: leave it out")
+        origin, pairs = path.name, {"train": read_rag_proguide(path)}
     else:
-        made = RunFolder.open(path).newest(PAIRS)
-        if made is None:
-            raise StepladderError(f"the run {path} has no pairs yet: `stepladder pairs --run {path}` makes them")
+        made = _made_pairs(path, name)
+        origin = f"{path.resolve().name}/{made.parent.name}"
         pairs = {split: read_records(made / f"{split}.jsonl", Pair) for split in SPLITS}
-    done = export(to, pairs, folder, source=path.name, model=model)
+    done = export(to, pairs, folder, source=origin, model=model)
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "pairs": done.pairs, "rows": done.rows, "files": done.files}))
+        told = {"folder": str(folder), "source": origin, "pairs": done.pairs, "rows": done.rows, "files": done.files}
+        typer.echo(json.dumps(told, indent=2))
         return
     held = ", ".join(f"{count:,} {split}" for split, count in done.pairs.items())
     out.print(
-        f"{shown(str(folder))}: {held} pairs as {to}; README.md says how to use them", highlight=False, soft_wrap=True
+        f"{shown(str(folder))}: {held} pairs of {shown(origin)} as {to}; README.md says how to use them",
+        highlight=False,
+        soft_wrap=True,
     )
+
+
+def _made_pairs(path: Path, name: str | None) -> Path:
+    """The folder of pairs that a stage of a run has made; of the newest one unless it is named."""
+    run = RunFolder.open(path)
+    records = [record for stage in run.recipe().stages if (record := run.done(stage.name)) is not None]
+    made = {record.name: path / record.name / record.outputs[PAIRS] for record in records if PAIRS in record.outputs}
+    if not made:
+        raise StepladderError(f"the run {path} has no pairs yet: `stepladder pairs --run {path}` makes them")
+    if name is not None and name not in made:
+        raise unknown_name("stage with pairs", name, made)
+    return made[name or list(made)[-1]]
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -234,6 +277,9 @@ def _llm(model: str | None, url: str | None, budget: str | None, prices: Path | 
 def _extended(run: Path, name: str, entry: dict[str, Any], overrides: list[str] | None) -> Recipe:
     """The recipe of a run with one more stage, or with this one in the place of its namesake."""
     before = RunFolder.open(run).recipe().plain()
+    kind = before["stages"].get(name, entry)["kind"]
+    if kind != entry["kind"]:
+        raise StepladderError(f"'{name}' is a stage of the kind {kind} in the run {run}: choose another --name")
     return _read({**before, "stages": {**before["stages"], name: entry}}, name, overrides)
 
 
@@ -243,8 +289,8 @@ def _read(plain: Any, name: str, overrides: list[str] | None) -> Recipe:
     return Recipe.read(plain, name)
 
 
-def _settings_of(recipe: Recipe, stage: str) -> Settings:
-    return next(each.settings for each in recipe.stages if each.name == stage)
+def _stage(recipe: Recipe, name: str) -> Stage:
+    return next(stage for stage in recipe.stages if stage.name == name)
 
 
 def _show_estimate(cost: "Estimate", as_json: bool) -> None:

@@ -6,7 +6,7 @@ first time and uses the stored ids of those it has seen before.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -40,11 +40,27 @@ class Engine(ABC):
     def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
         """Answer every request, in order."""
 
+    def open(self) -> "Session | None":
+        """Room for requests that come and go one by one; None where a batch begins and ends together."""
+        return None
+
     def cancel(self) -> None:  # noqa: B027 - nothing to do unless an engine has long calls
         """Ask running calls to end soon; their replies will not be used."""
 
     def close(self) -> None:  # noqa: B027
         """Free what the engine holds."""
+
+
+class Session(ABC):
+    """Requests under way in an engine, which others may join: nobody waits for the longest of a batch."""
+
+    @abstractmethod
+    def add(self, requests: Mapping[Hashable, Generate]) -> None:
+        """Begin with requests, each under a key of the caller's."""
+
+    @abstractmethod
+    def work(self) -> dict[Hashable, Generation | EngineError]:
+        """Go on until at least one of those under way is answered; the replies by key."""
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:

@@ -1,8 +1,9 @@
 """The decoding loops: rows go in, and every row comes out with what was written.
 
-`decode_packed` is for models with plain attention, which are most: no padding, keys and values written in place, rows
+`PackedDecoding` is for models with plain attention, which are most: no padding, keys and values written in place, rows
 that have ended parked at the end of their block, beginnings that are known taken from the store, equal contexts read
-once. `decode_padded` is for all others (recurrent, sliding window ...): left-padded batches, transformers' own cache.
+once. Rows may join at any time, so nobody has to wait for the longest of a batch. `decode_padded` is for all others
+(recurrent, sliding window ...): left-padded batches, transformers' own cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,42 +26,63 @@ AHEAD = 64
 PASS_TOKENS = 8192
 
 
-@torch.inference_mode()
-def decode_packed(model: Any, rows: Sequence[Row], store: PrefixStore, append: Append) -> None:
-    """Write on from every row, a token at a time, until the last one has ended."""
-    device = next(model.parameters()).device
-    size = BLOCK_ROWS.get(device.type, BLOCK_ROWS["cuda"])
-    rows = sorted(rows, key=lambda row: (len(row.tokens_in), row.tokens_in))  # like lengths together, equals too
-    groups = [_Group(rows[start : start + size], store) for start in range(0, len(rows), size)]
-    logits_BV = torch.cat([group.read_context(model, device) for group in groups])
-    sampler = Sampler([row for group in groups for row in group.rows], device)
-    while True:
-        tokens_B, logprobs_B = sampler.draw(logits_BV)
-        drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one wait for the device a token
-        alive = [row for group in groups for row in group.alive]
-        for row, token, logprob in zip(alive, *drawn):
-            append(row, int(token), logprob)
-        staying: list[int] = []
-        before = 0
+class PackedDecoding:
+    """Rows under way, in groups that began together."""
+
+    def __init__(self, model: Any, store: PrefixStore, append: Append) -> None:
+        self.model = model
+        self.store = store
+        self.append = append
+        self.device = next(model.parameters()).device
+        self.groups: list[_Group] = []
+
+    @property
+    def rows(self) -> int:
+        """How many rows are being written."""
+        return sum(len(group.alive) for group in self.groups)
+
+    @torch.inference_mode()
+    def add(self, rows: Sequence[Row]) -> None:
+        """Let rows join: read what is new in their contexts."""
+        size = BLOCK_ROWS.get(self.device.type, BLOCK_ROWS["cuda"])
+        rows = sorted(rows, key=lambda row: (len(row.tokens_in), row.tokens_in))  # like lengths together, equals too
+        groups = [_Group(rows[start : start + size], self.store, self.device) for start in range(0, len(rows), size)]
         for group in groups:
-            count = len(group.alive)
-            staying += [before + index for index in group.park_finished()]
-            before += count
-        if not staying:
-            break
-        if len(staying) < len(alive):
-            sampler.keep(staying)
-            tokens_B = tokens_B[torch.tensor(staying, device=device)]
-        readings = [group.next_reading(device) for group in groups if group.alive]
-        logits_BV = read(model, tokens_B, readings, 0)
-    for group in groups:
-        store.add(group.block, [row.tokens_in + row.tokens[:-1] for row in group.rows])
+            group.read_context(self.model)
+        self.groups += groups
+
+    @torch.inference_mode()
+    def step(self) -> list[Row]:
+        """One token for every row; those that have ended with it."""
+        drawn = [group.sampler.draw(group.logits_BV) for group in self.groups]
+        tokens_B, logprobs_B = (torch.cat(parts) for parts in zip(*drawn))
+        told = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one wait for the device a token
+        for row, token, logprob in zip((row for group in self.groups for row in group.alive), *told):
+            self.append(row, int(token), logprob)
+        ended = [row for group in self.groups for row in group.alive if row.finish is not None]
+        for group, (tokens_G, _) in zip(self.groups, drawn):
+            group.park_finished(tokens_G)
+            self.store.add(group.block, group.take_parked())
+        self.groups = [group for group in self.groups if group.alive]
+        if self.groups:
+            readings = [group.next_reading() for group in self.groups]
+            logits_BV = read(self.model, torch.cat([group.tokens_B for group in self.groups]), readings, 0)
+            for group, logits_GV in zip(
+                self.groups, torch.split(logits_BV, [len(group.alive) for group in self.groups])
+            ):
+                group.logits_BV = logits_GV
+        return ended
 
 
 class _Group:
-    """The rows of a block. Those that still write stand first."""
+    """The rows of a block, which begin together. Those that still write stand first."""
 
-    def __init__(self, rows: list[Row], store: PrefixStore) -> None:
+    #: What the next token is drawn from, and the token that was drawn last, of the rows that still write.
+    logits_BV: torch.Tensor
+    tokens_B: torch.Tensor
+
+    def __init__(self, rows: list[Row], store: PrefixStore, device: torch.device) -> None:
+        self.device = device
         places: dict[tuple[int, ...], int] = {}
         leaders: list[Row] = []
         followers: list[Row] = []
@@ -76,6 +98,9 @@ class _Group:
         self.contexts = [row.tokens_in for row in leaders]
         self.leader = [places[tuple(row.tokens_in)] for row in self.rows]
         self.known = self._take_known(store)
+        self.sampler = Sampler(self.rows, device)
+        #: Rows that have ended and were not yet told to anybody, by their place in the block.
+        self.parked: dict[int, Row] = {}
 
     def _take_known(self, store: PrefixStore) -> list[int]:
         """Copy what the store knows of each context; how many tokens that is."""
@@ -90,13 +115,13 @@ class _Group:
             self.block.copy(block, places, rows, max(prefix.length for _, prefix in found))
         return known
 
-    def read_context(self, model: Any, device: torch.device) -> torch.Tensor:
-        """Read what is new in every context; for each row the logits behind it."""
-        logits_CV = torch.cat([self._read_pieces(model, pieces, device) for pieces in self._passes()])
+    def read_context(self, model: Any) -> None:
+        """Read what is new in every context, up to the logits behind it."""
+        logits_CV = torch.cat([self._read_pieces(model, pieces) for pieces in self._passes()])
         if followers := range(len(self.contexts), len(self.rows)):
             longest = max(map(len, self.contexts))
             self.block.copy(self.block, followers, [self.leader[row] for row in followers], longest)
-        return logits_CV[torch.tensor(self.leader, device=device)]
+        self.logits_BV = logits_CV[torch.tensor(self.leader, device=self.device)]
 
     def _passes(self) -> Iterator[list[tuple[int, range]]]:
         """The new tokens, by context and positions, in passes of bounded size. A longer context takes several."""
@@ -112,8 +137,9 @@ class _Group:
                 size += len(piece)
         yield pieces
 
-    def _read_pieces(self, model: Any, pieces: list[tuple[int, range]], device: torch.device) -> torch.Tensor:
+    def _read_pieces(self, model: Any, pieces: list[tuple[int, range]]) -> torch.Tensor:
         """One pass; the logits behind the contexts that end in it."""
+        device = self.device
         sizes = torch.tensor([len(positions) for _, positions in pieces])
         reading = Reading(
             self.block,
@@ -131,11 +157,11 @@ class _Group:
         ends = (sizes.cumsum(0) - 1)[ended].to(device)
         return read(model, torch.tensor(line, device=device), [reading], ends)
 
-    def park_finished(self) -> list[int]:
-        """Move rows that have ended behind the others; which of the rows alive so far stay, in their new order."""
+    def park_finished(self, tokens_B: torch.Tensor) -> None:
+        """Move rows that have ended behind the others. `tokens_B`: what all rows alive so far have just written."""
         staying = [index for index, row in enumerate(self.alive) if row.finish is None]
-        count = len(staying)
-        if count and count < len(self.alive):
+        count, before = len(staying), len(self.alive)
+        if count < before:
             gaps = [index for index in range(count) if self.alive[index].finish is not None]
             movers = staying[count - len(gaps) :]
             if gaps:
@@ -145,10 +171,21 @@ class _Group:
             staying = list(range(count))
             for gap, mover in zip(gaps, movers):
                 staying[gap] = mover
+            # From here on nothing moves them any more.
+            self.parked.update((place, self.rows[place]) for place in range(count, before))
+            if count:
+                self.sampler.keep(staying)
+                tokens_B = tokens_B[torch.tensor(staying, device=self.device)]
         self.alive = self.rows[:count]
-        return staying
+        self.tokens_B = tokens_B
 
-    def next_reading(self, device: torch.device) -> Reading:
+    def take_parked(self) -> dict[int, list[int]]:
+        """The tokens of the rows that have ended since this was last asked, by their place in the block."""
+        taken = {place: row.tokens_in + row.tokens[:-1] for place, row in self.parked.items()}
+        self.parked.clear()
+        return taken
+
+    def next_reading(self) -> Reading:
         """The token that every living row has just written."""
         positions = [len(row.tokens_in) + len(row.tokens) - 1 for row in self.alive]
         self.block.reserve(max(positions) + 1)
@@ -156,8 +193,8 @@ class _Group:
             self.block,
             first=0,
             rows=len(positions),
-            rows_M=torch.arange(len(positions), device=device),
-            positions_M=torch.tensor(positions, device=device),
+            rows_M=torch.arange(len(positions), device=self.device),
+            positions_M=torch.tensor(positions, device=self.device),
             columns=max(positions) + 1,
             width=1,
         )

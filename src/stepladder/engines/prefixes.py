@@ -9,7 +9,7 @@ made them: `weights_mark` tells whether these are still the same.
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,17 @@ class PrefixStore:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.bytes = 0
-        self._blocks: OrderedDict[Block, list[list[int]]] = OrderedDict()  # least recently used first
+        #: Least recently used first; of each block the rows that may be read, by their place.
+        self._blocks: OrderedDict[Block, dict[int, Sequence[int]]] = OrderedDict()
         self._rows: dict[int, tuple[Block, int]] = {}
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    @property
+    def bytes(self) -> int:
+        """The memory of all blocks. Those in which something is still being written may grow."""
+        return sum(block.bytes for block in self._blocks)
 
     def find(self, tokens: Sequence[int]) -> Prefix | None:
         """A stored row that shares a beginning with these tokens: the longest, to within a few tokens."""
@@ -59,21 +64,20 @@ class PrefixStore:
                 return Prefix(block, row, length)
         return None
 
-    def add(self, block: Block, sequences: list[list[int]]) -> None:
-        """Keep a block, whose rows hold these tokens; drop others as long as there are too many bytes."""
-        if block.bytes > self.capacity:
+    def add(self, block: Block, rows: Mapping[int, Sequence[int]]) -> None:
+        """Keep some rows of a block, which hold these tokens; drop others as long as there are too many bytes."""
+        if not rows or block.bytes > self.capacity:
             return
-        self._blocks[block] = sequences
-        self.bytes += block.bytes
-        for row, tokens in enumerate(sequences):
+        self._blocks.setdefault(block, {}).update(rows)
+        self._blocks.move_to_end(block)
+        for row, tokens in rows.items():
             for key in _keys(tokens):
                 self._rows[key] = (block, row)
         while self.bytes > self.capacity:
             self._drop(next(iter(self._blocks)))
 
     def _drop(self, block: Block) -> None:
-        self.bytes -= block.bytes
-        for tokens in self._blocks.pop(block):
+        for tokens in self._blocks.pop(block).values():
             for key in _keys(tokens):
                 if key in self._rows and self._rows[key][0] is block:
                     del self._rows[key]
@@ -82,7 +86,6 @@ class PrefixStore:
         """Drop everything."""
         self._blocks.clear()
         self._rows.clear()
-        self.bytes = 0
 
 
 def _keys(tokens: Sequence[int]) -> Iterator[int]:

@@ -2,8 +2,8 @@
 
 In: an engine and a file. Out: an engine that answers a request it has seen before from the file and passes on the
 others; equal requests that are under way at once are passed on once. Every reply is one line, on disk before it is
-handed on; a last line that was cut off is asked for again. Errors are not kept. For engines without token ids, such as
-servers.
+handed on; a last line that was cut off is asked for again. Errors are not kept. Token ids are not kept either: this is
+for text that is read, and not trained on.
 """
 
 import json
@@ -176,5 +176,5 @@ def _read(path: Path) -> tuple[dict[str, dict[str, Any]], int | None]:
             row = json.loads(line)
             known[row["key"]] = {name: row[name] for name in ("key", "text", "finish", "read", "written")}
         except (ValueError, KeyError, TypeError) as error:
-            raise StepladderError(f"{path}:{number}: not a kept reply ({error}); delete the file") from error
+            raise StepladderError(f"{path}:{number}: not a kept reply ({error}); take the line out") from error
     return known, len(whole) + len(newline) if cut_off else None

@@ -4,7 +4,7 @@ In: logits, one line a row. Out: a token a row with its log-prob under the model
 top-p. A draw depends on the request's seed and on the position alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,8 @@ HEAD = 128
 class Row:
     """A request under way."""
 
-    number: int
+    #: Whose row it is, in the words of whoever asked.
+    key: Hashable
     context: tuple[Segment, ...]
     tokens_in: list[int]
     stops: tuple[str, ...]
@@ -40,10 +41,10 @@ class Row:
 Append = Callable[[Row, int, float], None]
 
 
-def start_row(number: int, request: Generate, context: tuple[Segment, ...], tokens_in: list[int], room: int) -> Row:
+def start_row(key: Hashable, request: Generate, context: tuple[Segment, ...], tokens_in: list[int], room: int) -> Row:
     """The row of a request; `room`: tokens left in the model's window."""
     limit = min(request.sampling.max_tokens, room)
-    return Row(number, context, tokens_in, request.stop, request.sampling, request.seed, limit)
+    return Row(key, context, tokens_in, request.stop, request.sampling, request.seed, limit)
 
 
 class Sampler:

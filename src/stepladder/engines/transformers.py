@@ -4,7 +4,7 @@ In: `Generate` requests. Out: `Generation`s. What `model.generate` cannot do, an
 
 - every request of a batch has its own seed, temperature, top-p, stop strings and token limit;
 - token ids go in and come out untouched: a segment is encoded once, when it is first read;
-- rows that have ended leave the batch, and cost nothing more;
+- rows that have ended leave the batch, and cost nothing more; others may take their place (`open`);
 - a draw depends on the request's seed and position alone. Batching changes logits by rounding only;
 - what was read in earlier steps of a transcript is not read again (`prefixes.py`), and nothing is padded (`blocks.py`).
 
@@ -14,7 +14,8 @@ raises; the driver then makes the call in halves.
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,9 +25,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stepladder.engines.base import Engine, EngineError, cut_at_stop
+from stepladder.engines.base import Engine, EngineDown, EngineError, Session, cut_at_stop
 from stepladder.engines.blocks import CannotPack, can_pack, core_of, packing
-from stepladder.engines.decoding import decode_packed, decode_padded
+from stepladder.engines.decoding import PackedDecoding, decode_padded
 from stepladder.engines.loading import context_limit_of, end_tokens, fingerprint, load_model, pick_device, pick_dtype
 from stepladder.engines.prefixes import PrefixStore, default_capacity, weights_mark
 from stepladder.engines.sampling import Row, start_row
@@ -166,54 +167,70 @@ class TransformersEngine(Engine):
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
         """Answer every request, in order."""
-        replies: list[Generation | EngineError | None] = [None] * len(requests)
+        rows, replies = self._begin(dict(enumerate(requests)))
+        rows.sort(key=lambda row: len(row.tokens_in))  # like lengths together
+        with self._at_work():
+            self._notice_new_weights()
+            for start in range(0, len(rows), self.max_batch):
+                self._decode_batch(rows[start : start + self.max_batch])
+        replies.update((row.key, self._reply(row)) for row in rows)
+        return [replies[number] for number in range(len(requests))]
+
+    def open(self) -> "Session | None":
+        """Room for requests that come and go one by one, where the model allows it."""
+        return _Session(self) if self._packs else None
+
+    def _begin(
+        self, requests: Mapping[Hashable, Generate]
+    ) -> tuple[list[Row], dict[Hashable, Generation | EngineError]]:
+        """The rows to be written, and the replies to requests that need none."""
         rows: list[Row] = []
-        for number, request in enumerate(requests):
+        replies: dict[Hashable, Generation | EngineError] = {}
+        for key, request in requests.items():
             try:
                 context = tuple(self.encode(segment) for segment in request.context)
             except EngineError as error:
-                replies[number] = error
+                replies[key] = error
                 continue
             tokens_in = [token for segment in context for token in segment.tokens]
             room = self.context_limit - len(tokens_in)
             if not tokens_in:
-                replies[number] = EngineError("the context is empty: there is nothing to continue")
+                replies[key] = EngineError("the context is empty: there is nothing to continue")
             elif room < 1:
-                replies[number] = nothing_written(context)
+                replies[key] = nothing_written(context)
             else:
-                rows.append(start_row(number, request, context, tokens_in, room))
-        self._write(rows)
-        for row in rows:
-            replies[row.number] = self._reply(row)
-        return [reply for reply in replies if reply is not None]
+                rows.append(start_row(key, request, context, tokens_in, room))
+        return rows, replies
 
-    def _write(self, rows: list[Row]) -> None:
-        """Bring every row to its end, with the model in evaluation mode. Afterwards the model is as it was."""
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Within, nobody else writes with the model, and it is in evaluation mode. Afterwards it is as it was."""
         with _turn_of(self.model):
-            rows.sort(key=lambda row: len(row.tokens_in))  # like lengths together
-            self._notice_new_weights()
             training = [module for module in self.model.modules() if module.training]
             self.model.eval()
             try:
-                for start in range(0, len(rows), self.max_batch):
-                    self._decode_batch(rows[start : start + self.max_batch])
+                yield
             finally:
                 for module in training:  # each by itself: parts of a model may be frozen
                     module.training = True
 
-    def _notice_new_weights(self) -> None:
-        """What was kept is of no use once the weights have changed."""
-        if self.prefixes.capacity and self._packs:
-            weights = weights_mark(self.model)
-            if weights != self._weights:
-                self.forget()
-            self._weights = weights
+    def _notice_new_weights(self) -> bool:
+        """Whether the weights have changed since this was last asked. What was kept is of no use then."""
+        if not (self.prefixes.capacity and self._packs):
+            return False
+        before, self._weights = self._weights, weights_mark(self.model)
+        if before != self._weights:
+            self.forget()
+        return before != self._weights
 
     def _decode_batch(self, rows: list[Row]) -> None:
         if self._packs:
             try:
                 with packing(self.model):
-                    decode_packed(self.model, rows, self.prefixes, self._append)
+                    decoding = PackedDecoding(self.model, self.prefixes, self._append)
+                    decoding.add(rows)
+                    while decoding.rows:
+                        decoding.step()
                 return
             except CannotPack:  # seen at the first layer of the first pass: nothing was written yet
                 self._packs = False
@@ -269,3 +286,44 @@ class TransformersEngine(Engine):
         written = Segment(Author.POLICY, whole, tuple(row.tokens), tuple(row.logprobs), self.vocabulary)
         usage = Usage(read=len(row.tokens_in), written=len(row.tokens))
         return Generation(row.context, written, text, row.finish, usage)
+
+
+class _Session(Session):
+    """Rows that join and leave one by one."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self.engine = engine
+        self.decoding = PackedDecoding(engine.model, engine.prefixes, engine._append)
+        #: Replies that cost no work.
+        self.ready: dict[Hashable, Generation | EngineError] = {}
+
+    def add(self, requests: Mapping[Hashable, Generate]) -> None:
+        """Begin with requests. The weights must be those that the others under way began with."""
+        rows, replies = self.engine._begin(requests)
+        self.ready |= replies
+        if not rows:
+            return
+        with self.engine._at_work(), packing(self.engine.model), self._room():
+            if self.engine._notice_new_weights() and self.decoding.rows:
+                raise EngineDown("the model's weights were changed while it was writing")
+            self.decoding.add(rows)
+
+    def work(self) -> dict[Hashable, Generation | EngineError]:
+        """Go on until at least one row has ended."""
+        replies, self.ready = self.ready, {}
+        if not replies:
+            with self.engine._at_work(), packing(self.engine.model), self._room():
+                ended: list[Row] = []
+                while not ended and self.decoding.rows:
+                    ended = self.decoding.step()
+            replies = {row.key: self.engine._reply(row) for row in ended}
+        return replies
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Where memory runs out, what was kept is given up: whoever tries again needs the room more."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            self.engine.forget()
+            raise

@@ -168,5 +168,9 @@ def _wrong(where: str, error: ValidationError) -> ExportError:
     position = [part for part in first["loc"] if isinstance(part, int)]
     field = "".join(f"{part!r}: " for part in first["loc"] if isinstance(part, str))
     where = f"{where}: record {position[0] + 1}" if position else where
-    found = "" if first["type"] in ("missing", "json_invalid") else f", found {shown(first['input'])}"
+    if first["type"] == "missing":
+        return ExportError(
+            f"{where}: {field}is missing; expected a record of RAG-ProGuide (for a run's pairs, name the run)"
+        )
+    found = "" if first["type"] == "json_invalid" else f", found {shown(first['input'])}"
     return ExportError(f"{where}: {field}{first['msg']}{found}")

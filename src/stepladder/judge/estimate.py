@@ -46,11 +46,19 @@ def estimate(
     known: Container[Generate] = (),
 ) -> Estimate:
     """What `judge.prefer` would cost on these groups of siblings. `known`: requests that cost nothing any more."""
-    requests = dict.fromkeys(request for tree, siblings in groups for request in judge.requests(tree, siblings))
-    new = [request for request in requests if request not in known]
-    usual = sum(map(_usual, new), Usage())
-    most = sum((_with_repair(at_most(request)) for request in new), Usage())
-    return _estimate(len(new), len(requests) - len(new), usual, most, price)
+    calls, recalled, usual, most = 0, 0, Usage(), Usage()
+    seen: set[int] = set()  # hashes, because the prompts of many trees may be more than memory holds
+    for request in (request for tree, siblings in groups for request in judge.requests(tree, siblings)):
+        if hash(request) in seen:
+            continue
+        seen.add(hash(request))
+        if request in known:
+            recalled += 1
+        else:
+            calls += 1
+            usual += _usual(request)
+            most += _with_repair(at_most(request))
+    return _estimate(calls, recalled, usual, most, price)
 
 
 def estimate_growth(judge: LLMJudge, trees: int, simulations: int, price: Price | None = None) -> Estimate:

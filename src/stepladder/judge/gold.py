@@ -1,18 +1,17 @@
 """The exact judge: does a step ask for, extract or conclude what the gold decomposition still needs, given the history?
 
 In: trajectories or trees. Out: a `Verdict` for each step (`history.py` has the rules); `GoldJudge` makes preferences of
-them, `GoldScorer` scores, and `prefers` compares with what another judge chose. It asks no model.
+them, `GoldScorer` scores. It asks no model.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 from stepladder.judge.base import Preference
 from stepladder.judge.history import Fault, History, Verdict
 from stepladder.request import Algorithm, Score
 from stepladder.trace import Node, Trajectory, Tree
 
-__all__ = ["Fault", "GoldJudge", "GoldScorer", "Verdict", "judge", "judge_step", "prefers"]
+__all__ = ["Fault", "GoldJudge", "GoldScorer", "Verdict", "judge", "judge_step", "judge_tree"]
 
 
 def judge(trajectory: Trajectory) -> tuple[Verdict | None, ...]:
@@ -26,18 +25,15 @@ def judge_step(trajectory: Trajectory, index: int) -> Verdict | None:
     return History(trajectory.question, trajectory.given).follow(steps[: range(len(steps))[index] + 1])[-1]
 
 
-def prefers(tree: Tree, chosen: int, rejected: int) -> Literal[1, 0, -1] | None:
-    """Whether the judge, too, prefers the chosen of two nodes (1), the other (-1) or neither (0); None: cannot tell."""
-    for_it, against_it = (_verdict(tree, node) for node in (chosen, rejected))
-    if for_it is None or against_it is None:
-        return None
-    if for_it.good == against_it.good:
-        return 0
-    return 1 if for_it.good else -1
-
-
-def _verdict(tree: Tree, node: int) -> Verdict | None:
-    return judge_step(tree.trajectory(tree.nodes[node]), -1) if tree.nodes[node].step is not None else None
+def judge_tree(tree: Tree) -> list[Verdict | None]:
+    """The verdict on the step to every node, by its id. Histories that branches share are followed once."""
+    histories: list[History] = []
+    found: list[Verdict | None] = []
+    for node in tree.nodes:
+        history = History(tree.question, tree.given) if node.parent is None else histories[node.parent].copy()
+        found.append(None if node.step is None else history.take(node.step))
+        histories.append(history)
+    return found
 
 
 class GoldJudge:
@@ -45,32 +41,23 @@ class GoldJudge:
 
     name = "gold"
 
+    def __init__(self) -> None:
+        #: The last tree and its verdicts: one tree is asked about once for every family of siblings.
+        self._last: tuple[Tree, list[Verdict | None]] | None = None
+
     def prefer(self, tree: Tree, siblings: Sequence[Node]) -> Algorithm[list[Preference]]:
         """Good over faulty, each with each; values 1 and 0; the reason is the fault."""
         yield from ()
-        good: list[Node] = []
-        faulty: list[tuple[Node, Verdict]] = []
-        for node, verdict in _judge_siblings(tree, siblings):
-            if verdict is not None and verdict.good:
-                good.append(node)
-            elif verdict is not None:
-                faulty.append((node, verdict))
+        if self._last is None or self._last[0] is not tree:
+            self._last = tree, judge_tree(tree)
+        judged = [(node.id, verdict) for node in siblings if (verdict := self._last[1][node.id]) is not None]
         return [
-            Preference(better.id, worse.id, 1.0, 0.0, f"{verdict.fault}: {verdict.reason}")
-            for better in good
-            for worse, verdict in faulty
+            Preference(better, worse, 1.0, 0.0, f"{verdict.fault}: {verdict.reason}")
+            for better, good in judged
+            if good.good
+            for worse, verdict in judged
+            if not verdict.good
         ]
-
-
-def _judge_siblings(tree: Tree, siblings: Sequence[Node]) -> Iterator[tuple[Node, Verdict | None]]:
-    """Every sibling with its verdict. The history they share is followed once."""
-    if not siblings or siblings[0].parent is None:
-        return
-    before = History(tree.question, tree.given)
-    before.follow(tree.trajectory(tree.nodes[siblings[0].parent]).steps)
-    for node in siblings:
-        if node.step is not None:
-            yield node, before.copy().take(node.step)
 
 
 class GoldScorer:

@@ -8,14 +8,15 @@ In: a tree and siblings in it. Out: preferences, by one of three ways of asking:
 
 Models like what they read first. `order="both"` asks with the candidates listed as they were made and reversed, and
 keeps only what both agree on. A reply that cannot be read is sent back once with what is wrong, then given up.
-Everything that does not become a preference is counted.
+Everything that does not become a preference is counted, with what went wrong.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import permutations
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from stepladder.engines.base import EngineError
 from stepladder.errors import unknown_name
@@ -47,6 +48,10 @@ class JudgeCounts:
     kept: int = 0
     none: int = 0
     disagreed: int = 0
+
+
+class NoVerdict(EngineError):
+    """Why a judge that was asked has not judged: there is no reply, or none that can be read."""
 
 
 class LLMJudge:
@@ -83,6 +88,12 @@ class LLMJudge:
         self.history = history
         self.name = name or f"llm-{mode}"
         self.counts = JudgeCounts()
+        #: Why there was no verdict, and how often.
+        self.problems: Counter[str] = Counter()
+
+    def summary(self) -> dict[str, Any]:
+        """What became of what was asked, as plain data, with the most frequent problems."""
+        return {"asked": asdict(self.counts), "problems": dict(self.problems.most_common(3))}
 
     def prefer(self, tree: Tree, siblings: Sequence[Node]) -> Algorithm[list[Preference]]:
         """The preferences among siblings, the clearest first."""
@@ -102,9 +113,9 @@ class LLMJudge:
         """
         grades = yield from self._grades(self.score_requests(trajectory))
         for number, grade in enumerate(grades, start=1):
-            if grade is None:
-                raise EngineError(f"the judge gave no score that can be read to step {number} of {len(grades)}")
-        return tuple(grade.score for grade in grades if grade is not None)
+            if isinstance(grade, NoVerdict):
+                raise EngineError(f"no score for step {number} of {len(grades)}: {grade}")
+        return tuple(grade.score for grade in grades if isinstance(grade, Grade))
 
     def score_requests(self, trajectory: Trajectory) -> list[Generate]:
         """What `grade` asks, a request a step."""
@@ -133,8 +144,9 @@ class LLMJudge:
         for listed in self._listings(nodes):
             ids = {candidate.letter: candidate.node.id for candidate in listed}
             request = self._order_request(state, listed)
-            ordering: Ordering | None = yield from self._ask(request, partial(read, letters=list(ids)))
-            if ordering is None:
+            try:
+                ordering: Ordering = yield from self._ask(request, partial(read, letters=list(ids)))
+            except NoVerdict:
                 return []
             pairs = [(ids[better], ids[worse]) for better, worse in ordering.pairs]
             if not self.all_pairs:
@@ -162,7 +174,7 @@ class LLMJudge:
 
     def _by_score(self, state: Trajectory, nodes: Sequence[Node]) -> Algorithm[list[Preference]]:
         grades = yield from self._grades([self._score_request(state, node) for node in nodes])
-        graded = [(node.id, grade) for node, grade in zip(nodes, grades) if grade is not None]
+        graded = [(node.id, grade) for node, grade in zip(nodes, grades) if isinstance(grade, Grade)]
         found = [
             Preference(chosen, rejected, better.score, worse.score, better.reason)
             for (chosen, better), (rejected, worse) in permutations(graded, 2)
@@ -175,10 +187,10 @@ class LLMJudge:
         assert node.step is not None  # the root is nobody's sibling
         return self._request(score_prompt(state, node.step.action, self.history))
 
-    def _grades(self, requests: Sequence[Generate]) -> Algorithm[list[Grade | None]]:
-        grades: list[Grade | None] = []
+    def _grades(self, requests: Sequence[Generate]) -> Algorithm[list[Grade | NoVerdict]]:
+        grades: list[Grade | NoVerdict] = []
         for grade in (yield from together([self._ask(request, read_score) for request in requests])):
-            if isinstance(grade, Exception):
+            if not isinstance(grade, Grade | NoVerdict):
                 raise grade
             grades.append(grade)
         return grades
@@ -188,31 +200,45 @@ class LLMJudge:
     def _request(self, prompt: str) -> Generate:
         return Generate((Segment(Author.PROMPT, prompt),), sampling=self.sampling)
 
-    def _ask(self, request: Generate, read: Callable[[str], Verdict]) -> Algorithm[Verdict | None]:
-        """What the reply says; None where there is no reply, or none that can be read even when asked again."""
+    def _ask(self, request: Generate, read: Callable[[str], Verdict]) -> Algorithm[Verdict]:
+        """What the reply says; raises `NoVerdict`, and counts it, where even the second one says nothing certain."""
         self.counts.asked += 1
-        for repairing in (False, True):
-            try:
-                reply: Generation = yield request
-            except EngineError:
-                self.counts.failed += 1
-                return None
-            try:
-                verdict = read(reply.text)
-            except BadReply as problem:
-                if reply.finish is Finish.NO_ROOM:
-                    break
-                request = self._repair(reply, problem)
-                continue
-            self.counts.repaired += repairing
-            return verdict
-        self.counts.refused += 1
-        return None
+        try:
+            verdict, repaired = yield from self._reply(request, read)
+        except EngineError as error:
+            self.counts.failed += 1
+            raise self._no_verdict(str(error)) from error
+        except BadReply as problem:
+            self.counts.refused += 1
+            raise self._no_verdict(f"a reply that cannot be used: {problem}") from problem
+        self.counts.repaired += repaired
+        return verdict
 
-    def _repair(self, reply: Generation, problem: BadReply) -> Generate:
-        said = f"it was cut off after {self.sampling.max_tokens} tokens" if reply.finish is Finish.LENGTH else problem
-        complaint = Segment(Author.ENVIRONMENT, repair_prompt(str(said)))
-        return Generate((*reply.context, reply.written, complaint), sampling=self.sampling)
+    def _reply(self, request: Generate, read: Callable[[str], Verdict]) -> Algorithm[tuple[Verdict, bool]]:
+        """What the reply says, and whether it had to be asked for twice."""
+        repairing = False
+        while True:
+            reply: Generation = yield request
+            try:
+                return read(reply.text), repairing
+            except BadReply as problem:
+                said = self._problem_of(reply, problem)
+                if repairing or reply.finish is Finish.NO_ROOM:
+                    raise BadReply(said) from problem
+            complaint = Segment(Author.ENVIRONMENT, repair_prompt(said))
+            request = Generate((*reply.context, reply.written, complaint), sampling=self.sampling)
+            repairing = True
+
+    def _problem_of(self, reply: Generation, problem: BadReply) -> str:
+        if reply.finish is Finish.NO_ROOM:
+            return "the prompt leaves no room for it in the model's window"
+        if reply.finish is Finish.LENGTH:
+            return f"it was cut off after {self.sampling.max_tokens} tokens"
+        return str(problem)
+
+    def _no_verdict(self, problem: str) -> NoVerdict:
+        self.problems[problem] += 1
+        return NoVerdict(problem)
 
 
 #: 0.7 - 0.6 is a little less than 0.1.

@@ -5,7 +5,7 @@ In: a model folder, a folder for the replies. Out: an engine for the driver.
 
 from pathlib import Path
 
-from stepladder.engines.replies import RememberingEngine
+from stepladder.engines.replies import RememberingEngine, Replies
 from stepladder.judge.paid import REPLIES, Spend
 
 
@@ -18,8 +18,13 @@ class LocalEngine(RememberingEngine):
         return Spend(calls, 0, usage.read, usage.written, 0.0, self.recalled)
 
 
-def open_local_judge(model: Path, folder: Path, batch: int) -> LocalEngine:
+def open_local_judge(model: Path, folder: Path, batch: int, device: str = "auto") -> LocalEngine:
     """An engine around the model in a folder, asked `batch` questions at once."""
     from stepladder.engines.transformers import TransformersEngine  # brings torch
 
-    return LocalEngine(TransformersEngine(str(model), max_batch=batch), folder / REPLIES, str(model))
+    return LocalEngine(TransformersEngine(str(model), device=device, max_batch=batch), folder / REPLIES, str(model))
+
+
+def local_replies_in(folder: Path, model: str) -> Replies:
+    """The replies that a folder holds of a model of this machine."""
+    return Replies(folder / REPLIES, model)

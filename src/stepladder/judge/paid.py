@@ -38,9 +38,10 @@ class Spend:
     recalled: int
 
     def line(self) -> str:
-        """What was spent, in few words."""
+        """What was spent, and what was not, in few words."""
         dollars = "" if self.usd is None else f"${self.usd:,.4f}, "
-        return f"{dollars}{self.tokens_read + self.tokens_written:,} tokens in {self.calls:,} calls"
+        tokens = f"{self.tokens_read + self.tokens_written:,} tokens in {self.calls:,} calls"
+        return f"{dollars}{tokens}, {self.recalled:,} answered by kept replies"
 
 
 class PaidEngine(RememberingEngine):

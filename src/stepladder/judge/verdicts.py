@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from stepladder.engines.openai_wire import well_formed
 from stepladder.judge.strict_json import BadReply, read_object
 
 
@@ -87,4 +88,4 @@ def _reason(reply: dict[str, Any]) -> str:
     reason = reply.get("reason", "")
     if not isinstance(reason, str):
         raise BadReply("'reason' must be text")
-    return reason
+    return well_formed(reason)

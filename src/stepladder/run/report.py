@@ -16,6 +16,7 @@ from stepladder.evaluate.runner import compare, load_scores
 from stepladder.evaluate.stats import Comparison, Interval
 from stepladder.evaluate.table import interval_text
 from stepladder.narrate import shown
+from stepladder.pair_stats import listed
 from stepladder.run.folder import StageRecord
 from stepladder.run.runner import RunReport
 from stepladder.stages.evaluation import EVALUATION
@@ -99,14 +100,19 @@ def print_report(console: Console, report: RunReport) -> None:
             console.print(_by_hops(evaluations, hops))
     for stage in report.stages:
         if stage.kind == "explore":
-            console.print(f"\n[bold]{stage.name}[/]: {_explored(stage.summary)}", highlight=False, soft_wrap=True)
+            console.print(
+                f"\n[bold]{stage.name}[/]: {shown(_explored(stage.summary))}", highlight=False, soft_wrap=True
+            )
+            _print_lines(console, _judge_lines(stage.summary))
     judged = [stage for stage in report.stages if stage.kind == "pairs"]
     if judged:
-        legend = "which step the gold judge prefers, and in how many of those it is the chosen one"
+        legend = "where the gold judge prefers one of the two steps, how often it agrees [95% interval]"
         console.print(f"\n[bold]Preference pairs[/]: {legend}", highlight=False, soft_wrap=True)
         console.print(_pairs(judged))
         for stage in judged:
-            _print_details(console, stage)
+            if len(judged) > 1:
+                console.print(f"\n[bold]{stage.name}[/]", highlight=False)
+            _print_lines(console, _pair_lines(stage.summary))
     seconds = ", ".join(f"{stage.name} {stage.seconds:,.0f} s" for stage in report.stages)
     console.print(f"\ntime: {seconds}", highlight=False, soft_wrap=True)
     if report.policy is not None and evaluations:
@@ -146,16 +152,17 @@ def _by_hops(evaluations: list[StageRecord], hops: list[str]) -> Table:
 
 def _explored(numbers: Mapping[str, Any]) -> str:
     failed = f"; {numbers['failed']:,} failed: {next(iter(numbers['failures']))}" if numbers["failed"] else ""
+    broken = f"; {numbers['broken']:,} simulations broke" if numbers.get("broken") else ""
     written = "" if numbers["tokens_written"] is None else f"{numbers['tokens_written']:,} tokens written, "
     return (
         f"{numbers['trees']:,} trees, on average {numbers['nodes']:.1f} nodes and {numbers['simulations']:.1f} "
         f"simulations, F1 {numbers['mean_f1']:.2f}; {numbers['solved']:.0%} of the questions were answered rightly at "
-        f"least once; {written}{numbers['shared']:.0%} of all requests answered from cache{failed}"
+        f"least once; {written}{numbers['shared']:.0%} of all requests answered from cache{broken}{failed}"
     )
 
 
 def _pairs(stages: list[StageRecord]) -> Table:
-    table = _table("stage", "judge", "pairs", "questions", "chosen", "other", "neither", "agrees")
+    table = _table("stage", "judge", "pairs", "questions", "agrees")
     for stage in stages:
         numbers, gold = stage.summary, stage.summary["gold"] or {}
         known = gold.get("agrees") is not None
@@ -164,36 +171,41 @@ def _pairs(stages: list[StageRecord]) -> Table:
             numbers["judge"],
             f"{numbers['pairs']:,}",
             f"{numbers['questions']:,}",
-            *(f"{gold[each]:,}" if gold else "-" for each in ("chosen", "rejected", "neither")),
             interval_text(Interval(gold["agrees"], gold["low"], gold["high"]), 2) if known else "-",
         )
     return table
 
 
-def _print_details(console: Console, stage: StageRecord) -> None:
-    """Of what kinds, how deep and how clear the pairs of a stage are, and what it cost to judge them."""
-    numbers = stage.summary
-    lines = {name: _listed(numbers[name]) for name in ("kinds", "depths", "margins", "dropped") if numbers[name]}
-    lines["split"] = f"train {numbers['train']:,}, dev {numbers['dev']:,}"
-    if "asked" in numbers:
-        lines["judge"] = _listed(numbers["asked"])
-    if "spend" in numbers:
-        lines["spend"] = _listed({name: value for name, value in numbers["spend"].items() if value is not None})
+def _pair_lines(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """How right, of what kinds, how deep and how clear the pairs of a stage are, and what it took to judge them."""
+    gold = {f"prefers {each}": (numbers["gold"] or {}).get(each, 0) for each in ("chosen", "rejected", "neither")}
+    counts = {"gold judge": gold, **{name: numbers[name] for name in ("kinds", "depths", "margins", "dropped")}}
+    counts["split"] = {name: numbers[name] for name in ("train", "dev")}
+    return {**{name: listed(each) for name, each in counts.items()}, **_judge_lines(numbers)}
+
+
+def _judge_lines(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """What became of what a model was asked as judge, and what it cost."""
+    problems = "; ".join(f"{count:,} times {problem}" for problem, count in numbers.get("problems", {}).items())
+    spend = {name: value for name, value in numbers.get("spend", {}).items() if value is not None}
+    return {"judge": listed(numbers.get("asked", {})), "problems": problems, "spend": listed(spend)}
+
+
+def _print_lines(console: Console, lines: Mapping[str, str]) -> None:
     for name, line in lines.items():
-        console.print(f"  {name}: {shown(line)}", highlight=False, soft_wrap=True)
+        if line:
+            console.print(f"  {name}: {shown(line)}", highlight=False, soft_wrap=True)
 
 
-def _listed(counts: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+#: Columns of names: where there is little room, these are broken and numbers are not.
+_NAMES = ("stage", "policy", "judge")
 
 
-def _table(first: str, *others: str) -> Table:
-    """Where there is little room, names are broken and numbers are not."""
+def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column(first, overflow="fold")
-    for column in others:
-        if column == "policy":
-            table.add_column(column, overflow="fold")
+    for column in columns:
+        if column in _NAMES:
+            table.add_column(column, overflow="fold", min_width=len(column))
         else:
             table.add_column(column, justify="right", no_wrap=True)
     return table

@@ -6,16 +6,15 @@ In: a policy. Out: `trees.jsonl.gz`, a tree a question.
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stepladder.driver import Driver
+from stepladder.driver import Driver, Scorer
 from stepladder.errors import StepladderError
 from stepladder.explore.runner import Meter, explore
 from stepladder.explore.settings import ExploreSettings
 from stepladder.explore.store import read_trees
 from stepladder.explore.values import monte_carlo
 from stepladder.judge.gold import GoldScorer
-from stepladder.judge.prices import load_prices
 from stepladder.judge.scorer import LLMScorer
 from stepladder.judge.settings import COSTS, KEPT
 from stepladder.progress import Progress
@@ -25,6 +24,8 @@ from stepladder.workshop import Workshop
 
 if TYPE_CHECKING:
     from stepladder.judge.estimate import Estimate
+    from stepladder.judge.local import LocalEngine
+    from stepladder.judge.paid import PaidEngine
 
 #: What is made.
 TREES = "trees"
@@ -40,8 +41,11 @@ def run_explore(settings: ExploreSettings, workshop: Workshop, task: Task) -> St
     path = task.folder / FILE
     with ExitStack() as stack:
         engine = stack.enter_context(workshop.engine(task.inputs["policy"]))
-        judge = stack.enter_context(settings.llm.engine(task.folder)) if settings.llm is not None else None
-        scorer = LLMScorer(judge) if judge is not None else GoldScorer() if settings.evaluate == "gold" else None
+        scorer: Scorer | None = GoldScorer() if settings.evaluate == "gold" else None
+        paid: PaidEngine | LocalEngine | None = None
+        if settings.llm is not None:
+            paid = stack.enter_context(settings.llm.engine(task.folder, workshop.settings.device))
+            scorer = LLMScorer(paid, settings.llm.judge("score"))
         driver = Driver(
             engine,
             workshop.retriever,
@@ -49,12 +53,15 @@ def run_explore(settings: ExploreSettings, workshop: Workshop, task: Task) -> St
             in_flight=settings.trees_at_once,
             generation_cache=_REMEMBERED,
         )
-        meter = Meter(driver.counts, (lambda: judge.spend().line()) if judge is not None else None)
+        meter = Meter(driver.counts, None if paid is None else lambda: paid.spend().line())
         watch = stack.enter_context(Progress(task.name, len(questions), note=meter))
         rules = settings.search(workshop.episode())
         explored = explore(driver, workshop.agent, questions, rules, path, seed=task.seed, watch=watch)
-        spent = {} if judge is None else {"spend": asdict(judge.spend())}
+        judged: dict[str, Any] = {}
+        if paid is not None and isinstance(scorer, LLMScorer):
+            judged = {**scorer.judge.summary(), "spend": asdict(paid.spend())}
     if explored.failures.total() == len(questions):
+        path.unlink()  # there is nothing in it to go on from
         raise StepladderError(f"{task.name}: every tree failed: {next(iter(explored.failures))}")
     summary = {
         "trees": explored.made + explored.known,
@@ -64,19 +71,20 @@ def run_explore(settings: ExploreSettings, workshop: Workshop, task: Task) -> St
         # Of an attempt that was cut nobody knows.
         "tokens_written": driver.counts.usage.written if explored.known == 0 else None,
         "shared": round(meter.shared, 3),
-        **spent,
+        **judged,
     }
     return StageResult(summary, {TREES: path})
 
 
 def tree_numbers(path: Path) -> dict[str, float]:
-    """What the trees of a file are like on average."""
-    trees = nodes = simulations = 0
+    """What the trees of a file are like on average; `broken` counts the simulations of all of them that failed."""
+    trees = nodes = simulations = broken = 0
     solved = mean = 0.0
     for tree in read_trees(path):
         trees += 1
         nodes += len(tree.nodes)
         simulations += tree.nodes[0].visits
+        broken += tree.failures
         outcomes = [node.reward for node in tree.nodes if node.reward is not None]
         outcomes += [rollout.reward for node in tree.nodes for rollout in node.rollouts]
         solved += max(outcomes, default=0.0) >= 1.0
@@ -86,6 +94,7 @@ def tree_numbers(path: Path) -> dict[str, float]:
         "simulations": simulations / trees,
         "mean_f1": mean / trees,
         "solved": solved / trees,
+        "broken": broken,
     }
 
 
@@ -96,16 +105,17 @@ def dry_run(settings: ExploreSettings, workshop: Workshop) -> "Estimate":
     from stepladder.judge.estimate import estimate_growth  # brings the client of OpenAI
 
     questions = len(workshop.split(settings.split)[: settings.questions])
-    price = load_prices(settings.llm.prices).get(settings.llm.model)
-    return estimate_growth(settings.llm.judge(), questions, settings.simulations, price)
+    return estimate_growth(settings.llm.judge("score"), questions, settings.simulations, settings.llm.price())
 
 
 def check_explore(settings: ExploreSettings, workshop: Workshop) -> None:
-    """There must be questions with answers, and an index if the agent searches."""
+    """There must be questions with answers, an index if the agent searches, and a model that can be paid for."""
     split = workshop.split(settings.split)
     if not any(question.answers for question in split):
         raise StepladderError(f"no question of the split '{settings.split}' has an answer: nothing could be valued")
     workshop.check_index()
+    if settings.llm is not None:
+        settings.llm.check()
 
 
 KIND = StageKind(

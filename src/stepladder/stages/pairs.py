@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -24,10 +24,9 @@ from stepladder.files import atomic_folder
 from stepladder.judge.base import Judge
 from stepladder.judge.gold import GoldJudge
 from stepladder.judge.llm import LLMJudge
-from stepladder.judge.prices import load_prices
 from stepladder.judge.settings import COSTS, KEPT, LLMJudgeSettings
 from stepladder.judge.value import ValueJudge
-from stepladder.pair_stats import PairStats
+from stepladder.pair_stats import PairStats, listed
 from stepladder.pairs import PairRules, TreePairs, balanced, dev_questions, judged_groups, tree_pairs
 from stepladder.progress import Progress
 from stepladder.request import Algorithm
@@ -51,15 +50,13 @@ class PairSettings(PairRules):
 
     #: A value (spre, mc, or q, the search's own), or a judge (gold, llm).
     judge: Literal["spre", "mc", "q", "gold", "llm"] = "spre"
-    #: Least difference of two values.
-    margin: float = Field(default=0.01, gt=0)
-    #: Of SPRE, a step.
-    decay: float = Field(default=0.9, gt=0, le=1)
+    #: Least difference of two values, which are between 0 and 1.
+    margin: float = Field(default=0.01, gt=0, le=1)
     #: With judge `llm`: which model, how it is asked, and what it may cost.
     llm: LLMJudgeSettings | None = None
     #: Cut groups of pairs to the size of the median group; by kind of the chosen action, by depth, or by both.
     balance: tuple[Literal["kind", "depth"], ...] = ()
-    #: Share of the questions whose pairs are held out.
+    #: Share of the explored questions whose pairs are held out.
     dev_share: float = Field(default=0.1, ge=0, lt=1)
 
     @model_validator(mode="after")
@@ -78,19 +75,22 @@ def make_judge(settings: PairSettings) -> Judge:
     values: dict[str, Callable[[Tree], Any]] = {
         "spre": lambda tree: spre(tree, settings.decay),
         "mc": monte_carlo,
-        "q": lambda tree: [node.value if node.visits else node.reward for node in tree.nodes],
+        "q": lambda tree: [node.value if node.visits else None for node in tree.nodes],
     }
     return ValueJudge(settings.judge, values[settings.judge], settings.margin)
 
 
-def run_pairs(settings: PairSettings, workshop: Workshop, task: Task) -> StageResult:  # noqa: ARG001
+def run_pairs(settings: PairSettings, workshop: Workshop, task: Task) -> StageResult:
     """Judge the siblings of every tree, choose among the pairs, write them."""
-    trees = Path(task.inputs[TREES])
     judge = make_judge(settings)
     with TemporaryFile("w+b", dir=task.folder) as heap:
-        made, judged = _make(settings, judge, trees, task, heap)
+        made = _make(settings, judge, workshop, task, heap)
         kept = _chosen(made.places, settings, task.seed)
-        held_out = dev_questions([place.question_id for place in made.places], settings.dev_share, task.seed)
+        if not kept:
+            raise StepladderError(f"{task.name}: {_nothing(settings, made)}")
+        held_out = dev_questions(made.questions, settings.dev_share)
+        if held_out.issuperset(place.question_id for place in kept):  # there must be something to learn from
+            held_out = frozenset()
         stats = PairStats()
         counts: Counter[str] = Counter()
         with atomic_folder(task.folder / PAIRS, what="pairs") as folder:
@@ -106,12 +106,10 @@ def run_pairs(settings: PairSettings, workshop: Workshop, task: Task) -> StageRe
                 "train": counts["train"],
                 "dev": counts["dev"],
                 "judge": judge.name,
-                "dropped": dict((made.dropped + Counter(balance=len(made.places) - len(kept))).most_common()),
-                **judged,
+                "dropped": _by_count(made.dropped + Counter(balance=len(made.places) - len(kept))),
+                **made.judged,
             }
             (folder / STATS).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    if not kept:
-        raise StepladderError(_nothing(settings, made.dropped))
     return StageResult(summary, {PAIRS: task.folder / PAIRS})
 
 
@@ -131,25 +129,32 @@ class _Place:
         return heap.read(self.length)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Made:
+    """What was made of all trees."""
+
     #: All pairs, in the order of the trees, whatever the order in which a judge was done with them.
-    places: list[_Place]
-    dropped: Counter[str]
+    places: list[_Place] = field(default_factory=list)
+    #: Ids of the questions whose trees were looked at.
+    questions: list[str] = field(default_factory=list)
+    #: Preferences that became no pair, by reason.
+    dropped: Counter[str] = field(default_factory=Counter)
+    #: What a model as judge tells of its work.
+    judged: dict[str, Any] = field(default_factory=dict)
 
 
-def _make(
-    settings: PairSettings, judge: Judge, trees: Path, task: Task, heap: IO[bytes]
-) -> tuple[_Made, dict[str, Any]]:
-    """The pairs of all trees, on a heap, because they may be more than memory holds; and what the judge tells."""
-    places: list[_Place] = []
-    dropped: Counter[str] = Counter()
+def _make(settings: PairSettings, judge: Judge, workshop: Workshop, task: Task, heap: IO[bytes]) -> _Made:
+    """The pairs of all trees, on a heap, because they may be more than memory holds."""
+    trees = Path(task.inputs[TREES])
+    made = _Made()
 
     def jobs() -> Iterator[Callable[[], Algorithm[TreePairs]]]:
         for tree in read_trees(trees):
+            made.questions.append(tree.question.id)
             yield partial(tree_pairs, tree, judge, settings)
 
-    with settings.llm.engine(task.folder) if settings.llm is not None else nullcontext() as engine:
+    llm = settings.llm
+    with llm.engine(task.folder, workshop.settings.device) if llm is not None else nullcontext() as engine:
         driver = Driver(engine, in_flight=_TREES_AT_ONCE)
         note = None if engine is None else lambda: engine.spend().line()
         with Progress(task.name, count_trees(trees), note=note) as watch:
@@ -157,17 +162,18 @@ def _make(
                 if outcome.value is None:
                     assert outcome.failure is not None
                     raise StepladderError(f"{task.name}: {outcome.failure.reason}")
-                dropped += outcome.value.dropped
+                made.dropped.update(outcome.value.dropped)
                 for pair in outcome.value.pairs:
                     line = (dumps(pair) + "\n").encode()
                     kind = pair.chosen.action.kind.value
-                    places.append(_Place(outcome.index, heap.tell(), len(line), pair.question_id, kind, pair.depth))
+                    place = _Place(outcome.index, heap.tell(), len(line), pair.question_id, kind, pair.depth)
+                    made.places.append(place)
                     heap.write(line)
                 watch(outcome)
-        judged = {}
         if engine is not None and isinstance(judge, LLMJudge):
-            judged = {"asked": asdict(judge.counts), "spend": asdict(engine.spend())}
-    return _Made(sorted(places, key=lambda place: place.tree), dropped), judged
+            made.judged = {**judge.summary(), "spend": asdict(engine.spend())}
+    made.places.sort(key=lambda place: place.tree)
+    return made
 
 
 def _chosen(places: list[_Place], settings: PairSettings, seed: int) -> list[_Place]:
@@ -178,12 +184,22 @@ def _chosen(places: list[_Place], settings: PairSettings, seed: int) -> list[_Pl
     return [places[index] for index in balanced(groups, seed)]
 
 
-def _nothing(settings: PairSettings, dropped: Counter[str]) -> str:
-    why = ", ".join(f"{reason} {count:,}" for reason, count in dropped.most_common())
-    return (
-        f"judge '{settings.judge}' found no pair in the trees (dropped: {why or 'nothing'}). Explore with more "
-        "simulations, a larger width or a higher temperature, or lower the margin"
-    )
+def _nothing(settings: PairSettings, made: _Made) -> str:
+    """Why there are no pairs, and what to do about it."""
+    dropped = listed(_by_count(made.dropped)) or "nothing"
+    if made.judged:
+        problem = next(iter(made.judged["problems"]), None)
+        often = "" if problem is None else f", most often: {problem}"
+        return f"the model found no pair in the trees ({listed(made.judged['asked'])}; dropped: {dropped}){often}"
+    found = f"judge '{settings.judge}' found no pair in the trees (dropped: {dropped})"
+    if settings.judge == "gold":
+        return f"{found}. It needs questions with a gold decomposition or gold passages; other judges need neither"
+    return f"{found}. Explore with more simulations, a larger width or a higher temperature, or lower the margin"
+
+
+def _by_count(counts: Counter[str]) -> dict[str, int]:
+    """The largest first; equal ones by name, whatever the order in which they were counted."""
+    return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
 
 
 def count_trees(path: Path) -> int:
@@ -197,18 +213,15 @@ def dry_run(settings: PairSettings, trees: Path, folder: Path) -> "Estimate":
     if settings.llm is None:
         raise StepladderError(f"judge '{settings.judge}' costs nothing: there is nothing to estimate")
     from stepladder.judge.estimate import estimate  # brings the client of OpenAI
-    from stepladder.judge.paid import replies_in
 
     groups = ((tree, siblings) for tree in read_trees(trees) for _, siblings in judged_groups(tree, settings))
-    price = load_prices(settings.llm.prices).get(settings.llm.model)
-    known = replies_in(folder, settings.llm.model, settings.llm.url)
-    return estimate(settings.llm.judge(), groups, price, known)
+    return estimate(settings.llm.judge(), groups, settings.llm.price(), settings.llm.known(folder))
 
 
 def check_pairs(settings: PairSettings, workshop: Workshop) -> None:  # noqa: ARG001
     """A model that is to be paid must be one that can be paid for."""
-    if settings.llm is not None and settings.llm.budget is not None and settings.llm.budget.lower().endswith("usd"):
-        load_prices(settings.llm.prices).need(settings.llm.model)
+    if settings.llm is not None:
+        settings.llm.check()
 
 
 KIND = StageKind(
