@@ -8,8 +8,9 @@ The same trees are grown three times in one run, with the same engine, model, se
 - Stepladder: all trees together, a few simulations of each at once, equal requests answered once.
 
 That it is the same work is checked: the trees of all three must be equal up to rounding, which may turn a step now and
-then; the share of equal trees is printed. Growth: 16, 64, 256 and 1,024 questions, each in a process of its own with
-its peak memory. The policy is nano after the warm-up of `recipes/prorag-nano.yaml`; `--policy` takes another.
+then; the share of equal trees is printed. Growth: 16, 64, 256 and 1,024 questions, with few simulations, each size in a
+process of its own with its peak memory. The policy is nano after the warm-up of `recipes/prorag-nano.yaml`; `--policy`
+takes another.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from stepladder.workshop import Workshop
 
 RECIPE = "prorag-nano"
 SIZES = (16, 64, 256, 1024)
+GROWTH_SIMULATIONS = 4
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Bench:
     settings: MCTSSettings
 
     def engine(self, max_batch: int) -> TransformersEngine:
-        return TransformersEngine(self.policy, device="cpu", dtype="bf16", max_batch=max_batch)
+        return TransformersEngine(self.policy, device="cpu", dtype="fp32", max_batch=max_batch)
 
     def job(self, question: Question) -> Callable[[], Algorithm[Tree]]:
         return lambda: search(self.workshop.agent, question, self.settings, seed_of(0, question.id))
@@ -234,7 +236,8 @@ def main() -> None:
             grow(bench, given.grow, folder)
             return
         compare(bench, given.questions, folder)
-        growth(given.sizes, ["--policy", bench.policy, "--simulations", str(given.simulations)])
+        print(f"{GROWTH_SIMULATIONS} simulations")
+        growth(given.sizes, ["--policy", bench.policy, "--simulations", str(GROWTH_SIMULATIONS)])
 
 
 if __name__ == "__main__":

@@ -359,7 +359,10 @@ def test_a_dry_run_reckons_with_the_trees_that_the_stage_takes(shell: Shell, exp
 
 
 def test_the_margin_of_scores(shell: Shell, explored: Path, server: Server) -> None:
-    server.answer = lambda body, number: says(json.dumps({"score": number % 101}))  # type: ignore[method-assign]
+    def answer(body: dict[str, Any], number: int) -> Answer:
+        return says(json.dumps({"score": random.Random(body["messages"][0]["content"]).choice([0, 40, 100])}))
+
+    server.answer = answer  # type: ignore[method-assign]
     judged(shell, explored, server, "--mode", "score", "--margin", "0.5")
     margins = [pair.margin for pair in read_records(explored / "pairs" / "pairs" / "train.jsonl", Pair)]
     assert min(margin for margin in margins if margin is not None) >= 0.5

@@ -113,7 +113,7 @@ def balanced(groups: Sequence[object], seed: int) -> list[int]:
     """Places to keep, in order, so that no group is larger than the median one. Which ones is drawn by the seed.
 
     >>> balanced(["query", "query", "query", "answer"], seed=0)
-    [0, 2, 3]
+    [0, 1, 3]
     """
     sizes = Counter(groups)
     if not sizes:

@@ -41,7 +41,7 @@ class Spend:
         """What was spent, and what was not, in few words."""
         dollars = "" if self.usd is None else f"${self.usd:,.4f}, "
         tokens = f"{self.tokens_read + self.tokens_written:,} tokens in {self.calls:,} calls"
-        return f"{dollars}{tokens}, {self.recalled:,} answered by kept replies"
+        return f"{dollars}{tokens}, {self.recalled:,} recalled"
 
 
 class PaidEngine(RememberingEngine):
@@ -54,7 +54,7 @@ class PaidEngine(RememberingEngine):
     def spend(self) -> Spend:
         """What was spent so far."""
         ledger = self._purse.ledger
-        totals = ledger.totals.copy()
+        totals = {self._purse.model: Usage(), **ledger.totals}
         tokens = sum(totals.values(), Usage())
         return Spend(
             ledger.paid, ledger.open, tokens.read, tokens.written, _usd(totals, self._purse.prices), self.recalled
