@@ -388,3 +388,18 @@ def test_a_model_may_grade_leaves_while_trees_grow(shell: Shell, explored: Path,
     spend = report["stages"][0]["summary"]["spend"]
     assert spend["calls"] == len(bodies) <= cost["calls"]
     assert spend["tokens_read"] + spend["tokens_written"] <= cost["tokens_at_most"]
+
+
+def test_a_stage_that_cannot_be_done_does_not_stop_the_others(shell: Shell, explored: Path) -> None:
+    shell("pairs", "--run", explored, "--name", "never", "--set", "min_state_visits=999", code=2)
+    assert "never: not done, left as it is" in shell("pairs", "--run", explored, "--judge", "mc")
+    shell("explore", "--run", explored, "--name", "more", "--questions", 2)
+
+
+def test_a_budget_that_is_spent_is_not_spent_by_other_stages(shell: Shell, explored: Path, server: Server) -> None:
+    server.answer = a_choice  # type: ignore[method-assign]
+    given = ("--judge-model", "tiny", "--judge-url", server.url, "--name", "paid")
+    shell("pairs", "--run", explored, *given, "--budget", "9ktok", code=2)
+    asked = len(server.requests)
+    shell("pairs", "--run", explored, "--judge", "mc")
+    assert len(server.requests) == asked

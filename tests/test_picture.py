@@ -14,9 +14,9 @@ from conftest import PASSAGES, QUESTION
 from stepladder.cli.tree import find_tree, print_tree, telling_tree, tree_command
 from stepladder.errors import StepladderError
 from stepladder.explore.layout import WIDTH, Box, fit, layout, length, most_visited_way
-from stepladder.explore.picture import tree_svg, verdicts
+from stepladder.explore.picture import tree_svg
 from stepladder.explore.store import TreeFile
-from stepladder.judge.gold import Fault, judge_step
+from stepladder.judge.gold import Fault, judge_step, judge_tree
 from stepladder.recipe import Recipe
 from stepladder.run.folder import RunFolder, StageRecord
 from stepladder.trace import Action, ActionKind, Author, Node, Question, Rollout, Segment, Step, StopReason, Tree, loads
@@ -141,8 +141,8 @@ def test_fitted_text_fits(text: str, width: int, lines: int) -> None:
 
 def test_verdicts_are_those_of_the_gold_judge() -> None:
     tree = small_tree()
-    assert verdicts(tree) == [None, *(judge_step(tree.trajectory(node), -1) for node in tree.nodes[1:])]
-    found = [verdict.fault for verdict in verdicts(tree)[1:] if verdict is not None]
+    assert judge_tree(tree) == [None, *(judge_step(tree.trajectory(node), -1) for node in tree.nodes[1:])]
+    found = [verdict.fault for verdict in judge_tree(tree)[1:] if verdict is not None]
     assert found == [Fault.WRONG, None, None, None, Fault.WRONG, Fault.MALFORMED]
 
 

@@ -33,6 +33,17 @@ class _Rate(ProgressColumn):
         return Text(f"{task.finished_speed or task.speed or 0.0:,.1f}/s", style="progress.data.speed")
 
 
+class _Note(ProgressColumn):
+    """What else there is to know, as it is now."""
+
+    def __init__(self, note: Callable[[], str] | None) -> None:
+        super().__init__()
+        self.note = note
+
+    def render(self, task: Task) -> Text:  # noqa: ARG002
+        return Text(self.note() if self.note is not None else "")
+
+
 class Progress:
     """Watches a `Driver.run`: `with Progress("Evaluating", 200) as watch: driver.run(jobs, watch)`.
 
@@ -66,12 +77,12 @@ class Progress:
                 _Rate(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
+                _Note(note),
                 TextColumn("[red]{task.fields[failed]}"),
                 console=Console(file=self.file),
                 transient=True,
             )
-            self.task = self.bar.add_task(label, total=total, failed="", note="")
+            self.task = self.bar.add_task(label, total=total, failed="")
 
     def __enter__(self) -> "Progress":
         if self.bar is not None:
@@ -93,9 +104,7 @@ class Progress:
         self.done += amount
         self.failed += failed
         if self.bar is not None:
-            failed_so_far = f"{self.failed} failed" if self.failed else ""
-            note = self.note() if self.note is not None else ""
-            self.bar.update(self.task, advance=amount, failed=failed_so_far, note=note)
+            self.bar.update(self.task, advance=amount, failed=f"{self.failed} failed" if self.failed else "")
         elif time.monotonic() - self.logged >= self.log_every:
             self.logged = time.monotonic()
             print(self.line(), file=self.file, flush=True)

@@ -108,9 +108,10 @@ def train_sft_command(
 
 
 def carry_out(recipe: Recipe, folder: Path, update: bool, as_json: bool, only: str | None = None) -> None:
-    """Run a recipe in front of the user, and print what it brought; `only`: what one of its stages brought."""
+    """Run a recipe, or `only` one of its stages, in front of the user, and print what it brought."""
     with stoppable():
-        report = run_recipe(recipe, folder, update=update, console=Console(stderr=True) if as_json else out)
+        told = Console(stderr=True) if as_json else out
+        report = run_recipe(recipe, folder, update=update, only=only, console=told)
     if only is not None:
         report = replace(report, stages=tuple(stage for stage in report.stages if stage.name == only))
     if as_json:

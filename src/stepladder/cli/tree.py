@@ -13,10 +13,11 @@ from rich.text import Text
 from stepladder.cli.options import AsJson, path_of
 from stepladder.errors import StepladderError
 from stepladder.explore.layout import content_of, is_unvisited, most_visited_way, ordered_children
-from stepladder.explore.picture import KIND_WORDS, tree_svg, verdicts
+from stepladder.explore.picture import KIND_WORDS, tree_svg
 from stepladder.explore.store import read_trees
 from stepladder.explore.values import spre
 from stepladder.files import atomic_file
+from stepladder.judge.gold import judge_tree
 from stepladder.narrate import shown
 from stepladder.run.folder import RunFolder
 from stepladder.stages.explore import TREES
@@ -98,7 +99,7 @@ def print_tree(console: Console, tree: Tree) -> None:
     for name in ("N", "Q", "SPRE", "F1"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("gold judge", no_wrap=True)
-    best, judged, shortest = most_visited_way(tree), verdicts(tree), spre(tree)
+    best, judged, shortest = most_visited_way(tree), judge_tree(tree), spre(tree)
     for node, guide in _lines(tree):
         verdict = judged[node.id]
         table.add_row(

@@ -23,7 +23,8 @@ from stepladder.explore.layout import (
     ordered_children,
 )
 from stepladder.explore.values import spre
-from stepladder.judge.history import History, Verdict
+from stepladder.judge.gold import judge_tree
+from stepladder.judge.history import Verdict
 from stepladder.trace import ActionKind, Node, Tree
 
 #: What a step does, in a word.
@@ -59,7 +60,7 @@ def tree_svg(tree: Tree) -> str:
     width = max(_LEAST_WIDTH, *(box.x + box.width + MARGIN for box in boxes))
     bottom = max(box.y + box.height for box in boxes)
     size = f'width="{width:g}" height="{bottom + 58:g}"'
-    facts = zip(boxes, verdicts(tree), spre(tree), strict=True)
+    facts = zip(boxes, judge_tree(tree), spre(tree), strict=True)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {bottom + 58:g}" {size} role="img" '
         f'aria-label="{_xml(f"Search tree: {tree.question.text}")}">',
@@ -74,17 +75,6 @@ def tree_svg(tree: Tree) -> str:
         "</svg>\n",
     ]
     return "\n".join(parts)
-
-
-def verdicts(tree: Tree) -> list[Verdict | None]:
-    """What the gold judge says of the step to every node, by its id; None where it cannot tell."""
-    histories: list[History] = []
-    found: list[Verdict | None] = []
-    for node in tree.nodes:
-        history = History(tree.question, tree.given) if node.parent is None else histories[node.parent].copy()
-        found.append(None if node.step is None else history.take(node.step))
-        histories.append(history)
-    return found
 
 
 def _summary(tree: Tree) -> str:

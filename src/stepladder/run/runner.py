@@ -5,6 +5,7 @@ has changed since is refused, with what changed, unless `update` allows to remov
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class RunReport:
 
     recipe: Recipe
     folder: Path
-    #: One record a stage, in the recipe's order.
+    #: One record a stage that is done, in the recipe's order.
     stages: tuple[StageRecord, ...]
     #: Stages that were done before.
     skipped: tuple[str, ...]
@@ -36,8 +37,13 @@ class RunReport:
     policy: Path | None
 
 
-def run_recipe(recipe: Recipe, folder: Path, *, update: bool = False, console: Console | None = None) -> RunReport:
-    """Run every stage that is not done yet. `console` is told what happens."""
+def run_recipe(
+    recipe: Recipe, folder: Path, *, update: bool = False, only: str | None = None, console: Console | None = None
+) -> RunReport:
+    """Run every stage that is not done yet; with `only`, that one, what it is made from, and what no longer holds.
+
+    `console` is told what happens.
+    """
     console = console or Console(stderr=True)
     ingredients = all_ingredients(recipe)
     with claim(folder) as run:
@@ -46,9 +52,10 @@ def run_recipe(recipe: Recipe, folder: Path, *, update: bool = False, console: C
             if not update:
                 raise StepladderError(
                     f"the stage '{name}' in {folder} no longer holds: {reason}. "
-                    "Say --update to compute it and what follows from it again, or choose another --out"
+                    "Say --update to compute it and what follows from it again, or choose another --out or --name"
                 )
-        left = [stage.name for stage in recipe.stages if stage.name in outdated or run.done(stage.name) is None]
+        wanted = _needed(recipe, [only, *outdated] if only is not None else [stage.name for stage in recipe.stages])
+        left = [name for name in wanted if name in outdated or run.done(name) is None]
         workshop = Workshop(recipe.shared, console)
         for stage in recipe.stages:  # what cannot work is refused before hours are spent or anything is removed
             if stage.name in left:
@@ -64,6 +71,9 @@ def run_recipe(recipe: Recipe, folder: Path, *, update: bool = False, console: C
         records, skipped = [], []
         for stage in recipe.stages:
             record = run.done(stage.name)
+            if record is None and stage.name not in left:
+                _say(console, f"{stage.name}: not done, left as it is")
+                continue
             if record is None:
                 record = _run_stage(stage, run, recipe, workshop, ingredients[stage.name], console)
             else:
@@ -71,6 +81,15 @@ def run_recipe(recipe: Recipe, folder: Path, *, update: bool = False, console: C
                 _say(console, f"{stage.name}: done, {record.seconds:,.0f} s, skipped")
             records.append(record)
         return RunReport(recipe, folder, tuple(records), tuple(skipped), run.newest("policy"))
+
+
+def _needed(recipe: Recipe, names: Iterable[str]) -> list[str]:
+    """These stages and all that they are made from, in order."""
+    needed = set(names)
+    for stage in reversed(recipe.stages):
+        if stage.name in needed:
+            needed.update(stage.inputs.values())
+    return [stage.name for stage in recipe.stages if stage.name in needed]
 
 
 def _outdated(run: RunFolder, recipe: Recipe, ingredients: dict[str, Ingredients]) -> dict[str, str]:
