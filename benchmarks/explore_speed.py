@@ -222,8 +222,8 @@ def warmed_up(folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", help="a warmed-up policy; without one, nano is warmed up first")
-    parser.add_argument("--questions", type=int, default=16)
-    parser.add_argument("--simulations", type=int, default=16)
+    parser.add_argument("--questions", type=int, default=64)
+    parser.add_argument("--simulations", type=int, default=8)
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="numbers of questions for the growth")
     parser.add_argument("--grow", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
