@@ -17,7 +17,8 @@ from stepladder.run.folder import RunFolder
 from stepladder.settings import Settings
 from stepladder.stages import KINDS, StageKind, StageResult, Task
 from stepladder.trace import Trajectory, loads
-from stepladder.train.sft_settings import LoraSettings, SFTSettings
+from stepladder.train.sft_settings import SFTSettings
+from stepladder.train.training_settings import LoraSettings
 from stepladder.workshop import Workshop
 
 

@@ -60,8 +60,8 @@ def test_a_whole_gold_transcript_is_one_example() -> None:
 
 def test_stored_ids_are_used_as_they_are() -> None:
     """Even ids that no tokenizer would give, and without an end that the engine did not write."""
-    read = Segment(Author.PROMPT, "Q", (7, 8), vocabulary=ENGINE.vocabulary)
-    written = Segment(Author.POLICY, "ab", (ord("a"), 9), (-1.0, -2.0), ENGINE.vocabulary)
+    read = Segment(Author.PROMPT, "Q", (7, 8), vocabulary=ENGINE.encoding.vocabulary)
+    written = Segment(Author.POLICY, "ab", (ord("a"), 9), (-1.0, -2.0), ENGINE.encoding.vocabulary)
     (example,) = examples_of(Trajectory(QUESTION, "test", (Step((read,), written, ANSWER),)), ENGINE, WEIGHTS)
     assert example == Example("q1", (7, 8, ord("a"), 9), (False, False, True, True), (0.0, 0.0, 1.0, 1.0))
 

@@ -33,11 +33,13 @@ from stepladder.explore.episode import EpisodeSettings
 from stepladder.records import read_records
 from stepladder.request import Generate, Sampling
 from stepladder.trace import Author, Hop, Segment, Trajectory
-from stepladder.train import sft, trainer
+from stepladder.train import fine_tune, sft
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import read_curves
 from stepladder.train.examples import examples_of
-from stepladder.train.sft import LoraSettings, SFTReport, SFTSettings, train_sft
+from stepladder.train.sft import SFTReport, train_sft
+from stepladder.train.sft_settings import SFTSettings
+from stepladder.train.training_settings import LoraSettings
 
 QUESTIONS = [replace(QUESTION, id=f"q{number}") for number in range(5)]
 #: Three updates an epoch, six in all.
@@ -240,7 +242,7 @@ def test_the_best_by_dev_score_is_the_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores: tuple[float, ...], best: int
 ) -> None:
     given = iter(scores)
-    monkeypatch.setattr(sft, "_dev_score", lambda *_: lambda: (next(given), 0.0, 0))
+    monkeypatch.setattr(sft, "dev_player", lambda *_: lambda: {"f1": next(given)})
     report = train(tmp_path, changed(SETTINGS, epochs=3))
     assert report.summary()["best_step"] == best
     checkpoints = Checkpoints(tmp_path / "checkpoints")
@@ -266,13 +268,13 @@ def test_lora_is_merged_into_an_ordinary_model(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = trainer.weighted_nll, []
+    real, calls = fine_tune.weighted_nll, []
 
     def breaks(model: Any, batch: Any) -> torch.Tensor:
         calls.append(batch)
         return real(model, batch) * (float("nan") if len(calls) == 5 else 1.0)
 
-    monkeypatch.setattr(trainer, "weighted_nll", breaks)
+    monkeypatch.setattr(fine_tune, "weighted_nll", breaks)
     with pytest.raises(StepladderError, match=r"stopped at update 5: the loss is nan.*bad_batch.json"):
         train(tmp_path)
     found = json.loads((tmp_path / "bad_batch.json").read_text())

@@ -16,7 +16,6 @@ import math
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -28,15 +27,14 @@ from transformers import PreTrainedTokenizerBase
 from stepladder.engines.base import Engine, EngineDown, EngineError, Session, cut_at_stop
 from stepladder.engines.blocks import CannotPack, can_pack, core_of, packing
 from stepladder.engines.decoding import PackedDecoding, decode_padded
-from stepladder.engines.loading import context_limit_of, end_tokens, fingerprint, load_model, pick_device, pick_dtype
+from stepladder.engines.encoding import Encoding
+from stepladder.engines.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
 from stepladder.engines.prefixes import PrefixStore, default_capacity, weights_mark
 from stepladder.engines.sampling import Row, start_row
 from stepladder.errors import StepladderError
 from stepladder.request import Finish, Generate, Generation, nothing_written
 from stepladder.trace import Author, Segment, Usage
 
-#: Stands for the message while the chat template is taken apart.
-_MESSAGE = "STEPLADDER-MESSAGE"
 #: A model attends in another way while an engine writes with it, so engines in different threads take turns.
 _TURNS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
@@ -86,82 +84,20 @@ class TransformersEngine(Engine):
         self.config = self.model.config.get_text_config()
         self.context_limit = context_limit or context_limit_of(self.config)
         self.end_tokens = end_tokens(self.model, self.tokenizer)
-        self.vocabulary = fingerprint(self.tokenizer)
-        self._adds_space = self._decode(list(self._encode_text("x"))) != "x" or self._first_piece("x").startswith("▁")
-        in_chat = self.tokenizer.chat_template is not None if chat is None else chat
-        self._chat_frame = self._take_template_apart(chat_options or {}) if in_chat else None
+        self.encoding = Encoding(self.tokenizer, chat=chat, chat_options=chat_options)
         self.prefixes = PrefixStore(default_capacity(self.device) if prefix_bytes is None else prefix_bytes)
         self._packs = can_pack(self.model)
         self._weights: tuple[Any, ...] = ()
         self._closing_tokens: dict[tuple[str, ...], frozenset[int]] = {}
         self._pieces: list[str] = []
 
-    def _first_piece(self, text: str) -> str:
-        return str(self.tokenizer.convert_ids_to_tokens(list(self._encode_text(text)))[0])
-
-    def _take_template_apart(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens that the chat template puts before and behind a user's message."""
-        turn = [{"role": "user", "content": _MESSAGE}]
-        try:
-            whole = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False, **options)
-        except Exception as error:  # templates are programs of others, and fail in their own ways
-            raise StepladderError(
-                f"the tokenizer's chat template cannot be used: {error}. Set its variables (chat_options) or chat=False"
-            ) from error
-        before, *behind = str(whole).split(_MESSAGE)
-        if len(behind) != 1:
-            raise StepladderError(
-                f"the tokenizer's chat template shows a message {len(behind)} times, not once; use chat=False"
-            )
-        return self._encode_text(before), self._encode_text(behind[0], inside=True)
-
-    # --- text to tokens and back ---------------------------------------------------------------------------
-
     def encode(self, segment: Segment) -> Segment:
-        """The segment with token ids; one that has them is returned as it is.
-
-        A question or a document may spell a control token, such as the end of a turn: it stays plain text.
-        """
-        if segment.tokens and segment.vocabulary != self.vocabulary:
-            raise EngineError(
-                f"a segment has token ids of another vocabulary ({segment.vocabulary or 'unnamed'}, this model's is "
-                f"{self.vocabulary}): its transcript was made with another tokenizer"
-            )
-        if segment.tokens or not segment.text:
-            return segment
-        begins = segment.author is Author.PROMPT and self._chat_frame is None
-        tokens = self._encode_text(segment.text, inside=not begins, split_special_tokens=True)
-        if begins:
-            tokens = self._with_beginning(tokens)
-        elif segment.author is Author.PROMPT and self._chat_frame is not None:
-            before, behind = self._chat_frame
-            tokens = before + tokens + behind
-        return replace(segment, tokens=tokens, vocabulary=self.vocabulary)
-
-    def _with_beginning(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Tokens behind the one that begins a text, for tokenizers that add it by themselves."""
-        begins = self.tokenizer("")["input_ids"][:1]
-        return (*begins, *tokens) if begins and begins[0] == self.tokenizer.bos_token_id else tokens
-
-    def _encode_text(self, text: str, *, inside: bool = False, **options: bool) -> tuple[int, ...]:
-        """Token ids of a text; `inside`: it follows another, so no space is put before it."""
-
-        def encode(text: str) -> tuple[int, ...]:
-            return tuple(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
-
-        if not inside or not self._adds_space:
-            return encode(text)
-        anchor, anchored = encode("\n"), encode("\n" + text)
-        return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else encode(text)
+        """The segment with token ids; one that has them is returned as it is."""
+        return self.encoding.encode(segment)
 
     def decode(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
-        """The text of tokens that follow others (some tokenizers drop the first space of a text)."""
-        before = list(after[-8:])
-        head = self._decode(before) if before else ""
-        return self._decode([*before, *tokens])[len(head) :]
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        """The text of tokens that follow others."""
+        return self.encoding.decode(tokens, after)
 
     # --- generation ----------------------------------------------------------------------------------------
 
@@ -267,7 +203,7 @@ class TransformersEngine(Engine):
         if stops not in self._closing_tokens:
             if not self._pieces:
                 size = self.config.vocab_size
-                self._pieces = [self._decode([token]) if token < len(self.tokenizer) else "" for token in range(size)]
+                self._pieces = [self.decode((token,)) if token < len(self.tokenizer) else "" for token in range(size)]
             # An incomplete character shows as U+FFFD, and may be the end of anything.
             ends = {stop[-1] for stop in stops} | {"\ufffd"}
             closing = (token for token, piece in enumerate(self._pieces) if not ends.isdisjoint(piece))
@@ -283,7 +219,7 @@ class TransformersEngine(Engine):
         assert row.finish is not None
         whole = self._text(row)
         text, _ = cut_at_stop(whole, row.stops)
-        written = Segment(Author.POLICY, whole, tuple(row.tokens), tuple(row.logprobs), self.vocabulary)
+        written = Segment(Author.POLICY, whole, tuple(row.tokens), tuple(row.logprobs), self.encoding.vocabulary)
         usage = Usage(read=len(row.tokens_in), written=len(row.tokens))
         return Generation(row.context, written, text, row.finish, usage)
 

@@ -21,9 +21,13 @@ Row = dict[str, Any]
 class Curves:
     """The rows so far. Every row has its `step`: the number of updates made."""
 
-    def __init__(self, path: Path, upto: int = 0, *, writes: bool = True) -> None:
-        """Go on from the rows in the file up to and including step `upto`. Of several processes only one `writes`."""
+    def __init__(self, path: Path, upto: int = 0, *, best_by: str = "dev_f1", writes: bool = True) -> None:
+        """Go on from the rows in the file up to and including step `upto`. Of several processes only one `writes`.
+
+        `best_by` names the dev score that decides which row is the best; a loss is the better the lower it is.
+        """
         self.path = path
+        self.best_by = best_by
         self.writes = writes
         self.rows: list[Row] = [row for row in read_curves(path) if row["step"] <= upto] if path.exists() else []
         self._saved = time.monotonic()
@@ -50,8 +54,9 @@ class Curves:
     @property
     def best(self) -> Row | None:
         """The row of the best dev score, the later one of equals; None when there was no dev score."""
-        scored = [row for row in self.rows if "dev_f1" in row]
-        return max(scored, key=lambda row: (row["dev_f1"], row["step"]), default=None)
+        scored = [row for row in self.rows if self.best_by in row]
+        sign = -1 if self.best_by.endswith("loss") else 1
+        return max(scored, key=lambda row: (sign * row[self.best_by], row["step"]), default=None)
 
 
 def read_curves(path: Path) -> list[Row]:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from stepladder.engines.loading import load_model
 from stepladder.errors import StepladderError
 from stepladder.files import atomic_folder
-from stepladder.train.sft_settings import LoraSettings
+from stepladder.train.training_settings import LoraSettings
 
 
 @dataclass(frozen=True, slots=True)

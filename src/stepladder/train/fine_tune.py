@@ -1,0 +1,170 @@
+"""Fine-tuning on transcripts: the weighted mean of -log p over the policy's tokens, each transcript read in one pass.
+
+In: a policy, transcripts, a function that plays dev questions. Out: the curves and the checkpoint that counts. Warm-up
+(`sft.py`) and refinement (`rft.py`) differ only in where the transcripts come from.
+
+It is `transformers.Trainer` and not trl's SFTTrainer: that one takes a `datasets.Dataset` of labels alone, puts its own
+forward pass and its own loss into the model, and has no place for token weights; nothing of what it adds would be left.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainingArguments
+
+from stepladder.agents.base import Agent
+from stepladder.driver import Driver, Watcher
+from stepladder.engines.transformers import TransformersEngine
+from stepladder.errors import StepladderError
+from stepladder.evaluate.runner import evaluate
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.retrieval.base import Retriever
+from stepladder.trace import Question, Trajectory
+from stepladder.train.batches import collate
+from stepladder.train.curves import Curves
+from stepladder.train.examples import Example, examples_of
+from stepladder.train.fit import Place, curve_numbers, fit, lr_for
+from stepladder.train.loss import weight_of, weighted_nll
+from stepladder.train.policy import Policy
+from stepladder.train.sft_settings import TranscriptTrainingSettings
+from stepladder.train.trainer import DevScore, WatchedTrainer
+
+
+class TranscriptTrainer(WatchedTrainer):
+    """Trains a policy on examples."""
+
+    #: The loss below is normalised over the whole update already.
+    loss_is_scaled_for_ga = True
+
+    def weight_of(self, batch: Any) -> float:
+        """What the tokens to predict weigh together."""
+        return float(weight_of(batch))
+
+    def policy_tokens_of(self, batch: Any) -> float:
+        """Tokens with any weight."""
+        return float((batch["weights"] > 0).sum())
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """This batch's share of the update's loss: its weighted sum over the weight of the whole update."""
+        assert not return_outputs
+        assert num_items_in_batch is not None
+        # Gradients are averaged over processes, while each of them has only its share: hence times their number.
+        loss: torch.Tensor = weighted_nll(model, inputs) / num_items_in_batch * self.accelerator.num_processes
+        return loss
+
+
+def fine_tune(
+    policy: Policy,
+    engine: TransformersEngine,
+    transcripts: Sequence[Trajectory],
+    settings: TranscriptTrainingSettings,
+    folder: Path,
+    place: Place,
+    *,
+    dev_score: Callable[[], DevScore] | None,
+    watch: Watcher | None = None,
+) -> tuple[dict[str, float], Path]:
+    """Train the policy; `engine` plays it. What came of it in numbers, and the checkpoint that is the new policy."""
+    engine.forget()  # training needs the memory
+    examples, too_long = _fitting(transcripts, engine, settings)
+    curves, checkpoint = _fit(policy, examples, settings, folder, place, dev_score, watch)
+    return {"skipped_too_long": too_long, "examples": len(examples), **curve_numbers(curves)}, checkpoint
+
+
+def _fit(
+    policy: Policy,
+    examples: Sequence[Example],
+    settings: TranscriptTrainingSettings,
+    folder: Path,
+    place: Place,
+    dev_score: Callable[[], DevScore] | None,
+    watch: Watcher | None,
+) -> tuple[Curves, Path]:
+    def trainer(arguments: TrainingArguments) -> WatchedTrainer:
+        # A trainer that evaluates wants an eval_dataset; ours is inside dev_score.
+        held_out: Any = [None] if dev_score else None
+        together: Any = collate
+        return TranscriptTrainer(policy.model, arguments, together, train_dataset=list(examples), eval_dataset=held_out)
+
+    return fit(
+        trainer,
+        [len(example.tokens) for example in examples],
+        settings,
+        settings.lr if settings.lr != "auto" else lr_for(policy.model, settings.lora),
+        folder,
+        place,
+        dev_score=dev_score,
+        watch=watch,
+        use_cache=policy.model.config.use_cache,  # the trainer puts it into the policy's configuration
+    )
+
+
+def dev_player(
+    engine: TransformersEngine,
+    agent: Agent,
+    questions: Sequence[Question],
+    retriever: Retriever | None,
+    episode: EpisodeSettings,
+    seed: int,
+    look: Callable[[Sequence[Trajectory]], DevScore] = lambda _: {},
+) -> Callable[[], DevScore] | None:
+    """Plays the dev questions greedily with the model as it is; None without questions.
+
+    `look` may find out more from what was played.
+    """
+    if not questions:
+        return None
+    greedy = replace(episode, sampling=replace(episode.sampling, temperature=0.0))
+
+    def score() -> DevScore:
+        result = evaluate(Driver(engine, retriever), agent, questions, greedy, seed=seed)
+        engine.forget()
+        if result.stopped_by is not None:
+            raise result.stopped_by
+        failures = [row.failure for row in result.scores if row.failure]
+        if len(failures) == len(questions):
+            raise StepladderError(f"every dev episode failed; the first: {failures[0]}")
+        f1 = sum(row.f1 for row in result.scores) / len(questions)
+        em = sum(row.em for row in result.scores) / len(questions)
+        return {
+            "f1": f1,
+            "em": em,
+            "failed": len(failures),
+            **look([played for played in result.trajectories if played is not None]),
+        }
+
+    return score
+
+
+def _fitting(
+    transcripts: Sequence[Trajectory], engine: TransformersEngine, settings: TranscriptTrainingSettings
+) -> tuple[list[Example], int]:
+    """Examples that fit into the model's window, and how many do not."""
+    examples = [each for trajectory in transcripts for each in examples_of(trajectory, engine, settings.tag_weights)]
+    window = engine.context_limit
+    fitting = [example for example in examples if len(example.tokens) <= window]
+    lengths = [len(example.tokens) for example in examples]
+    too_long = len(examples) - len(fitting)
+    if not fitting:
+        raise StepladderError(
+            f"none of {len(examples):,} transcripts fits into the model's window of {window:,} tokens: they have "
+            f"{min(lengths):,} to {max(lengths):,}. Take a model with a longer window, or fewer passages a search (k)"
+        )
+    if too_long:
+        print(
+            f"{too_long:,} of {len(examples):,} transcripts are longer than the model's window of {window:,} tokens "
+            f"(up to {max(lengths):,}) and are left out",
+            file=sys.stderr,
+        )
+    return fitting, too_long
