@@ -139,8 +139,8 @@ class StepCounter:
     max_batch = 4
     concurrency = 1
 
-    def score(self, requests: Sequence[Score]) -> list[tuple[float, ...]]:
-        return [(float(len(request.trajectory.steps)),) for request in requests]
+    def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        return [(float(len(each.steps)),) for each in trajectories]
 
 
 def test_scores_are_asked_for_like_everything_else(question: Question) -> None:

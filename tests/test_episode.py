@@ -120,12 +120,15 @@ class Puppet(TransformersEngine):
         self.model.forward = overruled
 
 
+QUERY_BLOCK = "<query>Who designed Orm Tower?</query>"
 LINES = {
     "prorag": [QUERY, SUB_ANSWER, QUERY, SUB_ANSWER, ANSWER],
     "prorag-brief": [QUERY, SUB_ANSWER, ANSWER],
     "cot": ["<step>Hm.</step><answer>Velm</answer>"],
     "direct": ["<answer>Velm</answer>"],
     "rag": ["<answer>Velm é</answer>"],
+    "reasonrag": [f"Hm.\n{QUERY_BLOCK}", "Read.\n<evidence>It was Ada Tarn.</evidence>", "<answer>Velm é</answer>"],
+    "reasonrag-brief": [QUERY_BLOCK, "<evidence>It was Ada Tarn.</evidence>", "Done.\n<answer>Velm</answer>"],
 }
 
 
@@ -141,8 +144,8 @@ def test_stored_ids_are_those_the_model_read_and_wrote(question: Question, agent
         assert engine.decode(step.written.tokens) == step.written.text == LINES[agent][index]
         assert len(step.written.logprobs) == len(step.written.tokens)
     # What was written in one step is read in the next with the very same ids, wherever the transcript goes on.
-    for before, after in zip(engine.fed, engine.fed[1:]):
-        assert after[: len(before)] == before
+    for step, before, after in zip(trajectory.steps[1:], engine.fed, engine.fed[1:]):
+        assert step.restarts or after[: len(before)] == before
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -206,13 +209,6 @@ def test_without_a_decomposition_the_oracle_asks_the_question_itself(question: Q
     bare = replace(question, hops=())
     trajectory = play(bare, GoldEngine(make_agent("prorag")))
     assert (trajectory.queries, trajectory.answer) == ((question.text,), "Velm")
-
-
-def test_agents_that_collect_evidence_are_played_too(question: Question) -> None:
-    kinds = frozenset({ActionKind.QUERY, ActionKind.EVIDENCE, ActionKind.ANSWER})
-    asked = Step((), Segment(Author.POLICY, "?"), Action(ActionKind.QUERY, question.hops[0].question), PASSAGES)
-    action = gold_action(Trajectory(question, "x", (asked,)), kinds)
-    assert (action.kind, action.content) == (ActionKind.EVIDENCE, PASSAGES[0].text)
 
 
 def test_onlookers_see_every_state(question: Question) -> None:

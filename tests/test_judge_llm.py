@@ -26,7 +26,7 @@ from stepladder.judge.llm import JudgeCounts, LLMJudge
 from stepladder.judge.paid import open_judge_engine, replies_in
 from stepladder.judge.prices import load_prices
 from stepladder.judge.scorer import LLMScorer
-from stepladder.request import Finish, Generate, Generation, Score, nothing_written
+from stepladder.request import Finish, Generate, Generation, nothing_written
 from stepladder.trace import Action, ActionKind, Author, Node, Question, Segment, Step, Tree, Usage
 from test_engine_openai import Answer, Server, fails, says
 
@@ -377,7 +377,7 @@ def test_steps_that_trajectories_share_are_paid_for_once(tmp_path: Path) -> None
     scorer = LLMScorer(RememberingEngine(model, tmp_path / "replies.jsonl", "m"))
 
     def scored(*nodes: Node) -> list[Any]:
-        return scorer.score([Score(tree.trajectory(node)) for node in nodes])
+        return scorer.score([tree.trajectory(node) for node in nodes])
 
     assert scored(tree.nodes[1]) == [(0.1,)]
     assert scored(tree.nodes[2]) == [(0.1, 0.2)]
@@ -390,7 +390,7 @@ def test_steps_that_trajectories_share_are_paid_for_once(tmp_path: Path) -> None
 def test_a_step_without_a_score_fails_its_trajectory_alone() -> None:
     tree = tree_of(step("a"), step("b"))
     scorer = LLMScorer(Model("hm", score(10), "hm"))
-    failed, fine = scorer.score([Score(tree.trajectory(node)) for node in tree.nodes[1:]])
+    failed, fine = scorer.score([tree.trajectory(node) for node in tree.nodes[1:]])
     assert isinstance(failed, EngineError)
     assert "no score for step 1 of 1: a reply that cannot be used: it is not one JSON object" in str(failed)
     assert fine == (0.1,)

@@ -37,9 +37,9 @@ from stepladder.explore.store import TreeFile, read_trees
 from stepladder.explore.values import discounted, monte_carlo
 from stepladder.files import WriteError
 from stepladder.records import RecordError
-from stepladder.request import Algorithm, Generate, Generation, Sampling, Score, nothing_written
+from stepladder.request import Algorithm, Generate, Generation, Sampling, nothing_written
 from stepladder.seeding import seed_of
-from stepladder.trace import ActionKind, Author, Question, Segment, StopReason, Tree, dumps
+from stepladder.trace import ActionKind, Author, Question, Segment, StopReason, Trajectory, Tree, dumps
 
 AGENT = make_agent("prorag-brief")
 QUERIES = ("Who designed Orm Tower?", "Where was Ada Tarn born?", "Where is Velm?", "Who is he?")
@@ -273,8 +273,8 @@ def test_a_scorer_can_value_leaves_instead_of_roll_outs() -> None:
     class Grader:
         max_batch, concurrency = 8, 1
 
-        def score(self, requests: Sequence[Score]) -> list[tuple[float, ...]]:
-            return [(0.25,) * len(request.trajectory.steps) for request in requests]
+        def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+            return [(0.25,) * len(each.steps) for each in trajectories]
 
     settings = replace(SETTINGS, evaluate="score", gamma=1.0)
     driver = Driver(ScriptedEngine(stroll), WordRetriever(), Grader())
@@ -293,9 +293,9 @@ def test_a_leaf_that_may_not_grow_is_scored_once() -> None:
     class Grader:
         max_batch, concurrency = 8, 1
 
-        def score(self, requests: Sequence[Score]) -> list[tuple[float, ...]]:
-            scored.update(request.trajectory.steps[-1].action.content for request in requests)
-            return [(0.25,) for _ in requests]
+        def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+            scored.update(each.steps[-1].action.content for each in trajectories)
+            return [(0.25,) for _ in trajectories]
 
     settings = replace(SETTINGS, evaluate="score", depth=1)
     Driver(ScriptedEngine(stroll), WordRetriever(), Grader()).run([lambda: search(AGENT, QUESTION, settings, 7)])

@@ -15,7 +15,7 @@ from typing import Any
 
 from stepladder.engines.base import Engine, EngineDown, Session
 from stepladder.errors import StepladderError
-from stepladder.request import Generate, Generation, Request, Retrieve
+from stepladder.request import Generate, Generation, Request, Retrieve, Score
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Segment
 
@@ -201,3 +201,10 @@ def search_call(retriever: Retriever | None) -> Callable[[list[Retrieve]], Seque
         return [replies[request] for request in requests]
 
     return search
+
+
+def score_call(scorer: Any) -> Callable[[list[Score]], Sequence[Any]] | None:
+    """Trajectories as a scorer takes them."""
+    if scorer is None:
+        return None
+    return lambda requests: scorer.score([request.trajectory for request in requests])

@@ -22,7 +22,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol
 
-from stepladder.batching import Asked, Cache, Key, Lane, key_of, lane_for, search_call
+from stepladder.batching import Asked, Cache, Key, Lane, key_of, lane_for, score_call, search_call
 from stepladder.engines.base import Engine, EngineDown, Session
 from stepladder.errors import StepladderError
 from stepladder.request import (
@@ -39,7 +39,7 @@ from stepladder.request import (
     requests_in,
 )
 from stepladder.retrieval.base import Retriever
-from stepladder.trace import StopReason, Usage
+from stepladder.trace import StopReason, Trajectory, Usage
 
 
 class Scorer(Protocol):
@@ -48,7 +48,7 @@ class Scorer(Protocol):
     max_batch: int
     concurrency: int
 
-    def score(self, requests: Sequence[Score]) -> Sequence[tuple[float, ...] | Exception]:
+    def score(self, trajectories: Sequence[Trajectory]) -> Sequence[tuple[float, ...] | Exception]:
         """For each trajectory, one score a step."""
 
 
@@ -180,13 +180,13 @@ class _Session(Generic[Result]):
         self.finished: deque[Outcome[Result]] = deque()
         self.completed: SimpleQueue[tuple[Lane, list[Asked], Any]] = SimpleQueue()
         retriever, scorer, engine = driver.retriever, driver.scorer, driver.engine
-        score, generate = getattr(scorer, "score", None), getattr(engine, "generate", None)
+        generate = getattr(engine, "generate", None)
         # Cheapest first: a lane that takes one call at a time waits for those before it.
         self.lanes = tuple(
             lane_for(kind, call, backend, advice, driver.caches[kind])
             for kind, call, backend, advice in (
                 (Retrieve, search_call(retriever), retriever, "there is no index to search: pass a retriever"),
-                (Score, score, scorer, "there is no reward model: pass a scorer"),
+                (Score, score_call(scorer), scorer, "there is no reward model: pass a scorer"),
                 (Generate, generate, engine, "there is no model: pass an engine"),
             )
         )

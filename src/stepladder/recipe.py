@@ -203,7 +203,11 @@ def _read_stage(name: str, entry: Mapping[str, Any], before: list[Stage], where:
         if key not in kind.settings.model_fields:
             raise unknown_key(here, key, ["kind", *kind.takes, *kind.settings.model_fields])
     settings = kind.settings.read(own, here)
-    inputs = {role: _source(role, entry.get(role), kind, before, here) for role in kind.takes}
+    left_out = kind.leaves_out(settings)
+    for role in left_out:
+        if entry.get(role) is not None:
+            raise StepladderError(f"{below(here, role)}: these settings take no {role}; found {entry[role]!r}")
+    inputs = {role: _source(role, entry.get(role), kind, before, here) for role in kind.takes if role not in left_out}
     return Stage(name, str(kind_name), inputs, settings)
 
 

@@ -176,6 +176,10 @@ class Workshop:
         """The questions of one split."""
         return self.data.split(name)
 
+    def all_questions(self) -> list[Question]:
+        """The questions of all splits."""
+        return [question for split in self.data.questions.values() for question in split]
+
     def episode(self, temperature: float = 0.0, top_p: float = 1.0) -> EpisodeSettings:
         """The limits of an episode, with this sampling."""
         limits = self.settings.episode

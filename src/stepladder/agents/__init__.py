@@ -5,9 +5,12 @@ from stepladder.agents.cot import CoT
 from stepladder.agents.direct import Direct
 from stepladder.agents.prorag import ProRAG, ProRAGBrief
 from stepladder.agents.rag import RAG
+from stepladder.agents.reasonrag import ReasonRAG, ReasonRAGBrief
 from stepladder.errors import unknown_name
 
-AGENTS: dict[str, type[Agent]] = {agent.name: agent for agent in (CoT, Direct, ProRAG, ProRAGBrief, RAG)}
+AGENTS: dict[str, type[Agent]] = {
+    agent.name: agent for agent in (CoT, Direct, ProRAG, ProRAGBrief, RAG, ReasonRAG, ReasonRAGBrief)
+}
 
 __all__ = ["AGENTS", "Agent", "check_agent", "make_agent"]
 

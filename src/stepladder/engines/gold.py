@@ -2,9 +2,10 @@
 
 In: requests with their trajectory. Out: the text a perfect policy would write next. It knows which sub-question
 comes next, but not more than the search returned: a sub-answer is given only when a gold passage of its hop was
-found, else the oracle says "unknown". Its mistakes are therefore retrieval's. Without a decomposition it searches with
-the question itself, and needs every gold passage. Agents that cannot search are played from memory: there the oracle
-simply knows the answer. With a seed, the thoughts before its actions are worded variously, for training.
+found, else the oracle says "unknown". Evidence is what was asked with what the passage answers. Its mistakes are
+therefore retrieval's. Without a decomposition it searches with the question itself, and needs every gold passage.
+Agents that cannot search are played from memory: there the oracle simply knows the answer. With a seed, the thoughts
+before its actions are worded variously, for training.
 """
 
 import random
@@ -81,8 +82,8 @@ def gold_action(
         asked = next((each for each in plan if _alike(each.query, last.action.content)), None)
         place = next((n for n, each in enumerate(last.passages, start=1) if asked and asked.holds((each,))), None)
         if reading is ActionKind.EVIDENCE:
-            evidence = "Nothing helps." if place is None else last.passages[place - 1].text
-            return Action(reading, evidence, thoughts.read(place))
+            told = f"{asked.query} {asked.answer}." if asked is not None and place is not None else "Nothing helps."
+            return Action(reading, told, thoughts.read(place))
         answer = asked.answer if asked and asked.found else UNKNOWN
         return Action(reading, answer, thoughts.read(place if answer != UNKNOWN else None))
     if any(each.found is False for each in plan):

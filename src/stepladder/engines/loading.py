@@ -4,7 +4,7 @@ In: a name, a device, a dtype. Out: model and tokenizer, or an error that says w
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from hashlib import blake2b
@@ -28,9 +28,20 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def load_model(
     model: str | Path, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype | None
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """A model with its tokenizer, by built-in name, folder or hub name. Without a dtype: in that of its files."""
+    """A causal model with its tokenizer, by built-in name, folder or hub name; without a dtype in that of its files."""
     if str(model) == "tiny":
         return tiny_model().to(dtype), tokenizer or tiny_tokenizer()  # type: ignore[arg-type]
+    return load_pretrained(model, AutoModelForCausalLM, _expect_causal, tokenizer, dtype)
+
+
+def load_pretrained(
+    model: str | Path,
+    kind: Any,
+    expect: Callable[[str | Path, Any], None],
+    tokenizer: PreTrainedTokenizerBase | None,
+    dtype: torch.dtype | None,
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """A model of a kind (a class of transformers); `expect` raises where its configuration is of another."""
     folder = built_in_folder(model) or Path(model).expanduser()
     looks_like_path = isinstance(model, Path) or str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
     if folder.is_dir():
@@ -47,8 +58,8 @@ def load_model(
     loaded: nn.Module
     try:
         with quiet_libraries():
-            _expect_causal(model, AutoConfig.from_pretrained(name))
-            loaded, found = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc] # two, with the loading info
+            expect(model, AutoConfig.from_pretrained(name))
+            loaded, found = kind.from_pretrained(  # two, with the loading info
                 name, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
             )
             _expect_fit(model, found)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stepladder.judge.base import Preference
 from stepladder.judge.history import Fault, History, Verdict
-from stepladder.request import Algorithm, Score
+from stepladder.request import Algorithm
 from stepladder.trace import Node, Trajectory, Tree
 
 __all__ = ["Fault", "GoldJudge", "GoldScorer", "Verdict", "judge", "judge_step", "judge_tree"]
@@ -66,9 +66,9 @@ class GoldScorer:
     max_batch = 1024
     concurrency = 1
 
-    def score(self, requests: Sequence[Score]) -> list[tuple[float, ...] | Exception]:
+    def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
         """For each trajectory, one score a step."""
         return [
-            tuple(0.5 if verdict is None else verdict.value for verdict in judge(request.trajectory))
-            for request in requests
+            tuple(0.5 if verdict is None else verdict.value for verdict in judge(trajectory))
+            for trajectory in trajectories
         ]

@@ -1,6 +1,6 @@
 """A language model as the scorer of a search: grades the steps of a trajectory while a tree grows.
 
-In: `Score` requests. Out: for each, one score between 0 and 1 a step, or why there is none. Every step is asked about
+In: trajectories. Out: for each, one score between 0 and 1 a step, or why there is none. Every step is asked about
 on its own, with what went before it. In a tree all steps but the last were asked about when their own nodes were
 scored: an engine that remembers (`open_judge_engine`) answers those for nothing.
 """
@@ -11,7 +11,7 @@ from functools import partial
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine, EngineError
 from stepladder.judge.llm import LLMJudge
-from stepladder.request import Score
+from stepladder.trace import Trajectory
 
 
 class LLMScorer:
@@ -25,9 +25,9 @@ class LLMScorer:
         self.engine = engine
         self.judge = judge or LLMJudge("score")
 
-    def score(self, requests: Sequence[Score]) -> list[tuple[float, ...] | Exception]:
+    def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...] | Exception]:
         """For each trajectory, one score a step."""
-        jobs = [partial(self.judge.grade, request.trajectory) for request in requests]
+        jobs = [partial(self.judge.grade, trajectory) for trajectory in trajectories]
         return [
             EngineError(outcome.failure.reason) if outcome.failure is not None else outcome.value or ()
             for outcome in Driver(self.engine).run(jobs)

@@ -9,9 +9,14 @@ __all__ = ["KINDS", "StageKind", "StageResult", "Task", "stage_kind"]
 
 #: Kinds by name: the module that holds it as `KIND`, imported when it is used, or the kind itself.
 KINDS: dict[str, str | StageKind] = {
+    "dpo": "stepladder.stages.dpo",
     "eval": "stepladder.stages.evaluation",
     "explore": "stepladder.stages.explore",
     "pairs": "stepladder.stages.pairs",
+    "pairs-file": "stepladder.stages.pairs_file",
+    "prm": "stepladder.stages.prm",
+    "prm-eval": "stepladder.stages.prm_eval",
+    "rft": "stepladder.stages.rft",
     "sft": "stepladder.stages.sft",
 }
 

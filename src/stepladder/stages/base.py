@@ -41,8 +41,11 @@ class StageKind:
     settings: type[Settings]
     #: (settings, workshop, task) -> result. The settings are of the class above.
     run: Callable[[Any, Workshop, Task], StageResult]
+    #: Roles that it takes, but for those that its settings leave out.
     takes: tuple[str, ...] = ("policy",)
     makes: tuple[str, ...] = ()
+    #: settings -> the roles that are left out, for kinds that do not always need everything they may take.
+    leaves_out: Callable[[Any], frozenset[str]] = lambda settings: frozenset()  # noqa: ARG005
     #: (settings, workshop): raises where the stage could not be run, before the first stage of a run begins.
     check: Callable[[Any, Workshop], None] = lambda settings, workshop: None  # noqa: ARG005
     #: Whether `policy: gold`, the oracle, may be taken.

@@ -32,12 +32,17 @@ def run_sft(settings: SFTSettings, workshop: Workshop, task: Task) -> StageResul
 def check_sft(settings: SFTSettings, workshop: Workshop) -> None:
     """There must be questions to train on, others to choose a checkpoint by, and an index if the agent searches."""
     workshop.split("train")
-    if settings.dev_questions and "dev" not in workshop.data.questions:
+    expect_dev("sft", settings.dev_questions, workshop)
+    workshop.check_index()
+
+
+def expect_dev(kind: str, questions: int, workshop: Workshop) -> None:
+    """Raise where a stage wants dev questions and there are none."""
+    if questions and "dev" not in workshop.data.questions:
         raise StepladderError(
-            f"sft chooses a checkpoint by {settings.dev_questions} dev questions, and the data has no dev split: "
+            f"{kind} chooses a checkpoint by {questions} dev questions, and the data has no dev split: "
             "give one (--dev, in a recipe data.dev), or set dev_questions to 0"
         )
-    workshop.check_index()
 
 
 KIND = StageKind(SFTSettings, run_sft, makes=("policy",), check=check_sft, keeps=("teacher.jsonl",))

@@ -4,6 +4,7 @@ In: a model by name or folder. Out: the model to train, with LoRA or without; an
 transformers folder with the weights of one checkpoint, LoRA merged.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,22 +42,35 @@ def load_policy(source: str | Path, lora: LoraSettings | None, *, bf16: bool, de
     dtype = next(model.parameters()).dtype
     model = model.to(device, torch.bfloat16 if bf16 and lora is not None else torch.float32)
     if lora is not None:
-        targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-        config = LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,  # type: ignore[arg-type] # any number will do
-            lora_dropout=lora.dropout,
-            target_modules=targets,
-            task_type="CAUSAL_LM",
-        )
-        try:
-            model = get_peft_model(model, config)
-        except ValueError as error:
-            linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-            raise StepladderError(
-                f"lora.targets does not fit model '{source}': {error} Its linear layers are {', '.join(sorted(linear))}"
-            ) from error
+        model = with_lora(model, lora, source, "CAUSAL_LM")
     return Policy(source, model, tokenizer, dtype)
+
+
+def lora_config(lora: LoraSettings, task: str, also_trained: Sequence[str] = ()) -> LoraConfig:
+    """Our settings as peft wants them."""
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type] # any number will do
+        lora_dropout=lora.dropout,
+        target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+        task_type=task,
+        modules_to_save=list(also_trained) or None,
+    )
+
+
+def with_lora(
+    model: Any, lora: LoraSettings, source: str | Path, task: str, also_trained: Sequence[str] = ()
+) -> PeftModel:
+    """The model with small matrices to train, and the layers `also_trained` as a whole."""
+    try:
+        adapted = get_peft_model(model, lora_config(lora, task, also_trained))
+    except ValueError as error:
+        linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+        raise StepladderError(
+            f"lora.targets does not fit model '{source}': {error} Its linear layers are {', '.join(sorted(linear))}"
+        ) from error
+    assert isinstance(adapted, PeftModel)
+    return adapted
 
 
 def write_policy(folder: Path, policy: Policy, checkpoint: Path, dtype: torch.dtype) -> None:

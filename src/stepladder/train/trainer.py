@@ -141,11 +141,15 @@ class WatchedTrainer(Trainer):
             f"of that batch are in {bad_batch}; the checkpoint before it is kept. Try a lower lr or precision fp32"
         )
 
+    def dev_numbers(self) -> DevScore:
+        """What is found on held-out data."""
+        assert self.watching.dev_score is not None
+        return self.watching.dev_score()
+
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Score the model as it is on what was held out."""
-        assert self.watching.dev_score is not None
         began = time.monotonic()
-        found = self.watching.dev_score()
+        found = self.dev_numbers()
         seconds = round(time.monotonic() - began, 4)
         scores = {f"dev_{name}": value for name, value in found.items()}
         self.watching.curves.add(step=self.state.global_step, **scores, dev_seconds=seconds)

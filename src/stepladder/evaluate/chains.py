@@ -1,0 +1,90 @@
+"""Control chains: a gold trajectory, and the same one spoilt in a known way, to see what a reward model notices.
+
+In: an agent and a gold trajectory. Out: chains by name, as the agent's policy would have written them:
+
+    gold            as it was
+    shuffled        the searches in another order, each with what was read from it
+    truncated       the last search left out, the answer given all the same
+    answer_first    nothing but the answer
+
+A chain counts as spoilt only when the gold judge finds a fault in it; where it finds none, the name is missing. One
+search is neither shuffled nor truncated, and two numbers that are only compared may be looked up in any order.
+
+Actions move with their thoughts and with the passages that their search found; nothing is reworded. The plan, which a
+gold trajectory thinks before its first search, is therefore wherever that search is, and a chain may begin with
+"Now 2.". A reward model can notice this as well as the order itself.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+from stepladder.agents.base import Agent
+from stepladder.explore.episode import newly_read
+from stepladder.judge.gold import judge
+from stepladder.trace import ActionKind, Author, Segment, Step, StopReason, Trajectory
+
+#: The names of the chains, the spoilt ones last.
+CHAINS = ("gold", "shuffled", "truncated", "answer_first")
+
+
+def variants(agent: Agent, trajectory: Trajectory, rng: random.Random) -> dict[str, Trajectory]:
+    """The control chains of a gold trajectory, in the order of `CHAINS`. `rng` draws the order of the shuffled one.
+
+    All of them, gold as well, are rendered and written anew, so that their segments are alike: none has token ids.
+    """
+    if trajectory.answer is None:
+        raise ValueError(
+            f"the trajectory of {trajectory.question.id!r} ends with {trajectory.stop or 'nothing'}; "
+            "control chains are made of one that ends with an answer"
+        )
+    *steps, answer = trajectory.steps
+    units = _units(steps)
+    candidates = {
+        "shuffled": (_joined(order, answer) for order in _other_orders(units, rng)),
+        "truncated": iter([_joined(units[:-1], answer)] if len(units) > 1 else []),
+        "answer_first": iter([[answer]] if units else []),
+    }
+    found = {"gold": _rebuilt(agent, trajectory, trajectory.steps)}
+    for name, chains in candidates.items():
+        rebuilt = (_rebuilt(agent, trajectory, chain) for chain in chains)
+        spoilt = next((chain for chain in rebuilt if _is_faulty(chain)), None)
+        if spoilt is not None:
+            found[name] = spoilt
+    return found
+
+
+def _units(steps: Sequence[Step]) -> list[list[Step]]:
+    """Every query with the steps that read what it found."""
+    units: list[list[Step]] = []
+    for step in steps:
+        if step.action.kind is ActionKind.QUERY or not units:
+            units.append([])
+        units[-1].append(step)
+    return units
+
+
+def _other_orders(units: list[list[Step]], rng: random.Random) -> Iterator[Sequence[list[Step]]]:
+    """Every order but the given one, at random. A gold decomposition has few searches, so they can be listed."""
+    others = list(permutations(units))[1:]
+    rng.shuffle(others)
+    return iter(others)
+
+
+def _joined(units: Sequence[list[Step]], answer: Step) -> list[Step]:
+    return [*(step for unit in units for step in unit), answer]
+
+
+def _rebuilt(agent: Agent, origin: Trajectory, steps: Sequence[Step]) -> Trajectory:
+    """The actions of some steps, with the passages they found, as one trajectory in the agent's own format."""
+    chain = Trajectory(origin.question, origin.agent, given=origin.given, seed=origin.seed)
+    for step in steps:
+        read, restarts = newly_read(chain, agent.render(chain))
+        written = Segment(Author.POLICY, agent.write(step.action, chain))
+        chain = chain.extend(Step(read, written, step.action, step.passages, restarts))
+    return replace(chain, stop=StopReason.ANSWERED)
+
+
+def _is_faulty(chain: Trajectory) -> bool:
+    return any(verdict is not None and not verdict.good for verdict in judge(chain))

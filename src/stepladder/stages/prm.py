@@ -1,0 +1,92 @@
+"""The stage `prm`: train a process reward model. The work is done by train/prm_training.py.
+
+In: a policy to begin with, and pairs of steps; or, for objectives that predict values, trees. Out: a reward model.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepladder.explore.store import read_trees
+from stepladder.pairs import dev_questions
+from stepladder.records import read_records
+from stepladder.stages.base import StageKind, StageResult, Task
+from stepladder.stages.explore import TREES
+from stepladder.stages.pairs import DEV, PAIRS, TRAIN
+from stepladder.trace import Pair
+from stepladder.train.prm_settings import PRMSettings
+from stepladder.workshop import Workshop
+
+if TYPE_CHECKING:
+    from stepladder.train.prm_examples import RewardExample
+    from stepladder.train.readings import StepReader
+
+    Examples = tuple[Sequence[RewardExample], Sequence[RewardExample], dict[str, object]]
+
+#: What is made.
+REWARD = "reward"
+
+
+def run_prm(settings: PRMSettings, workshop: Workshop, task: Task) -> StageResult:
+    """Train on the pairs or trees of earlier stages."""
+    from stepladder.train.prm_training import train_prm  # brings torch and transformers
+
+    def examples(reader: "StepReader") -> "Examples":
+        if settings.objective == "pairs":
+            return _from_pairs(settings, workshop, Path(task.inputs[PAIRS]), reader)
+        return _from_trees(settings, Path(task.inputs[TREES]), reader)
+
+    report = train_prm(
+        settings.model or task.inputs["policy"],
+        examples,
+        settings,
+        task.folder,
+        seed=task.seed,
+        device=workshop.settings.device,
+        dtype=workshop.settings.dtype,
+    )
+    return StageResult(report.numbers, {REWARD: report.reward})
+
+
+def _from_pairs(settings: PRMSettings, workshop: Workshop, folder: Path, reader: "StepReader") -> "Examples":
+    from stepladder.train.prm_examples import from_pairs
+    from stepladder.train.usable_pairs import PairCheck
+
+    check = PairCheck(workshop.agent, workshop.all_questions(), reader.encoding, None, reencode=settings.reencode)
+    train, dev = (check.sift(read_records(folder / name, Pair)) for name in (TRAIN, DEV))
+    train.expect_some(str(folder / TRAIN))
+    refused = dict((train.refused + dev.refused).most_common())
+    counts = {"pairs": len(train.pairs), "held_out_pairs": len(dev.pairs), "refused": refused}
+    return (
+        from_pairs(train.pairs, reader, settings.margin),
+        from_pairs(dev.pairs, reader, settings.margin),
+        counts,
+    )
+
+
+def _from_trees(settings: PRMSettings, path: Path, reader: "StepReader") -> "Examples":
+    from stepladder.train.prm_examples import from_trees
+
+    # The same questions as those whose pairs are held out, so that all objectives can be compared on these.
+    held_out = dev_questions((tree.question.id for tree in read_trees(path)), settings.dev_share)
+    outcome_only = settings.objective == "outcome"
+    train, dev = (
+        list(
+            from_trees(
+                (tree for tree in read_trees(path) if (tree.question.id in held_out) is wanted),
+                reader,
+                outcome_only=outcome_only,
+            )
+        )
+        for wanted in (False, True)
+    )
+    steps, held = (sum(len(example.values) for example in examples) for examples in (train, dev))
+    return train, dev, {"scored_steps": steps, "held_out_steps": held}
+
+
+def _left_out(settings: PRMSettings) -> frozenset[str]:
+    needless = {TREES} if settings.objective == "pairs" else {PAIRS}
+    return frozenset(needless | ({"policy"} if settings.model is not None else set()))
+
+
+KIND = StageKind(PRMSettings, run_prm, takes=("policy", PAIRS, TREES), makes=(REWARD,), leaves_out=_left_out)

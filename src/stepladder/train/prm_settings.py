@@ -1,0 +1,31 @@
+"""What can be set about a process reward model."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from stepladder.train.training_settings import TrainingSettings
+
+
+class PRMSettings(TrainingSettings):
+    """A reward model: what it learns, from what. Examples of an update are states (pairs) or branches (values).
+
+    lr auto: 5e-4 below 20M parameters, 1e-4 below 1B, else 2e-5; with LoRA 2e-4.
+    """
+
+    #: `pairs`: rank the two steps of a pair. `values`: predict the Monte-Carlo value of every step of the trees.
+    #: `outcome`: predict what an ended episode earned, from its end alone (an outcome reward model, to compare with).
+    objective: Literal["pairs", "values", "outcome"] = "pairs"
+    #: A model to begin with, causal or already a reward model; null is the policy.
+    model: str | None = None
+    #: Pairs and trees of another tokenizer than the model's: encode their text anew, instead of refusing them.
+    reencode: bool = False
+    #: Pairs: how far apart two steps are to be, for a difference of 1 in their values.
+    margin: NonNegativeFloat = 0.0
+    #: Pairs: how much it counts that 0 lies between the two, so that a threshold of 0 has a meaning.
+    centre: NonNegativeFloat = 0.01
+    #: Most tokens of a state with its step; longer histories are cut at the left. Null is the model's window.
+    window: PositiveInt | None = None
+    #: Values: share of the explored questions that is held out. Pairs come with their own.
+    dev_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    epochs: PositiveFloat = 3
