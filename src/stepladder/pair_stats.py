@@ -9,16 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from stepladder.evaluate.stats import pooled_share
 from stepladder.trace import Pair
 
 #: Upper borders of the groups of margins, and what all groups are called, the narrowest first.
 _MARGINS = (0.05, 0.1, 0.25, 0.5)
 _WIDEST, _UNKNOWN = f"{_MARGINS[-1]:.2f} and more", "only the order is known"
 _GROUPS = (*(f"below {border:.2f}" for border in _MARGINS), _WIDEST, _UNKNOWN)
-_RESAMPLES = 1_000
 
 
 @dataclass(slots=True)
@@ -66,20 +63,11 @@ class PairStats:
             return None
         counts = sum(self.gold.values(), Counter[str]())
         found = {name: counts[name] for name in ("chosen", "rejected", "neither")}
-        decided = np.array([(each["chosen"], each["chosen"] + each["rejected"]) for each in self.gold.values()])
-        return {"graded": counts.total(), **found, **_share(decided)}
-
-
-def _share(decided_Q2: NDArray[np.int64]) -> dict[str, float | None]:
-    """The share of successes with its bootstrap interval. Questions are drawn, since pairs of one are alike."""
-    tries = decided_Q2[:, 1].sum()
-    if not tries:
-        return {"agrees": None, "low": None, "high": None}
-    generator, count = np.random.default_rng(0), len(decided_Q2)
-    sums_R2 = np.stack([decided_Q2[generator.integers(count, size=count)].sum(axis=0) for _ in range(_RESAMPLES)])
-    shares = sums_R2[sums_R2[:, 1] > 0]
-    low, high = np.quantile(shares[:, 0] / shares[:, 1], [0.025, 0.975])
-    return {"agrees": float(decided_Q2[:, 0].sum() / tries), "low": float(low), "high": float(high)}
+        chosen = [each["chosen"] for each in self.gold.values()]
+        decided = [each["chosen"] + each["rejected"] for each in self.gold.values()]
+        share = pooled_share(chosen, decided)
+        agrees = {"agrees": share and share.mean, "low": share and share.low, "high": share and share.high}
+        return {"graded": counts.total(), **found, **agrees}
 
 
 def listed(counts: Mapping[str, float]) -> str:

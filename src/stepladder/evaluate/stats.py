@@ -67,6 +67,25 @@ def paired_difference(a: Sequence[float], b: Sequence[float], *, seed: int = 0) 
     return Comparison(len(differences), _bootstrap(differences, seed), _sign_flip(differences[differences != 0], seed))
 
 
+def pooled_share(wins: Sequence[int], tries: Sequence[int], *, seed: int = 0) -> Interval | None:
+    """The share of all tries that were won, with an interval that resamples groups of tries, such as questions.
+
+    `wins[i]` of `tries[i]` belong to one group. None where nothing was tried.
+
+    >>> pooled_share([3, 1], [3, 1])
+    Interval(mean=1.0, low=1.0, high=1.0)
+    """
+    counts_Q2 = np.stack([np.asarray(wins, dtype=np.float64), np.asarray(tries, dtype=np.float64)], axis=1)
+    total = counts_Q2[:, 1].sum()
+    if not total:
+        return None
+    generator, n = np.random.default_rng(seed), len(counts_Q2)
+    sums_R2 = np.stack([counts_Q2[generator.integers(n, size=n)].sum(axis=0) for _ in range(1_000)])
+    tried = sums_R2[sums_R2[:, 1] > 0]
+    low, high = np.quantile(tried[:, 0] / tried[:, 1], ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return Interval(float(counts_Q2[:, 0].sum() / total), float(low), float(high))
+
+
 def _bootstrap(values: Values, seed: int) -> Interval:
     # The mean of equal numbers can be off by a rounding; a single value or a constant needs no resampling.
     if values.min() == values.max():

@@ -1,0 +1,184 @@
+"""How a reward model is examined: against the gold judge, on held-out pairs, on chains that were spoilt on purpose."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import PASSAGES, QUESTION, WordRetriever
+from stepladder.agents import make_agent
+from stepladder.driver import Driver
+from stepladder.engines.base import Engine
+from stepladder.engines.gold import GoldEngine
+from stepladder.engines.scripted import ScriptedEngine
+from stepladder.engines.tiny import tiny_model, tiny_tokenizer
+from stepladder.errors import StepladderError
+from stepladder.evaluate.reward import (
+    GradedStep,
+    calibrated,
+    chain_numbers,
+    graded_steps,
+    judged_by_gold,
+    pair_accuracy,
+)
+from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.judge.gold import GoldScorer, judge
+from stepladder.records import write_records
+from stepladder.stages import Task
+from stepladder.stages.prm_eval import EXAMINATION, KIND, PRMEvalSettings
+from stepladder.trace import Action, ActionKind, Author, Pair, Question, Segment, Side, Trajectory
+from stepladder.train import prm
+from stepladder.train.prm import ProcessRewardModel, with_head
+from stepladder.workshop import GOLD, SearchSettings, SharedSettings, Workshop
+from test_mcts import stroll
+
+
+def step(score: float, good: bool, question: str = "q", kind: str = "query", fault: str = "") -> GradedStep:
+    return GradedStep(question, kind, score, good, fault)
+
+
+def test_steps_are_graded_by_the_gold_judge() -> None:
+    agent = make_agent("prorag-brief")
+    (played,) = Driver(GoldEngine(agent), WordRetriever()).run(
+        [lambda: episode(agent, QUESTION, EpisodeSettings(k=1), 0)]
+    )
+    assert played.value is not None
+    found = graded_steps([played.value], [[float(n) for n in range(len(played.value.steps))]])
+    assert [(each.kind, each.score) for each in found] == [
+        ("query", 0.0), ("sub_answer", 1.0), ("query", 2.0), ("sub_answer", 3.0), ("answer", 4.0),
+    ]  # fmt: skip
+    assert all(each.good and not each.fault for each in found)
+
+
+def test_numbers_worked_out_by_hand() -> None:
+    steps = [
+        step(2.0, True, "a"), step(1.0, True, "b"), step(-1.0, True, "b", "answer"),
+        step(-2.0, False, "a", "query", "wrong"), step(0.5, False, "c", "query", "wrong"),
+    ]  # fmt: skip
+    numbers = judged_by_gold(steps)
+    assert numbers["auc"]["mean"] == pytest.approx(5 / 6)  # of the six comparisons, -1 against 0.5 is lost
+    assert numbers["auc"]["low"] <= numbers["auc"]["mean"] <= numbers["auc"]["high"]
+    assert (numbers["steps"], numbers["questions"], numbers["good"]) == (5, 3, 0.6)
+    assert numbers["right_at_0"] == 3 / 5
+    assert numbers["by_kind"]["query"]["auc"]["mean"] == 1.0
+    assert numbers["by_kind"]["answer"] == {"auc": None, "steps": 1, "faulty": 0}
+    assert numbers["faults"] == {"wrong": {"steps": 2, "below_0": 0.5}}
+
+
+def test_scores_that_promise_too_much_are_rescaled_by_what_other_questions_show() -> None:
+    """Scores of +-5 promise 0.993; in truth 3 of 4 hold."""
+    steps = [step(5.0 if n % 2 else -5.0, bool(n % 2) == bool(n % 8 > 1), f"q{n}") for n in range(400)]
+    numbers, predictions = calibrated(steps)
+    assert numbers["as it is"]["error"] == pytest.approx(0.993 - 0.75, abs=0.01)
+    assert numbers["rescaled"]["error"] < 0.06
+    assert numbers["rescaled"]["brier"] < numbers["as it is"]["brier"]
+    assert max(predictions["rescaled"]) < 0.85
+
+
+def test_a_chain_is_as_good_as_its_lowest_step() -> None:
+    numbers = chain_numbers({"gold": [1.0, 2.0, 3.0], "shuffled": [-1.0, 1.5], "truncated": []})
+    assert numbers["gold"] == {"chains": 3, "median": 2.0, "passes_0": 1.0}
+    assert numbers["shuffled"] == {"chains": 2, "median": 0.25, "passes_0": 0.5, "auc": 5 / 6}
+    assert "truncated" not in numbers
+
+
+def test_the_accuracy_on_pairs_resamples_questions() -> None:
+    found = pair_accuracy([("a", True), ("a", True), ("a", True), ("b", False)])
+    assert found is not None
+    assert (found["mean"], found["low"], found["high"], found["pairs"]) == (0.75, 0.0, 1.0, 4)
+    assert pair_accuracy([]) is None
+
+
+# --- the stage ----------------------------------------------------------------------------------------------
+
+
+class Knowing(ProcessRewardModel):
+    """Scores as the gold judge would, and pairs by the number of their words."""
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        return [tuple(4 * each - 2 for each in scores) for scores in GoldScorer().score(trajectories)]
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    shop = Workshop(SharedSettings(agent="prorag-brief", search=SearchSettings(k=1)))
+    questions = tuple(replace(QUESTION, id=f"q{number}") for number in range(12))
+
+    @contextmanager
+    def engine(self: Workshop, policy: str) -> Iterator[Engine]:
+        yield GoldEngine(self.agent) if policy == GOLD else ScriptedEngine(stroll)
+
+    monkeypatch.setattr(Workshop, "engine", engine)
+    monkeypatch.setattr(Workshop, "split", lambda self, name: questions)
+    monkeypatch.setattr(Workshop, "retriever", WordRetriever(PASSAGES))
+    return shop
+
+
+@pytest.fixture
+def reward(tmp_path: Path) -> Path:
+    model = with_head(tiny_model(), tiny_tokenizer(), "tiny")
+    torch.nn.init.normal_(model.score.weight, std=0.5, generator=torch.Generator().manual_seed(0))  # type: ignore[union-attr, arg-type]
+    ProcessRewardModel(model, tiny_tokenizer()).save(tmp_path / "reward")
+    return tmp_path / "reward"
+
+
+def pairs_in(folder: Path) -> Path:
+    folder.mkdir()
+    context = (Segment(Author.PROMPT, "Question: Where?\n"),)
+    sides = [Side(Segment(Author.POLICY, text), Action(ActionKind.QUERY, text)) for text in ("Who?", "Why though?")]
+    write_records(folder / "dev.jsonl", [Pair("q1", "prorag-brief", context, sides[0], sides[1], 0, "spre")])
+    return folder
+
+
+def examine(workshop: Workshop, reward: Path, folder: Path, **settings: Any) -> dict[str, Any]:
+    inputs = {"policy": "tiny", "reward": str(reward), "pairs": str(pairs_in(folder / "pairs"))}
+    chosen = PRMEvalSettings(**{"questions": 8, "samples": 3, "reencode": True, **settings})
+    KIND.check(chosen, workshop)
+    result = KIND.run(chosen, workshop, Task("prm-eval", folder / "stage", 0, inputs))
+    assert result.outputs == {EXAMINATION: folder / "stage" / EXAMINATION}
+    return dict(result.summary)
+
+
+def test_the_stage_writes_numbers_and_pictures(workshop: Workshop, reward: Path, tmp_path: Path) -> None:
+    summary = examine(workshop, reward, tmp_path)
+    folder = tmp_path / "stage" / EXAMINATION
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert len(rows) == summary["steps"] > 24
+    assert {row["question_id"] for row in rows} <= {f"q{number}" for number in range(12)}
+    assert summary["pair_accuracy"]["pairs"] == 1
+    assert set(summary["chains"]) == {"gold", "shuffled", "truncated", "answer_first"}
+    assert summary["chains"]["gold"]["chains"] == 8
+    for picture in ("chains.svg", "calibration.svg"):
+        assert (folder / picture).read_text().startswith("<svg")
+
+
+def test_a_reward_model_that_knows_is_found_perfect(
+    workshop: Workshop, reward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prm, "ProcessRewardModel", Knowing)
+    summary = examine(workshop, reward, tmp_path)
+    assert summary["auc"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    assert summary["right_at_0"] == 1.0
+    assert summary["chains"]["gold"]["passes_0"] == 1.0
+    assert all(summary["chains"][name]["passes_0"] == 0.0 for name in ("shuffled", "truncated", "answer_first"))
+
+
+def test_without_pairs_nothing_is_said_of_them(workshop: Workshop, reward: Path, tmp_path: Path) -> None:
+    assert examine(workshop, reward, tmp_path, held_out_pairs=False)["pair_accuracy"] is None
+    assert KIND.leaves_out(PRMEvalSettings(held_out_pairs=False)) == {"pairs"}
+
+
+def test_questions_that_the_gold_judge_knows_nothing_of_are_refused(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = (Question("q", "Where?", ("Velm",)),)
+    monkeypatch.setattr(Workshop, "split", lambda self, name: bare)
+    with pytest.raises(StepladderError, match="gold decomposition or gold passages"):
+        KIND.check(PRMEvalSettings(), workshop)
+    assert all(verdict is None for verdict in judge(Trajectory(bare[0], "prorag-brief")))
