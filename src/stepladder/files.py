@@ -183,3 +183,11 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with `~` resolved."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise StepladderError(f"{path}: there is no such user, or the user has no home folder") from error

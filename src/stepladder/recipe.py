@@ -14,9 +14,10 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from stepladder.errors import StepladderError, UnknownName, unknown_name
+from stepladder.files import expanded
 from stepladder.settings import Settings, below, unknown_key
 from stepladder.stages import KINDS, StageKind, stage_kind
-from stepladder.workshop import BASE, GOLD, SharedSettings, expanded
+from stepladder.workshop import BASE, GOLD, SharedSettings
 
 #: A stage's name is a folder's: what every file system tells apart.
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")

@@ -19,7 +19,8 @@ from stepladder.data.flashrag import load_questions
 from stepladder.engines import Engine, make_engine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.models import BUILT_IN
+from stepladder.files import expanded
+from stepladder.models import absolute_if_folder
 from stepladder.request import Sampling
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.bm25 import BM25Index
@@ -33,14 +34,6 @@ BASE, GOLD = "base", "gold"
 SPLITS = ("train", "dev", "test")
 
 
-def expanded(path: str | Path) -> Path:
-    """The path with `~` resolved."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise StepladderError(f"{path}: there is no such user, or the user has no home folder") from error
-
-
 def _absolute(path: Path) -> Path:
     return expanded(path).absolute()
 
@@ -48,15 +41,6 @@ def _absolute(path: Path) -> Path:
 def _known_agent(name: str) -> str:
     make_agent(name)
     return name
-
-
-def _absolute_if_folder(policy: str) -> str:
-    return str(_absolute(Path(policy))) if is_model_folder(policy) else policy
-
-
-def is_model_folder(policy: str) -> bool:
-    """Whether a policy is a folder on this machine, rather than a built-in model or one of the hub."""
-    return policy not in BUILT_IN and expanded(policy).is_dir()
 
 
 def _absolute_if_file(data: str | None) -> str | None:
@@ -126,7 +110,7 @@ class SharedSettings(Settings):
     """What all stages of a run share."""
 
     #: The model to begin with: a built-in name, a model folder or a hub name.
-    policy: Annotated[str, Field(min_length=1), AfterValidator(_absolute_if_folder)] = "nano"
+    policy: Annotated[str, Field(min_length=1), AfterValidator(absolute_if_folder)] = "nano"
     agent: Annotated[str, AfterValidator(_known_agent)] = "prorag"
     data: DataSettings = DataSettings()
     search: SearchSettings = SearchSettings()

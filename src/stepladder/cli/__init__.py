@@ -2,8 +2,10 @@
 
 options.py   options that several commands share, and what they make
 play.py      ask, eval
-train.py     run, train sft
+recipes.py   recipes from what was typed: a run that begins, or one with one more stage
+train.py     run, train sft, prm, rft, dpo
 explore.py   explore, pairs, export
+prm.py       prm: how good a reward model is
 tree.py      tree
 index.py     index build, search, info
 about.py     demo, doctor
@@ -21,6 +23,7 @@ from stepladder.cli.about import demo, doctor
 from stepladder.cli.explore import explore_command, export_command, pairs_command
 from stepladder.cli.index import app as index_app
 from stepladder.cli.play import ask, evaluate_command
+from stepladder.cli.prm import prm_command
 from stepladder.cli.train import app as train_app
 from stepladder.cli.train import run_command
 from stepladder.cli.tree import tree_command
@@ -44,6 +47,7 @@ app.add_typer(train_app, name="train")
 app.command(name="explore")(explore_command)
 app.command(name="tree")(tree_command)
 app.command(name="pairs")(pairs_command)
+app.command(name="prm")(prm_command)
 app.command(name="export")(export_command)
 app.add_typer(index_app, name="index")
 app.command()(doctor)

@@ -23,16 +23,15 @@ from stepladder.cli.options import (
     listed,
     path_of,
 )
+from stepladder.cli.recipes import RunToExtendOrNone, StageName, extended, given, new_run, nothing_yet, read
 from stepladder.cli.train import carry_out
-from stepladder.data import DATA_SETS
 from stepladder.errors import StepladderError, unknown_name
 from stepladder.explore.settings import PRESETS, ExploreSettings
 from stepladder.export import EXPORTS, SPLITS, export, read_rag_proguide
 from stepladder.narrate import shown
-from stepladder.recipe import Recipe, Stage, override
+from stepladder.recipe import Recipe, Stage
 from stepladder.records import read_records
 from stepladder.run.folder import RunFolder
-from stepladder.stages import stage_kind
 from stepladder.stages.explore import TREES
 from stepladder.stages.explore import dry_run as dry_run_growth
 from stepladder.stages.pairs import PAIRS, PairSettings, dry_run
@@ -44,13 +43,6 @@ if TYPE_CHECKING:
 
 out = Console()
 
-RunToExtend = Annotated[
-    Path | None,
-    typer.Option("--run", parser=path_of, help="A run to add the stage to: its newest policy, its agent, its data."),
-]
-StageName = Annotated[
-    str | None, typer.Option("--name", help="Name of the stage in the run, so that it can hold several of a kind.")
-]
 JudgeModel = Annotated[
     str | None,
     typer.Option("--judge-model", help="A model as judge: its name at a server, or a model folder to play here."),
@@ -69,7 +61,7 @@ Prices = Annotated[
 
 
 def explore_command(
-    run: RunToExtend = None,
+    run: RunToExtendOrNone = None,
     folder: Annotated[
         Path | None, typer.Option("--out", parser=path_of, help="Without --run: folder of a run to begin.")
     ] = None,
@@ -100,7 +92,7 @@ def explore_command(
 ) -> None:
     """Grow search trees: which steps lead to a right answer. --set changes any other setting of the stage."""
     llm = _llm(judge_model, judge_url, budget, prices)
-    entry = _given(
+    entry = given(
         kind="explore",
         preset=preset,
         questions=questions,
@@ -113,39 +105,20 @@ def explore_command(
     if (run is None) == (folder is None):
         raise StepladderError("say --run DIR to go on with a run, or --out DIR to begin one")
     name = name or "explore"
-    begun_with = _given(model=model, agent=agent, data=data, index=index, k=k, world_seed=world_seed, seed=seed)
+    begun_with = given(model=model, agent=agent, data=data, index=index, k=k, world_seed=world_seed, seed=seed)
     if run is None:
-        recipe = _read(_new_run(begun_with, {name: entry}), name, overrides)
+        recipe = read(new_run("explore", {name: entry}, **begun_with), name, overrides)
     elif begun_with:
         option = next(iter(begun_with)).replace("_", "-")
         raise StepladderError(f"--{option} belongs to the run {run}, and was said when it began: leave it out")
     else:
-        recipe = _extended(run, name, entry, overrides)
+        recipe = extended(run, name, entry, overrides)
     if estimate_only:
         settings = _stage(recipe, name).settings
         assert isinstance(settings, ExploreSettings)
         _show_estimate(dry_run_growth(settings, Workshop(recipe.shared)), as_json)
     else:
         carry_out(recipe, run or folder or Path(), update, as_json, only=name)
-
-
-def _new_run(given: dict[str, Any], stages: dict[str, Any]) -> dict[str, Any]:
-    """A recipe of these stages, as plain data."""
-    data = given.get("data", "atlas")
-    by_name = data in DATA_SETS or not path_of(data).is_file()  # a name that is wrong is explained as a name
-    return {
-        "name": "explore",
-        "seed": given.get("seed", 0),
-        "policy": given.get("model", "nano"),
-        "agent": given.get("agent", "prorag"),
-        "data": {
-            "world_seed": given.get("world_seed", 0),
-            "index": given.get("index"),
-            **({"name": data} if by_name else {"train": data}),
-        },
-        "search": {"k": given.get("k", 3)},
-        "stages": stages,
-    }
 
 
 def pairs_command(
@@ -185,7 +158,7 @@ def pairs_command(
         llm["score_margin"], margin = margin, None
     if margin is not None and (llm or judge in ("gold", "llm")):
         raise StepladderError("--margin is about values (--judge spre, mc or q) or scores (--mode score): leave it out")
-    entry = _given(
+    entry = given(
         kind="pairs",
         judge=judge or ("llm" if llm else None),
         margin=margin,
@@ -193,24 +166,17 @@ def pairs_command(
         llm=llm or None,
     )
     name = name or "pairs"
-    folder = RunFolder.open(run)
-    if not any(TREES in stage_kind(stage.kind).makes for stage in folder.recipe().stages):
-        raise _no_trees(run)
-    recipe = _extended(run, name, entry, overrides)
+    recipe = extended(run, name, entry, overrides)
     if not estimate_only:
         carry_out(recipe, run, update, as_json, only=name)
         return
     stage = _stage(recipe, name)
     assert isinstance(stage.settings, PairSettings)
-    grown = folder.done(stage.inputs[TREES])
+    grown = RunFolder.open(run).done(stage.inputs[TREES])
     if grown is None:
-        raise _no_trees(run)
+        raise nothing_yet(run, TREES)
     trees = run / grown.name / grown.outputs[TREES]
     _show_estimate(dry_run(stage.settings, trees, run / name), as_json)
-
-
-def _no_trees(run: Path) -> StepladderError:
-    return StepladderError(f"the run {run} has no trees yet: `stepladder explore --run {run}` makes them")
 
 
 def export_command(
@@ -256,37 +222,19 @@ def _made_pairs(path: Path, name: str | None) -> Path:
     records = [record for stage in run.recipe().stages if (record := run.done(stage.name)) is not None]
     made = {record.name: path / record.name / record.outputs[PAIRS] for record in records if PAIRS in record.outputs}
     if not made:
-        raise StepladderError(f"the run {path} has no pairs yet: `stepladder pairs --run {path}` makes them")
+        raise nothing_yet(path, PAIRS)
     if name is not None and name not in made:
         raise unknown_name("stage with pairs", name, made)
     return made[name or list(made)[-1]]
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def _llm(model: str | None, url: str | None, budget: str | None, prices: Path | None, **more: Any) -> dict[str, Any]:
     """The settings of a model as judge; empty when no model was named."""
-    given = _given(model=model, url=url, budget=budget, prices=prices, **more)
-    if given and model is None:
-        raise StepladderError(f"--{next(iter(given)).replace('_', '-')} is about a model as judge: add --judge-model")
-    return given
-
-
-def _extended(run: Path, name: str, entry: dict[str, Any], overrides: list[str] | None) -> Recipe:
-    """The recipe of a run with one more stage, or with this one in the place of its namesake."""
-    before = RunFolder.open(run).recipe().plain()
-    kind = before["stages"].get(name, entry)["kind"]
-    if kind != entry["kind"]:
-        raise StepladderError(f"'{name}' is a stage of the kind {kind} in the run {run}: choose another --name")
-    return _read({**before, "stages": {**before["stages"], name: entry}}, name, overrides)
-
-
-def _read(plain: Any, name: str, overrides: list[str] | None) -> Recipe:
-    for change in overrides or ():
-        plain = override(plain, change.removeprefix(f"stages.{name}."), within=("stages", name))
-    return Recipe.read(plain, name)
+    settings = given(model=model, url=url, budget=budget, prices=prices, **more)
+    if settings and model is None:
+        option = next(iter(settings)).replace("_", "-")
+        raise StepladderError(f"--{option} is about a model as judge: add --judge-model")
+    return settings
 
 
 def _stage(recipe: Recipe, name: str) -> Stage:

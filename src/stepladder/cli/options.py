@@ -12,9 +12,10 @@ from stepladder.agents import AGENTS, Agent
 from stepladder.data import DATA_SETS
 from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.errors import StepladderError
+from stepladder.files import expanded
 from stepladder.recipe import with_value
 from stepladder.run.folder import RunFolder
-from stepladder.workshop import SharedSettings, expanded
+from stepladder.workshop import SharedSettings
 
 
 class Api(StrEnum):

@@ -1,9 +1,12 @@
-"""`run` carries out a recipe; `train sft` is a recipe of one stage, written as options."""
+"""`run` carries out a recipe; `train sft` is a recipe of one stage, written as options; `train prm`, `train rft` and
+`train dpo` add a stage to a run.
+"""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,15 +27,22 @@ from stepladder.cli.options import (
     listed,
     path_of,
 )
+from stepladder.cli.recipes import RunToExtend, StageName, extended, given, new_run, read, stages_before
 from stepladder.data import DATA_SETS
 from stepladder.errors import StepladderError
-from stepladder.recipe import Recipe, load_recipe, override, shipped
+from stepladder.recipe import Recipe, load_recipe, shipped
 from stepladder.run import run_recipe
+from stepladder.run.folder import RunFolder
 from stepladder.run.report import as_json as report_as_json
 from stepladder.run.report import print_report
+from stepladder.stages.pairs import PAIRS
 
-app = typer.Typer(help="Train with a single stage.", no_args_is_help=True)
+app = typer.Typer(help="Train with a single stage: sft begins a run, the others go on with one.", no_args_is_help=True)
 out = Console()
+
+Epochs = Annotated[float | None, typer.Option("--epochs", help="Times to go through what is learnt from.")]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
+Lora = Annotated[bool, typer.Option("--lora", help="Train small matrices beside the weights, not all weights.")]
 
 
 def run_command(
@@ -69,42 +79,154 @@ def train_sft_command(
         str | None, typer.Option("--teacher", help="URL of the OpenAI-compatible server of a teacher.")
     ] = None,
     teacher_model: Annotated[str | None, typer.Option("--teacher-model", help="The teacher's name there.")] = None,
-    epochs: Annotated[float | None, typer.Option("--epochs", help="Times to go through them.")] = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate.")] = None,
-    lora: Annotated[
-        bool, typer.Option("--lora", help="Train small matrices beside the weights, not all weights.")
-    ] = False,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    lora: Lora = False,
     seed: Seed = 0,
     overrides: Overrides = None,
     update: Update = False,
     as_json: AsJson = False,
 ) -> None:
     """Warm up a model on transcripts; --set changes any other setting of the stage."""
-    given: dict[str, object] = {
-        "questions": questions,
-        "source": source or ("teacher" if teacher or teacher_model else None),
-        "teacher_url": teacher,
-        "teacher_model": teacher_model,
-        "epochs": epochs,
-        "lr": lr,
-        "lora": {} if lora else None,
-    }
-    by_name = data in DATA_SETS or not path_of(data).is_file()  # a name that is wrong is explained as a name
-    if by_name and dev is not None:
-        raise StepladderError(f"--dev goes with a question file as --data; {data} is none")
-    files = {"train": data, "dev": dev}
-    recipe: Any = {
-        "name": "sft",
-        "seed": seed,
-        "policy": model,
-        "agent": agent,
-        "data": {"world_seed": world_seed, "index": index, **({"name": data} if by_name else files)},
-        "search": {"k": k},
-        "stages": {"sft": {name: value for name, value in given.items() if value is not None}},
-    }
-    for change in overrides or ():
-        recipe = override(recipe, change.removeprefix("stages.sft."), within=("stages", "sft"))
-    carry_out(Recipe.read(recipe, "train sft"), folder, update, as_json)
+    entry = given(
+        questions=questions,
+        source=source or ("teacher" if teacher or teacher_model else None),
+        teacher_url=teacher,
+        teacher_model=teacher_model,
+        epochs=epochs,
+        lr=lr,
+        lora={} if lora else None,
+    )
+    recipe = new_run(
+        "sft",
+        {"sft": entry},
+        model=model,
+        agent=agent,
+        data=data,
+        dev=dev,
+        index=index,
+        k=k,
+        world_seed=world_seed,
+        seed=seed,
+    )
+    carry_out(read(recipe, "sft", overrides), folder, update, as_json)
+
+
+@app.command("prm")
+def train_prm_command(
+    run: RunToExtend,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective",
+            help="What it learns: pairs (default: which of two steps is better), or of the trees: verdicts (the gold "
+            "judge's), values (what every step is worth) or outcome (what an episode earned, from its end).",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="A model to begin with, instead of the run's newest policy.")
+    ] = None,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    lora: Lora = False,
+    name: StageName = None,
+    overrides: Overrides = None,
+    update: Update = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a process reward model on a run's pairs or trees; --set changes any other setting of the stage."""
+    name = name or "prm"
+    entry = given(kind="prm", objective=objective, model=model, epochs=epochs, lr=lr, lora={} if lora else None)
+    carry_out(extended(run, name, entry, overrides), run, update, as_json, only=name)
+
+
+@app.command("rft")
+def train_rft_command(
+    run: RunToExtend,
+    questions: Annotated[int | None, typer.Option("--questions", min=1, help="Questions to sample.")] = None,
+    samples: Annotated[int | None, typer.Option("--samples", min=1, help="Episodes a question.")] = None,
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            "--threshold",
+            metavar="NUMBER|none",
+            help="The score that every step must reach (default: 0); none does without a reward model.",
+        ),
+    ] = None,
+    keep: Annotated[int | None, typer.Option("--keep", min=1, help="Most transcripts kept of a question.")] = None,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    lora: Lora = False,
+    name: StageName = None,
+    overrides: Overrides = None,
+    update: Update = False,
+    as_json: AsJson = False,
+) -> None:
+    """Refine a run's policy on its own transcripts that are right in every step; --set changes any other setting."""
+    name = name or "rft"
+    entry = given(
+        kind="rft", questions=questions, samples=samples, keep=keep, epochs=epochs, lr=lr, lora={} if lora else None
+    )
+    if threshold is not None:
+        entry["threshold"] = _number_or_none("--threshold", threshold)
+    recipe = extended(run, name, entry, overrides, otherwise=", and --threshold none does without")
+    carry_out(recipe, run, update, as_json, only=name)
+
+
+@app.command("dpo")
+def train_dpo_command(
+    run: RunToExtend,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            "--pairs",
+            parser=path_of,
+            metavar="FILE",
+            help="Pairs of RAG-ProGuide or of Stepladder (a file or a folder), instead of the run's newest.",
+        ),
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option("--beta", help="How strongly the policy is held to where it began.")
+    ] = None,
+    loss: Annotated[str | None, typer.Option("--loss", help="sigmoid (default) or ipo.")] = None,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    lora: Lora = False,
+    name: StageName = None,
+    overrides: Overrides = None,
+    update: Update = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make the better step of each pair likelier (DPO); --set changes any other setting of the stage."""
+    name = name or "dpo"
+    entry = given(kind="dpo", beta=beta, loss=loss, epochs=epochs, lr=lr, lora={} if lora else None)
+    sources = {}
+    if pairs is not None:
+        entry[PAIRS], stage = _stage_of_file(run, name, pairs.absolute())
+        sources[entry[PAIRS]] = stage
+    recipe = extended(
+        run, name, entry, overrides, sources=sources, otherwise=", and --pairs FILE takes those of others"
+    )
+    carry_out(recipe, run, update, as_json, only=name)
+
+
+def _number_or_none(option: str, text: str) -> float | None:
+    if text.lower() == "none":
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise StepladderError(f"{option}: expected a number, or none; found {text!r}") from error
+
+
+def _stage_of_file(run: Path, name: str, path: Path) -> tuple[str, dict[str, Any]]:
+    """The stage before `name` that brings the pairs of a file: the run's own, or a new one of a name that is free."""
+    for each, stage in stages_before(run, name).items():
+        if stage["kind"] == "pairs-file" and stage["path"] == str(path):
+            return each, stage
+    taken = {name, *(stage.name for stage in RunFolder.open(run).recipe().stages)}
+    names = chain(["pairs-file"], (f"pairs-file-{number}" for number in count(2)))
+    return next(each for each in names if each not in taken), {"kind": "pairs-file", "path": str(path)}
 
 
 def carry_out(recipe: Recipe, folder: Path, update: bool, as_json: bool, only: str | None = None) -> None:

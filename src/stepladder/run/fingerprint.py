@@ -14,11 +14,11 @@ from typing import Any
 
 from stepladder.data import DATA_SETS
 from stepladder.errors import StepladderError
-from stepladder.models import built_in_folder
+from stepladder.models import built_in_folder, is_model_folder
 from stepladder.recipe import Recipe, Stage
 from stepladder.retrieval.index import index_info
 from stepladder.stages import stage_kind
-from stepladder.workshop import BASE, GOLD, DataSettings, is_model_folder
+from stepladder.workshop import BASE, GOLD, DataSettings
 
 Ingredients = dict[str, Any]
 
@@ -43,7 +43,8 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
         version = {f"version of {stage.kind}": stage_kind(stage.kind).version}
         free = {f"stages.{stage.name}.{setting}" for setting in stage_kind(stage.kind).free}
         own = {name: value for name, value in _flat(f"stages.{stage.name}", stage.plain()) if name not in free}
-        found[stage.name] = {**own, **shared, **policy, **sources, **version}
+        files = {f"stages.{stage.name}.{setting}": value for setting, value in _outside(stage).items()}
+        found[stage.name] = {**own, **files, **shared, **policy, **sources, **version}
     return found
 
 
@@ -75,6 +76,12 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _flat(f"{prefix}.{name}", value)
         else:
             yield f"{prefix}.{name}", value
+
+
+def _outside(stage: Stage) -> Ingredients:
+    """Files and folders that a stage's own settings name, by their content."""
+    paths = {setting: Path(getattr(stage.settings, setting) or "") for setting in stage_kind(stage.kind).reads}
+    return {setting: f"content {content(path)}" for setting, path in paths.items() if path.name and path.exists()}
 
 
 def _stages_taken(stage: Stage) -> list[str]:

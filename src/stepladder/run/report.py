@@ -1,6 +1,6 @@
-"""What a run brought: a table of its evaluations, paired differences, the time each stage took.
+"""What a run brought: a table of its evaluations, paired differences, what each stage tells, the time it took.
 
-In: a `RunReport`. Out: text on a console, or the same as plain data.
+In: a `RunReport`. Out: text on a console, or the same as plain data. What a kind of stage tells is in stage_lines.py.
 """
 
 import shlex
@@ -16,13 +16,14 @@ from stepladder.evaluate.runner import compare, load_scores
 from stepladder.evaluate.stats import Comparison, Interval
 from stepladder.evaluate.table import interval_text
 from stepladder.narrate import shown
-from stepladder.pair_stats import listed
 from stepladder.run.folder import StageRecord
 from stepladder.run.runner import RunReport
+from stepladder.run.stage_lines import pair_lines, told_of
 from stepladder.stages.evaluation import EVALUATION
 from stepladder.workshop import BASE, GOLD
 
 _COMPARED = ("em", "f1")
+_PAIR_KINDS = ("pairs", "pairs-file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +37,22 @@ class Difference:
 
 
 def differences(report: RunReport) -> list[Difference]:
-    """Every evaluation of a model against the first one, where both are of the same questions. No oracle takes part."""
-    played = [stage for stage in _evaluations(report) if stage.inputs["policy"] != GOLD]
+    """Every evaluation of a model against the first one, and against the one just before it.
+
+    Only those of the same questions are compared. No oracle takes part.
+    """
+    played = [stage.name for stage in _evaluations(report) if stage.inputs["policy"] != GOLD]
     if len(played) < 2:
         return []
-    first, *others = played
-    scores = {stage.name: load_scores(report.folder / stage.name / EVALUATION) for stage in played}
+    scores = {name: load_scores(report.folder / name / EVALUATION) for name in played}
     asked = {name: {row.question_id for row in rows} for name, rows in scores.items()}
-    return [
-        Difference(stage.name, first.name, metric, compare(scores[stage.name], scores[first.name], metric))
-        for stage in others
-        if asked[stage.name] == asked[first.name]
-        for metric in _COMPARED
-    ]
+    found = []
+    for place, name in enumerate(played):
+        alike = [each for each in played[:place] if asked[each] == asked[name]]
+        for against in dict.fromkeys([*alike[:1], *alike[-1:]]):
+            for metric in _COMPARED:
+                found.append(Difference(name, against, metric, compare(scores[name], scores[against], metric)))
+    return found
 
 
 def as_json(report: RunReport) -> dict[str, Any]:
@@ -98,13 +102,8 @@ def print_report(console: Console, report: RunReport) -> None:
         if hops:
             console.print("\n[bold]F1 by searches needed[/]", highlight=False)
             console.print(_by_hops(evaluations, hops))
-    for stage in report.stages:
-        if stage.kind == "explore":
-            console.print(
-                f"\n[bold]{stage.name}[/]: {shown(_explored(stage.summary))}", highlight=False, soft_wrap=True
-            )
-            _print_lines(console, _judge_lines(stage.summary))
-    judged = [stage for stage in report.stages if stage.kind == "pairs"]
+    _print_told(console, report, before_pairs=True)
+    judged = [stage for stage in report.stages if stage.kind in _PAIR_KINDS]
     if judged:
         legend = "where the gold judge prefers one of the two steps, how often it agrees [95% interval]"
         console.print(f"\n[bold]Preference pairs[/]: {legend}", highlight=False, soft_wrap=True)
@@ -112,10 +111,11 @@ def print_report(console: Console, report: RunReport) -> None:
         for stage in judged:
             if len(judged) > 1:
                 console.print(f"\n[bold]{stage.name}[/]", highlight=False)
-            _print_lines(console, _pair_lines(stage.summary))
+            _print_lines(console, pair_lines(stage.summary))
+    _print_told(console, report, before_pairs=False)
     seconds = ", ".join(f"{stage.name} {stage.seconds:,.0f} s" for stage in report.stages)
     console.print(f"\ntime: {seconds}", highlight=False, soft_wrap=True)
-    if report.policy is not None and evaluations:
+    if report.policy is not None and (evaluations or any("policy" in stage.outputs for stage in report.stages)):
         console.print(f"trained policy: {shown(str(report.policy))}", highlight=False, soft_wrap=True)
         folder = shlex.quote(str(report.folder))
         console.print(f"next: stepladder ask --run {shown(folder)}", highlight=False, soft_wrap=True)
@@ -150,17 +150,6 @@ def _by_hops(evaluations: list[StageRecord], hops: list[str]) -> Table:
     return table
 
 
-def _explored(numbers: Mapping[str, Any]) -> str:
-    failed = f"; {numbers['failed']:,} failed: {next(iter(numbers['failures']))}" if numbers["failed"] else ""
-    broken = f"; {numbers['broken']:,} simulations broke" if numbers.get("broken") else ""
-    written = "" if numbers["tokens_written"] is None else f"{numbers['tokens_written']:,} tokens written, "
-    return (
-        f"{numbers['trees']:,} trees, on average {numbers['nodes']:.1f} nodes and {numbers['simulations']:.1f} "
-        f"simulations, F1 {numbers['mean_f1']:.2f}; {numbers['solved']:.0%} of the questions were answered rightly at "
-        f"least once; {written}{numbers['shared']:.0%} of all requests answered from cache{broken}{failed}"
-    )
-
-
 def _pairs(stages: list[StageRecord]) -> Table:
     table = _table("stage", "judge", "pairs", "questions", "agrees")
     for stage in stages:
@@ -176,19 +165,14 @@ def _pairs(stages: list[StageRecord]) -> Table:
     return table
 
 
-def _pair_lines(numbers: Mapping[str, Any]) -> dict[str, str]:
-    """How right, of what kinds, how deep and how clear the pairs of a stage are, and what it took to judge them."""
-    gold = {f"prefers {each}": (numbers["gold"] or {}).get(each, 0) for each in ("chosen", "rejected", "neither")}
-    counts = {"gold judge": gold, **{name: numbers[name] for name in ("kinds", "depths", "margins", "dropped")}}
-    counts["split"] = {name: numbers[name] for name in ("train", "dev")}
-    return {**{name: listed(each) for name, each in counts.items()}, **_judge_lines(numbers)}
-
-
-def _judge_lines(numbers: Mapping[str, Any]) -> dict[str, str]:
-    """What became of what a model was asked as judge, and what it cost."""
-    problems = "; ".join(f"{count:,} times {problem}" for problem, count in numbers.get("problems", {}).items())
-    spend = {name: value for name, value in numbers.get("spend", {}).items() if value is not None}
-    return {"judge": listed(numbers.get("asked", {})), "problems": problems, "spend": listed(spend)}
+def _print_told(console: Console, report: RunReport, *, before_pairs: bool) -> None:
+    """What stages tell of themselves: first those that pairs are made from, then those that learn from pairs."""
+    for stage in report.stages:
+        told = told_of(stage)
+        if told is not None and (stage.kind == "explore") is before_pairs:
+            headline, lines = told
+            console.print(f"\n[bold]{stage.name}[/]: {shown(headline)}", highlight=False, soft_wrap=True)
+            _print_lines(console, lines)
 
 
 def _print_lines(console: Console, lines: Mapping[str, str]) -> None:

@@ -50,6 +50,8 @@ class StageKind:
     check: Callable[[Any, Workshop], None] = lambda settings, workshop: None  # noqa: ARG005
     #: Whether `policy: gold`, the oracle, may be taken.
     plays_gold: bool = False
+    #: Settings that name a file or folder outside of the run: these count by their content.
+    reads: tuple[str, ...] = ()
     #: Files in the stage's folder that hold under any settings, such as replies that were paid for.
     keeps: tuple[str, ...] = ()
     #: Settings that change what a stage costs and not what comes out, such as a budget: they may differ from attempt to

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepladder.errors import StepladderError
 from stepladder.explore.store import read_trees
+from stepladder.explore.values import monte_carlo
 from stepladder.pairs import dev_questions
 from stepladder.records import read_records
 from stepladder.stages.base import StageKind, StageResult, Task
@@ -65,21 +67,24 @@ def _from_pairs(settings: PRMSettings, workshop: Workshop, folder: Path, reader:
 
 
 def _from_trees(settings: PRMSettings, path: Path, reader: "StepReader") -> "Examples":
-    from stepladder.train.prm_examples import from_trees
+    from stepladder.train.prm_examples import from_trees, gold_verdicts, outcomes
 
+    values_of = {"verdicts": gold_verdicts, "values": monte_carlo, "outcome": outcomes}[settings.objective]
     # The same questions as those whose pairs are held out, so that all objectives can be compared on these.
     held_out = dev_questions((tree.question.id for tree in read_trees(path)), settings.dev_share)
-    outcome_only = settings.objective == "outcome"
     train, dev = (
         list(
             from_trees(
-                (tree for tree in read_trees(path) if (tree.question.id in held_out) is wanted),
-                reader,
-                outcome_only=outcome_only,
+                (tree for tree in read_trees(path) if (tree.question.id in held_out) is wanted), reader, values_of
             )
         )
         for wanted in (False, True)
     )
+    if not train:
+        raise StepladderError(
+            f"no step of the trees in {path} has a value for the objective '{settings.objective}'. Verdicts need "
+            "questions with a gold decomposition or gold passages; values and outcomes need roll-outs and ends"
+        )
     steps, held = (sum(len(example.values) for example in examples) for examples in (train, dev))
     return train, dev, {"scored_steps": steps, "held_out_steps": held}
 
@@ -89,4 +94,11 @@ def _left_out(settings: PRMSettings) -> frozenset[str]:
     return frozenset(needless | ({"policy"} if settings.model is not None else set()))
 
 
-KIND = StageKind(PRMSettings, run_prm, takes=("policy", PAIRS, TREES), makes=(REWARD,), leaves_out=_left_out)
+KIND = StageKind(
+    PRMSettings,
+    run_prm,
+    takes=("policy", PAIRS, TREES),
+    makes=(REWARD,),
+    leaves_out=_left_out,
+    reads=("model",),
+)

@@ -110,6 +110,7 @@ def train_dpo(
             loss_type=[settings.loss],
             max_length=None,  # what does not fit was refused; nothing is cut
             gradient_checkpointing=False,
+            use_cache=policy.model.config.use_cache,  # the trainer puts it into the policy's configuration
         )
         if place.processes.is_main_process:
             write_policy(folder / "policy", policy, checkpoint, DTYPES.get(dtype, policy.dtype))

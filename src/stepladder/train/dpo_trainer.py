@@ -5,7 +5,7 @@ the policy began. trl has the losses and the reference; here is what it would do
 states at the right, write model cards, and report to its makers that it was used.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypedDict
 
@@ -64,6 +64,9 @@ def collate_pairs(rows: Sequence[PairRow]) -> dict[str, Any]:
 class PairTrainer(DPOTrainer, WatchedTrainer):
     """DPO, watched."""
 
+    #: The loss below is normalised over the whole update already.
+    loss_is_scaled_for_ga = True  # type: ignore[assignment] # trl says None, transformers a bool
+
     model: Any
     #: Pairs that are not learnt from; set by whoever makes a trainer.
     held_out: Sequence[PairRow] = ()
@@ -85,14 +88,24 @@ class PairTrainer(DPOTrainer, WatchedTrainer):
         """The tokens of the steps."""
         return float(batch["completion_mask"].sum())
 
-    def compute_loss(self, model: nn.Module, inputs: Any, *rest: Any, **named: Any) -> Any:
-        """trl's loss; it passes on to the model whatever it does not know."""
-        known = {name: part for name, part in inputs.items() if name != "question_ids"}
-        return super().compute_loss(model, known, *rest, **named)  # type: ignore[no-untyped-call]
-
-    def measures(self, logs: Mapping[str, float]) -> dict[str, float]:
-        """What trl measured of an update, by our names."""
-        return {ours: logs[theirs] for theirs, ours in _MEASURES.items() if theirs in logs}
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """trl's loss, a mean over pairs; in training, this batch's share of the mean over the update."""
+        assert not return_outputs
+        known = {name: part for name, part in inputs.items() if name != "question_ids"}  # the model gets what is there
+        loss: torch.Tensor = super().compute_loss(model, known)  # type: ignore[no-untyped-call]
+        if num_items_in_batch is None:
+            return loss
+        pairs = self.weight_of(inputs)
+        self.noted.update({ours: self._metrics["train"][theirs][-1] * pairs for theirs, ours in _MEASURES.items()})
+        # Gradients are averaged over processes, while each of them has only its share: hence times their number.
+        share: torch.Tensor = loss * pairs / num_items_in_batch * self.accelerator.num_processes
+        return share
 
     def dev_numbers(self) -> DevScore:
         """Dev questions, played, and how far the policy has come on held-out pairs."""

@@ -6,7 +6,7 @@ step. It answers the driver's `Score` requests, so search, refinement and RL use
 makes one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from types import MethodType
@@ -18,11 +18,21 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 
 from stepladder.engines.base import EngineError
 from stepladder.engines.encoding import Encoding
-from stepladder.engines.loading import context_limit_of, load_model, load_pretrained, pick_device, pick_dtype
+from stepladder.engines.loading import (
+    context_limit_of,
+    load_model,
+    load_pretrained,
+    pick_device,
+    pick_dtype,
+    quiet_libraries,
+)
 from stepladder.errors import StepladderError
 from stepladder.files import atomic_folder
 from stepladder.trace import Trajectory
 from stepladder.train.readings import Reading, StepReader
+
+#: Most tokens of a pass on a CPU, padding included: beyond, they outgrow its caches, and each takes twice as long.
+_CPU_TOKENS = 2048
 
 
 class ProcessRewardModel:
@@ -39,8 +49,8 @@ class ProcessRewardModel:
         window: int | None = None,
         reencode: bool = False,
     ) -> None:
-        """`model` has a scalar head and is used where it is. `max_batch`: transcripts a pass. `window`: most tokens of
-        one, by default as many as the model takes. `reencode`: take transcripts of another tokenizer, as text.
+        """`model` has a scalar head and is used where it is. `max_batch`: most transcripts a pass. `window`: most
+        tokens of one, by default as many as the model takes. `reencode`: take those of another tokenizer, as text.
         """
         self.model = cast(Any, reads_steps(model).eval())
         self.tokenizer = tokenizer
@@ -65,19 +75,32 @@ class ProcessRewardModel:
             for number, trajectory in enumerate(trajectories)
             for reading in self.reader.trajectory(trajectory)
         ]
-        readings.sort(key=lambda each: len(each[1].tokens))  # like lengths together: less padding
-        for start in range(0, len(readings), self.max_batch):
-            batch = readings[start : start + self.max_batch]
+        for batch in self._batches(readings):
             for (number, reading), found in zip(batch, self.read([reading for _, reading in batch])):
                 for step, score in zip(reading.steps, found):
                     scores[number][step] = score
         return [tuple(each) for each in scores]
 
+    def _batches(self, readings: Sequence[tuple[int, Reading]]) -> Iterator[list[tuple[int, Reading]]]:
+        """Readings of like length together: there is less to pad."""
+        most = _CPU_TOKENS if self._device.type == "cpu" else float("inf")
+        batch: list[tuple[int, Reading]] = []
+        for each in sorted(readings, key=lambda each: len(each[1].tokens)):
+            if batch and (len(batch) == self.max_batch or (len(batch) + 1) * len(each[1].tokens) > most):
+                yield batch
+                batch = []
+            batch.append(each)
+        if batch:
+            yield batch
+
+    @property
+    def _device(self) -> torch.device:
+        return cast(torch.device, next(self.model.parameters()).device)
+
     def read(self, readings: Sequence[Reading]) -> list[tuple[float, ...]]:
         """The scores of one batch."""
-        device = next(self.model.parameters()).device
         with torch.inference_mode():
-            found = self.model(**{name: tensor.to(device) for name, tensor in padded(readings).items()})
+            found = self.model(**{name: tensor.to(self._device) for name, tensor in padded(readings).items()})
         scores = iter(found.float().tolist())
         rows = [tuple(next(scores) for _ in reading.ends) for reading in readings]
         if not all(abs(score) < float("inf") for row in rows for score in row):
@@ -86,7 +109,7 @@ class ProcessRewardModel:
 
     def save(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write an ordinary model folder."""
-        with atomic_folder(folder, what="reward model") as fresh:
+        with quiet_libraries(), atomic_folder(folder, what="reward model") as fresh:
             self.model.to(dtype or self.model.dtype).save_pretrained(fresh)
             self.tokenizer.save_pretrained(fresh)
 
@@ -122,9 +145,7 @@ def with_head(causal: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str |
     except ValueError as error:
         raise StepladderError(f"transformers has no scalar head for a {config.model_type} ('{name}')") from error
     weights = next(model.parameters())
-    if not isinstance(getattr(scoring, "score", None), nn.Linear) or scoring.base_model_prefix != (
-        model.base_model_prefix
-    ):
+    if not _has_head(scoring) or scoring.base_model_prefix != model.base_model_prefix:
         raise StepladderError(f"the head of a {type(scoring).__name__} ('{name}') is not one that is known here")
     setattr(scoring, scoring.base_model_prefix, model.base_model)
     scoring.score = nn.Linear(text.hidden_size, 1, bias=False, device=weights.device, dtype=weights.dtype)
@@ -136,7 +157,12 @@ def load_reward_model(
     name: str | Path, dtype: torch.dtype | None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """A model that has a scalar head, from its folder."""
-    return load_pretrained(name, AutoModelForSequenceClassification, _expect_scalar, tokenizer, dtype)
+    if str(name) == "tiny":  # it has no files to look into
+        raise _no_reward_model(name, "causal language model")
+    model, tokenizer = load_pretrained(name, AutoModelForSequenceClassification, _expect_scalar, tokenizer, dtype)
+    if not _has_head(model):  # encoders, which look to the right as well, have heads of other names
+        raise _no_reward_model(name, type(model).__name__)
+    return model, tokenizer
 
 
 def load_to_train(name: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase]:
@@ -150,11 +176,22 @@ def load_to_train(name: str | Path) -> tuple[nn.Module, PreTrainedTokenizerBase]
 
 def _expect_scalar(name: str | Path, config: Any) -> None:
     kinds = config.architectures or []
-    if not any(kind.endswith("ForSequenceClassification") for kind in kinds) or config.num_labels != 1:
-        raise StepladderError(
-            f"'{name}' is a {', '.join(kinds) or config.model_type} with {config.num_labels} labels; expected a reward "
-            "model: a causal model for sequence classification with one label"
-        )
+    found = ", ".join(kinds) or config.model_type
+    if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise _no_reward_model(name, found)
+    if config.num_labels != 1:
+        raise _no_reward_model(name, f"{found} with {config.num_labels} labels")
+
+
+def _has_head(scoring: nn.Module) -> bool:
+    """Whether a model has its head where causal models for sequence classification have it."""
+    return isinstance(getattr(scoring, "score", None), nn.Linear)
+
+
+def _no_reward_model(name: str | Path, found: str) -> StepladderError:
+    return StepladderError(
+        f"'{name}' is a {found}; expected a reward model: a causal model for sequence classification with one label"
+    )
 
 
 def reads_steps(model: nn.Module) -> nn.Module:

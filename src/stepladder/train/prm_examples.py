@@ -4,13 +4,13 @@ In: pairs, or trees. Out: `RewardExample`s. The pairs of one state are one examp
 however many pairs it is in. A branch of a tree is one example too: one pass reads the values of all its steps.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import torch
 
-from stepladder.explore.values import monte_carlo
+from stepladder.judge.gold import judge_tree
 from stepladder.trace import Node, Pair, Side, Tree
 from stepladder.train.prm import padded
 from stepladder.train.readings import Reading, StepReader
@@ -34,7 +34,10 @@ class RewardExample:
 
 
 class RewardBatch(TypedDict):
-    """Examples as tensors: the rows, where steps end in them, and what is known of these steps."""
+    """Examples as tensors: the rows, the places in them that are scored, and what is known there.
+
+    With pairs, places are the ends of steps. With values, the other tokens of each step may follow behind them.
+    """
 
     input_ids: torch.Tensor
     rows: torch.Tensor
@@ -45,8 +48,11 @@ class RewardBatch(TypedDict):
     better: torch.Tensor
     worse: torch.Tensor
     margins: torch.Tensor
-    #: By steps. Empty where there are pairs.
+    #: By places. Empty where there are pairs.
     values: torch.Tensor
+    weights: torch.Tensor
+    #: How many of the places are ends of steps.
+    steps: int
     question_ids: list[str]
 
 
@@ -74,15 +80,15 @@ def _state(pairs: Sequence[Pair], reader: StepReader, margin: float) -> RewardEx
     return RewardExample(pairs[0].question_id, tuple(readings), compared)
 
 
-def from_trees(trees: Iterable[Tree], reader: StepReader, *, outcome_only: bool = False) -> Iterator[RewardExample]:
-    """One example a branch, with the Monte-Carlo value of every step that no branch before it had.
+def from_trees(
+    trees: Iterable[Tree], reader: StepReader, values_of: Callable[[Tree], Sequence[float | None]]
+) -> Iterator[RewardExample]:
+    """One example a branch, with the values of those of its steps that no branch before it had.
 
-    `outcome_only`: of ended branches alone, the last step alone, with what it earned: an outcome reward model.
+    `values_of` gives a value between 0 and 1 for every node, or None where nothing is known of it.
     """
     for tree in trees:
-        known: list[float | None] = list(monte_carlo(tree))
-        if outcome_only:
-            known = [node.reward if node.stop is not None else None for node in tree.nodes]
+        known = list(values_of(tree))
         families = tree.families()
         for node in tree.nodes[1:]:
             if families[node.id]:
@@ -91,43 +97,76 @@ def from_trees(trees: Iterable[Tree], reader: StepReader, *, outcome_only: bool 
                 yield example
 
 
+def outcomes(tree: Tree) -> list[float | None]:
+    """What ended branches earned, and nothing of the steps before: what an outcome reward model learns from."""
+    return [node.reward if node.stop is not None else None for node in tree.nodes]
+
+
+def gold_verdicts(tree: Tree) -> list[float | None]:
+    """What the gold judge says of every step it can judge."""
+    return [None if verdict is None else verdict.value for verdict in judge_tree(tree)]
+
+
 def _branch(tree: Tree, leaf: Node, reader: StepReader, known: list[float | None]) -> RewardExample | None:
     """The branch to a leaf. Values that it uses are taken out of those known."""
     branch = tree.branch(leaf)[1:]
     readings: list[Reading] = []
     values: list[float] = []
     for reading in reader.trajectory(tree.trajectory(leaf)):
-        ends = [
-            (step, end, value)
-            for step, end in zip(reading.steps, reading.ends)
-            if (value := known[branch[step].id]) is not None
-        ]
-        if ends:
-            readings.append(Reading(reading.tokens, tuple(s for s, _, _ in ends), tuple(e for _, e, _ in ends)))
-            values += [value for _, _, value in ends]
+        found = [known[branch[step].id] for step in reading.steps]
+        valued = [place for place, value in enumerate(found) if value is not None]
+        if valued:
+            steps, starts, ends = (
+                tuple(each[place] for place in valued) for each in (reading.steps, reading.starts, reading.ends)
+            )
+            readings.append(Reading(reading.tokens[: ends[-1] + 1], steps, starts, ends))
+            values += [value for value in found if value is not None]
     for node in branch:
         known[node.id] = None
     return RewardExample(tree.question.id, tuple(readings), values=tuple(values)) if readings else None
 
 
-def collate_rewards(examples: Sequence[RewardExample]) -> RewardBatch:
-    """Examples as tensors."""
+def collate_rewards(examples: Sequence[RewardExample], dense: float = 0.0) -> RewardBatch:
+    """Examples as tensors. `dense`: what the other tokens of a step weigh together, its end being 1."""
     readings = [reading for example in examples for reading in example.readings]
-    rows = padded(readings)
+    batch = padded(readings)
     lengths_B1 = torch.tensor([[len(reading.tokens)] for reading in readings])
     pairs: list[tuple[int, int, float]] = []
     first = 0
     for example in examples:
         pairs += [(first + better, first + worse, margin) for better, worse, margin in example.pairs]
         first += sum(len(reading.ends) for reading in example.readings)
+    values = [value for example in examples for value in example.values]
+    rows, columns, more, weights = _other_tokens(readings, values, dense) if dense and values else ([], [], [], [])
     return RewardBatch(
-        input_ids=rows["input_ids"],
-        rows=rows["rows"],
-        columns=rows["columns"],
-        attention_mask=(torch.arange(rows["input_ids"].shape[1]) < lengths_B1).long(),
+        input_ids=batch["input_ids"],
+        rows=torch.cat([batch["rows"], torch.tensor(rows, dtype=torch.long)]),
+        columns=torch.cat([batch["columns"], torch.tensor(columns, dtype=torch.long)]),
+        attention_mask=(torch.arange(batch["input_ids"].shape[1]) < lengths_B1).long(),
         better=torch.tensor([better for better, _, _ in pairs], dtype=torch.long),
         worse=torch.tensor([worse for _, worse, _ in pairs], dtype=torch.long),
         margins=torch.tensor([margin for _, _, margin in pairs], dtype=torch.float32),
-        values=torch.tensor([value for example in examples for value in example.values], dtype=torch.float32),
+        values=torch.tensor([*values, *more], dtype=torch.float32),
+        weights=torch.tensor([1.0] * len(values) + weights, dtype=torch.float32),
+        steps=first,
         question_ids=[example.question_id for example in examples],
     )
+
+
+def _other_tokens(
+    readings: Sequence[Reading], values: Sequence[float], dense: float
+) -> tuple[list[int], list[int], list[float], list[float]]:
+    """The tokens of steps but for their ends: rows, columns, the value of their step, and what each weighs."""
+    rows: list[int] = []
+    columns: list[int] = []
+    found: list[float] = []
+    weights: list[float] = []
+    value = iter(values)
+    for row, reading in enumerate(readings):
+        for start, end, of_step in zip(reading.starts, reading.ends, value):
+            count = end - start
+            rows += [row] * count
+            columns += range(start, end)
+            found += [of_step] * count
+            weights += [dense / max(count, 1)] * count
+    return rows, columns, found, weights

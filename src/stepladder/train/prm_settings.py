@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from stepladder.models import absolute_if_folder
 from stepladder.train.training_settings import TrainingSettings
 
 
@@ -13,17 +14,21 @@ class PRMSettings(TrainingSettings):
     lr auto: 5e-4 below 20M parameters, 1e-4 below 1B, else 2e-5; with LoRA 2e-4.
     """
 
-    #: `pairs`: rank the two steps of a pair. `values`: predict the Monte-Carlo value of every step of the trees.
-    #: `outcome`: predict what an ended episode earned, from its end alone (an outcome reward model, to compare with).
-    objective: Literal["pairs", "values", "outcome"] = "pairs"
+    #: `pairs`: rank the two steps of a pair. Of the trees: `verdicts`: predict what the gold judge says of every step;
+    #: `values`: predict its Monte-Carlo value; `outcome`: predict what an ended episode earned, from its end alone (an
+    #: outcome reward model, to compare with).
+    objective: Literal["pairs", "verdicts", "values", "outcome"] = "pairs"
     #: A model to begin with, causal or already a reward model; null is the policy.
-    model: str | None = None
+    model: Annotated[str, AfterValidator(absolute_if_folder)] | None = None
     #: Pairs and trees of another tokenizer than the model's: encode their text anew, instead of refusing them.
     reencode: bool = False
     #: Pairs: how far apart two steps are to be, for a difference of 1 in their values.
     margin: NonNegativeFloat = 0.0
     #: Pairs: how much it counts that 0 lies between the two, so that a threshold of 0 has a meaning.
     centre: NonNegativeFloat = 0.01
+    #: Of trees: what all other tokens of a step together count in the loss, beside its end, which counts 1. A small
+    #: model learns sooner where a step goes wrong when it is told at every token.
+    dense: NonNegativeFloat = 0.0
     #: Most tokens of a state with its step; longer histories are cut at the left. Null is the model's window.
     window: PositiveInt | None = None
     #: Values: share of the explored questions that is held out. Pairs come with their own.

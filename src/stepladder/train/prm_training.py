@@ -12,6 +12,7 @@ no values. Its loss is the same.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,9 @@ class PRMReport:
 def batch_loss(scores_S: torch.Tensor, batch: RewardBatch, centre: float) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss of a batch, summed over its pairs or steps, and what else was seen of it, as sums."""
     if not len(batch["better"]):
-        loss = value_loss(scores_S, batch["values"]).sum()
-        off = (scores_S.detach().sigmoid() - batch["values"]).abs().sum()
+        loss = (value_loss(scores_S, batch["values"]) * batch["weights"]).sum()
+        ends = slice(batch["steps"])
+        off = (scores_S[ends].detach().sigmoid() - batch["values"][ends]).abs().sum()
         return loss, {"error": float(off)}
     better_P, worse_P = scores_S[batch["better"]], scores_S[batch["worse"]]
     losses_P = ranking_loss(better_P, worse_P, batch["margins"])
@@ -64,7 +66,7 @@ def batch_loss(scores_S: torch.Tensor, batch: RewardBatch, centre: float) -> tup
 
 def weight_of(batch: RewardBatch) -> int:
     """How many pairs or steps a batch has."""
-    return len(batch["better"]) or len(batch["values"])
+    return len(batch["better"]) or batch["steps"]
 
 
 class RewardTrainer(WatchedTrainer):
@@ -79,7 +81,7 @@ class RewardTrainer(WatchedTrainer):
 
     def policy_tokens_of(self, batch: Any) -> float:
         """Here: the steps that are scored."""
-        return float(len(batch["rows"]))
+        return float(batch["steps"])
 
     def compute_loss(
         self,
@@ -132,7 +134,7 @@ def train_prm(
         dev_score = _held_out_score(scoring, dev, settings, place) if dev else None
 
         def trainer(arguments: TrainingArguments) -> WatchedTrainer:
-            together: Any = collate_rewards
+            together: Any = partial(collate_rewards, dense=settings.dense)
             held_out: Any = [None] if dev else None
             made = RewardTrainer(scoring, arguments, together, train_dataset=list(train), eval_dataset=held_out)
             made.centre = settings.centre

@@ -20,8 +20,9 @@ class Reading:
     """One row of a batch."""
 
     tokens: tuple[int, ...]
-    #: Which steps end in it, and at which token.
+    #: Which steps end in it, the token at which each begins to be written, and the one at which it ends.
     steps: tuple[int, ...]
+    starts: tuple[int, ...]
     ends: tuple[int, ...]
 
 
@@ -47,37 +48,43 @@ class StepReader:
         """Every step of a trajectory, in as few readings as there are contexts."""
         readings: list[Reading] = []
         tokens: list[int] = []
-        whole: list[tuple[int, int]] = []
+        whole: list[tuple[int, int, int]] = []
         for number, step in enumerate(trajectory.steps):
             if step.restarts:
                 readings += self._whole(tokens, whole)
                 tokens, whole = [], []
-            tokens += self._ids((*step.read, step.written))
+            tokens += self._ids(step.read)
+            start = len(tokens)
+            tokens += self._ids((step.written,))
             end = self._end(tokens)
             if end < self.window:
-                whole.append((number, end))
+                whole.append((number, min(start, end), end))
             else:
-                readings.append(self._cut(tokens, number, end))
+                readings.append(self._cut(tokens, number, start, end))
         return readings + self._whole(tokens, whole)
 
     def step(self, context: Sequence[Segment], written: Segment) -> Reading:
         """One step in its state."""
-        tokens = self._ids((*context, written))
+        tokens = self._ids(context)
+        start = len(tokens)
+        tokens += self._ids((written,))
         end = self._end(tokens)
         if end >= self.window:
-            return self._cut(tokens, 0, end)
-        return Reading(tuple(tokens[: end + 1]), (0,), (end,))
+            return self._cut(tokens, 0, start, end)
+        return Reading(tuple(tokens[: end + 1]), (0,), (min(start, end),), (end,))
 
-    def _whole(self, tokens: Sequence[int], steps: Sequence[tuple[int, int]]) -> list[Reading]:
+    def _whole(self, tokens: Sequence[int], steps: Sequence[tuple[int, int, int]]) -> list[Reading]:
         """The steps that fit, in one reading that ends with the last of them."""
         if not steps:
             return []
-        numbers, ends = zip(*steps)
-        return [Reading(tuple(tokens[: ends[-1] + 1]), numbers, ends)]
+        numbers, starts, ends = zip(*steps)
+        return [Reading(tuple(tokens[: ends[-1] + 1]), numbers, starts, ends)]
 
-    def _cut(self, tokens: Sequence[int], number: int, end: int) -> Reading:
+    def _cut(self, tokens: Sequence[int], number: int, start: int, end: int) -> Reading:
         self.cut += 1
-        return Reading(tuple(tokens[end + 1 - self.window : end + 1]), (number,), (self.window - 1,))
+        first = end + 1 - self.window
+        start = min(max(start - first, 0), self.window - 1)
+        return Reading(tuple(tokens[first : end + 1]), (number,), (start,), (self.window - 1,))
 
     def _end(self, tokens: Sequence[int]) -> int:
         """The last token that is a word. Models of this kind take the score there, and not at the end of a turn."""

@@ -76,6 +76,8 @@ def train_rft(
         if reward is not None:
             _expect_same_words(engine, reward)
         answerable = [question for question in questions if question.answers]
+        if not answerable:
+            raise StepladderError(f"none of {len(questions):,} questions has an answer: no sample could be found right")
         chosen = pick(answerable, settings.questions, seed, balance=settings.balance)
         sampling = replace(episode.sampling, temperature=settings.temperature, top_p=settings.top_p)
         driver = Driver(engine, retriever)

@@ -43,7 +43,7 @@ class Sifted:
         if self.kept:
             return
         left = self.left()
-        last = next((name for name in FILTERS if not left[name]), FILTERS[0])
+        last = next(name for name in FILTERS if not left[name])
         advice = {
             "answered": "the policy does not come to an answer: warm it up longer, or raise episode.max_steps",
             "right_answer": "the policy answers none of these questions: take more samples or questions, a lower "
@@ -53,7 +53,7 @@ class Sifted:
         }
         counts = ", ".join(f"{name} {count:,}" for name, count in left.items())
         found = f"nothing is left to learn from: the filter '{last}' refused the last of them ({counts})"
-        raise StepladderError(f"{found}; {advice.get(last, 'take more questions')}")
+        raise StepladderError(f"{found}; {advice[last]}")
 
 
 def sift(
@@ -91,14 +91,12 @@ def _wrong(trajectory: Trajectory, min_f1: float) -> str:
 
 
 def _surplus(trajectory: Trajectory, known: set[tuple[str, ...]], keep: int) -> str:
-    """Why a good transcript is not kept: there is one like it, or enough of others. It is remembered otherwise."""
+    """Why a good transcript is not kept: there is one like it, or enough of others. It is remembered either way."""
     words = tuple(step.written.text for step in trajectory.steps)
     if words in known:
         return "distinct"
-    if len(known) >= keep:
-        return "kept"
     known.add(words)
-    return ""
+    return "kept" if len(known) > keep else ""
 
 
 def _note_failure(sifted: Sifted, trajectory: Trajectory, bad: Sequence[int]) -> None:

@@ -53,7 +53,7 @@ class PairCheck:
         reencode: bool = False,
     ) -> None:
         """`window`: most tokens of a state with a step; None where longer ones are cut. `reencode`: take pairs of
-        another vocabulary, as text.
+        another vocabulary as they are; whoever reads them encodes their text anew.
         """
         self.agent = agent
         self.questions: Mapping[str, Question] = {question.id: question for question in questions}
@@ -107,8 +107,7 @@ class PairCheck:
 
     def _encoded(self, pair: Pair) -> Pair:
         def encoded(segment: Segment) -> Segment:
-            own = segment.vocabulary == self.encoding.vocabulary
-            return self.encoding.encode(segment if own or not segment.tokens else _bare(segment))
+            return segment if segment.tokens else self.encoding.encode(segment)
 
         return replace(
             pair,

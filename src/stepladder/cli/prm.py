@@ -1,0 +1,36 @@
+"""`prm` tells how good the reward model of a run is: a stage that is added to the run."""
+
+from typing import Annotated
+
+import typer
+
+from stepladder.cli.options import AsJson, Overrides, Update
+from stepladder.cli.recipes import RunToExtend, StageName, extended, given, stages_before
+from stepladder.cli.train import carry_out
+from stepladder.stages import stage_kind
+from stepladder.stages.pairs import PAIRS
+
+
+def prm_command(
+    run: RunToExtend,
+    split: Annotated[
+        str | None, typer.Option("--split", help="Whose questions are played: test (default), dev or train.")
+    ] = None,
+    questions: Annotated[int | None, typer.Option("--questions", min=1, help="Questions to play.")] = None,
+    samples: Annotated[int | None, typer.Option("--samples", min=1, help="Episodes a question.")] = None,
+    name: StageName = None,
+    overrides: Overrides = None,
+    update: Update = False,
+    as_json: AsJson = False,
+) -> None:
+    """Examine a run's reward model: against the gold judge, on held-out pairs, on spoilt chains."""
+    name = name or "prm-eval"
+    has_pairs = any(PAIRS in stage_kind(stage["kind"]).makes for stage in stages_before(run, name).values())
+    entry = given(
+        kind="prm-eval",
+        split=split,
+        questions=questions,
+        samples=samples,
+        held_out_pairs=None if has_pairs else False,
+    )
+    carry_out(extended(run, name, entry, overrides), run, update, as_json, only=name)

@@ -1,0 +1,137 @@
+"""Recipes from what was typed: a run that begins, or a run with one more stage.
+
+In: a stage as plain data, and --set changes of it. Out: a `Recipe`; where nothing makes what the stage takes, an error
+with the command that does.
+"""
+
+from collections.abc import Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stepladder.cli.options import path_of
+from stepladder.data import DATA_SETS
+from stepladder.errors import StepladderError
+from stepladder.recipe import Recipe, override
+from stepladder.run.folder import RunFolder
+from stepladder.stages import stage_kind
+from stepladder.stages.explore import TREES
+from stepladder.stages.pairs import PAIRS
+from stepladder.stages.prm import REWARD
+
+_RUN = typer.Option(
+    "--run", parser=path_of, help="A run to add the stage to: its newest policy, its agent, its data.", metavar="DIR"
+)
+RunToExtend = Annotated[Path, _RUN]
+RunToExtendOrNone = Annotated[Path | None, _RUN]
+StageName = Annotated[
+    str | None, typer.Option("--name", help="Name of the stage in the run, so that it can hold several of a kind.")
+]
+
+#: By role: what a run may lack, and the command that makes it.
+_MAKERS = {
+    TREES: ("trees", "explore", "them"),
+    PAIRS: ("pairs", "pairs", "them"),
+    REWARD: ("reward model", "train prm", "one"),
+}
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The values that were given."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def new_run(
+    name: str,
+    stages: Mapping[str, Any],
+    *,
+    model: str = "nano",
+    agent: str = "prorag",
+    data: str = "atlas",
+    dev: Path | None = None,
+    index: Path | None = None,
+    k: int = 3,
+    world_seed: int = 0,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """A recipe of these stages, as plain data. `data` is a data set, or a question file to train on."""
+    by_name = data in DATA_SETS or not path_of(data).is_file()  # a name that is wrong is explained as a name
+    if by_name and dev is not None:
+        raise StepladderError(f"--dev goes with a question file as --data; {data} is none")
+    return {
+        "name": name,
+        "seed": seed,
+        "policy": model,
+        "agent": agent,
+        "data": {
+            "world_seed": world_seed,
+            "index": index,
+            **({"name": data} if by_name else {"train": data, "dev": dev}),
+        },
+        "search": {"k": k},
+        "stages": dict(stages),
+    }
+
+
+def extended(
+    run: Path,
+    name: str,
+    entry: Mapping[str, Any],
+    overrides: list[str] | None,
+    *,
+    sources: Mapping[str, Any] | None = None,
+    otherwise: str = "",
+) -> Recipe:
+    """The recipe of a run with one more stage, or with this one in the place of its namesake.
+
+    `sources` are stages to put before it; `otherwise` says how to do without what the run may lack.
+    """
+    plain = RunFolder.open(run).recipe().plain()
+    kind = plain["stages"].get(name, entry)["kind"]
+    if kind != entry["kind"]:
+        raise StepladderError(f"'{name}' is a stage of the kind {kind} in the run {run}: choose another --name")
+    stages = {**_before(plain["stages"], name), **(sources or {}), name: entry}
+    stages |= {each: stage for each, stage in plain["stages"].items() if each not in stages}
+    changed = _changed({**plain, "stages": stages}, name, overrides)
+    for role in _lacking(changed["stages"], name):
+        if role in _MAKERS:
+            raise nothing_yet(run, role, otherwise)
+    return Recipe.read(changed, name)
+
+
+def stages_before(run: Path, name: str) -> dict[str, Any]:
+    """The stages of a run that one of this name can take from, as plain data: those before its namesake, or all."""
+    return _before(RunFolder.open(run).recipe().plain()["stages"], name)
+
+
+def nothing_yet(run: Path, role: str, otherwise: str = "") -> StepladderError:
+    """The error where a run lacks something, with what to do about it."""
+    what, command, it = _MAKERS[role]
+    return StepladderError(f"the run {run} has no {what} yet: `stepladder {command} --run {run}` makes {it}{otherwise}")
+
+
+def read(plain: Any, name: str, overrides: list[str] | None) -> Recipe:
+    """A recipe, with --set changes of its stage of that name. Errors begin with the name."""
+    return Recipe.read(_changed(plain, name, overrides), name)
+
+
+def _changed(plain: Any, name: str, overrides: list[str] | None) -> Any:
+    for change in overrides or ():
+        plain = override(plain, change.removeprefix(f"stages.{name}."), within=("stages", name))
+    return plain
+
+
+def _before(stages: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return dict(takewhile(lambda each: each[0] != name, stages.items()))
+
+
+def _lacking(stages: Mapping[str, Any], name: str) -> list[str]:
+    """The roles that a stage takes, and that nobody named and no stage before it makes."""
+    entry = stages[name]
+    kind = stage_kind(str(entry["kind"]))
+    own = {key: value for key, value in entry.items() if key in kind.settings.model_fields}
+    left_out = kind.leaves_out(kind.settings.read(own, f"{name}: stages.{name}"))
+    made = {role for each in _before(stages, name).values() for role in stage_kind(each["kind"]).makes}
+    return [role for role in kind.takes if role not in left_out | made and entry.get(role) is None]
