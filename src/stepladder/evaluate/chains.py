@@ -18,12 +18,17 @@ gold trajectory thinks before its first search, is therefore wherever that searc
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 
 from stepladder.agents.base import Agent
-from stepladder.explore.episode import newly_read
+from stepladder.driver import Driver
+from stepladder.engines.gold import GoldEngine
+from stepladder.explore.episode import EpisodeSettings, episode, newly_read
 from stepladder.judge.gold import judge
-from stepladder.trace import ActionKind, Author, Segment, Step, StopReason, Trajectory
+from stepladder.retrieval.base import Retriever
+from stepladder.seeding import seed_of
+from stepladder.trace import ActionKind, Author, Question, Segment, Step, StopReason, Trajectory
 
 #: The names of the chains, the spoilt ones last.
 CHAINS = ("gold", "shuffled", "truncated", "answer_first")
@@ -53,6 +58,26 @@ def variants(agent: Agent, trajectory: Trajectory, rng: random.Random) -> dict[s
         if spoilt is not None:
             found[name] = spoilt
     return found
+
+
+def control_chains(
+    agent: Agent,
+    questions: Sequence[Question],
+    retriever: Retriever | None,
+    settings: EpisodeSettings,
+    *,
+    seed: int,
+) -> dict[str, list[Trajectory]]:
+    """The control chains of every question whose gold decomposition the search allows to play, by their names."""
+    jobs = [partial(episode, agent, question, settings, 0) for question in questions if question.hops]
+    chains: dict[str, list[Trajectory]] = {name: [] for name in CHAINS}
+    for outcome in Driver(GoldEngine(agent, seed), retriever).run(jobs):
+        gold = outcome.value
+        if gold is None or gold.answer not in gold.question.answers:
+            continue  # the search did not find what it needs
+        for name, chain in variants(agent, gold, random.Random(seed_of(seed, gold.question.id))).items():
+            chains[name].append(chain)
+    return chains
 
 
 def _units(steps: Sequence[Step]) -> list[list[Step]]:

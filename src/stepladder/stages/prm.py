@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepladder.errors import StepladderError
+from stepladder.evaluate.chains import control_chains
 from stepladder.explore.store import read_trees
 from stepladder.explore.values import monte_carlo
 from stepladder.pairs import dev_questions
@@ -17,6 +18,7 @@ from stepladder.stages.explore import TREES
 from stepladder.stages.pairs import DEV, PAIRS, TRAIN
 from stepladder.trace import Pair
 from stepladder.train.prm_settings import PRMSettings
+from stepladder.train.transcripts import pick
 from stepladder.workshop import Workshop
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def run_prm(settings: PRMSettings, workshop: Workshop, task: Task) -> StageResul
     def examples(reader: "StepReader") -> "Examples":
         if settings.objective == "pairs":
             return _from_pairs(settings, workshop, Path(task.inputs[PAIRS]), reader)
-        return _from_trees(settings, Path(task.inputs[TREES]), reader)
+        return _from_trees(settings, workshop, Path(task.inputs[TREES]), reader, task.seed)
 
     report = train_prm(
         settings.model or task.inputs["policy"],
@@ -66,8 +68,8 @@ def _from_pairs(settings: PRMSettings, workshop: Workshop, folder: Path, reader:
     )
 
 
-def _from_trees(settings: PRMSettings, path: Path, reader: "StepReader") -> "Examples":
-    from stepladder.train.prm_examples import from_trees, gold_verdicts, outcomes
+def _from_trees(settings: PRMSettings, workshop: Workshop, path: Path, reader: "StepReader", seed: int) -> "Examples":
+    from stepladder.train.prm_examples import from_chains, from_trees, gold_verdicts, outcomes
 
     values_of = {"verdicts": gold_verdicts, "values": monte_carlo, "outcome": outcomes}[settings.objective]
     # The same questions as those whose pairs are held out, so that all objectives can be compared on these.
@@ -80,6 +82,11 @@ def _from_trees(settings: PRMSettings, path: Path, reader: "StepReader") -> "Exa
         )
         for wanted in (False, True)
     )
+    if settings.chains:
+        others = [question for question in workshop.split("train") if question.id not in held_out]
+        chosen = pick(others, settings.chains, seed, balance=True)
+        chains = control_chains(workshop.agent, chosen, workshop.retriever, workshop.episode(), seed=seed)
+        train += from_chains((chain for each in chains.values() for chain in each), reader)
     if not train:
         raise StepladderError(
             f"no step of the trees in {path} has a value for the objective '{settings.objective}'. Verdicts need "

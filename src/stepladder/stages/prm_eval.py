@@ -10,7 +10,6 @@ In: a policy that plays, a reward model and, to see how it ranks them, held-out 
 """
 
 import json
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -22,7 +21,7 @@ from pydantic import Field
 
 from stepladder.driver import Driver
 from stepladder.errors import StepladderError
-from stepladder.evaluate.chains import CHAINS, variants
+from stepladder.evaluate.chains import control_chains
 from stepladder.evaluate.plots import distributions_svg, reliability_svg
 from stepladder.evaluate.reward import calibrated, chain_numbers, graded_steps, judged_by_gold, pair_accuracy
 from stepladder.explore.episode import episode
@@ -36,7 +35,7 @@ from stepladder.stages.pairs import DEV, PAIRS
 from stepladder.stages.prm import REWARD
 from stepladder.trace import Pair, Question, Trajectory
 from stepladder.train.transcripts import pick
-from stepladder.workshop import GOLD, Workshop
+from stepladder.workshop import Workshop
 
 if TYPE_CHECKING:
     from stepladder.train.prm import ProcessRewardModel
@@ -131,18 +130,7 @@ def _lowest_of_chains(
     workshop: Workshop, prm: "ProcessRewardModel", questions: list[Question], seed: int
 ) -> dict[str, list[float]]:
     """The lowest step's score of every control chain, by its name: a chain is as good as its worst step."""
-    chains: dict[str, list[Trajectory]] = {name: [] for name in CHAINS}
-    jobs = [
-        partial(episode, workshop.agent, question, workshop.episode(), 0) for question in questions if question.hops
-    ]
-    with workshop.engine(GOLD) as engine:
-        outcomes = Driver(engine, workshop.retriever).run(jobs)
-    for outcome in outcomes:
-        gold = outcome.value
-        if gold is None or gold.answer not in gold.question.answers:
-            continue  # the search did not find what it needs
-        for name, chain in variants(workshop.agent, gold, random.Random(seed_of(seed, gold.question.id))).items():
-            chains[name].append(chain)
+    chains = control_chains(workshop.agent, questions, workshop.retriever, workshop.episode(), seed=seed)
     return {name: [min(scores) for scores in prm.score(each)] for name, each in chains.items()}
 
 

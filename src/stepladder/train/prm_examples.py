@@ -10,8 +10,8 @@ from typing import Any, TypedDict
 
 import torch
 
-from stepladder.judge.gold import judge_tree
-from stepladder.trace import Node, Pair, Side, Tree
+from stepladder.judge.gold import judge, judge_tree
+from stepladder.trace import Node, Pair, Side, Trajectory, Tree
 from stepladder.train.prm import padded
 from stepladder.train.readings import Reading, StepReader
 
@@ -97,6 +97,15 @@ def from_trees(
                 yield example
 
 
+def from_chains(chains: Iterable[Trajectory], reader: StepReader) -> Iterator[RewardExample]:
+    """One example a context of a trajectory, with what the gold judge says of its steps."""
+    for chain in chains:
+        known = [None if verdict is None else verdict.value for verdict in judge(chain)]
+        for reading in reader.trajectory(chain):
+            if example := _valued(chain.question.id, [reading], known):
+                yield example
+
+
 def outcomes(tree: Tree) -> list[float | None]:
     """What ended branches earned, and nothing of the steps before: what an outcome reward model learns from."""
     return [node.reward if node.stop is not None else None for node in tree.nodes]
@@ -110,20 +119,26 @@ def gold_verdicts(tree: Tree) -> list[float | None]:
 def _branch(tree: Tree, leaf: Node, reader: StepReader, known: list[float | None]) -> RewardExample | None:
     """The branch to a leaf. Values that it uses are taken out of those known."""
     branch = tree.branch(leaf)[1:]
-    readings: list[Reading] = []
+    example = _valued(tree.question.id, reader.trajectory(tree.trajectory(leaf)), [known[node.id] for node in branch])
+    for node in branch:
+        known[node.id] = None
+    return example
+
+
+def _valued(question_id: str, readings: Iterable[Reading], known: Sequence[float | None]) -> RewardExample | None:
+    """The readings with those of their steps whose value is known; None without any."""
+    kept: list[Reading] = []
     values: list[float] = []
-    for reading in reader.trajectory(tree.trajectory(leaf)):
-        found = [known[branch[step].id] for step in reading.steps]
+    for reading in readings:
+        found = [known[step] for step in reading.steps]
         valued = [place for place, value in enumerate(found) if value is not None]
         if valued:
             steps, starts, ends = (
                 tuple(each[place] for place in valued) for each in (reading.steps, reading.starts, reading.ends)
             )
-            readings.append(Reading(reading.tokens[: ends[-1] + 1], steps, starts, ends))
+            kept.append(Reading(reading.tokens[: ends[-1] + 1], steps, starts, ends))
             values += [value for value in found if value is not None]
-    for node in branch:
-        known[node.id] = None
-    return RewardExample(tree.question.id, tuple(readings), values=tuple(values)) if readings else None
+    return RewardExample(question_id, tuple(kept), values=tuple(values)) if kept else None
 
 
 def collate_rewards(examples: Sequence[RewardExample], dense: float = 0.0) -> RewardBatch:

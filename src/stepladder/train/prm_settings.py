@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from stepladder.models import absolute_if_folder
 from stepladder.train.training_settings import TrainingSettings
@@ -26,6 +26,9 @@ class PRMSettings(TrainingSettings):
     margin: NonNegativeFloat = 0.0
     #: Pairs: how much it counts that 0 lies between the two, so that a threshold of 0 has a meaning.
     centre: NonNegativeFloat = 0.01
+    #: Verdicts: questions of the train split whose gold chains, and the same ones spoilt, are learnt from as well. They
+    #: cost no generation, and keep what no policy writes, such as an answer before any search, from being scored well.
+    chains: NonNegativeInt = 0
     #: Of trees: what all other tokens of a step together count in the loss, beside its end, which counts 1. A small
     #: model learns sooner where a step goes wrong when it is told at every token.
     dense: NonNegativeFloat = 0.0
