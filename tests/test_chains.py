@@ -11,11 +11,15 @@ from conftest import PASSAGES, QUESTION, WordRetriever
 from stepladder.agents import AGENTS, make_agent
 from stepladder.agents.base import Agent
 from stepladder.data.atlas import generate_atlas
-from stepladder.evaluate.chains import CHAINS, variants
+from stepladder.engines.encoding import Encoding
+from stepladder.engines.tiny import tiny_tokenizer
+from stepladder.evaluate.chains import CHAINS, control_chains, variants
 from stepladder.explore.episode import EpisodeSettings, newly_read
 from stepladder.judge.gold import Fault, judge
 from stepladder.retrieval.bm25 import BM25Index
 from stepladder.trace import ActionKind, Hop, Question, StopReason, Trajectory
+from stepladder.train.prm_examples import from_chains
+from stepladder.train.readings import StepReader
 from stepladder.train.transcripts import gold_transcripts
 
 SEARCHING = [name for name in AGENTS if ActionKind.QUERY in make_agent(name).kinds]
@@ -163,3 +167,32 @@ def test_on_atlas_gold_is_all_good_and_every_other_chain_has_a_fault() -> None:
             assert "shuffled" in chains
     assert made["gold"] == made["answer_first"] > 100
     assert min(made["shuffled"], made["truncated"]) > 60
+
+
+def test_control_chains_are_made_of_what_the_search_allows() -> None:
+    """A question whose gold passage cannot be found, and one without a decomposition, give none."""
+    agent = make_agent("prorag-brief")
+    lost = replace(QUESTION, id="lost", hops=(QUESTION.hops[0], replace(QUESTION.hops[1], passages=("nowhere",))))
+    questions = [QUESTION, lost, replace(QUESTION, id="bare", hops=())]
+    made = control_chains(agent, questions, WordRetriever(), EpisodeSettings(k=1), seed=0)
+    assert {name: [chain.question.id for chain in chains] for name, chains in made.items()} == {
+        name: ["q1"] for name in CHAINS
+    }
+    again = control_chains(agent, questions, WordRetriever(), EpisodeSettings(k=1), seed=0)
+    assert again == made
+    other = control_chains(agent, questions, WordRetriever(), EpisodeSettings(k=1), seed=1)
+    assert other != made  # the thoughts are worded differently
+
+
+@pytest.mark.parametrize("name", ["prorag-brief", "reasonrag-brief"])
+def test_a_reward_model_learns_from_chains_what_the_gold_judge_says(name: str) -> None:
+    """Steps that restart the context are examples of their own; together they have every verdict."""
+    agent = make_agent(name)
+    reader = StepReader(Encoding(tiny_tokenizer()), 4096, tiny_tokenizer().pad_token_id)
+    chains = list(variants(agent, play(agent), random.Random(0)).values())
+    examples = list(from_chains(chains, reader))
+    assert len(examples) == (len(chains) if name == "prorag-brief" else sum(len(chain.steps) for chain in chains))
+    verdicts = [verdict.value for chain in chains for verdict in judge(chain) if verdict is not None]
+    assert [value for example in examples for value in example.values] == verdicts
+    assert 0.0 in verdicts
+    assert 1.0 in verdicts
