@@ -38,9 +38,6 @@ from stepladder.train.trainer import DevScore, WatchedTrainer
 class TranscriptTrainer(WatchedTrainer):
     """Trains a policy on examples."""
 
-    #: The loss below is normalised over the whole update already.
-    loss_is_scaled_for_ga = True
-
     def weight_of(self, batch: Any) -> float:
         """What the tokens to predict weigh together."""
         return float(weight_of(batch))
@@ -49,19 +46,9 @@ class TranscriptTrainer(WatchedTrainer):
         """Tokens with any weight."""
         return float((batch["weights"] > 0).sum())
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> torch.Tensor:
-        """This batch's share of the update's loss: its weighted sum over the weight of the whole update."""
-        assert not return_outputs
-        assert num_items_in_batch is not None
-        # Gradients are averaged over processes, while each of them has only its share: hence times their number.
-        loss: torch.Tensor = weighted_nll(model, inputs) / num_items_in_batch * self.accelerator.num_processes
-        return loss
+    def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """Weighted, over the policy's tokens."""
+        return weighted_nll(model, batch)
 
 
 def fine_tune(

@@ -72,7 +72,7 @@ def weight_of(batch: RewardBatch) -> int:
 class RewardTrainer(WatchedTrainer):
     """Trains a model with a scalar head."""
 
-    loss_is_scaled_for_ga = True
+    #: Set by whoever makes a trainer.
     centre = 0.0
 
     def weight_of(self, batch: Any) -> float:
@@ -83,21 +83,11 @@ class RewardTrainer(WatchedTrainer):
         """Here: the steps that are scored."""
         return float(batch["steps"])
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> torch.Tensor:
-        """This batch's share of the update's loss."""
-        assert not return_outputs
-        assert num_items_in_batch is not None
-        loss, seen = batch_loss(_scores(model, inputs), inputs, self.centre)
+    def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """Over pairs or steps."""
+        loss, seen = batch_loss(_scores(model, batch), batch, self.centre)
         self.noted.update(seen)
-        # Gradients are averaged over processes, while each of them has only its share: hence times their number.
-        share: torch.Tensor = loss / num_items_in_batch * self.accelerator.num_processes
-        return share
+        return loss
 
 
 def _scores(model: nn.Module, batch: RewardBatch) -> torch.Tensor:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -48,6 +49,9 @@ class Watching:
 class WatchedTrainer(Trainer):
     """A trainer whose batches have `question_ids`, and tokens by `attention_mask`."""
 
+    #: The loss is normalised over the whole update, in however many parts it is computed.
+    loss_is_scaled_for_ga = True
+
     def watch_over(self, lengths: Sequence[int], watching: Watching) -> None:
         """Complete the trainer; `lengths` are those of its examples."""
         self.remove_callback(PrinterCallback)
@@ -71,6 +75,24 @@ class WatchedTrainer(Trainer):
     def policy_tokens_of(self, batch: Any) -> float:
         """How many tokens of a batch the policy wrote, and are learnt from."""
         raise NotImplementedError
+
+    def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """The loss of a batch, summed over what `weight_of` counts."""
+        raise NotImplementedError
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """This batch's share of the update's loss: its sum over the weight of the whole update."""
+        assert not return_outputs
+        assert num_items_in_batch is not None
+        # Gradients are averaged over processes, while each of them has only its share: hence times their number.
+        loss: torch.Tensor = self.summed_loss(model, inputs) / num_items_in_batch * self.accelerator.num_processes
+        return loss
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of like length, in the order of the seed and the epoch."""
