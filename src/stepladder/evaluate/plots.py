@@ -44,9 +44,17 @@ _SIDE, _COUNTS = 384.0, 64.0
 
 
 def distributions_svg(
-    title: str, groups: Mapping[str, Sequence[float]], *, axis: str = "score of a step", subtitle: str = ""
+    title: str,
+    groups: Mapping[str, Sequence[float]],
+    *,
+    axis: str = "score of a step",
+    counted: str = "steps",
+    subtitle: str = "",
 ) -> str:
-    """One histogram a group, on one axis: how scores are spread, where their median is, how many are 0 or more."""
+    """One histogram a group, on one axis: how scores are spread, where their median is, how many are 0 or more.
+
+    `counted`: what each score is of.
+    """
     values = {name: _finite(name, scores) for name, scores in groups.items()}
     everything = np.concatenate([*values.values(), np.zeros(1)])
     if len(everything) == 1:
@@ -59,7 +67,7 @@ def distributions_svg(
     top = TOP + 16
     bottom = top + _ROW * len(values)
     parts = [
-        *(text(x, TOP, words, "small end") for x, words in zip(_COLUMNS, ("steps", "median", "≥ 0"))),
+        *(text(x, TOP, words, "small end") for x, words in zip(_COLUMNS, (counted, "median", "≥ 0"))),
         *(line(across(tick), top, across(tick), bottom, "grid") for tick in ticks(across, step)),
         line(across(0), top, across(0), bottom, "aim"),
     ]

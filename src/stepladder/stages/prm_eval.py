@@ -94,6 +94,7 @@ def run_prm_eval(settings: PRMEvalSettings, workshop: Workshop, task: Task) -> S
                 "What the reward model thinks of whole chains",
                 {name.replace("_", " "): scores for name, scores in lowest.items() if scores},
                 axis="score of a chain's lowest step",
+                counted="chains",
                 subtitle=f"Gold chains of {len(lowest['gold']):,} questions, and the same ones spoilt",
             )
             (folder / "chains.svg").write_text(chains, encoding="utf-8")
