@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from conftest import PASSAGES, WordRetriever
+from conftest import WordRetriever
 from stepladder.agents import AGENTS, make_agent
 from stepladder.agents.base import prompt_segment
 from stepladder.agents.direct import Direct
