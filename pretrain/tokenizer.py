@@ -11,7 +11,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pretrain.documents import AGENT_TAGS, FIRST_WORLD, PLAIN_TAGS, documents
+from pretrain.documents import FIRST_WORLD, documents
+from pretrain.styles import AGENT_TAGS, PLAIN_TAGS
 from stepladder.data.atlas import generate_atlas
 
 VOCABULARY = 4096

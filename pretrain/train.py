@@ -21,8 +21,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from pretrain.documents import ANSWER, FIRST_WORLD, WorldWriter, tidy
+from pretrain.documents import FIRST_WORLD, WorldWriter
 from pretrain.shards import read_batches, start_writers
+from pretrain.styles import ANSWER, tidy
 from stepladder.data.atlas import generate_atlas
 
 #: Layers, width, heads, key-value heads, width of the feed-forward part.
@@ -34,7 +35,7 @@ SHAPES = {
 }
 CONTEXT = 2048
 HELD_OUT_WORLDS = (FIRST_WORLD + 500, FIRST_WORLD + 501)
-KINDS = ("reading", "looking_up", "plans", "conclusions")
+KINDS = ("reading", "looking_up", "plans", "conclusions", "checks")
 
 
 def build_model(shape: str, vocabulary: int, end: int, seed: int) -> LlamaForCausalLM:
@@ -70,7 +71,7 @@ def held_out(tokenizer: Any, count: int) -> dict[str, list[tuple[list[int], list
                 spans: list[tuple[int, int]] = []
                 for text, weight in tidy(getattr(writer, kind)()):
                     piece = tokenizer(text, add_special_tokens=False)["input_ids"]
-                    if weight == ANSWER and text.strip("\n ."):
+                    if weight >= ANSWER and text.strip("\n ."):
                         spans.append((len(ids), len(ids) + len(piece)))
                     ids += piece
                 if len(ids) <= CONTEXT:

@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pretrain import card
-from pretrain.documents import AGENT_TAGS, FIRST_WORLD, MIX, WorldWriter, documents, tidy
+from pretrain.checks import Checks
+from pretrain.documents import FIRST_WORLD, MIX, WorldWriter, documents
+from pretrain.mistakes import Mistakes, garbled
 from pretrain.rl_probe import advantages, flatten, outcome, step_rewards
+from pretrain.styles import AGENT_TAGS, GIVEN, PASSAGE, VERDICT, tidy
 from stepladder.agents import AGENTS, make_agent
 from stepladder.data.atlas import generate_atlas
 from stepladder.driver import Driver
 from stepladder.engines.gold import GoldEngine
 from stepladder.engines.loading import load_model
 from stepladder.errors import StepladderError
+from stepladder.evaluate.metrics import normalise
 from stepladder.explore.episode import EpisodeSettings, episode
 from stepladder.models import BUILT_IN, built_in_folder
 from stepladder.trace import Question, Trajectory
@@ -114,6 +118,39 @@ def test_answers_can_be_found_in_what_is_shown(writer: WorldWriter) -> None:
             if weight == 1.0 and place and document[place - 1][1] != 1.0 and text not in ("yes", "no"):
                 shown = "".join(piece for piece, _ in document[:place])
                 assert text in shown
+
+
+def test_what_is_checked_as_right_stands_in_what_is_shown(writer: WorldWriter) -> None:
+    verdicts: list[bool] = []
+    for _ in range(200):
+        document = Checks(writer.source).looking_up()
+        given: list[str] = []
+        shown = ""
+        for text, weight in document:
+            if weight == PASSAGE:
+                shown += text
+            elif weight == GIVEN:
+                given.append(text)
+            elif weight == VERDICT:
+                right = text.lower() in RIGHT
+                verdicts.append(right)
+                if right:
+                    answer, _mark = given[-2:]
+                    assert answer in shown
+    assert 0.3 < sum(verdicts) / len(verdicts) < 0.7, "neither verdict can be guessed"
+
+
+RIGHT = ("right", "yes", "true", "good", "correct", "ok", "+", "1")
+
+
+def test_mistakes_are_mistakes(writer: WorldWriter) -> None:
+    mistakes = Mistakes(writer.source)
+    for question in writer.source.long[:100]:
+        assert normalise(mistakes.answer(question.answers[0], ())) != normalise(question.answers[0])
+        asked = [hop.question for hop in question.hops if "#" not in hop.question]
+        wrong = mistakes.query(1, question.hops, {}, ())
+        assert normalise(wrong) not in map(normalise, asked)
+    assert garbled("1,234", "Orm", random.Random(1)) != "1,234"
 
 
 def test_tidying_moves_spaces_and_nothing_else(writer: WorldWriter) -> None:

@@ -12,6 +12,7 @@ KINDS: dict[str, str | StageKind] = {
     "dpo": "stepladder.stages.dpo",
     "eval": "stepladder.stages.evaluation",
     "explore": "stepladder.stages.explore",
+    "grpo": "stepladder.stages.grpo",
     "pairs": "stepladder.stages.pairs",
     "pairs-file": "stepladder.stages.pairs_file",
     "prm": "stepladder.stages.prm",

@@ -62,7 +62,7 @@ def place_for(settings: TrainingSettings, seed: int, device: str, kind: str) -> 
 
 def fit(
     make_trainer: Callable[[TrainingArguments], WatchedTrainer],
-    lengths: Sequence[int],
+    lengths: Sequence[int] | None,
     settings: TrainingSettings,
     lr: float,
     folder: Path,
@@ -70,13 +70,24 @@ def fit(
     *,
     dev_score: Callable[[], DevScore] | None,
     best_by: str = "dev_f1",
+    updates: int | None = None,
+    rounds_to: int = 1,
     arguments: type[TrainingArguments] = TrainingArguments,
     watch: Watcher | None = None,
     **more: Any,
 ) -> tuple[Curves, Path]:
-    """Train from the newest checkpoint on, to the end. `lengths`: of the examples; `more` goes to the arguments."""
-    an_epoch = math.ceil(len(lengths) / settings.batch)
-    updates = math.ceil(settings.epochs * an_epoch)
+    """Train from the newest checkpoint on, to the end. `more` goes to the arguments.
+
+    `lengths`: of the examples. A trainer that makes its own examples has none; its `updates` are given instead.
+    Dev scores and checkpoints come at multiples of `rounds_to` updates.
+    """
+    if lengths is not None:
+        an_epoch = math.ceil(len(lengths) / settings.batch)
+        updates = math.ceil(settings.epochs * an_epoch)
+    else:
+        assert updates is not None
+        an_epoch = updates
+        more["max_steps"] = updates
     checkpoints = Checkpoints(folder / "checkpoints")
     with place.processes.main_process_first():
         checkpoints.remove_incomplete()
@@ -89,7 +100,7 @@ def fit(
             f"them the best is not known. Put the file back, or delete {checkpoints.folder} to train again"
         )
     if done < updates:  # the trainer itself would begin the rest of an epoch of which only a part was wanted
-        every = settings.eval_every or an_epoch
+        every = math.ceil((settings.eval_every or an_epoch) / rounds_to) * rounds_to
         made = arguments(
             **_arguments(settings, lr, checkpoints.folder, every, dev_score is not None, place),
             **more,
@@ -101,7 +112,7 @@ def fit(
             trainer.watch_over(lengths, Watching(curves, checkpoints, folder / "bad_batch.json", told, dev_score))
             trainer.train(resume_from_checkpoint=str(checkpoints.at(done)) if done else None)
     best = curves.best
-    return curves, checkpoints.at(best["step"] if best is not None else updates)
+    return curves, checkpoints.at(best["step"] if best is not None else max(checkpoints.complete))
 
 
 def _arguments(

@@ -114,6 +114,16 @@ class ProcessRewardModel:
             self.tokenizer.save_pretrained(fresh)
 
 
+def expect_same_words(policy: Encoding, reward: ProcessRewardModel) -> None:
+    """Refuse a reward model of another tokenizer than the policy's before anything is sampled."""
+    ours, theirs = policy.vocabulary, reward.reader.encoding.vocabulary
+    if ours != theirs and not reward.reader.reencode:
+        raise StepladderError(
+            f"the reward model has another tokenizer ({theirs}) than the policy ({ours}). Take one that was trained "
+            "from this policy, or set reencode to true: the policy's text is then encoded anew for it"
+        )
+
+
 def padded(readings: Sequence[Reading]) -> dict[str, torch.Tensor]:
     """Readings as the model takes them, padded on the right.
 

@@ -30,7 +30,7 @@ from stepladder.trace import Question, Trajectory
 from stepladder.train.fine_tune import dev_player, fine_tune
 from stepladder.train.fit import place_for, shown
 from stepladder.train.policy import load_policy, write_policy
-from stepladder.train.prm import ProcessRewardModel
+from stepladder.train.prm import ProcessRewardModel, expect_same_words
 from stepladder.train.rft_settings import RFTSettings
 from stepladder.train.sampling import sampled_in
 from stepladder.train.sifting import Sifted, sift
@@ -74,7 +74,7 @@ def train_rft(
         policy = load_policy(model, settings.lora, bf16=place.bf16, device=place.device)
         engine = TransformersEngine(policy.model, policy.tokenizer)
         if reward is not None:
-            _expect_same_words(engine, reward)
+            expect_same_words(engine.encoding, reward)
         answerable = [question for question in questions if question.answers]
         if not answerable:
             raise StepladderError(f"none of {len(questions):,} questions has an answer: no sample could be found right")
@@ -118,16 +118,6 @@ def _sifted(
     scores = None if reward is None else reward.score(played)
     sifted = sift(played, scores, min_f1=settings.min_f1, threshold=settings.threshold or 0.0, keep=settings.keep)
     return sifted, scores
-
-
-def _expect_same_words(engine: TransformersEngine, reward: ProcessRewardModel) -> None:
-    """Refuse a reward model of another tokenizer before anything is sampled."""
-    ours, theirs = engine.encoding.vocabulary, reward.reader.encoding.vocabulary
-    if ours != theirs and not reward.reader.reencode:
-        raise StepladderError(
-            f"the reward model has another tokenizer ({theirs}) than the policy ({ours}). Take one that was trained "
-            "from this policy, or set reencode to true: the policy's text is then encoded anew for it"
-        )
 
 
 def _report(sifted: Sifted, broken: int) -> dict[str, object]:

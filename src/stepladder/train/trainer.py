@@ -52,15 +52,19 @@ class WatchedTrainer(Trainer):
     #: The loss is normalised over the whole update, in however many parts it is computed.
     loss_is_scaled_for_ga = True
 
-    def watch_over(self, lengths: Sequence[int], watching: Watching) -> None:
-        """Complete the trainer; `lengths` are those of its examples."""
+    def watch_over(self, lengths: Sequence[int] | None, watching: Watching) -> None:
+        """Complete the trainer; `lengths` are those of its examples, if it has any before it begins."""
         self.remove_callback(PrinterCallback)
-        arguments = self.args
-        # Ordered by updates, not by their parts: in how many parts an update is computed does not change what is in it.
-        update = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
-        self.order = SimilarLengths(lengths, update, arguments.seed)
         self.watching = watching
-        self.add_callback(_Keeper(self.order, watching, math.ceil(len(lengths) / update)))
+        self.add_callback(_Keeper(watching))
+        if lengths is not None:
+            arguments = self.args
+            # Ordered by updates, not by their parts: in how many parts an update is computed does not change what is
+            # in it.
+            update = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+            update *= arguments.world_size
+            self.order = SimilarLengths(lengths, update, arguments.seed)
+            self.add_callback(_Orderer(self.order, math.ceil(len(lengths) / update)))
         #: The update under way: its question ids, its tokens, what it is divided by, what was noted, when it began.
         self.questions: list[str] = []
         self.tokens = self.policy_tokens = 0
@@ -107,8 +111,7 @@ class WatchedTrainer(Trainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor]:
         """The batches of one update, and what they weigh together, on all devices."""
-        self.began = time.monotonic()
-        self.noted.clear()
+        self._begin()
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator)]
         self.questions = [question for batch in batches for question in batch["question_ids"]]
         counts = torch.tensor(
@@ -122,6 +125,10 @@ class WatchedTrainer(Trainer):
         self.divisor, tokens, policy_tokens = self.accelerator.gather(counts).sum(dim=0).tolist()
         self.tokens, self.policy_tokens = int(tokens), int(policy_tokens)
         return batches, torch.tensor(self.divisor, dtype=torch.float32, device=device)
+
+    def _begin(self) -> None:
+        self.began = time.monotonic()
+        self.noted.clear()
 
     def measures(self, logs: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
         """What else is known of an update: what was noted of its batches, by the weight of them all."""
@@ -180,17 +187,23 @@ class WatchedTrainer(Trainer):
         return named
 
 
-class _Keeper(TrainerCallback):
-    """Sees to the order of an epoch and to what is left of a checkpoint after the trainer has written it."""
+class _Orderer(TrainerCallback):
+    """Sees to the order of an epoch."""
 
-    def __init__(self, order: SimilarLengths, watching: Watching, updates_an_epoch: int) -> None:
+    def __init__(self, order: SimilarLengths, updates_an_epoch: int) -> None:
         self.order = order
-        self.watching = watching
         self.updates_an_epoch = updates_an_epoch
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
         """Every epoch has its own order, also one that is resumed in its middle."""
         self.order.epoch = state.global_step // self.updates_an_epoch
+
+
+class _Keeper(TrainerCallback):
+    """Sees to what is left of a checkpoint after the trainer has written it."""
+
+    def __init__(self, watching: Watching) -> None:
+        self.watching = watching
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
         """Curves first: a complete checkpoint has all its rows."""

@@ -1,0 +1,56 @@
+"""The stage `grpo`: reinforcement learning with graded steps. The work is done by train/grpo.py.
+
+In: a policy and, where steps are scored by one, a reward model. Out: a policy that has learnt from its own episodes.
+"""
+
+from stepladder.errors import StepladderError
+from stepladder.stages.base import StageKind, StageResult, Task
+from stepladder.stages.prm import REWARD
+from stepladder.stages.sft import expect_dev
+from stepladder.train.grpo_settings import GRPOSettings
+from stepladder.workshop import Workshop
+
+
+def run_grpo(settings: GRPOSettings, workshop: Workshop, task: Task) -> StageResult:
+    """Play the train split, learn from what was earned; watch the dev split."""
+    from stepladder.train.grpo import train_grpo  # brings torch, transformers and trl
+    from stepladder.train.prm import ProcessRewardModel
+
+    shared = workshop.settings
+    reward = None
+    if settings.needs_reward_model:
+        reward = ProcessRewardModel.load(
+            task.inputs[REWARD], device=shared.device, dtype=shared.dtype, reencode=settings.reencode
+        )
+    report = train_grpo(
+        task.inputs["policy"],
+        workshop.agent,
+        workshop.split("train"),
+        workshop.split("dev") if settings.dev_questions else (),
+        workshop.retriever,
+        workshop.episode(),
+        reward,
+        settings,
+        task.folder,
+        seed=task.seed,
+        device=shared.device,
+        dtype=shared.dtype,
+    )
+    return StageResult(report.numbers, {"policy": report.policy})
+
+
+def check_grpo(settings: GRPOSettings, workshop: Workshop) -> None:
+    """There must be questions with answers, others to choose a checkpoint by, and an index if the agent searches."""
+    if not any(question.answers for question in workshop.split("train")):
+        raise StepladderError("no question of the split 'train' has an answer: nothing could be earned")
+    expect_dev("grpo", settings.dev_questions, workshop)
+    workshop.check_index()
+
+
+def _left_out(settings: GRPOSettings) -> frozenset[str]:
+    return frozenset(() if settings.needs_reward_model else {REWARD})
+
+
+KIND = StageKind(
+    GRPOSettings, run_grpo, takes=("policy", REWARD), makes=("policy",), check=check_grpo, leaves_out=_left_out
+)

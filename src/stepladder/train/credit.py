@@ -1,0 +1,115 @@
+"""What the episodes of one question earned, step by step: rewards first, then advantages.
+
+In: the episodes of a question, or a tree of them, and scores of their steps. Out: `Credited` rows: a trajectory, an
+advantage for each of its steps, and which of them are learnt from in this row. Arithmetic only; `advantage.py` has the
+formulas.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepladder.evaluate.metrics import score
+from stepladder.trace import ActionKind, StopReason, Trajectory, Tree
+from stepladder.train.advantage import (
+    Floats,
+    branch_advantages,
+    dual_advantages,
+    gain_advantages,
+    outcome_advantages,
+    process_advantages,
+)
+from stepladder.train.grpo_settings import GRPOSettings, RewardSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Credited:
+    """One episode and what it teaches."""
+
+    trajectory: Trajectory
+    #: What its end earned.
+    reward: float
+    #: One a step.
+    advantages: tuple[float, ...]
+    #: One a step: false where another row has the same step and teaches it.
+    learns: tuple[bool, ...]
+
+    @property
+    def teaches(self) -> bool:
+        """Whether there is anything to learn from it."""
+        return any(advantage and learns for advantage, learns in zip(self.advantages, self.learns))
+
+
+def outcome_reward(trajectory: Trajectory, settings: RewardSettings) -> float:
+    """What an episode earned: for its answer, and for keeping the format to the end."""
+    f1 = score(trajectory).f1
+    kept = trajectory.stop is StopReason.ANSWERED
+    answer = settings.f1_weight * f1 if f1 >= settings.min_f1 else 0.0
+    return answer + (settings.format_bonus if kept else -settings.format_bonus)
+
+
+def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: RewardSettings) -> list[float]:
+    """What each step earned: its score, a logit, brought between 0 and 1, and for keeping the format."""
+    return [
+        _sigmoid(score)
+        + (-settings.step_format_bonus if step.action.kind is ActionKind.MALFORMED else settings.step_format_bonus)
+        for step, score in zip(trajectory.steps, scores, strict=True)
+    ]
+
+
+def _sigmoid(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit)) if logit > -500 else 0.0
+
+
+def credit_group(
+    group: Sequence[Trajectory], scores: Sequence[Sequence[float]] | None, settings: GRPOSettings
+) -> list[Credited]:
+    """The episodes of one question. `scores` of their steps are needed unless the answer alone counts."""
+    rewards = [outcome_reward(trajectory, settings.rewards) for trajectory in group]
+    outcome = outcome_advantages(rewards)
+    nothing = [np.zeros(len(trajectory.steps)) for trajectory in group]
+    if settings.mode == "outcome":
+        advantages = dual_advantages(outcome, nothing, 0.0)
+    else:
+        assert scores is not None
+        steps = process_advantages(
+            [step_rewards(each, found, settings.rewards) for each, found in zip(group, scores, strict=True)],
+            [[len(step.written.tokens) for step in trajectory.steps] for trajectory in group],
+            settings.normalise,
+        )
+        dual = settings.mode == "dual"
+        advantages = dual_advantages(outcome, steps, settings.process_weight) if dual else steps
+    return [_row(*each, [True] * len(each[0].steps)) for each in zip(group, rewards, advantages, strict=True)]
+
+
+def credit_tree(tree: Tree, settings: GRPOSettings) -> list[Credited]:
+    """The branches of a tree. A step that several of them share has one value, and is learnt from once, in the first.
+
+    Where branches are credited as a whole, what they share is learnt from in each: it earns what they earn together.
+    """
+    ends = [node for node in tree.nodes if node.stop is not None]
+    branches = {node.id: tree.branch(node)[1:] for node in ends}
+    trajectories = {node.id: tree.trajectory(node) for node in ends}
+    rewards = {each: outcome_reward(trajectory, settings.rewards) for each, trajectory in trajectories.items()}
+    if settings.tree.credit == "steps":
+        parents = [node.parent for node in tree.nodes]
+        by_node = gain_advantages(parents, [rewards.get(node.id) for node in tree.nodes])
+        advantages = [np.array([by_node[node.id] for node in branches[each]]) for each in branches]
+    else:
+        stems = [branch[0].id for branch in branches.values()]
+        whole = branch_advantages(stems, list(rewards.values()))
+        advantages = [np.full(len(branches[each]), one) for each, one in zip(branches, whole)]
+    once = settings.tree.credit == "steps"
+    seen: set[int] = set()
+    rows: list[Credited] = []
+    for each, found in zip(branches, advantages, strict=True):
+        learns = [not (once and node.id in seen) for node in branches[each]]
+        seen.update(node.id for node in branches[each])
+        rows.append(_row(trajectories[each], rewards[each], found, learns))
+    return rows
+
+
+def _row(trajectory: Trajectory, reward: float, advantages: Floats, learns: Sequence[bool]) -> Credited:
+    return Credited(trajectory, reward, tuple(float(each) for each in advantages), tuple(learns))

@@ -1,0 +1,227 @@
+"""Reinforcement learning with graded steps (ProRAG, stage 4), and its rivals: the answer alone, steps alone, trees.
+
+In: a policy, questions with answers, and a reward model where steps are scored by one. Out, in one folder:
+
+    curves.jsonl    one row an update (loss, reward, F1, entropy, searches, seconds by part ...), one a dev score
+    alarms.jsonl    what the guards noticed
+    checkpoints/    the newest and the best, to resume from
+    policy/         the best by dev F1, or the last; after an alarm that stopped the run, one from before the trouble
+
+Each update plays some questions several times with the policy as it is and makes likelier what earned more than the
+other episodes of its question did. `credit.py` says what is earned, `rollouts.py` plays, `grpo_trainer.py` updates.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset  # type: ignore[import-untyped]
+from torch import nn
+from transformers import TrainingArguments
+from trl import GRPOConfig  # type: ignore[attr-defined]
+
+from stepladder.agents.base import Agent
+from stepladder.driver import Driver, Watcher
+from stepladder.engines.loading import DTYPES, pick_dtype, quiet_libraries
+from stepladder.engines.transformers import TransformersEngine
+from stepladder.errors import StepladderError
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.retrieval.base import Retriever
+from stepladder.seeding import seed_of
+from stepladder.trace import Question
+from stepladder.train.checkpoints import Checkpoints
+from stepladder.train.curves import Curves
+from stepladder.train.fine_tune import dev_player
+from stepladder.train.fit import curve_numbers, fit, place_for
+from stepladder.train.grpo_settings import GRPOSettings
+from stepladder.train.grpo_trainer import EpisodeTrainer
+from stepladder.train.guards import Alarm, last_good, read_alarms
+from stepladder.train.policy import Policy, load_policy, lora_config, write_policy
+from stepladder.train.prm import ProcessRewardModel, expect_same_words
+from stepladder.train.rollouts import Rollouts
+from stepladder.train.trainer import WatchedTrainer
+from stepladder.train.training_settings import LoraSettings
+from stepladder.train.transcripts import pick
+
+ALARMS = "alarms.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class GRPOReport:
+    """What came of the training."""
+
+    #: A model folder.
+    policy: Path
+    numbers: dict[str, object]
+
+
+def train_grpo(
+    model: str | Path,
+    agent: Agent,
+    questions: Sequence[Question],
+    dev: Sequence[Question],
+    retriever: Retriever | None,
+    episode: EpisodeSettings,
+    reward: ProcessRewardModel | None,
+    settings: GRPOSettings,
+    folder: Path,
+    *,
+    seed: int,
+    device: str = "auto",
+    dtype: str = "auto",
+    watch: Watcher | None = None,
+) -> GRPOReport:
+    """Train a policy by its own episodes; the same call goes on where an earlier one was killed."""
+    place = place_for(settings, seed, device, "grpo")
+    pick_dtype(dtype, place.device)
+    with quiet_libraries():
+        policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
+        engine = TransformersEngine(policy.model, policy.tokenizer)
+        if settings.needs_reward_model and reward is not None:
+            expect_same_words(engine.encoding, reward)
+        chosen = _chosen(questions, settings, seed)
+        rollouts = Rollouts(Driver(engine, retriever), agent, episode, settings, reward)
+        order, updates = schedule(len(chosen), settings, seed)
+        play = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed)
+
+        def trainer(arguments: TrainingArguments) -> WatchedTrainer:
+            return EpisodeTrainer(
+                policy.model,
+                args=arguments,
+                rollouts=rollouts,
+                questions={question.id: question for question in chosen},
+                train_dataset=Dataset.from_dict({"prompt": [chosen[place].id for place in order]}),
+                eval_dataset=Dataset.from_dict({"prompt": [chosen[0].id]}),  # only asked whether it is there
+                processing_class=policy.tokenizer,
+                peft_config=None if settings.lora is None else lora_config(settings.lora, "CAUSAL_LM"),
+            )
+
+        alarms = _alarms(folder)
+        if any(alarm.stopped for alarm in alarms):  # by an earlier call, which was killed behind it
+            curves = Curves(folder / "curves.jsonl", upto=updates)
+            checkpoint = folder
+        else:
+            curves, checkpoint = fit(
+                trainer,
+                None,
+                settings,
+                settings.lr if settings.lr != "auto" else _lr_for(policy.model, settings.lora),
+                folder,
+                place,
+                updates=updates,
+                rounds_to=settings.passes,
+                dev_score=play,
+                watch=watch,
+                arguments=GRPOConfig,
+                **_grpo_arguments(settings, policy),
+            )
+            alarms = _alarms(folder)
+        stopped = [alarm for alarm in alarms if alarm.stopped]
+        if stopped:
+            checkpoint = _before_trouble(folder, curves, stopped)
+        if place.processes.is_main_process:
+            write_policy(folder / "policy", policy, checkpoint, DTYPES.get(dtype, policy.dtype))
+        place.processes.wait_for_everyone()
+    return GRPOReport(folder / "policy", _numbers(curves, settings, len(chosen), alarms, checkpoint))
+
+
+def schedule(questions: int, settings: GRPOSettings, seed: int) -> tuple[list[int], int]:
+    """Which questions are played, update by update, and how many updates that makes.
+
+    Every epoch is a shuffle of its own; what does not fill an update comes in the next one.
+    """
+    an_update = settings.batch // settings.samples
+    batches = max(math.floor(settings.epochs * questions / an_update), 1)
+    rng = np.random.default_rng(seed_of(seed, "order"))
+    order: list[int] = []
+    while len(order) < batches * an_update:
+        order += rng.permutation(questions).tolist()
+    return order[: batches * an_update], batches * settings.passes
+
+
+def _chosen(questions: Sequence[Question], settings: GRPOSettings, seed: int) -> list[Question]:
+    answerable = [question for question in questions if question.answers]
+    if not answerable:
+        raise StepladderError(f"none of {len(questions):,} questions has an answer: nothing could be earned")
+    chosen = pick(answerable, settings.questions, seed, balance=settings.balance)
+    an_update = settings.batch // settings.samples
+    if len(chosen) < an_update:
+        raise StepladderError(
+            f"{len(chosen)} questions have an answer, but an update plays {an_update} (batch {settings.batch} by "
+            f"samples {settings.samples}); lower batch or raise samples"
+        )
+    return chosen
+
+
+def _grpo_arguments(settings: GRPOSettings, policy: Policy) -> dict[str, Any]:
+    """What trl's configuration has beyond the trainer's."""
+    return {
+        "num_generations": settings.samples,
+        "generation_batch_size": settings.batch,
+        "num_iterations": settings.passes,
+        "shuffle_dataset": False,  # the order is made above: the same after a resume
+        "temperature": settings.temperature,
+        "beta": settings.kl,
+        "epsilon": settings.clip,
+        "epsilon_high": settings.clip_high,
+        "loss_type": "dapo",  # the mean over all tokens of the update
+        "max_completion_length": None,  # nothing is cut: limits are the episode's
+        "gradient_checkpointing": False,
+        "use_cache": policy.model.config.use_cache,  # the trainer puts it into the policy's configuration
+    }
+
+
+def _before_trouble(folder: Path, curves: Curves, alarms: Sequence[Alarm]) -> Path:
+    """The best checkpoint from before the trouble began; the policy as it came has none, and is then the answer."""
+    good = last_good(curves.updates, alarms) or 0
+    checkpoints = Checkpoints(folder / "checkpoints")
+    fitting = [step for step in checkpoints.complete if step <= good]
+    scores = {row["step"]: row[curves.best_by] for row in curves.rows if curves.best_by in row}
+    best = max(fitting, key=lambda step: (scores.get(step, 0.0), step), default=None)
+    if best is None:
+        names = ", ".join(alarm.name for alarm in alarms)
+        raise StepladderError(
+            f"training was stopped by {names} before there was a checkpoint to go back to. {alarms[0].message} "
+            "Set eval_every lower to have checkpoints sooner, or guards.stop to false to go on regardless"
+        )
+    return checkpoints.at(best)
+
+
+def _alarms(folder: Path) -> list[Alarm]:
+    path = folder / ALARMS
+    return read_alarms(path) if path.exists() else []
+
+
+def _numbers(
+    curves: Curves, settings: GRPOSettings, questions: int, alarms: Sequence[Alarm], checkpoint: Path
+) -> dict[str, object]:
+    rows = curves.updates
+    window = rows[-5:]
+    episodes = sum(1 for row in rows if row["rollout_seconds"]) * settings.batch
+    numbers: dict[str, object] = {
+        "mode": settings.mode,
+        "questions": questions,
+        "episodes": episodes,
+        "tokens_sampled": round(sum(row["written"] for row in rows if row["rollout_seconds"])),
+        "alarms": [alarm.name for alarm in alarms],
+        "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),
+        "kept_update": int(checkpoint.name.removeprefix("checkpoint-")),
+        "first_reward": rows[0]["reward"],
+        "last_reward": float(np.mean([row["reward"] for row in window])),
+        "first_f1": rows[0]["f1"],
+        "last_f1": float(np.mean([row["f1"] for row in window])),
+    }
+    for part in ("rollout", "scoring", "update"):
+        numbers[f"{part}_seconds"] = round(sum(row[f"{part}_seconds"] for row in rows), 2)
+    return {**numbers, **curve_numbers(curves)}
+
+
+def _lr_for(model: nn.Module, lora: LoraSettings | None) -> float:
+    """Small steps: the episodes of an update say little, and the next ones come from what they left."""
+    if lora is not None:
+        return 1e-5
+    parameters = sum(weights.numel() for weights in model.parameters())
+    return 1e-4 if parameters < 20e6 else 1e-5 if parameters < 1e9 else 1e-6

@@ -1,0 +1,257 @@
+"""trl's GRPOTrainer on our episodes: an advantage for every step, and a loss on the policy's own tokens alone.
+
+In: a policy and what plays it. Out: what `WatchedTrainer` writes, with rewards, entropy, clipping, divergence, the time
+of each part, and how far the engine and the trainer disagree about the policy's log-probs.
+
+trl has the loss, its clipping and the reference. It asks for episodes through `rollout_func`, one row a sample, and
+would give all tokens of a row the same advantage; the rows get those of their steps here, after it has made its
+tensors. It would also compute the log-probs of every token, while only the policy's are needed: a third of them.
+
+A row's prompt is its first token, and everything else counts as completion, with `env_mask` 0 on what the policy did
+not write. So nothing is padded on the left, and positions are those that the engine saw.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer
+from trl import GRPOTrainer  # type: ignore[attr-defined]
+
+from stepladder.errors import StepladderError
+from stepladder.seeding import seed_of
+from stepladder.trace import Question
+from stepladder.train.credit import Credited
+from stepladder.train.guards import Guards, write_alarms
+from stepladder.train.rollouts import Played, Rollouts
+from stepladder.train.trainer import WatchedTrainer, Watching
+
+#: Curves by the names that trl gives them.
+_MEASURES = {"entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clipped"}
+#: Rows computed together: small parts of like length have less padding, large ones keep a GPU busy.
+_AT_ONCE_CPU, _AT_ONCE = 8, 64
+
+
+def row_of(credited: Credited) -> dict[str, list[Any]]:
+    """An episode as tokens: ids, whether each is learnt from, the advantage of its step, the engine's log-prob."""
+    ids: list[int] = []
+    learns: list[int] = []
+    advantages: list[float] = []
+    logprobs: list[float] = []
+    for number, step in enumerate(credited.trajectory.steps):
+        if step.restarts and number:
+            raise StepladderError(
+                f"the agent '{credited.trajectory.agent}' begins a new context with its steps, so an episode is not "
+                "one text; reinforcement learning needs an agent whose transcript grows, such as prorag (DPO does not)"
+            )
+        read = [token for segment in step.read for token in segment.tokens]
+        written = list(step.written.tokens)
+        ids += read + written
+        learns += [0] * len(read) + [int(credited.learns[number])] * len(written)
+        advantages += [0.0] * len(read) + [credited.advantages[number]] * len(written)
+        known = list(step.written.logprobs) or [float("nan")] * len(written)
+        logprobs += [float("nan")] * len(read) + known
+    return {"ids": ids, "learns": learns, "advantages": advantages, "logprobs": logprobs}
+
+
+class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
+    """GRPO, watched."""
+
+    loss_is_scaled_for_ga = True  # type: ignore[assignment] # trl says None, transformers a bool
+    model: Any
+    _metrics: Any
+
+    def __init__(self, *arguments: Any, rollouts: Rollouts, questions: Mapping[str, Question], **options: Any) -> None:
+        """`questions` by their ids, which are the prompts of the data set."""
+        super().__init__(*arguments, reward_funcs=[_earned], rollout_func=self._roll_out, **options)
+        self.rollouts = rollouts
+        self.asked = questions
+        self.played: Played | None = None
+        self.rows: list[dict[str, list[Any]]] = []
+        #: What is learnt from in the rows that are computed next, and their log-probs when they have been.
+        self._learnt_BT: torch.Tensor | None = None
+        self._logps_BT: torch.Tensor | None = None
+        self._gaps: list[torch.Tensor] = []
+
+    def watch_over(self, lengths: Sequence[int] | None, watching: Watching) -> None:
+        """Complete the trainer, and set its guards."""
+        super().watch_over(lengths, watching)
+        self.alarms = watching.bad_batch.with_name("alarms.jsonl")
+        self.guards = Guards(self.rollouts.settings.guards, watching.curves.updates)
+        if watching.curves.writes:
+            write_alarms(self.alarms, self.guards.raised)
+
+    def _send_telemetry(self) -> None:
+        """Training calls nobody."""
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """The run folder says what was done, and how."""
+
+    # --- episodes
+
+    def _roll_out(self, prompts: Sequence[str], _: Any) -> dict[str, list[Any]]:
+        """What trl asks for: the prompts come once for every sample, those of a question in a row."""
+        samples = self.rollouts.settings.samples
+        questions = [self.asked[prompt] for prompt in prompts[::samples]]
+        training = self.model.training
+        self.model.eval()
+        with torch.no_grad(), self.accelerator.autocast():
+            # The seed follows from the update, so that a run that is resumed plays what it would have played.
+            self.played = self.rollouts.play(questions, seed_of(self.args.seed, "episodes", self.state.global_step))
+        self.model.train(training)
+        self.rows = [row_of(row) if row.trajectory.steps else self._empty() for row in self.played.rows]
+        width = max(len(row["ids"]) for row in self.rows) - 1
+        self._learnt_BT = torch.tensor([_filled(row["learns"][1:], width) for row in self.rows]) > 0
+        return {
+            "prompt_ids": [row["ids"][:1] for row in self.rows],
+            "completion_ids": [row["ids"][1:] for row in self.rows],
+            "logprobs": [row["logprobs"][1:] for row in self.rows],
+            "env_mask": [row["learns"][1:] for row in self.rows],
+            "earned": [row.reward for row in self.played.rows],
+        }
+
+    def _empty(self) -> dict[str, list[Any]]:
+        """In place of an episode that broke before its first word."""
+        padding = self.processing_class.pad_token_id
+        return {"ids": [padding] * 2, "learns": [0] * 2, "advantages": [0.0] * 2, "logprobs": [float("nan")] * 2}
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        """trl's tensors, with the advantages of steps, and without rows that teach nothing."""
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[no-untyped-call]
+        width = batch["completion_ids"].shape[1]
+        advantages_BT = torch.tensor([_filled(row["advantages"][1:], width) for row in self.rows])
+        batch["advantages"] = advantages_BT.to(batch["completion_ids"].device)
+        self.tokens = sum(len(row["ids"]) for row in self.rows)
+        self.policy_tokens = sum(sum(row["learns"]) for row in self.rows)
+        return self._without_flat(batch) if self.rollouts.settings.drop_flat else batch
+
+    def _without_flat(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Only the rows with something to learn, padded to whole parts by some of the others."""
+        taught_B = ((batch["advantages"] != 0) & (batch["tool_mask"] != 0)).any(dim=1)
+        parts = self.args.steps_per_generation
+        count = max(-(-int(taught_B.sum()) // parts) * parts, parts)
+        kept = torch.argsort(taught_B.int(), descending=True, stable=True)[:count]
+        found = {name: tensor[kept] if _is_by_rows(tensor) else tensor for name, tensor in batch.items()}
+        width = max(int((found["completion_mask"].sum(dim=1)).max()), 1)
+        for name, tensor in found.items():
+            if _is_by_rows(tensor) and tensor.dim() == 2 and not name.startswith("prompt"):
+                found[name] = tensor[:, :width]
+        learnt = (found["completion_mask"] * found["tool_mask"]).sum()
+        found["num_items_in_batch"] = self.accelerator.gather(learnt).sum()
+        return found
+
+    # --- the update
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
+        """The prompts of one update; what they weigh is known when they have been played."""
+        self._begin()
+        return Trainer.get_batch_samples(self, epoch_iterator, num_batches, device)
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """Log-probs and entropies of the tokens that are learnt from, 0 elsewhere; rows of like length together."""
+        assert self._learnt_BT is not None
+        learnt_BT = self._learnt_BT.to(input_ids.device)
+        lengths_B = attention_mask.sum(dim=1)
+        at_once = _AT_ONCE_CPU if input_ids.device.type == "cpu" else _AT_ONCE
+        rows, columns, logps, entropies = [], [], [], []
+        for part in torch.argsort(lengths_B, stable=True).split(at_once):
+            width = int(lengths_B[part].max())
+            wanted_BT = learnt_BT[part, : width - 1]  # a token's log-prob is found at the one before it
+            if not wanted_BT.any():
+                continue
+            columns_K = wanted_BT.any(dim=0).nonzero()[:, 0]
+            ids_BT = input_ids[part, :width]
+            with self.accelerator.autocast():
+                # No mask: a causal model does not see what is padded behind its rows.
+                logits_BKV = model(input_ids=ids_BT, use_cache=False, logits_to_keep=columns_K).logits
+            wanted_BK = wanted_BT[:, columns_K]
+            logps_NV = (logits_BKV[wanted_BK].float() / self.temperature).log_softmax(-1)
+            row_N, column_N = wanted_BK.nonzero(as_tuple=True)
+            written_N = ids_BT[:, 1:][:, columns_K][wanted_BK]
+            rows.append(part[row_N])
+            columns.append(columns_K[column_N])
+            logps.append(logps_NV.gather(1, written_N[:, None])[:, 0])
+            entropies.append(-(logps_NV.detach().exp() * logps_NV.detach()).sum(dim=-1))
+        empty_BT = torch.zeros(learnt_BT.shape, device=input_ids.device)
+        if not rows:  # nothing to learn, and yet an update: its loss must be connected to the weights
+            nothing = sum(weights.sum() * 0.0 for weights in model.parameters() if weights.requires_grad)
+            return empty_BT + nothing, empty_BT, None
+        places = torch.cat(rows), torch.cat(columns)
+        logps_BT = empty_BT.index_put(places, torch.cat(logps))
+        if torch.is_grad_enabled():
+            self._logps_BT = logps_BT.detach()
+        return logps_BT, empty_BT.index_put(places, torch.cat(entropies)), None
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """trl's loss; on the way the policy's log-probs are compared with those that the engine reported."""
+        assert not return_outputs
+        self._learnt_BT = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        loss: torch.Tensor = super().compute_loss(model, inputs, False, num_items_in_batch)  # type: ignore[no-untyped-call]
+        engine = inputs.get("sampling_per_token_logps")
+        fresh = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
+        if engine is not None and self._logps_BT is not None and fresh and self.temperature == 1:
+            # The engine tells log-probs of the model itself; at another temperature the trainer's are of another thing.
+            known = self._learnt_BT & ~torch.isnan(engine)
+            self._gaps.append((self._logps_BT - engine)[known].abs())
+        return loss
+
+    # --- what is told
+
+    def measures(self, logs: Mapping[str, float]) -> dict[str, float]:
+        """Of the episodes, of trl's loss, and the time of each part."""
+        assert self.played is not None
+        # Episodes are played for the first of several updates; the others took no time for them.
+        fresh = (self.state.global_step - 1) % self.num_iterations == 0
+        told = dict(self.played.measures)
+        if not fresh:
+            told |= {"rollout_seconds": 0.0, "scoring_seconds": 0.0}
+        gaps = torch.cat(self._gaps) if self._gaps else torch.zeros(0)
+        self._gaps.clear()
+        if gaps.numel():
+            told |= {"logprob_gap_mean": float(gaps.mean()), "logprob_gap_max": float(gaps.max())}
+        names = sorted(told)
+        sums = torch.tensor([[told[name] for name in names]], dtype=torch.float64, device=self.args.device)
+        means = self.accelerator.gather(sums).mean(dim=0).tolist()
+        ours = {ours: logs[theirs] for theirs, ours in _MEASURES.items() if logs.get(theirs) is not None}
+        return {**dict(zip(names, means)), **ours}
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """One row an update, which the guards look at."""
+        super().log(logs, start_time)
+        if "loss" not in logs:  # the trainer's own summary at the end
+            return
+        row = self.watching.curves.rows[-1]
+        row["update_seconds"] = round(row["seconds"] - row["rollout_seconds"] - row["scoring_seconds"], 4)
+        new = self.guards.look(row)
+        if not new:
+            return
+        if self.watching.curves.writes:
+            write_alarms(self.alarms, self.guards.raised)
+            for alarm in new:
+                print(f"alarm at update {alarm.step}: {alarm.name}: {alarm.message}", file=sys.stderr)
+        if any(alarm.stopped for alarm in new):
+            self.control.should_training_stop = True
+            self.control.should_save = True
+
+
+def _earned(earned: Sequence[float], **_: Any) -> list[float]:
+    """The reward that came with an episode."""
+    return list(earned)
+
+
+def _filled(numbers: Sequence[float], width: int) -> list[float]:
+    return [*numbers, *[0.0] * (width - len(numbers))]
+
+
+def _is_by_rows(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.dim() > 0

@@ -1,0 +1,175 @@
+"""The episodes of one update: played by the policy as it is, scored, credited, and measured.
+
+In: questions and a seed. Out: a `Played` batch: as many rows as were asked for, and what can be said of them in
+numbers. Episodes go through the driver like any others, so finished ones cost nothing more, and tokens are those that
+the engine wrote. All steps of a batch are scored in one call.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stepladder.agents.base import Agent
+from stepladder.driver import Driver, Outcome
+from stepladder.errors import StepladderError
+from stepladder.evaluate.metrics import normalise, score
+from stepladder.explore.branching import branching
+from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.request import Algorithm
+from stepladder.seeding import seed_of
+from stepladder.trace import ActionKind, Question, StopReason, Trajectory, Tree
+from stepladder.train.credit import Credited, credit_group, credit_tree
+from stepladder.train.grpo_settings import GRPOSettings
+from stepladder.train.prm import ProcessRewardModel
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The episodes of an update, those of a question in a row."""
+
+    rows: tuple[Credited, ...]
+    #: Means over the batch by name, as they go into the curves.
+    measures: dict[str, float]
+
+
+class Rollouts:
+    """Plays questions with a policy that is being trained."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        agent: Agent,
+        episode: EpisodeSettings,
+        settings: GRPOSettings,
+        reward: ProcessRewardModel | None,
+    ) -> None:
+        if settings.needs_reward_model and reward is None:
+            raise StepladderError(f"mode '{settings.mode}' needs a reward model; without one take outcome or tree")
+        self.driver, self.agent, self.settings, self.reward = driver, agent, settings, reward
+        sampling = replace(episode.sampling, temperature=settings.temperature, top_p=settings.top_p)
+        self.episode = replace(episode, sampling=sampling)
+
+    def play(self, questions: Sequence[Question], seed: int) -> Played:
+        """`samples` rows for each question."""
+        began = time.monotonic()
+        if self.settings.mode == "tree":
+            groups, failed = self._trees(questions, seed)
+            scores, scored = None, time.monotonic()
+        else:
+            sampled, failed = self._samples(questions, seed)
+            scored = time.monotonic()
+            scores = self._scores([trajectory for group in sampled for trajectory in group])
+            groups = self._credited(sampled, scores)
+        ended = time.monotonic()
+        filled = [self._filled(group, question) for group, question in zip(groups, questions, strict=True)]
+        flat = sum(not any(row.teaches for row in group) for group in groups)
+        measures = measured([row for group in groups for row in group], self.episode.max_steps) | {
+            "dropped_groups": flat / len(questions),
+            "failed": float(failed),
+            "rollout_seconds": round(scored - began, 4),
+            "scoring_seconds": round(ended - scored, 4),
+        }
+        if scores is not None:
+            measures["step_score"] = float(np.mean([1 / (1 + np.exp(-np.array(scores)))]))
+        return Played(tuple(row for group in filled for row in group), measures)
+
+    def _samples(self, questions: Sequence[Question], seed: int) -> tuple[list[list[Trajectory]], int]:
+        def job(question: Question, sample: int) -> Callable[[], Algorithm[Trajectory]]:
+            return lambda: episode(self.agent, question, self.episode, seed_of(seed, question.id, sample))
+
+        count = self.settings.samples
+        outcomes = self.driver.run([job(question, sample) for question in questions for sample in range(count)])
+        played = [each.value for each in _expect_some(outcomes)]
+        groups = [
+            [trajectory for trajectory in played[start : start + count] if trajectory is not None and trajectory.steps]
+            for start in range(0, len(played), count)
+        ]
+        return groups, len(played) - sum(map(len, groups))
+
+    def _trees(self, questions: Sequence[Question], seed: int) -> tuple[list[list[Credited]], int]:
+        stems = self.settings.tree.stems
+        branches = self.settings.samples - stems
+
+        def job(question: Question) -> Callable[[], Algorithm[Tree]]:
+            return lambda: branching(
+                self.agent, question, self.episode, seed_of(seed, question.id), stems=stems, branches=branches
+            )
+
+        outcomes = _expect_some(self.driver.run([job(question) for question in questions]))
+        groups = [[] if each.value is None else credit_tree(each.value, self.settings) for each in outcomes]
+        return groups, len(questions) * self.settings.samples - sum(map(len, groups))
+
+    def _scores(self, played: Sequence[Trajectory]) -> list[float] | None:
+        """The scores of all steps, one trajectory after the other."""
+        if not self.settings.needs_reward_model:
+            return None
+        assert self.reward is not None
+        return [score for scores in self.reward.score(played) for score in scores]
+
+    def _credited(self, groups: Sequence[Sequence[Trajectory]], scores: Sequence[float] | None) -> list[list[Credited]]:
+        given = iter(scores or ())
+        found: list[list[Credited]] = []
+        for group in groups:
+            own = None if scores is None else [[next(given) for _ in each.steps] for each in group]
+            found.append(credit_group(group, own, self.settings) if group else [])
+        return found
+
+    def _filled(self, group: Sequence[Credited], question: Question) -> list[Credited]:
+        """As many rows as are expected: in place of a broken episode stands one that teaches nothing."""
+        missing = self.settings.samples - len(group)
+        if missing <= 0:
+            return list(group[: self.settings.samples])
+        if not group:
+            return [Credited(Trajectory(question, self.agent.name), 0.0, (), ())] * missing
+        blank = replace(group[0], advantages=(0.0,) * len(group[0].advantages), learns=(False,) * len(group[0].learns))
+        return [*group, *[blank] * missing]
+
+
+def measured(rows: Sequence[Credited], max_steps: int) -> dict[str, float]:
+    """What can be said of some episodes, as means."""
+    if not rows:
+        return {}
+    played = [row.trajectory for row in rows]
+    steps = [step for trajectory in played for step in trajectory.steps]
+    scores = [score(trajectory) for trajectory in played]
+    stops = Counter(trajectory.stop for trajectory in played)
+    return {
+        "reward": float(np.mean([row.reward for row in rows])),
+        "f1": float(np.mean([each.f1 for each in scores])),
+        "em": float(np.mean([each.em for each in scores])),
+        "valid": float(np.mean([_is_valid(trajectory) for trajectory in played])),
+        "searches": float(np.mean([len(trajectory.queries) for trajectory in played])),
+        "step_limit": sum(len(trajectory.steps) >= max_steps for trajectory in played) / len(played),
+        "answered": stops[StopReason.ANSWERED] / len(played),
+        "repeated": sum(map(_repeats, played)) / max(len(steps), 1),
+        "written": float(sum(len(step.written.tokens) for step in steps)),
+    }
+
+
+def _is_valid(trajectory: Trajectory) -> bool:
+    return all(step.action.kind is not ActionKind.MALFORMED for step in trajectory.steps)
+
+
+def _repeats(trajectory: Trajectory) -> int:
+    """Steps that say nothing new: a query that was made before, or one without any word in it."""
+    seen: set[str] = set()
+    repeats = 0
+    for step in trajectory.steps:
+        said = normalise(step.action.content)
+        if step.action.kind is ActionKind.QUERY:
+            repeats += said in seen or not said
+            seen.add(said)
+        elif step.action.kind is not ActionKind.MALFORMED:
+            repeats += not said
+    return repeats
+
+
+def _expect_some(outcomes: Sequence[Outcome[Any]]) -> Sequence[Outcome[Any]]:
+    reasons = [outcome.failure.reason for outcome in outcomes if outcome.failure is not None]
+    if reasons and len(reasons) == len(outcomes):
+        raise StepladderError(f"every sampled episode failed; the first: {reasons[0]}")
+    return outcomes
