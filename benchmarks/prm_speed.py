@@ -107,6 +107,9 @@ def compare(label: str, ways: dict[str, Callable[[], list[float]]], rounds: int)
             scores[name] = way()  # a list of numbers: they have left the device
             seconds[name].append(time.perf_counter() - started)
     first = next(iter(ways))
+    low, high = min(scores[first]), max(scores[first])
+    if not low < high:
+        raise SystemExit(f"all scores are {low}: the reward model says nothing, so equal scores prove nothing")
     slowest = statistics.median(seconds[first])
     for name in ways:
         median = statistics.median(seconds[name])

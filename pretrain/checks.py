@@ -9,33 +9,44 @@ what it would write, and nothing in it compares this with what was written. Four
                   to be asked just then? and is the conclusion right, and not too early?
     conclusions   comparisons, right and wrong
 
-Only verdicts count in the loss, and what frames them.
+Many verdicts are left out: what follows a wrong step has then to be judged without being told of it. Only verdicts
+count in the loss: nothing else here is to be imitated, not even that a conclusion follows where it comes too early.
 """
 
 from collections.abc import Callable
 
 from pretrain.mistakes import Mistakes
 from pretrain.source import Source
-from pretrain.styles import FRAME, GIVEN, Document, Style
+from pretrain.styles import FRAME, GIVEN, VERDICT, Document, Style
 from stepladder.decomposition import fill_references
 from stepladder.trace import Question
 
 #: How often a thing that can be wrong is.
 _WRONG = 0.45
+#: Of this share of the documents half the verdicts are left out.
+_SILENT = 0.6
 
 
 class Checks:
     """Writes checked documents about one world."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, avoid: frozenset[str] = frozenset()) -> None:
         self.source, self.rng = source, source.rng
-        self.mistakes = Mistakes(source)
+        self.mistakes = Mistakes(source, avoid)
 
     def write(self) -> Document:
         """One document of a kind drawn at random."""
         kinds: list[Callable[[], Document]] = [self.reading, self.looking_up, self.asking, self.conclusions]
-        (kind,) = self.rng.choices(kinds, [20, 32, 42, 6])
-        return kind()
+        (kind,) = self.rng.choices(kinds, [16, 30, 46, 8])
+        document = self._with_gaps(kind()) if self.rng.random() < _SILENT else kind()
+        return [(text, weight if weight == VERDICT else GIVEN) for text, weight in document]
+
+    def _with_gaps(self, document: Document) -> Document:
+        """The document without half of its verdicts; the last one stays."""
+        verdicts = [place for place, (_, weight) in enumerate(document) if weight == VERDICT]
+        left_out = {place for place in verdicts[:-1] if self.rng.random() < 0.5}
+        around = {place + off for place in left_out for off in (-1, 0, 1)}
+        return [piece for place, piece in enumerate(document) if place not in around]
 
     def reading(self) -> Document:
         """Passages first, then questions about them."""

@@ -29,7 +29,7 @@ from stepladder.trace import Hop, Question
 FIRST_WORLD = 1_000_000
 
 #: Documents of each kind, by their shares. Long kinds have fewer.
-MIX = {"passages": 5, "reading": 14, "looking_up": 38, "plans": 26, "conclusions": 14, "markup": 3, "checks": 45}
+MIX = {"passages": 5, "reading": 14, "looking_up": 38, "plans": 26, "conclusions": 22, "markup": 3, "checks": 55}
 
 _INVERTIBLE = tuple(name for name, relation in RELATIONS.items() if relation.inverse_asks)
 
@@ -37,9 +37,9 @@ _INVERTIBLE = tuple(name for name, relation in RELATIONS.items() if relation.inv
 class WorldWriter:
     """Writes documents about one world."""
 
-    def __init__(self, atlas: Atlas, rng: random.Random) -> None:
+    def __init__(self, atlas: Atlas, rng: random.Random, avoid: frozenset[str] = frozenset()) -> None:
         self.rng, self.source = rng, Source(atlas, rng)
-        self.checks: Callable[[], Document] = Checks(self.source).write
+        self.checks: Callable[[], Document] = Checks(self.source, avoid).write
 
     def write(self) -> Document:
         """One document of a kind drawn from the mix."""
@@ -168,6 +168,6 @@ class WorldWriter:
 
 def documents(world_seed: int, count: int, avoid: frozenset[str]) -> Iterator[Document]:
     """So many documents about the world of a seed, whose names have none of the words to avoid."""
-    writer = WorldWriter(generate_atlas("small", seed=world_seed, avoid=avoid), random.Random(world_seed))
+    writer = WorldWriter(generate_atlas("small", seed=world_seed, avoid=avoid), random.Random(world_seed), avoid)
     for _ in range(count):
         yield tidy(writer.write())

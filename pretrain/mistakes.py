@@ -3,7 +3,6 @@
 In: what is right, and the world it is about. Out: something wrong in its place, never the same.
 """
 
-import random
 import re
 from collections.abc import Mapping, Sequence
 
@@ -11,42 +10,19 @@ from pretrain.source import Source
 from stepladder.decomposition import fill_references, references
 from stepladder.evaluate.metrics import normalise
 from stepladder.trace import Hop, Passage
+from stepladder.train.spoilt import garbled
 
 #: Most words of a name that is looked for in a question.
 _LONGEST_NAME = 4
 _WORD = re.compile(r"[^\s?,.]+")
 
 
-def garbled(text: str, other: str, rng: random.Random) -> str:
-    """A text that begins or ends rightly and goes astray: in digits, in letters, by a word too many or too few.
-
-    >>> garbled("Ada Orm", "Tollen Vask", random.Random(2))
-    'Ada Orsk'
-    """
-    digits = [place for place, character in enumerate(text) if character.isdigit()]
-    if digits and rng.random() < 0.8:
-        place = rng.choice(digits)
-        return text[:place] + rng.choice([each for each in "123456789" if each != text[place]]) + text[place + 1 :]
-    words, others = text.split(), other.split()
-    chance = rng.random()
-    if len(words) > 1 and chance < 0.15:
-        del words[rng.randrange(len(words))]
-    elif chance < 0.3:
-        words[rng.randrange(len(words))] = rng.choice(others)
-    elif chance < 0.4:
-        words.append(rng.choice(others))
-    else:
-        cut = rng.randint(1, max(len(text) - 1, 1))
-        tail = rng.choice(others) if rng.random() < 0.5 else other
-        return text[:cut] + tail[rng.randint(1, max(len(tail) - 2, 1)) :]
-    return " ".join(words)
-
-
 class Mistakes:
     """Wrong answers and wrong sub-questions about one world."""
 
-    def __init__(self, source: Source) -> None:
-        self.source, self.rng = source, source.rng
+    def __init__(self, source: Source, avoid: frozenset[str] = frozenset()) -> None:
+        """No name that is half copied has a word of those to avoid in it."""
+        self.source, self.rng, self.avoid = source, source.rng, avoid
         self.by_name = {name: each.index for each in source.world.entities for name in (*each.aliases, each.name)}
 
     def any_name(self) -> str:
@@ -58,7 +34,7 @@ class Mistakes:
         for _ in range(20):
             chance = self.rng.random()
             if chance < 0.45:
-                wrong = garbled(right, self._other(right), self.rng)
+                wrong = self._garbled(right)
             elif chance < 0.85 and near is not None:
                 fact = self.source.own_fact(near)
                 wrong = self.source.world.spellings(fact.object)[0]
@@ -69,6 +45,13 @@ class Mistakes:
             if not _same(wrong, right):
                 return wrong
         return right + " " + self.any_name()
+
+    def _garbled(self, text: str) -> str:
+        for _ in range(20):
+            found = garbled(text, self._other(text), self.rng)
+            if self.avoid.isdisjoint(re.findall(r"[^\W\d_]+", found.lower())):
+                return found
+        return self.any_name()
 
     def _other(self, like: str) -> str:
         """Another name, often one that begins alike, for letters of the same style."""
@@ -124,7 +107,7 @@ class Mistakes:
         twins = self.source.twins.get(index, ()) if index is not None else ()
         chance = self.rng.random()
         if chance < 0.6:
-            other = garbled(name, self._other(name), self.rng)
+            other = self._garbled(name)
         elif twins and chance < 0.8:
             other = self.source.world.entities[self.rng.choice(twins)].name
         else:

@@ -105,7 +105,7 @@ _PLAN_HEAD = (
     "<part>",
     "First ask: ",
 )
-_VERDICTS = (
+VERDICTS = (
     *(("right", "wrong"), ("yes", "no"), ("true", "false"), ("good", "bad"), ("correct", "mistaken"), ("ok", "error")),
     *(("Right", "Wrong"), ("Yes", "No"), ("+", "-"), ("1", "0")),
 )
@@ -147,7 +147,7 @@ class Style:
                 f"{inner}</{tags[3]}>{rng.choice(('', chr(10)))}",
             )
         before, after = rng.choice(_VERDICT_MARKS)
-        verdict = (before, *rng.choice(_VERDICTS), after)
+        verdict = (before, *rng.choice(VERDICTS), after)
         return Style(
             ask, reply, passage, around, plan, head, verdict, aside, rng.random() < 0.5, rng.random() < 0.4, rng
         )

@@ -167,6 +167,12 @@ def test_a_right_reply_to_a_needless_query_is_good() -> None:
     assert faults(*FIRST, *FIRST) == ["ok", "ok", "redundant", "ok"]
 
 
+def test_what_replies_to_a_query_for_nothing_needed_cannot_be_judged() -> None:
+    needless = query("On which river is Velm?", CITY)
+    assert faults(needless, sub_answer("Oss")) == ["wrong", "?"], "the fault is the query's: this is what it asked"
+    assert last(query("On which river is Velm?", TOWER), sub_answer("Ada Tarn")) == "ok", "it helps, all the same"
+
+
 def test_evidence_may_be_longer_than_the_answer() -> None:
     asked = query("Who designed Orm Tower?", TOWER)
     assert last(asked, evidence(TOWER.text)) == "ok"

@@ -4,7 +4,6 @@ import hashlib
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,19 +14,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from pretrain import card
 from pretrain.checks import Checks
 from pretrain.documents import FIRST_WORLD, MIX, WorldWriter, documents
-from pretrain.mistakes import Mistakes, garbled
-from pretrain.rl_probe import advantages, flatten, outcome, step_rewards
+from pretrain.mistakes import Mistakes
 from pretrain.styles import AGENT_TAGS, GIVEN, PASSAGE, VERDICT, tidy
 from stepladder.agents import AGENTS, make_agent
 from stepladder.data.atlas import generate_atlas
-from stepladder.driver import Driver
-from stepladder.engines.gold import GoldEngine
 from stepladder.engines.loading import load_model
 from stepladder.errors import StepladderError
 from stepladder.evaluate.metrics import normalise
-from stepladder.explore.episode import EpisodeSettings, episode
 from stepladder.models import BUILT_IN, built_in_folder
-from stepladder.trace import Question, Trajectory
+from stepladder.train.spoilt import garbled
 
 NANO = built_in_folder("nano")
 assert NANO is not None
@@ -159,47 +154,3 @@ def test_tidying_moves_spaces_and_nothing_else(writer: WorldWriter) -> None:
         whole, tidied = ("".join(text for text, _ in each) for each in (document, tidy(document)))
         assert whole.rstrip(" ") == tidied
         assert not any(text.endswith(" ") for text, _ in tidy(document))
-
-
-# --- the probe's rewards, by hand ----------------------------------------------------------------------------
-
-
-def _played(question: Question, retriever: object) -> Trajectory:
-    agent = make_agent("prorag-brief")
-    driver = Driver(GoldEngine(agent), retriever)  # type: ignore[arg-type]
-    (done,) = driver.run([lambda: episode(agent, question, EpisodeSettings(k=1), 0)])
-    assert done.value is not None
-    return done.value
-
-
-def test_gold_steps_earn_all_there_is(question: Question, retriever: object) -> None:
-    trajectory = _played(question, retriever)
-    assert outcome(trajectory) == 1.0
-    assert step_rewards(trajectory) == [1.0, 1.0, 1.0, 1.0, 1.0]
-
-
-def test_a_step_is_blamed_for_itself_alone(question: Question, retriever: object) -> None:
-    good = _played(question, retriever)
-    second = good.steps[1]
-    wrong = replace(second, action=replace(second.action, content="Bert Lom"))
-    bad = replace(good, steps=(good.steps[0], wrong, *good.steps[2:]))
-    assert step_rewards(bad) == [1.0, 0.0, 1.0, 1.0, 1.0]
-    better, worse = advantages([good, bad], weight=1.0)
-    assert [round(value, 2) for value in better] == [0, 1, 0, 0, 0]
-    assert [round(value, 2) for value in worse] == [0, -1, 0, 0, 0]
-    assert advantages([good, bad], weight=0.0) == [[0.0] * 5, [0.0] * 5], "their answers are the same"
-
-
-def test_only_tokens_of_the_policy_get_an_advantage(question: Question, retriever: object) -> None:
-    trajectory = _played(question, retriever)
-    numbered = tuple(
-        replace(
-            step,
-            read=tuple(replace(segment, tokens=(1, 2)) for segment in step.read),
-            written=replace(step.written, tokens=(3,)),
-        )
-        for step in trajectory.steps
-    )
-    ids, weights = flatten(replace(trajectory, steps=numbered), [0.5] * 5)
-    assert [weight for token, weight in zip(ids, weights) if token == 3] == [0.5] * 5
-    assert not any(weight for token, weight in zip(ids, weights) if token != 3)

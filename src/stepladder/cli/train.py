@@ -1,5 +1,5 @@
-"""`run` carries out a recipe; `train sft` is a recipe of one stage, written as options; `train prm`, `train rft` and
-`train dpo` add a stage to a run.
+"""`run` carries out a recipe; `train sft` is a recipe of one stage, written as options; `train prm`, `rft`, `dpo` and
+`grpo` add a stage to a run.
 """
 
 import json
@@ -207,6 +207,36 @@ def train_dpo_command(
     recipe = extended(
         run, name, entry, overrides, sources=sources, otherwise=", and --pairs FILE takes those of others"
     )
+    carry_out(recipe, run, update, as_json, only=name)
+
+
+@app.command("grpo")
+def train_grpo_command(
+    run: RunToExtend,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            "--mode",
+            help="What is rewarded: dual (default: the answer, and every step by the reward model), outcome (the "
+            "answer alone), process (steps alone) or tree (steps by the answers that follow from them).",
+        ),
+    ] = None,
+    questions: Annotated[int | None, typer.Option("--questions", min=1, help="Questions to play.")] = None,
+    samples: Annotated[int | None, typer.Option("--samples", min=2, help="Episodes a question.")] = None,
+    epochs: Epochs = None,
+    lr: LearningRate = None,
+    lora: Lora = False,
+    name: StageName = None,
+    overrides: Overrides = None,
+    update: Update = False,
+    as_json: AsJson = False,
+) -> None:
+    """Reinforce what earned more than other episodes of its question did; --set changes any other setting."""
+    name = name or "grpo"
+    entry = given(
+        kind="grpo", mode=mode, questions=questions, samples=samples, epochs=epochs, lr=lr, lora={} if lora else None
+    )
+    recipe = extended(run, name, entry, overrides, otherwise=", and --mode outcome or tree does without")
     carry_out(recipe, run, update, as_json, only=name)
 
 

@@ -28,7 +28,10 @@ from stepladder.explore.episode import EpisodeSettings, episode, newly_read
 from stepladder.judge.gold import judge
 from stepladder.retrieval.base import Retriever
 from stepladder.seeding import seed_of
-from stepladder.trace import ActionKind, Author, Question, Segment, Step, StopReason, Trajectory
+from stepladder.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, StopReason, Trajectory
+
+#: What was done, and what it found.
+Turn = tuple[Action, tuple[Passage, ...]]
 
 #: The names of the chains, the spoilt ones last.
 CHAINS = ("gold", "shuffled", "truncated", "answer_first")
@@ -51,10 +54,10 @@ def variants(agent: Agent, trajectory: Trajectory, rng: random.Random) -> dict[s
         "truncated": iter([_joined(units[:-1], answer)] if len(units) > 1 else []),
         "answer_first": iter([[answer]] if units else []),
     }
-    found = {"gold": _rebuilt(agent, trajectory, trajectory.steps)}
+    found = {"gold": rebuilt(agent, trajectory, turns_of(trajectory.steps))}
     for name, chains in candidates.items():
-        rebuilt = (_rebuilt(agent, trajectory, chain) for chain in chains)
-        spoilt = next((chain for chain in rebuilt if _is_faulty(chain)), None)
+        candidate = (rebuilt(agent, trajectory, turns_of(chain)) for chain in chains)
+        spoilt = next((chain for chain in candidate if _is_faulty(chain)), None)
         if spoilt is not None:
             found[name] = spoilt
     return found
@@ -69,15 +72,25 @@ def control_chains(
     seed: int,
 ) -> dict[str, list[Trajectory]]:
     """The control chains of every question whose gold decomposition the search allows to play, by their names."""
-    jobs = [partial(episode, agent, question, settings, 0) for question in questions if question.hops]
     chains: dict[str, list[Trajectory]] = {name: [] for name in CHAINS}
-    for outcome in Driver(GoldEngine(agent, seed), retriever).run(jobs):
-        gold = outcome.value
-        if gold is None or gold.answer not in gold.question.answers:
-            continue  # the search did not find what it needs
+    for gold in gold_chains(agent, questions, retriever, settings, seed=seed):
         for name, chain in variants(agent, gold, random.Random(seed_of(seed, gold.question.id))).items():
             chains[name].append(chain)
     return chains
+
+
+def gold_chains(
+    agent: Agent,
+    questions: Sequence[Question],
+    retriever: Retriever | None,
+    settings: EpisodeSettings,
+    *,
+    seed: int,
+) -> list[Trajectory]:
+    """The gold decomposition of every question, played, as far as the search finds what it needs."""
+    jobs = [partial(episode, agent, question, settings, 0) for question in questions if question.hops]
+    outcomes = Driver(GoldEngine(agent, seed), retriever).run(jobs)
+    return [gold for each in outcomes if (gold := each.value) is not None and gold.answer in gold.question.answers]
 
 
 def _units(steps: Sequence[Step]) -> list[list[Step]]:
@@ -101,14 +114,19 @@ def _joined(units: Sequence[list[Step]], answer: Step) -> list[Step]:
     return [*(step for unit in units for step in unit), answer]
 
 
-def _rebuilt(agent: Agent, origin: Trajectory, steps: Sequence[Step]) -> Trajectory:
-    """The actions of some steps, with the passages they found, as one trajectory in the agent's own format."""
+def turns_of(steps: Sequence[Step]) -> list[Turn]:
+    """The actions of some steps, with the passages that they found."""
+    return [(step.action, step.passages) for step in steps]
+
+
+def rebuilt(agent: Agent, origin: Trajectory, turns: Sequence[Turn]) -> Trajectory:
+    """Actions with the passages they found as one trajectory in the agent's own format, ended or not."""
     chain = Trajectory(origin.question, origin.agent, given=origin.given, seed=origin.seed)
-    for step in steps:
+    for action, passages in turns:
         read, restarts = newly_read(chain, agent.render(chain))
-        written = Segment(Author.POLICY, agent.write(step.action, chain))
-        chain = chain.extend(Step(read, written, step.action, step.passages, restarts))
-    return replace(chain, stop=StopReason.ANSWERED)
+        written = Segment(Author.POLICY, agent.write(action, chain))
+        chain = chain.extend(Step(read, written, action, passages, restarts))
+    return chain if chain.answer is None else replace(chain, stop=StopReason.ANSWERED)
 
 
 def _is_faulty(chain: Trajectory) -> bool:

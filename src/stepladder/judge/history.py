@@ -7,7 +7,8 @@ A hop is *in view* once a passage that states it was found, *stated* once a sub-
 *known* when it is either. With a decomposition:
 
     query       good when it asks for a hop that is not answered yet and whose references are all known
-    sub-answer  good when it answers the query before it and the hop is in view; "unknown" is good when it is not
+    sub-answer  good when it answers the query before it and the hop is in view; "unknown" is good when it is not. What
+                replies to a query for no hop, and states none, cannot be judged: nobody says what the reply should be
     evidence    the same, but the answer may stand inside a longer text
     answer      good when it is right and all hops that need a search are in view
 
@@ -183,7 +184,7 @@ class History:
 
     # --- sub-answers and evidence
 
-    def _reading(self, text: str, *, whole: bool) -> Verdict:
+    def _reading(self, text: str, *, whole: bool) -> Verdict | None:
         """The verdict on a sub-answer (`whole`: it is the answer) or evidence (the answer is in it)."""
         says = [number for number in range(1, len(self.question.hops) + 1) if self._states(text, number, whole)]
         # A sub-answer replies to its query. Evidence, and what a query for no hop led to, may help with any.
@@ -202,6 +203,8 @@ class History:
             if self.due in self.in_view:
                 return _bad(Fault.WRONG, self.due, f"overlooks what was found for #{self.due}")
             return _good(self.due, "says that the search did not find it")
+        if self.due is None:
+            return None  # the fault was the query's; the annotation does not have what it asked for
         return _bad(Fault.WRONG, self.due, "states nothing that was asked for")
 
     def _states(self, text: str, number: int, whole: bool) -> bool:

@@ -49,7 +49,7 @@ def origin_of(run: Run) -> Origin:
         "data": data_text(run),
         **files,
         "index": str(shared.data.index) if shared.data.index is not None else "made of the data's own passages",
-        "search": f"{shared.search.k} passages a search",
+        "passages a search": str(shared.search.k),
         "limits": f"{shared.episode.max_steps} steps a question, {shared.episode.max_tokens} tokens a step",
     }
     return Origin(tuple(map(_session, run.sessions)), facts, _versions(run), run.recipe_text)

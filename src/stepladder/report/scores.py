@@ -53,6 +53,8 @@ class Scores:
 
     rows: tuple[Row, ...]
     chart: Markup
+    #: Whether the gold decomposition was played as well.
+    oracle: bool
     changes: tuple[Change, ...]
     #: Numbers of searches that questions need.
     hops: tuple[str, ...]
@@ -72,6 +74,7 @@ def scores_of(run: Run) -> Scores | None:
     return Scores(
         tuple(_row(stage, base, hops) for stage in stages),
         Markup(stages_svg(drawn)),
+        any(each.oracle for each in drawn),
         tuple(_changes(run)),
         tuple(hops),
         tuple(groups.get(each, {}).get("questions", 0) for each in hops),

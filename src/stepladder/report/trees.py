@@ -168,7 +168,8 @@ def _shown_node(
 ) -> ShownNode:
     assert node.step is not None
     played = Counter(
-        f"F1 {each.reward:.2f} after {each.steps} more steps: {readable(each.answer or each.stop.value)}"
+        f"F1 {each.reward:.2f} after {each.steps} more step{'' if each.steps == 1 else 's'}: "
+        + readable(each.answer or each.stop.value)
         for each in node.rollouts
     )
     rollouts = [f"{words} ({times} times)" if times > 1 else words for words, times in played.most_common()]

@@ -96,6 +96,24 @@ def _preferred(numbers: Numbers) -> Told:
     )
 
 
+def _reinforced(numbers: Numbers) -> Told:
+    stopped = f"; stopped by {numbers['stopped_by']}, update {numbers['kept_update']:,} kept" * bool(
+        numbers["stopped_by"]
+    )
+    seconds = {part: numbers[f"{part}_seconds"] for part in ("rollout", "scoring", "update")}
+    return (
+        f"{numbers['mode']}: {numbers['episodes']:,} episodes of {numbers['questions']:,} questions, "
+        f"{numbers['tokens_sampled']:,} tokens sampled; F1 of episodes {numbers['first_f1']:.2f} -> "
+        f"{numbers['last_f1']:.2f}, reward {numbers['first_reward']:.2f} -> {numbers['last_reward']:.2f}{stopped}",
+        {
+            "updates": _updates(numbers),
+            "seconds": ", ".join(f"{part} {spent:.0f}" for part, spent in seconds.items()),
+            "dev": _measured(numbers, {"best_dev_f1": "F1"}),
+            "alarms": ", ".join(numbers["alarms"]),
+        },
+    )
+
+
 def _examined(numbers: Numbers) -> Told:
     pairs = numbers.get("pair_accuracy") or {}
     spoilt = {name: each for name, each in numbers.get("chains", {}).items() if "auc" in each}
@@ -136,6 +154,7 @@ _TELLERS: dict[str, Callable[[Numbers], Told]] = {
     "prm-eval": _examined,
     "rft": _refined,
     "dpo": _preferred,
+    "grpo": _reinforced,
 }
 
 

@@ -40,10 +40,15 @@ def run_grpo(settings: GRPOSettings, workshop: Workshop, task: Task) -> StageRes
 
 
 def check_grpo(settings: GRPOSettings, workshop: Workshop) -> None:
-    """There must be questions with answers, others to choose a checkpoint by, and an index if the agent searches."""
+    """There must be questions with answers, others to choose a checkpoint by, an agent whose episodes are one text, and
+    an index if it searches.
+    """
     if not any(question.answers for question in workshop.split("train")):
         raise StepladderError("no question of the split 'train' has an answer: nothing could be earned")
+    from stepladder.train.rollouts import expect_one_text
+
     expect_dev("grpo", settings.dev_questions, workshop)
+    expect_one_text(workshop.agent)
     workshop.check_index()
 
 

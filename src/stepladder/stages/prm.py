@@ -3,6 +3,7 @@
 In: a policy to begin with, and pairs of steps; or, for objectives that predict values, trees. Out: a reward model.
 """
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +14,13 @@ from stepladder.explore.store import read_trees
 from stepladder.explore.values import monte_carlo
 from stepladder.pairs import dev_questions
 from stepladder.records import read_records
+from stepladder.seeding import seed_of
 from stepladder.stages.base import StageKind, StageResult, Task
 from stepladder.stages.explore import TREES
 from stepladder.stages.pairs import DEV, PAIRS, TRAIN
-from stepladder.trace import Pair
+from stepladder.trace import Pair, Question, Trajectory
 from stepladder.train.prm_settings import PRMSettings
+from stepladder.train.spoilt import Spoiler
 from stepladder.train.transcripts import pick
 from stepladder.workshop import Workshop
 
@@ -85,8 +88,7 @@ def _from_trees(settings: PRMSettings, workshop: Workshop, path: Path, reader: "
     if settings.chains:
         others = [question for question in workshop.split("train") if question.id not in held_out]
         chosen = pick(others, settings.chains, seed, balance=True)
-        chains = control_chains(workshop.agent, chosen, workshop.retriever, workshop.episode(), seed=seed)
-        train += from_chains((chain for each in chains.values() for chain in each), reader)
+        train += from_chains(_chains(chosen, settings.spoilt, workshop, seed), reader)
     if not train:
         raise StepladderError(
             f"no step of the trees in {path} has a value for the objective '{settings.objective}'. Verdicts need "
@@ -94,6 +96,15 @@ def _from_trees(settings: PRMSettings, workshop: Workshop, path: Path, reader: "
         )
     steps, held = (sum(len(example.values) for example in examples) for examples in (train, dev))
     return train, dev, {"scored_steps": steps, "held_out_steps": held}
+
+
+def _chains(questions: Sequence[Question], spoilt: int, workshop: Workshop, seed: int) -> list[Trajectory]:
+    """Gold chains and the same ones spoilt, with the mistakes of `spoilt.py` besides."""
+    agent, retriever, episode = workshop.agent, workshop.retriever, workshop.episode()
+    control = control_chains(agent, questions, retriever, episode, seed=seed)
+    chains = [chain for each in control.values() for chain in each]
+    spoiler = Spoiler(agent, retriever, episode.k, questions, random.Random(seed_of(seed, "spoilt")))
+    return chains + [each for gold in control["gold"] for each in spoiler.spoil(gold, spoilt)]
 
 
 def _left_out(settings: PRMSettings) -> frozenset[str]:

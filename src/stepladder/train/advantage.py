@@ -93,7 +93,8 @@ def gain_advantages(parents_N: Sequence[int | None], rewards_N: Sequence[float |
     if spread <= _FLAT:
         return np.zeros(len(parents_N))
     before = np.array([values[node] if parent is None else values[parent] for node, parent in enumerate(parents_N)])
-    return (values - before) / spread
+    gains: Floats = (values - before) / spread
+    return gains
 
 
 def branch_advantages(trees_G: Sequence[int], rewards_G: ArrayLike) -> Floats:

@@ -53,13 +53,14 @@ def outcome_reward(trajectory: Trajectory, settings: RewardSettings) -> float:
 def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: RewardSettings) -> list[float]:
     """What each step earned: its score, a logit, brought between 0 and 1, and for keeping the format."""
     return [
-        _sigmoid(score)
+        sigmoid(score)
         + (-settings.step_format_bonus if step.action.kind is ActionKind.MALFORMED else settings.step_format_bonus)
         for step, score in zip(trajectory.steps, scores, strict=True)
     ]
 
 
-def _sigmoid(logit: float) -> float:
+def sigmoid(logit: float) -> float:
+    """A score between 0 and 1."""
     return 1 / (1 + math.exp(-logit)) if logit > -500 else 0.0
 
 

@@ -4,7 +4,7 @@ In: a policy, questions with answers, and a reward model where steps are scored 
 
     curves.jsonl    one row an update (loss, reward, F1, entropy, searches, seconds by part ...), one a dev score
     alarms.jsonl    what the guards noticed
-    checkpoints/    the newest and the best, to resume from
+    checkpoints/    the newest and the best, to resume from, and one to go back to after an alarm
     policy/         the best by dev F1, or the last; after an alarm that stopped the run, one from before the trouble
 
 Each update plays some questions several times with the policy as it is and makes likelier what earned more than the
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset  # type: ignore[import-untyped]
 from torch import nn
 from transformers import TrainingArguments
@@ -25,7 +26,7 @@ from trl import GRPOConfig  # type: ignore[attr-defined]
 
 from stepladder.agents.base import Agent
 from stepladder.driver import Driver, Watcher
-from stepladder.engines.loading import DTYPES, pick_dtype, quiet_libraries
+from stepladder.engines.loading import DTYPES, load_model, pick_dtype, quiet_libraries
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
@@ -35,12 +36,13 @@ from stepladder.trace import Question
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import Curves
 from stepladder.train.fine_tune import dev_player
-from stepladder.train.fit import curve_numbers, fit, place_for
+from stepladder.train.fit import Place, curve_numbers, fit, place_for
 from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.grpo_trainer import EpisodeTrainer
-from stepladder.train.guards import Alarm, last_good, read_alarms
+from stepladder.train.guards import Alarm, read_alarms
 from stepladder.train.policy import Policy, load_policy, lora_config, write_policy
 from stepladder.train.prm import ProcessRewardModel, expect_same_words
+from stepladder.train.retreat import before_trouble
 from stepladder.train.rollouts import Rollouts
 from stepladder.train.trainer import WatchedTrainer
 from stepladder.train.training_settings import LoraSettings
@@ -82,7 +84,7 @@ def train_grpo(
         engine = TransformersEngine(policy.model, policy.tokenizer)
         if settings.needs_reward_model and reward is not None:
             expect_same_words(engine.encoding, reward)
-        chosen = _chosen(questions, settings, seed)
+        chosen = _chosen(questions, settings, seed, place.processes.num_processes)
         rollouts = Rollouts(Driver(engine, retriever), agent, episode, settings, reward)
         order, updates = schedule(len(chosen), settings, seed)
         play = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed)
@@ -92,6 +94,7 @@ def train_grpo(
                 policy.model,
                 args=arguments,
                 rollouts=rollouts,
+                reference=_reference(policy, settings, place),
                 questions={question.id: question for question in chosen},
                 train_dataset=Dataset.from_dict({"prompt": [chosen[place].id for place in order]}),
                 eval_dataset=Dataset.from_dict({"prompt": [chosen[0].id]}),  # only asked whether it is there
@@ -121,7 +124,7 @@ def train_grpo(
             alarms = _alarms(folder)
         stopped = [alarm for alarm in alarms if alarm.stopped]
         if stopped:
-            checkpoint = _before_trouble(folder, curves, stopped)
+            checkpoint = before_trouble(Checkpoints(folder / "checkpoints"), curves, stopped)
         if place.processes.is_main_process:
             write_policy(folder / "policy", policy, checkpoint, DTYPES.get(dtype, policy.dtype))
         place.processes.wait_for_everyone()
@@ -142,18 +145,31 @@ def schedule(questions: int, settings: GRPOSettings, seed: int) -> tuple[list[in
     return order[: batches * an_update], batches * settings.passes
 
 
-def _chosen(questions: Sequence[Question], settings: GRPOSettings, seed: int) -> list[Question]:
+def _chosen(questions: Sequence[Question], settings: GRPOSettings, seed: int, processes: int) -> list[Question]:
     answerable = [question for question in questions if question.answers]
     if not answerable:
         raise StepladderError(f"none of {len(questions):,} questions has an answer: nothing could be earned")
     chosen = pick(answerable, settings.questions, seed, balance=settings.balance)
     an_update = settings.batch // settings.samples
+    if an_update % processes:
+        raise StepladderError(
+            f"an update plays {an_update} questions (batch {settings.batch} by samples {settings.samples}), which "
+            f"{processes} processes cannot share: take a batch that is a multiple of {settings.samples * processes}"
+        )
     if len(chosen) < an_update:
         raise StepladderError(
             f"{len(chosen)} questions have an answer, but an update plays {an_update} (batch {settings.batch} by "
             f"samples {settings.samples}); lower batch or raise samples"
         )
     return chosen
+
+
+def _reference(policy: Policy, settings: GRPOSettings, place: Place) -> nn.Module | None:
+    """The policy as it came, if it is held to that. With LoRA it is what is left without the adapter."""
+    if not settings.kl or settings.lora is not None:
+        return None
+    model, _ = load_model(policy.source, policy.tokenizer, torch.float32)
+    return model.to(place.device).eval()
 
 
 def _grpo_arguments(settings: GRPOSettings, policy: Policy) -> dict[str, Any]:
@@ -164,7 +180,7 @@ def _grpo_arguments(settings: GRPOSettings, policy: Policy) -> dict[str, Any]:
         "num_iterations": settings.passes,
         "shuffle_dataset": False,  # the order is made above: the same after a resume
         "temperature": settings.temperature,
-        "beta": settings.kl,
+        "beta": settings.kl if settings.lora is not None else 0.0,  # else the reference is ours
         "epsilon": settings.clip,
         "epsilon_high": settings.clip_high,
         "loss_type": "dapo",  # the mean over all tokens of the update
@@ -172,22 +188,6 @@ def _grpo_arguments(settings: GRPOSettings, policy: Policy) -> dict[str, Any]:
         "gradient_checkpointing": False,
         "use_cache": policy.model.config.use_cache,  # the trainer puts it into the policy's configuration
     }
-
-
-def _before_trouble(folder: Path, curves: Curves, alarms: Sequence[Alarm]) -> Path:
-    """The best checkpoint from before the trouble began; the policy as it came has none, and is then the answer."""
-    good = last_good(curves.updates, alarms) or 0
-    checkpoints = Checkpoints(folder / "checkpoints")
-    fitting = [step for step in checkpoints.complete if step <= good]
-    scores = {row["step"]: row[curves.best_by] for row in curves.rows if curves.best_by in row}
-    best = max(fitting, key=lambda step: (scores.get(step, 0.0), step), default=None)
-    if best is None:
-        names = ", ".join(alarm.name for alarm in alarms)
-        raise StepladderError(
-            f"training was stopped by {names} before there was a checkpoint to go back to. {alarms[0].message} "
-            "Set eval_every lower to have checkpoints sooner, or guards.stop to false to go on regardless"
-        )
-    return checkpoints.at(best)
 
 
 def _alarms(folder: Path) -> list[Alarm]:
@@ -199,20 +199,19 @@ def _numbers(
     curves: Curves, settings: GRPOSettings, questions: int, alarms: Sequence[Alarm], checkpoint: Path
 ) -> dict[str, object]:
     rows = curves.updates
-    window = rows[-5:]
-    episodes = sum(1 for row in rows if row["rollout_seconds"]) * settings.batch
+    played = rows[:: settings.passes]  # the other updates learnt from the same episodes
     numbers: dict[str, object] = {
         "mode": settings.mode,
         "questions": questions,
-        "episodes": episodes,
-        "tokens_sampled": round(sum(row["written"] for row in rows if row["rollout_seconds"])),
+        "episodes": len(played) * settings.batch,
+        "tokens_sampled": round(sum(row["written"] for row in played)),
         "alarms": [alarm.name for alarm in alarms],
         "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),
         "kept_update": int(checkpoint.name.removeprefix("checkpoint-")),
-        "first_reward": rows[0]["reward"],
-        "last_reward": float(np.mean([row["reward"] for row in window])),
-        "first_f1": rows[0]["f1"],
-        "last_f1": float(np.mean([row["f1"] for row in window])),
+        "first_reward": played[0]["reward"],
+        "last_reward": float(np.mean([row["reward"] for row in played[-5:]])),
+        "first_f1": played[0]["f1"],
+        "last_f1": float(np.mean([row["f1"] for row in played[-5:]])),
     }
     for part in ("rollout", "scoring", "update"):
         numbers[f"{part}_seconds"] = round(sum(row[f"{part}_seconds"] for row in rows), 2)

@@ -13,6 +13,7 @@ not write. So nothing is padded on the left, and positions are those that the en
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,12 +21,12 @@ from torch import nn
 from transformers import Trainer
 from trl import GRPOTrainer  # type: ignore[attr-defined]
 
-from stepladder.errors import StepladderError
 from stepladder.seeding import seed_of
 from stepladder.trace import Question
 from stepladder.train.credit import Credited
 from stepladder.train.guards import Guards, write_alarms
-from stepladder.train.rollouts import Played, Rollouts
+from stepladder.train.retreat import Retreat
+from stepladder.train.rollouts import Played, Rollouts, not_one_text
 from stepladder.train.trainer import WatchedTrainer, Watching
 
 #: Curves by the names that trl gives them.
@@ -42,10 +43,7 @@ def row_of(credited: Credited) -> dict[str, list[Any]]:
     logprobs: list[float] = []
     for number, step in enumerate(credited.trajectory.steps):
         if step.restarts and number:
-            raise StepladderError(
-                f"the agent '{credited.trajectory.agent}' begins a new context with its steps, so an episode is not "
-                "one text; reinforcement learning needs an agent whose transcript grows, such as prorag (DPO does not)"
-            )
+            raise not_one_text(credited.trajectory.agent)
         read = [token for segment in step.read for token in segment.tokens]
         written = list(step.written.tokens)
         ids += read + written
@@ -60,12 +58,28 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
     """GRPO, watched."""
 
     loss_is_scaled_for_ga = True  # type: ignore[assignment] # trl says None, transformers a bool
+    args: Any
     model: Any
+    processing_class: Any
     _metrics: Any
 
-    def __init__(self, *arguments: Any, rollouts: Rollouts, questions: Mapping[str, Question], **options: Any) -> None:
-        """`questions` by their ids, which are the prompts of the data set."""
-        super().__init__(*arguments, reward_funcs=[_earned], rollout_func=self._roll_out, **options)
+    def __init__(
+        self,
+        *arguments: Any,
+        rollouts: Rollouts,
+        questions: Mapping[str, Question],
+        reference: nn.Module | None = None,
+        **options: Any,
+    ) -> None:
+        """`questions` by their ids, which are the prompts of the data set.
+
+        `reference`: the policy as it came, where it is held to that and LoRA does not leave it as it is.
+        """
+        options |= {"reward_funcs": [_earned], "rollout_func": self._roll_out}
+        super().__init__(*arguments, **options)
+        if reference is not None:  # trl would load one by the name of the policy, which may have none
+            self.beta = rollouts.settings.kl
+            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
         self.rollouts = rollouts
         self.asked = questions
         self.played: Played | None = None
@@ -74,13 +88,18 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         self._learnt_BT: torch.Tensor | None = None
         self._logps_BT: torch.Tensor | None = None
         self._gaps: list[torch.Tensor] = []
+        #: Whether there is anything to learn in this update, on any device.
+        self._learns = True
 
     def watch_over(self, lengths: Sequence[int] | None, watching: Watching) -> None:
         """Complete the trainer, and set its guards."""
-        super().watch_over(lengths, watching)
+        settings = self.rollouts.settings
+        folder, curves = watching.checkpoints.folder, watching.curves
+        retreat = Retreat(folder, curves, settings.guards.window, settings.passes)
+        super().watch_over(lengths, replace(watching, checkpoints=retreat))
         self.alarms = watching.bad_batch.with_name("alarms.jsonl")
-        self.guards = Guards(self.rollouts.settings.guards, watching.curves.updates)
-        if watching.curves.writes:
+        self.guards = Guards(settings.guards, curves.updates)
+        if curves.writes:
             write_alarms(self.alarms, self.guards.raised)
 
     def _send_telemetry(self) -> None:
@@ -95,6 +114,7 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         """What trl asks for: the prompts come once for every sample, those of a question in a row."""
         samples = self.rollouts.settings.samples
         questions = [self.asked[prompt] for prompt in prompts[::samples]]
+        self.questions = [question.id for question in questions]
         training = self.model.training
         self.model.eval()
         with torch.no_grad(), self.accelerator.autocast():
@@ -118,8 +138,8 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         return {"ids": [padding] * 2, "learns": [0] * 2, "advantages": [0.0] * 2, "logprobs": [float("nan")] * 2}
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """trl's tensors, with the advantages of steps, and without rows that teach nothing."""
-        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[no-untyped-call]
+        """trl's tensors, with the advantages of steps, and without questions that teach nothing."""
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         width = batch["completion_ids"].shape[1]
         advantages_BT = torch.tensor([_filled(row["advantages"][1:], width) for row in self.rows])
         batch["advantages"] = advantages_BT.to(batch["completion_ids"].device)
@@ -128,12 +148,21 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         return self._without_flat(batch) if self.rollouts.settings.drop_flat else batch
 
     def _without_flat(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Only the rows with something to learn, padded to whole parts by some of the others."""
-        taught_B = ((batch["advantages"] != 0) & (batch["tool_mask"] != 0)).any(dim=1)
-        parts = self.args.steps_per_generation
+        """The rows of questions with something to learn, filled up to whole parts by others that do not count.
+
+        Where there is nothing at all, some rows stay to be measured.
+        """
+        samples, parts = self.rollouts.settings.samples, self.args.steps_per_generation
+        learnt_BT = batch["completion_mask"] * batch["tool_mask"]
+        taught_BT = (batch["advantages"] != 0) & (learnt_BT != 0)
+        taught_B = taught_BT.view(-1, samples * taught_BT.shape[1]).any(dim=1).repeat_interleave(samples)
         count = max(-(-int(taught_B.sum()) // parts) * parts, parts)
-        kept = torch.argsort(taught_B.int(), descending=True, stable=True)[:count]
+        order_B = 2 * taught_B.int() + learnt_BT.any(dim=1).int()
+        kept = torch.argsort(order_B, descending=True, stable=True)[:count]
         found = {name: tensor[kept] if _is_by_rows(tensor) else tensor for name, tensor in batch.items()}
+        self._learns = bool(self.accelerator.gather(taught_B.sum()).sum())
+        if self._learns:
+            found["tool_mask"] = found["tool_mask"] * taught_B[kept, None]
         width = max(int((found["completion_mask"].sum(dim=1)).max()), 1)
         for name, tensor in found.items():
             if _is_by_rows(tensor) and tensor.dim() == 2 and not name.startswith("prompt"):
@@ -158,7 +187,7 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         lengths_B = attention_mask.sum(dim=1)
         at_once = _AT_ONCE_CPU if input_ids.device.type == "cpu" else _AT_ONCE
         rows, columns, logps, entropies = [], [], [], []
-        for part in torch.argsort(lengths_B, stable=True).split(at_once):
+        for part in torch.split(torch.argsort(lengths_B, stable=True), at_once):
             width = int(lengths_B[part].max())
             wanted_BT = learnt_BT[part, : width - 1]  # a token's log-prob is found at the one before it
             if not wanted_BT.any():
@@ -186,6 +215,13 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
             self._logps_BT = logps_BT.detach()
         return logps_BT, empty_BT.index_put(places, torch.cat(entropies)), None
 
+    def training_step(self, model: nn.Module, *arguments: Any) -> torch.Tensor:
+        """An update with nothing to learn is none: the momentum of earlier ones would move the weights on."""
+        loss: torch.Tensor = super().training_step(model, *arguments)  # type: ignore[no-untyped-call]
+        if not self._learns:
+            model.zero_grad()
+        return loss
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -195,8 +231,8 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
     ) -> torch.Tensor:
         """trl's loss; on the way the policy's log-probs are compared with those that the engine reported."""
         assert not return_outputs
-        self._learnt_BT = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-        loss: torch.Tensor = super().compute_loss(model, inputs, False, num_items_in_batch)  # type: ignore[no-untyped-call]
+        self._learnt_BT, self._logps_BT = (inputs["completion_mask"] * inputs["tool_mask"]).bool(), None
+        loss: torch.Tensor = super().compute_loss(model, inputs, False, num_items_in_batch)
         engine = inputs.get("sampling_per_token_logps")
         fresh = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
         if engine is not None and self._logps_BT is not None and fresh and self.temperature == 1:
@@ -210,11 +246,9 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
     def measures(self, logs: Mapping[str, float]) -> dict[str, float]:
         """Of the episodes, of trl's loss, and the time of each part."""
         assert self.played is not None
-        # Episodes are played for the first of several updates; the others took no time for them.
+        # Episodes are played for the first of several updates. Told again they would look like more of the same.
         fresh = (self.state.global_step - 1) % self.num_iterations == 0
-        told = dict(self.played.measures)
-        if not fresh:
-            told |= {"rollout_seconds": 0.0, "scoring_seconds": 0.0}
+        told = dict(self.played.measures) if fresh else {"rollout_seconds": 0.0, "scoring_seconds": 0.0}
         gaps = torch.cat(self._gaps) if self._gaps else torch.zeros(0)
         self._gaps.clear()
         if gaps.numel():

@@ -29,6 +29,9 @@ class PRMSettings(TrainingSettings):
     #: Verdicts: questions of the train split whose gold chains, and the same ones spoilt, are learnt from as well. They
     #: cost no generation, and keep what no policy writes, such as an answer before any search, from being scored well.
     chains: NonNegativeInt = 0
+    #: Verdicts: of each of these questions so many more chains, each with one mistake: a name half copied, a search for
+    #: something else, an answer too early.
+    spoilt: NonNegativeInt = 0
     #: Of trees: what all other tokens of a step together count in the loss, beside its end, which counts 1. A small
     #: model learns sooner where a step goes wrong when it is told at every token.
     dense: NonNegativeFloat = 0.0

@@ -18,11 +18,11 @@ from stepladder.driver import Driver, Outcome
 from stepladder.errors import StepladderError
 from stepladder.evaluate.metrics import normalise, score
 from stepladder.explore.branching import branching
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import EpisodeSettings, episode, newly_read
 from stepladder.request import Algorithm
 from stepladder.seeding import seed_of
-from stepladder.trace import ActionKind, Question, StopReason, Trajectory, Tree
-from stepladder.train.credit import Credited, credit_group, credit_tree
+from stepladder.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, StopReason, Trajectory, Tree
+from stepladder.train.credit import Credited, credit_group, credit_tree, sigmoid
 from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.prm import ProcessRewardModel
 
@@ -49,6 +49,7 @@ class Rollouts:
     ) -> None:
         if settings.needs_reward_model and reward is None:
             raise StepladderError(f"mode '{settings.mode}' needs a reward model; without one take outcome or tree")
+        expect_one_text(agent)
         self.driver, self.agent, self.settings, self.reward = driver, agent, settings, reward
         sampling = replace(episode.sampling, temperature=settings.temperature, top_p=settings.top_p)
         self.episode = replace(episode, sampling=sampling)
@@ -65,24 +66,30 @@ class Rollouts:
             scores = self._scores([trajectory for group in sampled for trajectory in group])
             groups = self._credited(sampled, scores)
         ended = time.monotonic()
+        if not any(groups):
+            raise StepladderError(
+                "no sampled episode has a single step: the prompts leave no room in the model's window. Take a model "
+                "with a longer one, or fewer passages a search (k)"
+            )
         filled = [self._filled(group, question) for group, question in zip(groups, questions, strict=True)]
         flat = sum(not any(row.teaches for row in group) for group in groups)
-        measures = measured([row for group in groups for row in group], self.episode.max_steps) | {
+        measures = measured([row for group in groups for row in group]) | {
             "dropped_groups": flat / len(questions),
             "failed": float(failed),
             "rollout_seconds": round(scored - began, 4),
             "scoring_seconds": round(ended - scored, 4),
         }
         if scores is not None:
-            measures["step_score"] = float(np.mean([1 / (1 + np.exp(-np.array(scores)))]))
+            measures["step_score"] = float(np.mean([sigmoid(score) for score in scores]))
         return Played(tuple(row for group in filled for row in group), measures)
 
     def _samples(self, questions: Sequence[Question], seed: int) -> tuple[list[list[Trajectory]], int]:
-        def job(question: Question, sample: int) -> Callable[[], Algorithm[Trajectory]]:
-            return lambda: episode(self.agent, question, self.episode, seed_of(seed, question.id, sample))
+        def job(place: int, sample: int) -> Callable[[], Algorithm[Trajectory]]:
+            own = seed_of(seed, questions[place].id, place, sample)  # by place: a question may come twice in an update
+            return lambda: episode(self.agent, questions[place], self.episode, own)
 
         count = self.settings.samples
-        outcomes = self.driver.run([job(question, sample) for question in questions for sample in range(count)])
+        outcomes = self.driver.run([job(place, sample) for place in range(len(questions)) for sample in range(count)])
         played = [each.value for each in _expect_some(outcomes)]
         groups = [
             [trajectory for trajectory in played[start : start + count] if trajectory is not None and trajectory.steps]
@@ -94,12 +101,11 @@ class Rollouts:
         stems = self.settings.tree.stems
         branches = self.settings.samples - stems
 
-        def job(question: Question) -> Callable[[], Algorithm[Tree]]:
-            return lambda: branching(
-                self.agent, question, self.episode, seed_of(seed, question.id), stems=stems, branches=branches
-            )
+        def job(place: int) -> Callable[[], Algorithm[Tree]]:
+            question, own = questions[place], seed_of(seed, questions[place].id, place)
+            return lambda: branching(self.agent, question, self.episode, own, stems=stems, branches=branches)
 
-        outcomes = _expect_some(self.driver.run([job(question) for question in questions]))
+        outcomes = _expect_some(self.driver.run([job(place) for place in range(len(questions))]))
         groups = [[] if each.value is None else credit_tree(each.value, self.settings) for each in outcomes]
         return groups, len(questions) * self.settings.samples - sum(map(len, groups))
 
@@ -129,10 +135,8 @@ class Rollouts:
         return [*group, *[blank] * missing]
 
 
-def measured(rows: Sequence[Credited], max_steps: int) -> dict[str, float]:
+def measured(rows: Sequence[Credited]) -> dict[str, float]:
     """What can be said of some episodes, as means."""
-    if not rows:
-        return {}
     played = [row.trajectory for row in rows]
     steps = [step for trajectory in played for step in trajectory.steps]
     scores = [score(trajectory) for trajectory in played]
@@ -143,11 +147,31 @@ def measured(rows: Sequence[Credited], max_steps: int) -> dict[str, float]:
         "em": float(np.mean([each.em for each in scores])),
         "valid": float(np.mean([_is_valid(trajectory) for trajectory in played])),
         "searches": float(np.mean([len(trajectory.queries) for trajectory in played])),
-        "step_limit": sum(len(trajectory.steps) >= max_steps for trajectory in played) / len(played),
+        "step_limit": stops[StopReason.STEP_LIMIT] / len(played),
         "answered": stops[StopReason.ANSWERED] / len(played),
         "repeated": sum(map(_repeats, played)) / max(len(steps), 1),
         "written": float(sum(len(step.written.tokens) for step in steps)),
     }
+
+
+def expect_one_text(agent: Agent) -> None:
+    """Refuse an agent that reads a context of its own for each step, as far as its first two steps tell."""
+    if ActionKind.QUERY not in agent.kinds:
+        return
+    start = Trajectory(Question("", "?", ()), agent.name)
+    query, found = Action(ActionKind.QUERY, "?"), (Passage("", "?", "?"),)
+    state = start.extend(Step(agent.render(start), Segment(Author.POLICY, "?"), query, found))
+    _, restarts = newly_read(state, agent.render(state))
+    if restarts:
+        raise not_one_text(agent.name)
+
+
+def not_one_text(agent: str) -> StepladderError:
+    """The error of an agent whose episodes cannot be read in one pass."""
+    return StepladderError(
+        f"the agent '{agent}' begins a new context with its steps, so an episode is not one text; reinforcement "
+        "learning needs an agent whose transcript grows, such as prorag (DPO does not)"
+    )
 
 
 def _is_valid(trajectory: Trajectory) -> bool:
