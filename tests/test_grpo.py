@@ -933,3 +933,13 @@ def test_what_cannot_be_is_noticed_before_anything_is_done(
     with pytest.raises(StepladderError, match=said):
         run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
     assert not (tmp_path / "run" / "grpo").exists()
+
+
+def test_a_time_limit_ends_the_training_with_what_was_learnt(tmp_path: Path) -> None:
+    hurried = SETTINGS.model_copy(update={"minutes": 1e-9})
+    report = train(tmp_path, hurried)
+    assert report.numbers["steps"] == hurried.passes == 1, "the first update is already late"
+    before = (tmp_path / "curves.jsonl").read_bytes()
+    again = train(tmp_path, hurried)
+    assert (tmp_path / "curves.jsonl").read_bytes() == before, "called again it does not train on"
+    assert again.numbers["kept_update"] == report.numbers["kept_update"]

@@ -38,7 +38,7 @@ from stepladder.train.curves import Curves
 from stepladder.train.fine_tune import dev_player
 from stepladder.train.fit import Place, curve_numbers, fit, place_for
 from stepladder.train.grpo_settings import GRPOSettings
-from stepladder.train.grpo_trainer import EpisodeTrainer
+from stepladder.train.grpo_trainer import EpisodeTrainer, is_late
 from stepladder.train.guards import Alarm, read_alarms
 from stepladder.train.policy import Policy, load_policy, lora_config, write_policy
 from stepladder.train.prm import ProcessRewardModel, expect_same_words
@@ -103,9 +103,12 @@ def train_grpo(
             )
 
         alarms = _alarms(folder)
-        if any(alarm.stopped for alarm in alarms):  # by an earlier call, which was killed behind it
-            curves = Curves(folder / "curves.jsonl", upto=updates)
-            checkpoint = folder
+        curves = Curves(folder / "curves.jsonl", upto=updates)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        if any(alarm.stopped for alarm in alarms) or (is_late(curves, settings) and checkpoints.complete):
+            # An earlier call came to this end, and was killed behind it.
+            best = curves.best
+            checkpoint = checkpoints.at(best["step"] if best is not None else max(checkpoints.complete, default=0))
         else:
             curves, checkpoint = fit(
                 trainer,
@@ -124,7 +127,7 @@ def train_grpo(
             alarms = _alarms(folder)
         stopped = [alarm for alarm in alarms if alarm.stopped]
         if stopped:
-            checkpoint = before_trouble(Checkpoints(folder / "checkpoints"), curves, stopped)
+            checkpoint = before_trouble(checkpoints, curves, stopped)
         if place.processes.is_main_process:
             write_policy(folder / "policy", policy, checkpoint, DTYPES.get(dtype, policy.dtype))
         place.processes.wait_for_everyone()

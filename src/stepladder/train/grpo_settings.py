@@ -50,6 +50,8 @@ class GRPOSettings(PolicyTrainingSettings):
     batch: PositiveInt = 64
     #: How often each question is played; may be a fraction.
     epochs: PositiveFloat = 1
+    #: End after so many minutes of updates, if that comes first. What is learnt then depends on the machine.
+    minutes: PositiveFloat | None = None
     #: Updates from the same episodes.
     passes: PositiveInt = 1
     temperature: PositiveFloat = 1.0

@@ -24,6 +24,8 @@ from trl import GRPOTrainer  # type: ignore[attr-defined]
 from stepladder.seeding import seed_of
 from stepladder.trace import Question
 from stepladder.train.credit import Credited
+from stepladder.train.curves import Curves
+from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.guards import Guards, write_alarms
 from stepladder.train.retreat import Retreat
 from stepladder.train.rollouts import Played, Rollouts, not_one_text
@@ -266,16 +268,25 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
             return
         row = self.watching.curves.rows[-1]
         row["update_seconds"] = round(row["seconds"] - row["rollout_seconds"] - row["scoring_seconds"], 4)
+        if is_late(self.watching.curves, self.rollouts.settings):
+            self._end()
         new = self.guards.look(row)
-        if not new:
-            return
-        if self.watching.curves.writes:
+        if new and self.watching.curves.writes:
             write_alarms(self.alarms, self.guards.raised)
             for alarm in new:
                 print(f"alarm at update {alarm.step}: {alarm.name}: {alarm.message}", file=sys.stderr)
         if any(alarm.stopped for alarm in new):
-            self.control.should_training_stop = True
-            self.control.should_save = True
+            self._end()
+
+    def _end(self) -> None:
+        self.control.should_training_stop = True
+        self.control.should_save = True
+
+
+def is_late(curves: Curves, settings: GRPOSettings) -> bool:
+    """Whether the updates so far have taken all the time there was."""
+    limit = settings.minutes
+    return limit is not None and sum(row["seconds"] for row in curves.updates) >= 60 * limit
 
 
 def _earned(earned: Sequence[float], **_: Any) -> list[float]:
