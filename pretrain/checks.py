@@ -1,7 +1,8 @@
-"""Documents in which what is written is checked: after every answer or sub-question stands whether it is right.
+"""What nano-critic reads: documents in which after every answer or sub-question stands whether it is right.
 
 A reward model has to see that a step is wrong. A model that has only ever read right answers does not look: it knows
-what it would write, and nothing in it compares this with what was written. Four kinds:
+what it would write, and nothing in it compares this with what was written. The verdict stands directly behind what it
+is about, where a reward model reads its score. Four kinds:
 
     reading       passages, then answers read from them, right and wrong
     looking up    a question, the passages found, an answer; some passages do not tell, and then no answer is right
@@ -17,10 +18,14 @@ from collections.abc import Callable
 
 from pretrain.mistakes import Mistakes
 from pretrain.source import Source
-from pretrain.styles import FRAME, GIVEN, VERDICT, Document, Style
+from pretrain.styles import FRAME, GIVEN, Document, Style
 from stepladder.decomposition import fill_references
 from stepladder.trace import Question
 
+#: The weight of a verdict in the loss. Nothing else has any.
+VERDICT = 1.0
+#: The word for right, and that for wrong.
+RIGHT, WRONG = "yes", "no"
 #: How often a thing that can be wrong is.
 _WRONG = 0.45
 #: Of this share of the documents half the verdicts are left out.
@@ -41,11 +46,16 @@ class Checks:
         document = self._with_gaps(kind()) if self.rng.random() < _SILENT else kind()
         return [(text, weight if weight == VERDICT else GIVEN) for text, weight in document]
 
+    @staticmethod
+    def _checked(right: bool) -> Document:
+        """Whether what stands before is right."""
+        return [(RIGHT if right else WRONG, VERDICT), ("\n", GIVEN)]
+
     def _with_gaps(self, document: Document) -> Document:
         """The document without half of its verdicts; the last one stays."""
         verdicts = [place for place, (_, weight) in enumerate(document) if weight == VERDICT]
         left_out = {place for place in verdicts[:-1] if self.rng.random() < 0.5}
-        around = {place + off for place in left_out for off in (-1, 0, 1)}
+        around = {place + off for place in left_out for off in (0, 1)}
         return [piece for place, piece in enumerate(document) if place not in around]
 
     def reading(self) -> Document:
@@ -61,7 +71,7 @@ class Checks:
             question, answer, _ = source.question_about(fact)
             right = rng.random() > _WRONG
             said = answer if right else self.mistakes.answer(answer, passages, near=fact.subject)
-            document += style.asked(question, GIVEN) + style.replied(said, GIVEN) + style.checked(right)
+            document += style.asked(question, GIVEN) + style.replied(said, GIVEN) + self._checked(right)
         return document
 
     def looking_up(self) -> Document:
@@ -86,7 +96,7 @@ class Checks:
                 near = subject if told or not found else source.index[found[0].id]
                 said = self.mistakes.answer(answer, found, near=near)
             document += style.asked(question, GIVEN, number) + style.shown(found)
-            document += style.replied(said, GIVEN, place=place) + style.checked(right)
+            document += style.replied(said, GIVEN, place=place) + self._checked(right)
             here = fact.object if isinstance(fact.object, int) else None
         return document
 
@@ -107,7 +117,7 @@ class Checks:
 
         def ask(text: str, right: bool, answer: str) -> None:
             nonlocal document
-            document += style.asked(text, GIVEN, len(asked) + 1) + style.checked(right)
+            document += style.asked(text, GIVEN, len(asked) + 1) + self._checked(right)
             asked.append(text)
             if right or rng.random() < 0.7:
                 if between:
@@ -120,17 +130,15 @@ class Checks:
             elif rng.random() < 0.3:
                 ask(self.mistakes.query(number, hops, answers, asked), False, self.mistakes.any_name())
             if rng.random() < 0.12:
-                document += self._conclusion(question, style, asked, right=False, early=True)
+                document += self._conclusion(question, asked, right=False, early=True)
             if hop.passages:
                 ask(fill_references(hop.question, answers), True, hop.answer)
             answers[number] = hop.answer
         if rng.random() < 0.25:
             ask(self.mistakes.query(len(hops), hops, answers, asked), False, self.mistakes.any_name())
-        return document + self._conclusion(question, style, list(answers.values()), right=rng.random() > _WRONG)
+        return document + self._conclusion(question, list(answers.values()), right=rng.random() > _WRONG)
 
-    def _conclusion(
-        self, question: Question, style: Style, others: list[str], *, right: bool, early: bool = False
-    ) -> Document:
+    def _conclusion(self, question: Question, others: list[str], *, right: bool, early: bool = False) -> Document:
         """The answer of the whole, or something in its place. Too early, even the right one is wrong."""
         rng, answer = self.rng, question.answers[0]
         said = answer
@@ -141,7 +149,7 @@ class Checks:
         if not right and answer in ("yes", "no") and not early:
             said = "no" if answer == "yes" else "yes"
         mark = rng.choice(("So ", "Then ", "Hence ", "Total: "))
-        return [(mark, FRAME), (said, GIVEN), ("\n", GIVEN), *style.checked(right)]
+        return [(mark, FRAME), (said, GIVEN), ("\n", GIVEN), *self._checked(right)]
 
     def conclusions(self) -> Document:
         """Which is greater, and are they the same."""
@@ -153,7 +161,7 @@ class Checks:
             said = answer
             if not right:
                 said = {"yes": "no", "no": "yes"}.get(answer) or self._other_side(question, answer)
-            document += style.asked(question, GIVEN) + style.replied(said, GIVEN) + style.checked(right)
+            document += style.asked(question, GIVEN) + style.replied(said, GIVEN) + self._checked(right)
         return document
 
     def _other_side(self, question: str, answer: str) -> str:

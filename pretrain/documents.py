@@ -1,6 +1,6 @@
 """What nano reads before it ever sees an agent: plain documents from Atlas worlds that are not the default one.
 
-In: a world's seed. Out: documents, as `styles.py` defines them. Seven kinds, each document in a style of its own:
+In: a world's seed. Out: documents, as `styles.py` defines them. Six kinds, each document in a style of its own:
 
     passages      an encyclopedia, as it stands
     reading       some passages, then questions about them with answers
@@ -8,10 +8,9 @@ In: a world's seed. Out: documents, as `styles.py` defines them. Seven kinds, ea
     plans         a long question and the sub-questions it breaks into, sometimes filled in and answered
     conclusions   which of two values is greater, whether two things are the same
     markup        sentences in tags
-    checks        answers and sub-questions, some of them wrong, each marked right or wrong (`checks.py`)
 
 None of them is a transcript in an agent's format: no document has a long question, its plan, searches and readings
-together, and tags that agents use mark nothing but arbitrary sentences here.
+together, and tags that agents use mark nothing but arbitrary sentences here. nano-critic reads others (`checks.py`).
 """
 
 import random
@@ -28,8 +27,8 @@ from stepladder.trace import Hop, Question
 #: Worlds of these seeds are for pre-training; the default world is seed 0.
 FIRST_WORLD = 1_000_000
 
-#: Documents of each kind, by their shares. Long kinds have fewer.
-MIX = {"passages": 5, "reading": 14, "looking_up": 38, "plans": 26, "conclusions": 22, "markup": 3, "checks": 55}
+#: Of a hundred documents. Long kinds have fewer.
+MIX = {"passages": 5, "reading": 14, "looking_up": 38, "plans": 26, "conclusions": 14, "markup": 3}
 
 _INVERTIBLE = tuple(name for name, relation in RELATIONS.items() if relation.inverse_asks)
 
@@ -37,9 +36,8 @@ _INVERTIBLE = tuple(name for name, relation in RELATIONS.items() if relation.inv
 class WorldWriter:
     """Writes documents about one world."""
 
-    def __init__(self, atlas: Atlas, rng: random.Random, avoid: frozenset[str] = frozenset()) -> None:
+    def __init__(self, atlas: Atlas, rng: random.Random) -> None:
         self.rng, self.source = rng, Source(atlas, rng)
-        self.checks: Callable[[], Document] = Checks(self.source, avoid).write
 
     def write(self) -> Document:
         """One document of a kind drawn from the mix."""
@@ -51,7 +49,6 @@ class WorldWriter:
             "plans": self.plans,
             "conclusions": self.conclusions,
             "markup": self.markup,
-            "checks": self.checks,
         }
         return makers[kind]()
 
@@ -166,8 +163,9 @@ class WorldWriter:
         return document
 
 
-def documents(world_seed: int, count: int, avoid: frozenset[str]) -> Iterator[Document]:
+def documents(world_seed: int, count: int, avoid: frozenset[str], *, checked: bool = False) -> Iterator[Document]:
     """So many documents about the world of a seed, whose names have none of the words to avoid."""
-    writer = WorldWriter(generate_atlas("small", seed=world_seed, avoid=avoid), random.Random(world_seed), avoid)
+    atlas, rng = generate_atlas("small", seed=world_seed, avoid=avoid), random.Random(world_seed)
+    write = Checks(Source(atlas, rng), avoid).write if checked else WorldWriter(atlas, rng).write
     for _ in range(count):
-        yield tidy(writer.write())
+        yield tidy(write())

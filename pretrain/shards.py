@@ -25,11 +25,11 @@ DOCUMENTS_A_SHARD = 6_000
 PATIENCE = 300
 
 
-def write_shard(number: int, tokenizer_folder: str, folder: Path, avoid: frozenset[str]) -> None:
+def write_shard(number: int, tokenizer_folder: str, folder: Path, avoid: frozenset[str], checked: bool) -> None:
     """Documents of one world, each ended by the end token, one after the other."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     texts, weights, ends = [], [], []
-    for document in documents(FIRST_SHARD_WORLD + number, DOCUMENTS_A_SHARD, avoid):
+    for document in documents(FIRST_SHARD_WORLD + number, DOCUMENTS_A_SHARD, avoid, checked=checked):
         for text, weight in document:
             texts.append(text)
             weights.append(weight)
@@ -44,18 +44,20 @@ def write_shard(number: int, tokenizer_folder: str, folder: Path, avoid: frozens
         scales += [round(weight * 100)] * len(piece)
         if place in last:
             ids.append(tokenizer.eos_token_id)
-            scales.append(30)
+            scales.append(0 if checked else 30)
     temporary = folder / f".{number:05d}.npz"
     np.savez(temporary, ids=np.array(ids, np.uint16), weights=np.array(scales, np.uint8))
     temporary.rename(folder / f"{number:05d}.npz")
 
 
-def _write_shards(numbers: range, tokenizer_folder: str, folder: Path, avoid: frozenset[str]) -> None:
+def _write_shards(numbers: range, tokenizer_folder: str, folder: Path, avoid: frozenset[str], checked: bool) -> None:
     for number in numbers:
-        write_shard(number, tokenizer_folder, folder, avoid)
+        write_shard(number, tokenizer_folder, folder, avoid, checked)
 
 
-def start_writers(shards: int, tokenizer_folder: str, folder: Path, workers: int) -> list[SpawnProcess]:
+def start_writers(
+    shards: int, tokenizer_folder: str, folder: Path, workers: int, *, checked: bool = False
+) -> list[SpawnProcess]:
     """Processes that write all shards, in about their order."""
     folder.mkdir(parents=True, exist_ok=True)
     avoid = generate_atlas().name_words
@@ -63,7 +65,7 @@ def start_writers(shards: int, tokenizer_folder: str, folder: Path, workers: int
     writers = [
         context.Process(
             target=_write_shards,
-            args=(range(worker, shards, workers), tokenizer_folder, folder, avoid),
+            args=(range(worker, shards, workers), tokenizer_folder, folder, avoid, checked),
             daemon=True,
         )
         for worker in range(workers)

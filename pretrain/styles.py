@@ -1,8 +1,8 @@
 """How pre-training documents look: pieces of text with weights, and the marks of one document.
 
 A document is a list of (text, weight) pieces; the weight says how much its tokens count in the loss: 1 for what a
-reader can work out (answers, sub-questions, conclusions), 2 for verdicts, which are a word each, less for the rest.
-Every document draws a `Style`: its own marks for questions, answers, passages, plans and verdicts.
+reader can work out (answers, sub-questions, conclusions), less for the rest. Every document draws a `Style`: its own
+marks for questions, answers, passages and plans.
 """
 
 import random
@@ -15,7 +15,7 @@ Piece = tuple[str, float]
 Document = list[Piece]
 
 #: Weights in the loss.
-ANSWER, FRAME, PASSAGE, GIVEN, VERDICT = 1.0, 0.3, 0.15, 0.0, 2.0
+ANSWER, FRAME, PASSAGE, GIVEN = 1.0, 0.3, 0.15, 0.0
 
 #: Tags that agents of this field use. Here they stand around arbitrary sentences.
 AGENT_TAGS = (
@@ -105,11 +105,6 @@ _PLAN_HEAD = (
     "<part>",
     "First ask: ",
 )
-VERDICTS = (
-    *(("right", "wrong"), ("yes", "no"), ("true", "false"), ("good", "bad"), ("correct", "mistaken"), ("ok", "error")),
-    *(("Right", "Wrong"), ("Yes", "No"), ("+", "-"), ("1", "0")),
-)
-_VERDICT_MARKS = (("", "\n"), ("", "\n"), ("", "\n"), ("(", ")\n"), ("[", "]\n"), ("- ", "\n"), ("<cell>", "</cell>\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +117,6 @@ class Style:
     around: tuple[str, str]
     plan: str
     plan_head: str
-    #: Before a verdict, the words for right and wrong, and what follows.
-    verdict: tuple[str, str, str, str]
     #: Around remarks, and whether there are any before answers and before questions.
     aside: tuple[str, str]
     remarks: bool
@@ -146,11 +139,7 @@ class Style:
                 f"{rng.choice(('', chr(10)))}<{tags[3]}>{inner}",
                 f"{inner}</{tags[3]}>{rng.choice(('', chr(10)))}",
             )
-        before, after = rng.choice(_VERDICT_MARKS)
-        verdict = (before, *rng.choice(VERDICTS), after)
-        return Style(
-            ask, reply, passage, around, plan, head, verdict, aside, rng.random() < 0.5, rng.random() < 0.4, rng
-        )
+        return Style(ask, reply, passage, around, plan, head, aside, rng.random() < 0.5, rng.random() < 0.4, rng)
 
     def remark(self, wordings: Sequence[str], number: int) -> Document:
         """A remark in passing, which tells nothing new."""
@@ -165,11 +154,6 @@ class Style:
         """An answer; `place` says which passage tells it."""
         before = self.remark(_REMARK, place) if self.remarks and place else []
         return [*before, (self.reply[0], FRAME), (answer, weight), (self.reply[1], weight)]
-
-    def checked(self, right: bool) -> Document:
-        """Whether what stands before is right."""
-        before, yes, no, after = self.verdict
-        return [(before, FRAME), (yes if right else no, VERDICT), (after, FRAME)]
 
     def shown(self, passages: Sequence[Passage]) -> Document:
         lines = [self.passage.format(n=n, title=p.title, text=p.text) for n, p in enumerate(passages, start=1)]

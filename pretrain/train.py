@@ -2,6 +2,7 @@
 
     python -m pretrain.tokenizer --out build/tokenizer
     python -m pretrain.train --tokenizer build/tokenizer --out build/nano --tokens 600e6
+    python -m pretrain.train --critic build/nano --out build/nano-critic --tokens 500e6 --lr 1e-3
 
 Writes an ordinary transformers folder (bf16) and `log.jsonl`: loss, learning rate, tokens a second and, on worlds that
 are never trained on, how many answers of each kind of document come out exactly right.
@@ -21,8 +22,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from pretrain.checks import Checks
 from pretrain.documents import FIRST_WORLD, WorldWriter
 from pretrain.shards import read_batches, start_writers
+from pretrain.source import Source
 from pretrain.styles import ANSWER, tidy
 from stepladder.data.atlas import generate_atlas
 
@@ -35,7 +38,8 @@ SHAPES = {
 }
 CONTEXT = 2048
 HELD_OUT_WORLDS = (FIRST_WORLD + 500, FIRST_WORLD + 501)
-KINDS = ("reading", "looking_up", "plans", "conclusions", "checks")
+KINDS = ("reading", "looking_up", "plans", "conclusions")
+CHECKED_KINDS = ("reading", "looking_up", "asking", "conclusions")
 
 
 def build_model(shape: str, vocabulary: int, end: int, seed: int) -> LlamaForCausalLM:
@@ -59,13 +63,15 @@ def build_model(shape: str, vocabulary: int, end: int, seed: int) -> LlamaForCau
     )
 
 
-def held_out(tokenizer: Any, count: int) -> dict[str, list[tuple[list[int], list[tuple[int, int]]]]]:
+def held_out(tokenizer: Any, count: int, checked: bool) -> dict[str, list[tuple[list[int], list[tuple[int, int]]]]]:
     """By kind: documents of unseen worlds as token ids, with the spans that a reader can work out."""
     avoid = generate_atlas().name_words
-    found: dict[str, list[tuple[list[int], list[tuple[int, int]]]]] = {kind: [] for kind in KINDS}
+    kinds = CHECKED_KINDS if checked else KINDS
+    found: dict[str, list[tuple[list[int], list[tuple[int, int]]]]] = {kind: [] for kind in kinds}
     for seed in HELD_OUT_WORLDS:
-        writer = WorldWriter(generate_atlas("small", seed=seed, avoid=avoid), random.Random(seed))
-        for kind in KINDS:
+        atlas, rng = generate_atlas("small", seed=seed, avoid=avoid), random.Random(seed)
+        writer: Any = Checks(Source(atlas, rng), avoid) if checked else WorldWriter(atlas, rng)
+        for kind in kinds:
             for _ in range(count // len(HELD_OUT_WORLDS)):
                 ids: list[int] = []
                 spans: list[tuple[int, int]] = []
@@ -109,7 +115,8 @@ def save(model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--critic", type=Path, help="a model to go on from, with documents that are checked")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shape", choices=SHAPES, default="5x256")
     parser.add_argument("--tokens", type=float, default=600e6)
@@ -123,15 +130,20 @@ def main() -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
-    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+    source = arguments.critic or arguments.tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(source)
     batch_tokens = arguments.rows * CONTEXT
     steps = int(arguments.tokens // batch_tokens)
     writers = []
     if arguments.workers:
         shards = int(arguments.tokens / 1.8e6) + 2
-        writers = start_writers(shards, str(arguments.tokenizer), arguments.shards, arguments.workers)
-    model = build_model(arguments.shape, len(tokenizer), tokenizer.eos_token_id, arguments.seed).to(device)
-    probes = held_out(tokenizer, 160)
+        checked = arguments.critic is not None
+        writers = start_writers(shards, str(source), arguments.shards, arguments.workers, checked=checked)
+    if arguments.critic:
+        model = LlamaForCausalLM.from_pretrained(arguments.critic, dtype=torch.float32).to(device)
+    else:
+        model = build_model(arguments.shape, len(tokenizer), tokenizer.eos_token_id, arguments.seed).to(device)
+    probes = held_out(tokenizer, 160, arguments.critic is not None)
     decayed = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW(
@@ -148,7 +160,17 @@ def main() -> None:
         weights = weights_BT[:, 1:].flatten()
         return (losses * weights).sum() / weights.sum()
 
-    trained = torch.compile(loss_of) if device == "cuda" else loss_of
+    backbone = torch.compile(model.model) if device == "cuda" else model.model
+
+    def verdict_loss(ids_BT: torch.Tensor, weights_BT: torch.Tensor) -> torch.Tensor:
+        """The same where few tokens have a weight: only these are predicted."""
+        with torch.autocast(device, torch.bfloat16):
+            hidden_BTD = backbone(input_ids=ids_BT[:, :-1]).last_hidden_state
+            logits_NV = model.lm_head(hidden_BTD[weights_BT[:, 1:] > 0])
+        return cross_entropy(logits_NV.float(), ids_BT[:, 1:][weights_BT[:, 1:] > 0])
+
+    plain_loss = torch.compile(loss_of) if device == "cuda" else loss_of
+    trained = verdict_loss if arguments.critic else plain_loss
     arguments.out.mkdir(parents=True, exist_ok=True)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{arguments.shape}: {parameters / 1e6:.2f}M parameters, {steps} steps of {batch_tokens} tokens", flush=True)

@@ -1,9 +1,9 @@
 """Does the model see that something is wrong? Verdicts on documents of worlds that it was never trained on.
 
-    python -m pretrain.verdicts src/stepladder/models/nano
+    python -m pretrain.verdicts src/stepladder/models/nano-critic
 
 For every kind of checked document: how many verdicts there were, and how often a right thing gets a better verdict than
-a wrong one (AUC of log p(word for right) - log p(word for wrong), in the words that the document uses).
+a wrong one (AUC of log p(yes) - log p(no)).
 """
 
 import argparse
@@ -13,17 +13,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pretrain.checks import Checks
+from pretrain.checks import RIGHT, VERDICT, WRONG, Checks
 from pretrain.source import Source
-from pretrain.styles import VERDICT, VERDICTS, tidy
-from pretrain.train import CONTEXT, HELD_OUT_WORLDS
+from pretrain.styles import tidy
+from pretrain.train import CHECKED_KINDS, CONTEXT, HELD_OUT_WORLDS
 from stepladder.data.atlas import generate_atlas
 from stepladder.evaluate.ranking import auc
-
-KINDS = ("reading", "looking_up", "asking", "conclusions")
-#: The word for the other verdict, and whether a word means right.
-_OTHER = {word: other for right, wrong in VERDICTS for word, other in ((right, wrong), (wrong, right))}
-_RIGHT = {right for right, _ in VERDICTS}
 
 
 @torch.inference_mode()
@@ -31,22 +26,21 @@ def verdicts(model: Any, tokenizer: Any, checks: Checks, kind: str, documents: i
     """Scores and truths of all verdicts in some documents of a kind."""
     scores: list[float] = []
     truths: list[bool] = []
+    right, wrong = (tokenizer(word, add_special_tokens=False)["input_ids"][-1] for word in (RIGHT, WRONG))
     for _ in range(documents):
         ids: list[int] = []
-        places: list[tuple[int, str]] = []
+        places: list[int] = []
         for text, weight in tidy(getattr(checks, kind)()):
             piece = tokenizer(text, add_special_tokens=False)["input_ids"]
             if weight == VERDICT:
-                places.append((len(ids) + len(piece) - 1, text.strip()))
+                places.append(len(ids) + len(piece) - 1)
             ids += piece
         if len(ids) > CONTEXT:
             continue
         logps = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-        for place, word in places:
-            other = tokenizer(_OTHER[word], add_special_tokens=False)["input_ids"][-1]
-            gap = float(logps[place - 1, ids[place]] - logps[place - 1, other])
-            scores.append(gap if word in _RIGHT else -gap)
-            truths.append(word in _RIGHT)
+        for place in places:
+            scores.append(float(logps[place - 1, right] - logps[place - 1, wrong]))
+            truths.append(ids[place] == right)
     return scores, truths
 
 
@@ -59,7 +53,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     world = generate_atlas("small", seed=HELD_OUT_WORLDS[0], avoid=generate_atlas().name_words)
     checks = Checks(Source(world, random.Random(0)))
-    for kind in KINDS:
+    for kind in CHECKED_KINDS:
         scores, truths = verdicts(model, tokenizer, checks, kind, given.documents)
         print(f"{kind.replace('_', ' '):<12} {len(truths):>5} verdicts, AUC {auc(scores, truths):.3f}")
 

@@ -4,6 +4,7 @@ import hashlib
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,16 +13,21 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pretrain import card
-from pretrain.checks import Checks
+from pretrain.checks import RIGHT, VERDICT, Checks
 from pretrain.documents import FIRST_WORLD, MIX, WorldWriter, documents
 from pretrain.mistakes import Mistakes
-from pretrain.styles import AGENT_TAGS, GIVEN, PASSAGE, VERDICT, tidy
+from pretrain.rl_probe import advantages, flatten, outcome, step_rewards
+from pretrain.styles import AGENT_TAGS, GIVEN, PASSAGE, tidy
 from stepladder.agents import AGENTS, make_agent
 from stepladder.data.atlas import generate_atlas
+from stepladder.driver import Driver
+from stepladder.engines.gold import GoldEngine
 from stepladder.engines.loading import load_model
 from stepladder.errors import StepladderError
 from stepladder.evaluate.metrics import normalise
+from stepladder.explore.episode import EpisodeSettings, episode
 from stepladder.models import BUILT_IN, built_in_folder
+from stepladder.trace import Question, Trajectory
 from stepladder.train.spoilt import garbled
 
 NANO = built_in_folder("nano")
@@ -39,14 +45,26 @@ def writer() -> WorldWriter:
     return WorldWriter(generate_atlas("small", FIRST_WORLD + 7, generate_atlas().name_words), random.Random(0))
 
 
+@pytest.mark.parametrize("model", ["nano", "nano-critic"])
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_the_card_names_the_files_by_their_hashes(name: str) -> None:
-    found = hashlib.sha256((NANO / name).read_bytes()).hexdigest()
-    assert f"| `{name}` | sha256 `{found}` |" in CARD
+def test_the_card_names_the_files_by_their_hashes(model: str, name: str) -> None:
+    folder = built_in_folder(model)
+    assert folder is not None
+    found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    assert f"| `{name}` | sha256 `{found}` |" in (folder / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_card_has_the_tables_of_the_logs() -> None:
+def test_the_cards_have_the_tables_of_the_logs() -> None:
     assert card.written(CARD) == CARD, "run `python -m pretrain.card`"
+    critic = card.CRITIC.read_text(encoding="utf-8")
+    assert card.critic_written(critic) == critic, "run `python -m pretrain.card`"
+
+
+def test_the_critic_reads_what_nano_writes() -> None:
+    _, ours = load_model("nano", None, None)
+    model, theirs = load_model("nano-critic", None, None)
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert type(model).__name__ == "LlamaForCausalLM"
 
 
 def test_nano_is_a_small_llama_that_every_tool_reads() -> None:
@@ -81,13 +99,14 @@ def test_tags_of_agents_are_one_token_each() -> None:
                 assert len(tokenizer(stop, add_special_tokens=False)["input_ids"]) == 1, stop
 
 
-def _words(seed: int) -> Iterator[str]:
-    for document in documents(seed, 400, generate_atlas().name_words):
+def _words(seed: int, *, checked: bool = False) -> Iterator[str]:
+    for document in documents(seed, 400, generate_atlas().name_words, checked=checked):
         yield from re.findall(r"[^\W\d_]+", "".join(text for text, _ in document).lower())
 
 
 def test_nothing_of_the_default_world_is_read() -> None:
     assert not generate_atlas().name_words.intersection(_words(FIRST_WORLD + 3))
+    assert not generate_atlas().name_words.intersection(_words(FIRST_WORLD + 3, checked=True))
     # The test can fail: without words to avoid, worlds do share some.
     assert generate_atlas().name_words.intersection(generate_atlas("small", FIRST_WORLD + 3).name_words)
 
@@ -127,15 +146,12 @@ def test_what_is_checked_as_right_stands_in_what_is_shown(writer: WorldWriter) -
             elif weight == GIVEN:
                 given.append(text)
             elif weight == VERDICT:
-                right = text.lower() in RIGHT
+                right = text == RIGHT
                 verdicts.append(right)
                 if right:
                     answer, _mark = given[-2:]
                     assert answer in shown
     assert 0.3 < sum(verdicts) / len(verdicts) < 0.7, "neither verdict can be guessed"
-
-
-RIGHT = ("right", "yes", "true", "good", "correct", "ok", "+", "1")
 
 
 def test_mistakes_are_mistakes(writer: WorldWriter) -> None:
@@ -154,3 +170,47 @@ def test_tidying_moves_spaces_and_nothing_else(writer: WorldWriter) -> None:
         whole, tidied = ("".join(text for text, _ in each) for each in (document, tidy(document)))
         assert whole.rstrip(" ") == tidied
         assert not any(text.endswith(" ") for text, _ in tidy(document))
+
+
+# --- the probe's rewards, by hand ----------------------------------------------------------------------------
+
+
+def _played(question: Question, retriever: object) -> Trajectory:
+    agent = make_agent("prorag-brief")
+    driver = Driver(GoldEngine(agent), retriever)  # type: ignore[arg-type]
+    (done,) = driver.run([lambda: episode(agent, question, EpisodeSettings(k=1), 0)])
+    assert done.value is not None
+    return done.value
+
+
+def test_gold_steps_earn_all_there_is(question: Question, retriever: object) -> None:
+    trajectory = _played(question, retriever)
+    assert outcome(trajectory) == 1.0
+    assert step_rewards(trajectory) == [1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_step_is_blamed_for_itself_alone(question: Question, retriever: object) -> None:
+    good = _played(question, retriever)
+    second = good.steps[1]
+    wrong = replace(second, action=replace(second.action, content="Bert Lom"))
+    bad = replace(good, steps=(good.steps[0], wrong, *good.steps[2:]))
+    assert step_rewards(bad) == [1.0, 0.0, 1.0, 1.0, 1.0]
+    better, worse = advantages([good, bad], weight=1.0)
+    assert [round(value, 2) for value in better] == [0, 1, 0, 0, 0]
+    assert [round(value, 2) for value in worse] == [0, -1, 0, 0, 0]
+    assert advantages([good, bad], weight=0.0) == [[0.0] * 5, [0.0] * 5], "their answers are the same"
+
+
+def test_only_tokens_of_the_policy_get_an_advantage(question: Question, retriever: object) -> None:
+    trajectory = _played(question, retriever)
+    numbered = tuple(
+        replace(
+            step,
+            read=tuple(replace(segment, tokens=(1, 2)) for segment in step.read),
+            written=replace(step.written, tokens=(3,)),
+        )
+        for step in trajectory.steps
+    )
+    ids, weights = flatten(replace(trajectory, steps=numbered), [0.5] * 5)
+    assert [weight for token, weight in zip(ids, weights) if token == 3] == [0.5] * 5
+    assert not any(weight for token, weight in zip(ids, weights) if token != 3)

@@ -124,7 +124,8 @@ def train_prm_command(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="A model to begin with, instead of the run's newest policy.")
+        str | None,
+        typer.Option("--model", help="A model to begin with, such as nano-critic, instead of the newest policy."),
     ] = None,
     epochs: Epochs = None,
     lr: LearningRate = None,

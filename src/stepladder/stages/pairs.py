@@ -232,4 +232,5 @@ KIND = StageKind(
     check=check_pairs,
     keeps=KEPT,
     free=frozenset(f"llm.{name}" for name in COSTS),
+    version=2,  # the gold judge no longer blames a reply for its query
 )
