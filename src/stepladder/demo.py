@@ -1,8 +1,8 @@
 """The demo: a recipe carried out in front of a newcomer, on one machine, without key or download.
 
 It shows the world, a question as the oracle answers it, the run stage by stage, the same question as the trained policy
-answers it, and the tables of the run. The oracle is the ceiling that the search allows; the model before training is
-the floor.
+answers it, the tables of the run, and where its report lies. The oracle is the ceiling that the search allows; the
+model before training is the floor.
 """
 
 from pathlib import Path
@@ -14,6 +14,7 @@ from stepladder.errors import StepladderError
 from stepladder.explore.episode import episode, watched
 from stepladder.narrate import Narrator
 from stepladder.recipe import Recipe
+from stepladder.report import write_report
 from stepladder.request import Algorithm
 from stepladder.run import RunReport, run_recipe
 from stepladder.run.report import print_report
@@ -38,6 +39,7 @@ def run_demo(console: Console, recipe: Recipe, folder: Path, *, update: bool = F
         _say(console, "\nThe same question, as the trained model answers it:\n")
         _play(workshop, str(report.policy), example, recipe.seed)
     print_report(console, report)
+    _say(console, f"\nAll of it as a page, with curves, search trees and transcripts: {write_report(folder)}")
     return report
 
 
