@@ -29,12 +29,11 @@ from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.guards import Guards, write_alarms
 from stepladder.train.retreat import Retreat
 from stepladder.train.rollouts import Played, Rollouts, not_one_text
+from stepladder.train.token_logps import token_logps
 from stepladder.train.trainer import WatchedTrainer, Watching
 
 #: Curves by the names that trl gives them.
 _MEASURES = {"entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clipped"}
-#: Rows computed together: small parts of like length have less padding, large ones keep a GPU busy.
-_AT_ONCE_CPU, _AT_ONCE = 8, 64
 
 
 def row_of(credited: Credited) -> dict[str, list[Any]]:
@@ -183,39 +182,19 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """Log-probs and entropies of the tokens that are learnt from, 0 elsewhere; rows of like length together."""
+        """Of the tokens that are learnt from; trl would compute those of all."""
         assert self._learnt_BT is not None
-        learnt_BT = self._learnt_BT.to(input_ids.device)
-        lengths_B = attention_mask.sum(dim=1)
-        at_once = _AT_ONCE_CPU if input_ids.device.type == "cpu" else _AT_ONCE
-        rows, columns, logps, entropies = [], [], [], []
-        for part in torch.split(torch.argsort(lengths_B, stable=True), at_once):
-            width = int(lengths_B[part].max())
-            wanted_BT = learnt_BT[part, : width - 1]  # a token's log-prob is found at the one before it
-            if not wanted_BT.any():
-                continue
-            columns_K = wanted_BT.any(dim=0).nonzero()[:, 0]
-            ids_BT = input_ids[part, :width]
-            with self.accelerator.autocast():
-                # No mask: a causal model does not see what is padded behind its rows.
-                logits_BKV = model(input_ids=ids_BT, use_cache=False, logits_to_keep=columns_K).logits
-            wanted_BK = wanted_BT[:, columns_K]
-            logps_NV = (logits_BKV[wanted_BK].float() / self.temperature).log_softmax(-1)
-            row_N, column_N = wanted_BK.nonzero(as_tuple=True)
-            written_N = ids_BT[:, 1:][:, columns_K][wanted_BK]
-            rows.append(part[row_N])
-            columns.append(columns_K[column_N])
-            logps.append(logps_NV.gather(1, written_N[:, None])[:, 0])
-            entropies.append(-(logps_NV.detach().exp() * logps_NV.detach()).sum(dim=-1))
-        empty_BT = torch.zeros(learnt_BT.shape, device=input_ids.device)
-        if not rows:  # nothing to learn, and yet an update: its loss must be connected to the weights
-            nothing = sum(weights.sum() * 0.0 for weights in model.parameters() if weights.requires_grad)
-            return empty_BT + nothing, empty_BT, None
-        places = torch.cat(rows), torch.cat(columns)
-        logps_BT = empty_BT.index_put(places, torch.cat(logps))
+        logps_BT, entropies_BT = token_logps(
+            model,
+            input_ids,
+            attention_mask.sum(dim=1),
+            self._learnt_BT.to(input_ids.device),
+            self.temperature,
+            self.accelerator.autocast,
+        )
         if torch.is_grad_enabled():
             self._logps_BT = logps_BT.detach()
-        return logps_BT, empty_BT.index_put(places, torch.cat(entropies)), None
+        return logps_BT, entropies_BT, None
 
     def training_step(self, model: nn.Module, *arguments: Any) -> torch.Tensor:
         """An update with nothing to learn is none: the momentum of earlier ones would move the weights on."""
