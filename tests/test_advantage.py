@@ -9,7 +9,6 @@ from stepladder.train.advantage import (
     branch_advantages,
     dual_advantages,
     gain_advantages,
-    is_flat,
     node_values,
     outcome_advantages,
     process_advantages,
@@ -25,8 +24,6 @@ def test_an_answer_is_measured_against_those_of_its_group() -> None:
 def test_a_group_whose_answers_are_alike_teaches_nothing() -> None:
     assert outcome_advantages([2.0, 2.0, 2.0]).tolist() == [0, 0, 0]
     assert outcome_advantages([0.1 + 0.2, 0.3]).tolist() == [0, 0], "rounding is no difference"
-    assert is_flat([outcome_advantages([1.0, 1.0])])
-    assert not is_flat([outcome_advantages([1.0, 0.0])])
 
 
 def test_a_group_of_one_trajectory_of_one_step() -> None:

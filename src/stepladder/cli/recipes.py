@@ -88,17 +88,30 @@ def extended(
 
     `sources` are stages to put before it; `otherwise` says how to do without what the run may lack.
     """
-    plain = RunFolder.open(run).recipe().plain()
+    folder = RunFolder.open(run)
+    plain = folder.recipe().plain()
     kind = plain["stages"].get(name, entry)["kind"]
     if kind != entry["kind"]:
         raise StepladderError(f"'{name}' is a stage of the kind {kind} in the run {run}: choose another --name")
-    stages = {**_before(plain["stages"], name), **(sources or {}), name: entry}
+    before = {**_before(plain["stages"], name), **(sources or {})}
+    stages = {**before, name: {**_finished(folder, before, entry), **entry}}
     stages |= {each: stage for each, stage in plain["stages"].items() if each not in stages}
     changed = _changed({**plain, "stages": stages}, name, overrides)
     for role in _lacking(changed["stages"], name):
         if role in _MAKERS:
             raise nothing_yet(run, role, otherwise)
     return Recipe.read(changed, name)
+
+
+def _finished(folder: RunFolder, before: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, str]:
+    """By role the newest stage that is done, where one behind it is not: what failed must not be in the way."""
+    found: dict[str, str] = {}
+    for role in stage_kind(str(entry["kind"])).takes:
+        makers = [each for each, stage in before.items() if role in stage_kind(stage["kind"]).makes]
+        done = [each for each in makers if folder.done(each) is not None]
+        if done and done[-1] != makers[-1]:
+            found[role] = done[-1]
+    return found
 
 
 def stages_before(run: Path, name: str) -> dict[str, Any]:

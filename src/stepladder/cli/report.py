@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from stepladder.cli.options import path_of
+from stepladder.errors import StepladderError
 from stepladder.narrate import shown
 from stepladder.report import write_report
 
@@ -23,6 +24,8 @@ def report_command(
     ] = None,
 ) -> None:
     """Write a page about a run: results, curves, search trees, transcripts. It opens from disk, without a network."""
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise StepladderError(f"--out: {out} is no file that can be written: give a file in a folder that exists")
     path = write_report(run, out)
     size = path.stat().st_size / 1e6
     console.print(f"{shown(str(path))}: the report, {size:.1f} MB", highlight=False, soft_wrap=True)

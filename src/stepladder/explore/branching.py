@@ -32,7 +32,7 @@ def branching(
 ) -> Algorithm[Tree]:
     """A tree with `stems` episodes from the question and `branches` more from states along them.
 
-    Branches are shared equally by the stems; each begins at a state drawn among those of its stem that are not the end.
+    Branches are shared equally by the stems; each begins at a state drawn among those between the ends of its stem.
     """
     if stems < 1 or branches < 0:
         raise ValueError(f"stems is {stems} and branches is {branches}; there must be at least one stem")
@@ -43,7 +43,8 @@ def branching(
     grown = _Grown(start, seed)
     whole = [grown.add(_Branch(0, trajectory)) for trajectory in _kept(played, grown)]
     rng = random.Random(seed_of(seed, "branch"))
-    origins = [rng.choice(whole[number % len(whole)][:-1]) for number in range(branches)] if whole else []
+    states_of = [path[1:-1] or path[:1] for path in whole]  # from the question itself would be another stem
+    origins = [rng.choice(states_of[number % len(whole)]) for number in range(branches)] if whole else []
     states = {node: grown.state(node) for node in set(origins)}
     continued = yield from together(
         _play_on(agent, states[origin], settings, seed_of(seed, "branch", number))

@@ -7,9 +7,8 @@ that there were none.
 from dataclasses import dataclass
 
 from stepladder.report.gather import Run
-from stepladder.train.guards import Alarm, read_alarms
+from stepladder.train.guards import ALARMS, Alarm, read_alarms
 
-ALARMS = "alarms.jsonl"
 #: The kind of stage that is always watched.
 _WATCHED = "grpo"
 

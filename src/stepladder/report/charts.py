@@ -17,7 +17,7 @@ Points = Sequence[tuple[float, float]]
 
 #: A learning curve: its size, and the room around it.
 _WIDTH, _HEIGHT = 280, 140
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 10.0, 8.0, 22.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 10.0, 8.0, 22.0
 #: Numbers on the axes, at most.
 _TICKS_UP, _TICKS_ACROSS = 4, 4
 #: What is in view, as a share of the largest value, at least.

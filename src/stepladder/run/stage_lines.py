@@ -21,7 +21,7 @@ Told = tuple[str, dict[str, str]]
 def told_of(stage: StageRecord) -> Told | None:
     """What is to be told of a stage."""
     tell = _TELLERS.get(stage.kind)
-    return tell(stage.summary) if tell is not None else None
+    return tell(stage.summary) if tell is not None and stage.summary else None
 
 
 def pair_lines(numbers: Numbers) -> dict[str, str]:
@@ -97,16 +97,20 @@ def _preferred(numbers: Numbers) -> Told:
 
 
 def _reinforced(numbers: Numbers) -> Told:
-    stopped = f"; stopped by {numbers['stopped_by']}, update {numbers['kept_update']:,} kept" * bool(
-        numbers["stopped_by"]
-    )
+    ended = ""
+    if numbers["stopped_by"]:
+        ended = f"; stopped by {numbers['stopped_by']}, update {numbers['kept_update']:,} kept"
+    elif numbers["out_of_time"]:
+        ended = "; ended by the time limit"
+    taught_nothing = f"{numbers['dropped_groups']:.0%}: all episodes of these earned the same"
     seconds = {part: numbers[f"{part}_seconds"] for part in ("rollout", "scoring", "update")}
     return (
         f"{numbers['mode']}: {numbers['episodes']:,} episodes of {numbers['questions']:,} questions, "
         f"{numbers['tokens_sampled']:,} tokens sampled; F1 of episodes {numbers['first_f1']:.2f} -> "
-        f"{numbers['last_f1']:.2f}, reward {numbers['first_reward']:.2f} -> {numbers['last_reward']:.2f}{stopped}",
+        f"{numbers['last_f1']:.2f}, reward {numbers['first_reward']:.2f} -> {numbers['last_reward']:.2f}{ended}",
         {
             "updates": _updates(numbers),
+            "questions that taught nothing": taught_nothing if numbers["dropped_groups"] else "",
             "seconds": ", ".join(f"{part} {spent:.0f}" for part, spent in seconds.items()),
             "dev": _measured(numbers, {"best_dev_f1": "F1"}),
             "alarms": ", ".join(numbers["alarms"]),

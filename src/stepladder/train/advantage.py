@@ -105,8 +105,3 @@ def branch_advantages(trees_G: Sequence[int], rewards_G: ArrayLike) -> Floats:
         own = trees == tree
         found[own] += standardised(rewards[own])
     return found
-
-
-def is_flat(advantages: Sequence[ArrayLike]) -> bool:
-    """Whether a group teaches nothing: every advantage is 0."""
-    return not any(np.any(np.asarray(each)) for each in advantages)

@@ -71,23 +71,24 @@ def fit(
     dev_score: Callable[[], DevScore] | None,
     best_by: str = "dev_f1",
     updates: int | None = None,
-    rounds_to: int = 1,
+    an_epoch: int | None = None,
+    save_every: int | None = None,
     arguments: type[TrainingArguments] = TrainingArguments,
     watch: Watcher | None = None,
     **more: Any,
 ) -> tuple[Curves, Path]:
     """Train from the newest checkpoint on, to the end. `more` goes to the arguments.
 
-    `lengths`: of the examples. A trainer that makes its own examples has none; its `updates` are given instead.
-    Dev scores and checkpoints come at multiples of `rounds_to` updates.
+    `lengths`: of the examples. A trainer that makes its own examples has none; its `updates`, and those of an epoch,
+    are given instead. With `save_every` there are checkpoints at multiples of that, and dev scores only at such.
     """
     if lengths is not None:
         an_epoch = math.ceil(len(lengths) / settings.batch)
         updates = math.ceil(settings.epochs * an_epoch)
     else:
-        assert updates is not None
-        an_epoch = updates
         more["max_steps"] = updates
+    assert updates is not None
+    assert an_epoch is not None
     checkpoints = Checkpoints(folder / "checkpoints")
     with place.processes.main_process_first():
         checkpoints.remove_incomplete()
@@ -100,9 +101,11 @@ def fit(
             f"them the best is not known. Put the file back, or delete {checkpoints.folder} to train again"
         )
     if done < updates:  # the trainer itself would begin the rest of an epoch of which only a part was wanted
-        every = math.ceil((settings.eval_every or an_epoch) / rounds_to) * rounds_to
+        every = settings.eval_every or an_epoch
+        if save_every is not None:
+            every = math.ceil(every / save_every) * save_every
         made = arguments(
-            **_arguments(settings, lr, checkpoints.folder, every, dev_score is not None, place),
+            **_arguments(settings, lr, checkpoints.folder, every, save_every or every, dev_score is not None, place),
             **more,
         )
         if made.n_gpu > 1:
@@ -116,7 +119,7 @@ def fit(
 
 
 def _arguments(
-    settings: TrainingSettings, lr: float, folder: Path, every: int, scored: bool, place: Place
+    settings: TrainingSettings, lr: float, folder: Path, every: int, save_every: int, scored: bool, place: Place
 ) -> dict[str, Any]:
     """Our settings as the trainer wants them."""
     parts = settings.accumulate * place.processes.num_processes
@@ -138,7 +141,7 @@ def _arguments(
         "eval_strategy": "steps" if scored else "no",
         "eval_steps": every,
         "save_strategy": "steps",
-        "save_steps": every,
+        "save_steps": save_every,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "remove_unused_columns": False,

@@ -34,12 +34,12 @@ from stepladder.retrieval.base import Retriever
 from stepladder.seeding import seed_of
 from stepladder.trace import Question
 from stepladder.train.checkpoints import Checkpoints
-from stepladder.train.curves import Curves
+from stepladder.train.curves import Curves, Row
 from stepladder.train.fine_tune import dev_player
 from stepladder.train.fit import Place, curve_numbers, fit, place_for
 from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.grpo_trainer import EpisodeTrainer, is_late
-from stepladder.train.guards import Alarm, read_alarms
+from stepladder.train.guards import ALARMS, Alarm, read_alarms
 from stepladder.train.policy import Policy, load_policy, lora_config, write_policy
 from stepladder.train.prm import ProcessRewardModel, expect_same_words
 from stepladder.train.retreat import before_trouble
@@ -48,7 +48,8 @@ from stepladder.train.trainer import WatchedTrainer
 from stepladder.train.training_settings import LoraSettings
 from stepladder.train.transcripts import pick
 
-ALARMS = "alarms.jsonl"
+#: Batches of episodes between checkpoints: what a kill loses at most, and how closely an alarm can be gone back on.
+_SAVE_EVERY = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,8 @@ def train_grpo(
             )
 
         alarms = _alarms(folder)
-        curves = Curves(folder / "curves.jsonl", upto=updates)
         checkpoints = Checkpoints(folder / "checkpoints")
+        curves = Curves(folder / "curves.jsonl", upto=max(checkpoints.complete, default=0))
         if any(alarm.stopped for alarm in alarms) or (is_late(curves, settings) and checkpoints.complete):
             # An earlier call came to this end, and was killed behind it.
             best = curves.best
@@ -118,7 +119,8 @@ def train_grpo(
                 folder,
                 place,
                 updates=updates,
-                rounds_to=settings.passes,
+                an_epoch=max(len(chosen) * settings.samples // settings.batch, 1) * settings.passes,
+                save_every=_SAVE_EVERY * settings.passes,
                 dev_score=play,
                 watch=watch,
                 arguments=GRPOConfig,
@@ -203,19 +205,24 @@ def _numbers(
 ) -> dict[str, object]:
     rows = curves.updates
     played = rows[:: settings.passes]  # the other updates learnt from the same episodes
+    window = min(5, max(len(played) // 2, 1))  # single updates say little: their questions differ
+
+    def mean(name: str, some: Sequence[Row]) -> float:
+        return float(np.mean([row[name] for row in some]))
+
     numbers: dict[str, object] = {
         "mode": settings.mode,
-        "questions": questions,
+        "questions": min(questions, len(played) * settings.batch // settings.samples),
         "episodes": len(played) * settings.batch,
         "tokens_sampled": round(sum(row["written"] for row in played)),
         "alarms": [alarm.name for alarm in alarms],
         "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),
+        "out_of_time": is_late(curves, settings),
         "kept_update": int(checkpoint.name.removeprefix("checkpoint-")),
-        "first_reward": played[0]["reward"],
-        "last_reward": float(np.mean([row["reward"] for row in played[-5:]])),
-        "first_f1": played[0]["f1"],
-        "last_f1": float(np.mean([row["f1"] for row in played[-5:]])),
+        "dropped_groups": mean("dropped_groups", played),
     }
+    for name in ("reward", "f1"):
+        numbers |= {f"first_{name}": mean(name, played[:window]), f"last_{name}": mean(name, played[-window:])}
     for part in ("rollout", "scoring", "update"):
         numbers[f"{part}_seconds"] = round(sum(row[f"{part}_seconds"] for row in rows), 2)
     return {**numbers, **curve_numbers(curves)}

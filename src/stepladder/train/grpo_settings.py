@@ -72,6 +72,7 @@ class GRPOSettings(PolicyTrainingSettings):
     #: Transcripts of another tokenizer than the reward model's: encode their text anew, instead of refusing them.
     reencode: bool = False
     schedule: Literal["linear", "cosine", "constant"] = "constant"
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
     guards: GuardSettings = GuardSettings()
 
     @model_validator(mode="after")
@@ -79,14 +80,18 @@ class GRPOSettings(PolicyTrainingSettings):
         if self.batch % (self.samples * self.accumulate):
             raise ValueError(
                 f"batch {self.batch} is no multiple of samples {self.samples} x accumulate {self.accumulate}: the "
-                "episodes of a question are compared with each other, so they must be together"
+                "episodes of a question are compared with each other, so they must be together. Set batch, the "
+                "episodes of an update"
             )
         if self.samples < 2:
             raise ValueError("samples must be 2 or more: an episode is compared with others of its question")
         if self.mode == "tree" and self.tree.stems > self.samples:
             raise ValueError(f"tree.stems {self.tree.stems} is more than samples {self.samples}")
         if self.questions < self.batch // self.samples:
-            raise ValueError(f"questions {self.questions} do not fill an update of {self.batch // self.samples}")
+            raise ValueError(
+                f"questions {self.questions} do not fill an update, which plays {self.batch // self.samples} (batch "
+                f"{self.batch} by samples {self.samples}); set batch to {self.questions * self.samples} or less"
+            )
         return self
 
     @property

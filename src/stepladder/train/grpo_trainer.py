@@ -26,13 +26,14 @@ from stepladder.trace import Question
 from stepladder.train.credit import Credited
 from stepladder.train.curves import Curves
 from stepladder.train.grpo_settings import GRPOSettings
-from stepladder.train.guards import Guards, write_alarms
+from stepladder.train.guards import ALARMS, Guards, write_alarms
 from stepladder.train.retreat import Retreat
 from stepladder.train.rollouts import Played, Rollouts, not_one_text
 from stepladder.train.token_logps import token_logps
 from stepladder.train.trainer import WatchedTrainer, Watching
 
-#: Curves by the names that trl gives them.
+#: Measures of episodes that are sums, not means; and curves by the names that trl gives them.
+_COUNTS = ("written", "failed")
 _MEASURES = {"entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clipped"}
 
 
@@ -98,7 +99,7 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         folder, curves = watching.checkpoints.folder, watching.curves
         retreat = Retreat(folder, curves, settings.guards.window, settings.passes)
         super().watch_over(lengths, replace(watching, checkpoints=retreat))
-        self.alarms = watching.bad_batch.with_name("alarms.jsonl")
+        self.alarms = watching.bad_batch.with_name(ALARMS)
         self.guards = Guards(settings.guards, curves.updates)
         if curves.writes:
             write_alarms(self.alarms, self.guards.raised)
@@ -235,10 +236,13 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         if gaps.numel():
             told |= {"logprob_gap_mean": float(gaps.mean()), "logprob_gap_max": float(gaps.max())}
         names = sorted(told)
-        sums = torch.tensor([[told[name] for name in names]], dtype=torch.float64, device=self.args.device)
-        means = self.accelerator.gather(sums).mean(dim=0).tolist()
+        numbers = torch.tensor([[told[name] for name in names]], dtype=torch.float64, device=self.args.device)
+        gathered = self.accelerator.gather(numbers)
+        over_all = [
+            (gathered[:, n].sum() if name in _COUNTS else gathered[:, n].mean()) for n, name in enumerate(names)
+        ]
         ours = {ours: logs[theirs] for theirs, ours in _MEASURES.items() if logs.get(theirs) is not None}
-        return {**dict(zip(names, means)), **ours}
+        return {**{name: float(value) for name, value in zip(names, over_all)}, **ours}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """One row an update, which the guards look at."""

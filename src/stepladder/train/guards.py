@@ -35,6 +35,9 @@ from stepladder.errors import StepladderError
 from stepladder.files import atomic_file
 from stepladder.train.guard_settings import GuardSettings
 
+#: The file of them in a stage's folder.
+ALARMS = "alarms.jsonl"
+
 #: The numbers of an update: its `step`, counted from 1, and whatever was measured.
 Row = Mapping[str, float]
 

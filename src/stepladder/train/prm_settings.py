@@ -1,8 +1,16 @@
 """What can be set about a process reward model."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from stepladder.models import absolute_if_folder
 from stepladder.train.training_settings import TrainingSettings
@@ -40,3 +48,13 @@ class PRMSettings(TrainingSettings):
     #: Values: share of the explored questions that is held out. Pairs come with their own.
     dev_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     epochs: PositiveFloat = 3
+
+    @model_validator(mode="after")
+    def _chains_have_verdicts(self) -> Self:
+        if (self.chains or self.spoilt) and self.objective != "verdicts":
+            raise ValueError(
+                f"chains and spoilt go with the objective 'verdicts', which labels them; not '{self.objective}'"
+            )
+        if self.spoilt and not self.chains:
+            raise ValueError("spoilt says how many mistaken copies of each gold chain; set chains to have gold chains")
+        return self

@@ -150,7 +150,8 @@ def measured(rows: Sequence[Credited]) -> dict[str, float]:
         "step_limit": stops[StopReason.STEP_LIMIT] / len(played),
         "answered": stops[StopReason.ANSWERED] / len(played),
         "repeated": sum(map(_repeats, played)) / max(len(steps), 1),
-        "written": float(sum(len(step.written.tokens) for step in steps)),
+        # Branches of a tree share steps, which were written once.
+        "written": float(sum(len(step.written.tokens) for step in {id(step): step for step in steps}.values())),
     }
 
 

@@ -66,10 +66,10 @@ class Spoiler:
         hops = [hop for question in questions for hop in question.hops]
         #: Sub-questions about one thing that is to be filled in, and names to fill in or to mistake for others.
         self.templates = [hop.question for hop in hops if len(references(hop.question)) == 1]
-        self.names = [hop.answer for hop in hops]
+        self.names = [hop.answer for hop in hops if hop.answer.strip()]
 
     def spoil(self, gold: Trajectory, count: int) -> list[Trajectory]:
-        """Up to `count` chains, each with another mistake drawn at random; where there is none to make, fewer."""
+        """Up to `count` chains, each with a mistake drawn at random; where there is none to make, fewer."""
         kinds: list[Callable[[Trajectory], list[Turn] | None]] = [
             *(self.misread, self.astray, self.again, self.early, self.ended_wrong)
         ]
@@ -122,7 +122,7 @@ class Spoiler:
         return [*turns[:end], *turns[place:end], *turns[end:]]
 
     def early(self, gold: Trajectory) -> list[Turn] | None:
-        """The right answer, or the last one read, behind a search that is not the last."""
+        """The right answer, or the last one read, where a search was due."""
         *turns, (answer, _) = turns_of(gold.steps)
         searches = [n for n, (action, _) in enumerate(turns) if action.kind is ActionKind.QUERY]
         if not searches:
