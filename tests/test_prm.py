@@ -802,3 +802,16 @@ def test_a_reward_model_of_two_labels_is_not_trained_either(tmp_path: Path) -> N
 def test_names_that_are_no_reward_model(name: str, said: str) -> None:
     with pytest.raises(StepladderError, match=said):
         ProcessRewardModel.load(name, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"objective": "values", "chains": 4}, "chains and spoilt go with the objective 'verdicts'"),
+        ({"objective": "pairs", "spoilt": 4}, "not 'pairs'"),
+        ({"objective": "verdicts", "spoilt": 4}, "set chains to have gold chains"),
+    ],
+)
+def test_chains_are_for_verdicts_alone(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(StepladderError, match=said):
+        PRMSettings.read(settings)

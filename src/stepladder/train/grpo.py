@@ -5,7 +5,8 @@ In: a policy, questions with answers, and a reward model where steps are scored 
     curves.jsonl    one row an update (loss, reward, F1, entropy, searches, seconds by part ...), one a dev score
     alarms.jsonl    what the guards noticed
     checkpoints/    the newest and the best, to resume from, and one to go back to after an alarm
-    policy/         the best by dev F1, or the last; after an alarm that stopped the run, one from before the trouble
+    policy/         the best by dev F1, or the last; after an alarm that stopped the run, one from before the trouble,
+                    which may be the policy as it came
 
 Each update plays some questions several times with the policy as it is and makes likelier what earned more than the
 other episodes of its question did. `credit.py` says what is earned, `rollouts.py` plays, `grpo_trainer.py` updates.
@@ -48,7 +49,7 @@ from stepladder.train.trainer import WatchedTrainer
 from stepladder.train.training_settings import LoraSettings
 from stepladder.train.transcripts import pick
 
-#: Batches of episodes between checkpoints: what a kill loses at most, and how closely an alarm can be gone back on.
+#: Most batches of episodes between checkpoints: what a kill loses, and how closely an alarm can be gone back on.
 _SAVE_EVERY = 5
 
 
@@ -120,20 +121,21 @@ def train_grpo(
                 place,
                 updates=updates,
                 an_epoch=max(len(chosen) * settings.samples // settings.batch, 1) * settings.passes,
-                save_every=_SAVE_EVERY * settings.passes,
+                save_every=_save_every(settings),
                 dev_score=play,
                 watch=watch,
                 arguments=GRPOConfig,
                 **_grpo_arguments(settings, policy),
             )
             alarms = _alarms(folder)
+        kept: Path | None = checkpoint
         stopped = [alarm for alarm in alarms if alarm.stopped]
         if stopped:
-            checkpoint = before_trouble(checkpoints, curves, stopped)
+            kept = before_trouble(checkpoints, curves, stopped)
         if place.processes.is_main_process:
-            write_policy(folder / "policy", policy, checkpoint, DTYPES.get(dtype, policy.dtype))
+            write_policy(folder / "policy", policy, kept, DTYPES.get(dtype, policy.dtype))
         place.processes.wait_for_everyone()
-    return GRPOReport(folder / "policy", _numbers(curves, settings, len(chosen), alarms, checkpoint))
+    return GRPOReport(folder / "policy", _numbers(curves, settings, len(chosen), alarms, kept))
 
 
 def schedule(questions: int, settings: GRPOSettings, seed: int) -> tuple[list[int], int]:
@@ -148,6 +150,12 @@ def schedule(questions: int, settings: GRPOSettings, seed: int) -> tuple[list[in
     while len(order) < batches * an_update:
         order += rng.permutation(questions).tolist()
     return order[: batches * an_update], batches * settings.passes
+
+
+def _save_every(settings: GRPOSettings) -> int:
+    """Updates between checkpoints: whole batches of episodes, and at every dev score."""
+    scored = math.ceil(settings.eval_every / settings.passes) if settings.eval_every else _SAVE_EVERY
+    return min(scored, _SAVE_EVERY) * settings.passes
 
 
 def _chosen(questions: Sequence[Question], settings: GRPOSettings, seed: int, processes: int) -> list[Question]:
@@ -201,7 +209,7 @@ def _alarms(folder: Path) -> list[Alarm]:
 
 
 def _numbers(
-    curves: Curves, settings: GRPOSettings, questions: int, alarms: Sequence[Alarm], checkpoint: Path
+    curves: Curves, settings: GRPOSettings, questions: int, alarms: Sequence[Alarm], kept: Path | None
 ) -> dict[str, object]:
     rows = curves.updates
     played = rows[:: settings.passes]  # the other updates learnt from the same episodes
@@ -218,7 +226,7 @@ def _numbers(
         "alarms": [alarm.name for alarm in alarms],
         "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),
         "out_of_time": is_late(curves, settings),
-        "kept_update": int(checkpoint.name.removeprefix("checkpoint-")),
+        "kept_update": 0 if kept is None else int(kept.name.removeprefix("checkpoint-")),
         "dropped_groups": mean("dropped_groups", played),
     }
     for name in ("reward", "f1"):

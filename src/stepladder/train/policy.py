@@ -73,10 +73,12 @@ def with_lora(
     return adapted
 
 
-def write_policy(folder: Path, policy: Policy, checkpoint: Path, dtype: torch.dtype) -> None:
-    """Write the weights of a checkpoint as an ordinary model folder."""
+def write_policy(folder: Path, policy: Policy, checkpoint: Path | None, dtype: torch.dtype) -> None:
+    """Write the weights of a checkpoint as an ordinary model folder; without one, those that the policy came with."""
     model: Any
-    if (checkpoint / "adapter_config.json").exists():
+    if checkpoint is None:
+        model, _ = load_model(policy.source, policy.tokenizer, torch.float32)
+    elif (checkpoint / "adapter_config.json").exists():
         base, _ = load_model(policy.source, policy.tokenizer, torch.float32)
         model = PeftModel.from_pretrained(base, str(checkpoint)).merge_and_unload()
     else:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from stepladder.errors import StepladderError
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import Curves
 from stepladder.train.guards import Alarm, last_good
@@ -47,17 +46,10 @@ class Retreat(Checkpoints):
         return int(rows[best + self.window - 1]["step"])
 
 
-def before_trouble(checkpoints: Checkpoints, curves: Curves, alarms: Sequence[Alarm]) -> Path:
-    """The best checkpoint from before the trouble began."""
+def before_trouble(checkpoints: Checkpoints, curves: Curves, alarms: Sequence[Alarm]) -> Path | None:
+    """The best checkpoint from before the trouble began; None when it is older than any of them."""
     good = last_good(curves.updates, alarms) or 0
     fitting = [step for step in checkpoints.complete if step <= good]
     scores = {row["step"]: row[curves.best_by] for row in curves.rows if curves.best_by in row}
     best = max(fitting, key=lambda step: (scores.get(step, 0.0), step), default=None)
-    if best is None:
-        names = ", ".join(alarm.name for alarm in alarms)
-        raise StepladderError(
-            f"training was stopped by {names}, and there is no checkpoint from before update "
-            f"{min(alarm.since for alarm in alarms)} to go back to. {alarms[0].message}. Set eval_every lower to have "
-            "checkpoints sooner, or guards.stop to false to go on regardless"
-        )
-    return checkpoints.at(best)
+    return None if best is None else checkpoints.at(best)
