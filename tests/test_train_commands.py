@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from stepladder.agents import make_agent
 from stepladder.cli.prm import prm_command
+from stepladder.cli.recipes import finished_sources
 from stepladder.evaluate.reward import GradedStep, calibrated, chain_numbers, judged_by_gold, pair_accuracy
 from stepladder.recipe import Recipe, Stage
 from stepladder.records import write_records
@@ -344,3 +345,21 @@ def test_evaluations_are_compared_with_the_first_and_with_the_one_before(tmp_pat
     assert re.findall(r"^(\S+) - (\S+): f1", printed, re.MULTILINE) == wanted, "in reading order, none twice"
     plain = json.loads(json.dumps(as_json(report)))["differences"]
     assert [(each["stage"], each["against"]) for each in plain if each["metric"] == "em"] == wanted
+
+
+class Done:
+    """A run in which some stages are done."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def done(self, name: str) -> str | None:
+        return name if name in self.names else None
+
+
+def test_a_stage_that_failed_is_not_in_the_way_of_those_behind_it() -> None:
+    before = {"sft": {"kind": "sft"}, "prm": {"kind": "prm"}, "broken": {"kind": "grpo"}, "typo": {"kind": "prm"}}
+    run: Any = Done("sft", "prm")
+    assert finished_sources(run, before, {"kind": "rft"}) == {"policy": "sft", "reward": "prm"}
+    assert finished_sources(run, {"sft": {"kind": "sft"}}, {"kind": "rft"}) == {}, "the newest is done anyway"
+    assert finished_sources(run, {"new": {"kind": "sft"}}, {"kind": "rft"}) == {}, "nothing is done: it is made first"

@@ -94,7 +94,7 @@ def extended(
     if kind != entry["kind"]:
         raise StepladderError(f"'{name}' is a stage of the kind {kind} in the run {run}: choose another --name")
     before = {**_before(plain["stages"], name), **(sources or {})}
-    stages = {**before, name: {**_finished(folder, before, entry), **entry}}
+    stages = {**before, name: {**finished_sources(folder, before, entry), **entry}}
     stages |= {each: stage for each, stage in plain["stages"].items() if each not in stages}
     changed = _changed({**plain, "stages": stages}, name, overrides)
     for role in _lacking(changed["stages"], name):
@@ -103,7 +103,7 @@ def extended(
     return Recipe.read(changed, name)
 
 
-def _finished(folder: RunFolder, before: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, str]:
+def finished_sources(folder: RunFolder, before: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, str]:
     """By role the newest stage that is done, where one behind it is not: what failed must not be in the way."""
     found: dict[str, str] = {}
     for role in stage_kind(str(entry["kind"])).takes:
