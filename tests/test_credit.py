@@ -124,6 +124,22 @@ def test_by_the_process_steps_may_be_measured_against_all_steps_of_the_group() -
     assert advantages(rows) == [pytest.approx([2**-0.5] * 2), pytest.approx([-(2**0.5)])]
 
 
+def test_by_the_process_steps_may_be_measured_against_their_like() -> None:
+    # The answers score lower than the queries, and are not blamed for it: they are a quarter above and below each other.
+    low, high = math.log(0.5 / 0.5), math.log(0.75 / 0.25)
+    group = [ended(step(QUERY), step(ANSWER, "Velm")), ended(step(QUERY), step(ANSWER, "Oss"))]
+    rows = credit_group(group, [[GOOD, high], [GOOD, low]], settings(mode="process", normalise="kinds"))
+    root = math.sqrt(2)
+    assert advantages(rows) == [pytest.approx([0, root]), pytest.approx([0, -root])]
+
+
+def test_a_step_without_a_format_is_measured_against_all_steps() -> None:
+    # two steps at 1.0 of one token each, and a malformed one at 0.25: the mean of all is 0.75, so that one is at -0.5
+    group = [ended(step(QUERY)), ended(step(QUERY)), ended(step(MALFORMED), stop=StopReason.MALFORMED)]
+    rows = credit_group(group, [[0.0], [0.0], [math.log(3)]], settings(mode="process", normalise="kinds"))
+    assert advantages(rows) == [[0], [0], pytest.approx([-math.sqrt(3)])]
+
+
 def test_both_together_are_the_outcome_and_a_share_of_the_process() -> None:
     rows = credit_group(PAIR, PAIR_SCORES, settings(mode="dual"))
     assert advantages(rows) == [pytest.approx([1 + 0.3 * 3**-0.5] * 2), pytest.approx([-1 - 0.3 * 3**0.5])]

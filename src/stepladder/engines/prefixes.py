@@ -43,14 +43,12 @@ class PrefixStore:
         #: Least recently used first; of each block the rows that may be read, by their place.
         self._blocks: OrderedDict[Block, dict[int, Sequence[int]]] = OrderedDict()
         self._rows: dict[int, tuple[Block, int]] = {}
+        #: The memory of each block when a row of it was last kept, and the sum: counting anew takes longer than reading.
+        self._sizes: dict[Block, int] = {}
+        self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
-
-    @property
-    def bytes(self) -> int:
-        """The memory of all blocks. Those in which something is still being written may grow."""
-        return sum(block.bytes for block in self._blocks)
 
     def find(self, tokens: Sequence[int]) -> Prefix | None:
         """A stored row that shares a beginning with these tokens: the longest, to within a few tokens."""
@@ -66,8 +64,11 @@ class PrefixStore:
 
     def add(self, block: Block, rows: Mapping[int, Sequence[int]]) -> None:
         """Keep some rows of a block, which hold these tokens; drop others as long as there are too many bytes."""
-        if not rows or block.bytes > self.capacity:
+        size = block.bytes
+        if not rows or (size > self.capacity and block not in self._sizes):
             return
+        self.bytes += size - self._sizes.get(block, 0)
+        self._sizes[block] = size
         self._blocks.setdefault(block, {}).update(rows)
         self._blocks.move_to_end(block)
         for row, tokens in rows.items():
@@ -77,6 +78,7 @@ class PrefixStore:
             self._drop(next(iter(self._blocks)))
 
     def _drop(self, block: Block) -> None:
+        self.bytes -= self._sizes.pop(block)
         for tokens in self._blocks.pop(block).values():
             for key in _keys(tokens):
                 if key in self._rows and self._rows[key][0] is block:
@@ -86,6 +88,8 @@ class PrefixStore:
         """Drop everything."""
         self._blocks.clear()
         self._rows.clear()
+        self._sizes.clear()
+        self.bytes = 0
 
 
 def _keys(tokens: Sequence[int]) -> Iterator[int]:

@@ -4,7 +4,7 @@ Names of sizes: G trajectories of one question (a group), S steps of a trajector
 are lists of G arrays of S numbers, for trajectories differ in length.
 
     outcome_advantages    the answer's reward against those of the group (GRPO, Search-R1)
-    process_advantages    scores of steps against all of the group, by tokens (ProRAG) or by steps
+    process_advantages    scores of steps against all of the group, by tokens (ProRAG), by steps, or within each kind
     dual_advantages       the two together (ProRAG)
     node_values           what a state is worth: the mean reward of the ends below it (TreePS-RAG)
     gain_advantages       how much more a state is worth than the one before it
@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+#: What the scores of steps are measured against.
+Over = Literal["tokens", "steps", "kinds"]
 
 #: Below this a spread is rounding.
 _FLAT = 1e-6
@@ -37,9 +39,13 @@ def standardised(values: ArrayLike, weights: ArrayLike | None = None) -> Floats:
     counts = np.ones(found.shape) if weights is None else np.asarray(weights, dtype=np.float64)
     if counts.sum() <= 0:
         return np.zeros(found.shape)
-    mean = np.average(found, weights=counts)
-    spread = float(np.sqrt(np.average((found - mean) ** 2, weights=counts)))
-    return (found - mean) / spread if spread > _FLAT else np.zeros(found.shape)
+    return _scaled(found - np.average(found, weights=counts), counts)
+
+
+def _scaled(distances: Floats, weights: Floats) -> Floats:
+    """Distances from a mean by their spread."""
+    spread = float(np.sqrt(np.average(distances**2, weights=weights))) if weights.sum() > 0 else 0.0
+    return distances / spread if spread > _FLAT else np.zeros(distances.shape)
 
 
 def outcome_advantages(rewards_G: ArrayLike) -> Floats:
@@ -48,16 +54,39 @@ def outcome_advantages(rewards_G: ArrayLike) -> Floats:
 
 
 def process_advantages(
-    scores: Sequence[ArrayLike], tokens: Sequence[ArrayLike], over: Literal["tokens", "steps"] = "tokens"
+    scores: Sequence[ArrayLike],
+    tokens: Sequence[ArrayLike],
+    over: Over = "tokens",
+    kinds: Sequence[Sequence[str | None]] | None = None,
 ) -> list[Floats]:
-    """One number a step. `tokens`: how many the policy wrote in each; over them, long steps count more in the mean."""
+    """One number a step. `tokens`: how many the policy wrote in each; over them, long steps count more in a mean.
+
+    Over `kinds`, a step is measured against the mean of its own kind, and one of no kind against the mean of all.
+    """
     lengths = [len(np.asarray(each)) for each in scores]
     together = np.concatenate([np.asarray(each, dtype=np.float64) for each in scores]) if scores else np.zeros(0)
     counts = np.concatenate([np.asarray(each, dtype=np.float64) for each in tokens]) if tokens else np.zeros(0)
     if counts.shape != together.shape:
         raise ValueError(f"{together.size} scores of steps, but {counts.size} counts of tokens")
-    found = standardised(together, counts if over == "tokens" else None)
+    if over == "kinds":
+        labels = [kind for each in kinds or () for kind in each]
+        if len(labels) != together.size:
+            raise ValueError(f"{together.size} scores of steps, but {len(labels)} kinds")
+        found = _scaled(together - _means_by_kind(together, counts, labels), counts)
+    else:
+        found = standardised(together, None if over == "steps" else counts)
     return np.split(found, np.cumsum(lengths)[:-1]) if lengths else []
+
+
+def _means_by_kind(values: Floats, weights: Floats, kinds: Sequence[str | None]) -> Floats:
+    """For each value the mean of its kind; of all, where it has none."""
+    means = np.zeros(values.shape)
+    for kind in set(kinds):
+        own = np.array([each == kind for each in kinds])
+        basis = own if kind is not None else np.ones(values.shape, dtype=bool)
+        if weights[basis].sum() > 0:
+            means[own] = np.average(values[basis], weights=weights[basis])
+    return means
 
 
 def dual_advantages(outcome_G: ArrayLike, process: Sequence[ArrayLike], process_weight: float) -> list[Floats]:

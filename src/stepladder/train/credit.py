@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepladder.evaluate.metrics import score
-from stepladder.trace import ActionKind, StopReason, Trajectory, Tree
+from stepladder.trace import ActionKind, Step, StopReason, Trajectory, Tree
 from stepladder.train.advantage import (
     Floats,
     branch_advantages,
@@ -79,10 +79,16 @@ def credit_group(
             [step_rewards(each, found, settings.rewards) for each, found in zip(group, scores, strict=True)],
             [[len(step.written.tokens) for step in trajectory.steps] for trajectory in group],
             settings.normalise,
+            [[_kind_of(step) for step in trajectory.steps] for trajectory in group],
         )
         dual = settings.mode == "dual"
         advantages = dual_advantages(outcome, steps, settings.process_weight) if dual else steps
     return [_row(*each, [True] * len(each[0].steps)) for each in zip(group, rewards, advantages, strict=True)]
+
+
+def _kind_of(step: Step) -> str | None:
+    """What a step is compared with: its like. One that broke the format has none, and is compared with all."""
+    return None if step.action.kind is ActionKind.MALFORMED else step.action.kind.value
 
 
 def credit_tree(tree: Tree, settings: GRPOSettings) -> list[Credited]:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from stepladder.settings import Settings
+from stepladder.train.advantage import Over
 from stepladder.train.guard_settings import GuardSettings
 from stepladder.train.training_settings import PolicyTrainingSettings
 
@@ -59,8 +60,10 @@ class GRPOSettings(PolicyTrainingSettings):
     rewards: RewardSettings = RewardSettings()
     #: What a step's own advantage counts beside the answer's.
     process_weight: NonNegativeFloat = 0.3
-    #: Scores of steps are measured against the mean of the group over all its tokens (ProRAG), or over its steps.
-    normalise: Literal["tokens", "steps"] = "tokens"
+    #: Scores of steps are measured against the mean of the group: over all its tokens (ProRAG), over its steps, or over
+    #: the tokens of steps of the same kind. A reward model scores answers lower than searches, right ones too; over all
+    #: tokens, every answer would be discouraged for being one.
+    normalise: Over = "tokens"
     tree: TreeSettings = TreeSettings()
     #: How strongly the policy is held to where it began; 0 needs no reference.
     kl: NonNegativeFloat = 0.0
