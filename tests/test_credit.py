@@ -124,11 +124,20 @@ def test_by_the_process_steps_may_be_measured_against_all_steps_of_the_group() -
     assert advantages(rows) == [pytest.approx([2**-0.5] * 2), pytest.approx([-(2**0.5)])]
 
 
-def test_by_the_process_steps_may_be_measured_against_their_like() -> None:
+def test_by_the_process_steps_may_be_measured_against_their_peers() -> None:
     # The answers score lower than the queries, and are not blamed for it: they are a quarter above and below each other.
     low, high = math.log(0.5 / 0.5), math.log(0.75 / 0.25)
     group = [ended(step(QUERY), step(ANSWER, "Velm")), ended(step(QUERY), step(ANSWER, "Oss"))]
-    rows = credit_group(group, [[GOOD, high], [GOOD, low]], settings(mode="process", normalise="kinds"))
+    rows = credit_group(group, [[GOOD, high], [GOOD, low]], settings(mode="process", normalise="peers"))
+    root = math.sqrt(2)
+    assert advantages(rows) == [pytest.approx([0, root]), pytest.approx([0, -root])]
+
+
+def test_peers_stand_at_the_same_place() -> None:
+    # The second searches score lower than the first. Only the two of them are compared, and so are the first ones.
+    low, high = math.log(0.5 / 0.5), math.log(0.75 / 0.25)
+    group = [ended(step(QUERY), step(QUERY)), ended(step(QUERY), step(QUERY))]
+    rows = credit_group(group, [[GOOD, high], [GOOD, low]], settings(mode="process", normalise="peers"))
     root = math.sqrt(2)
     assert advantages(rows) == [pytest.approx([0, root]), pytest.approx([0, -root])]
 
@@ -136,7 +145,7 @@ def test_by_the_process_steps_may_be_measured_against_their_like() -> None:
 def test_a_step_without_a_format_is_measured_against_all_steps() -> None:
     # two steps at 1.0 of one token each, and a malformed one at 0.25: the mean of all is 0.75, so that one is at -0.5
     group = [ended(step(QUERY)), ended(step(QUERY)), ended(step(MALFORMED), stop=StopReason.MALFORMED)]
-    rows = credit_group(group, [[0.0], [0.0], [math.log(3)]], settings(mode="process", normalise="kinds"))
+    rows = credit_group(group, [[0.0], [0.0], [math.log(3)]], settings(mode="process", normalise="peers"))
     assert advantages(rows) == [[0], [0], pytest.approx([-math.sqrt(3)])]
 
 

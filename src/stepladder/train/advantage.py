@@ -4,7 +4,7 @@ Names of sizes: G trajectories of one question (a group), S steps of a trajector
 are lists of G arrays of S numbers, for trajectories differ in length.
 
     outcome_advantages    the answer's reward against those of the group (GRPO, Search-R1)
-    process_advantages    scores of steps against all of the group, by tokens (ProRAG), by steps, or within each kind
+    process_advantages    scores of steps against all of the group, by tokens (ProRAG), by steps, or among peers
     dual_advantages       the two together (ProRAG)
     node_values           what a state is worth: the mean reward of the ends below it (TreePS-RAG)
     gain_advantages       how much more a state is worth than the one before it
@@ -13,7 +13,7 @@ are lists of G arrays of S numbers, for trajectories differ in length.
 Where nothing differs there is nothing to learn: all advantages are then exactly 0, not noise divided by almost 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -21,13 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 #: What the scores of steps are measured against.
-Over = Literal["tokens", "steps", "kinds"]
+Over = Literal["tokens", "steps", "peers"]
 
 #: Below this a spread is rounding.
 _FLAT = 1e-6
 
 
-def standardised(values: ArrayLike, weights: ArrayLike | None = None) -> Floats:
+def standardised(values: ArrayLike, weights: ArrayLike | None = None, least_spread: float = 0.0) -> Floats:
     """Less the mean, by the standard deviation; zeros where all are alike. Each may count with a weight.
 
     >>> standardised([1.0, 0.0, 1.0, 0.0]).tolist()
@@ -39,13 +39,13 @@ def standardised(values: ArrayLike, weights: ArrayLike | None = None) -> Floats:
     counts = np.ones(found.shape) if weights is None else np.asarray(weights, dtype=np.float64)
     if counts.sum() <= 0:
         return np.zeros(found.shape)
-    return _scaled(found - np.average(found, weights=counts), counts)
+    return _scaled(found - np.average(found, weights=counts), counts, least_spread)
 
 
-def _scaled(distances: Floats, weights: Floats) -> Floats:
+def _scaled(distances: Floats, weights: Floats, least_spread: float) -> Floats:
     """Distances from a mean by their spread."""
     spread = float(np.sqrt(np.average(distances**2, weights=weights))) if weights.sum() > 0 else 0.0
-    return distances / spread if spread > _FLAT else np.zeros(distances.shape)
+    return distances / max(spread, least_spread) if spread > _FLAT else np.zeros(distances.shape)
 
 
 def outcome_advantages(rewards_G: ArrayLike) -> Floats:
@@ -57,33 +57,36 @@ def process_advantages(
     scores: Sequence[ArrayLike],
     tokens: Sequence[ArrayLike],
     over: Over = "tokens",
-    kinds: Sequence[Sequence[str | None]] | None = None,
+    peers: Sequence[Sequence[Hashable | None]] | None = None,
+    *,
+    least_spread: float = 0.0,
 ) -> list[Floats]:
     """One number a step. `tokens`: how many the policy wrote in each; over them, long steps count more in a mean.
 
-    Over `kinds`, a step is measured against the mean of its own kind, and one of no kind against the mean of all.
+    Over `peers`, a step is measured against the mean of those with the same label, and one without against all.
+    Scores that spread less than `least_spread` are divided by that: small differences then stay small.
     """
     lengths = [len(np.asarray(each)) for each in scores]
     together = np.concatenate([np.asarray(each, dtype=np.float64) for each in scores]) if scores else np.zeros(0)
     counts = np.concatenate([np.asarray(each, dtype=np.float64) for each in tokens]) if tokens else np.zeros(0)
     if counts.shape != together.shape:
         raise ValueError(f"{together.size} scores of steps, but {counts.size} counts of tokens")
-    if over == "kinds":
-        labels = [kind for each in kinds or () for kind in each]
+    if over == "peers":
+        labels = [label for each in peers or () for label in each]
         if len(labels) != together.size:
-            raise ValueError(f"{together.size} scores of steps, but {len(labels)} kinds")
-        found = _scaled(together - _means_by_kind(together, counts, labels), counts)
+            raise ValueError(f"{together.size} scores of steps, but {len(labels)} labels")
+        found = _scaled(together - _peer_means(together, counts, labels), counts, least_spread)
     else:
-        found = standardised(together, None if over == "steps" else counts)
+        found = standardised(together, None if over == "steps" else counts, least_spread)
     return np.split(found, np.cumsum(lengths)[:-1]) if lengths else []
 
 
-def _means_by_kind(values: Floats, weights: Floats, kinds: Sequence[str | None]) -> Floats:
-    """For each value the mean of its kind; of all, where it has none."""
+def _peer_means(values: Floats, weights: Floats, labels: Sequence[Hashable | None]) -> Floats:
+    """For each value the mean of those with its label; of all, where it has none."""
     means = np.zeros(values.shape)
-    for kind in set(kinds):
-        own = np.array([each == kind for each in kinds])
-        basis = own if kind is not None else np.ones(values.shape, dtype=bool)
+    for label in set(labels):
+        own = np.array([each == label for each in labels])
+        basis = own if label is not None else np.ones(values.shape, dtype=bool)
         if weights[basis].sum() > 0:
             means[own] = np.average(values[basis], weights=weights[basis])
     return means

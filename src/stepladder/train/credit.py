@@ -79,16 +79,17 @@ def credit_group(
             [step_rewards(each, found, settings.rewards) for each, found in zip(group, scores, strict=True)],
             [[len(step.written.tokens) for step in trajectory.steps] for trajectory in group],
             settings.normalise,
-            [[_kind_of(step) for step in trajectory.steps] for trajectory in group],
+            [[_label(place, step) for place, step in enumerate(trajectory.steps)] for trajectory in group],
+            least_spread=settings.least_spread,
         )
         dual = settings.mode == "dual"
         advantages = dual_advantages(outcome, steps, settings.process_weight) if dual else steps
     return [_row(*each, [True] * len(each[0].steps)) for each in zip(group, rewards, advantages, strict=True)]
 
 
-def _kind_of(step: Step) -> str | None:
-    """What a step is compared with: its like. One that broke the format has none, and is compared with all."""
-    return None if step.action.kind is ActionKind.MALFORMED else step.action.kind.value
+def _label(place: int, step: Step) -> tuple[int, str] | None:
+    """Whom a step is compared with: those of its kind at its place. One that broke the format is compared with all."""
+    return None if step.action.kind is ActionKind.MALFORMED else (place, step.action.kind.value)
 
 
 def credit_tree(tree: Tree, settings: GRPOSettings) -> list[Credited]:

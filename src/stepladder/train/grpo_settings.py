@@ -61,9 +61,12 @@ class GRPOSettings(PolicyTrainingSettings):
     #: What a step's own advantage counts beside the answer's.
     process_weight: NonNegativeFloat = 0.3
     #: Scores of steps are measured against the mean of the group: over all its tokens (ProRAG), over its steps, or over
-    #: the tokens of steps of the same kind. A reward model scores answers lower than searches, right ones too; over all
-    #: tokens, every answer would be discouraged for being one.
+    #: `peers`, steps of the same kind at the same place. The first two reward what kind a step is: where answers score
+    #: lower than searches, right ones are discouraged too; where late searches do, answering too early pays.
     normalise: Over = "tokens"
+    #: Their distances from it are divided by their spread (ProRAG), or by this where they spread less: among equally good
+    #: steps scores differ by noise, which should not count as much as the difference of a good step and a bad one.
+    least_spread: NonNegativeFloat = 0.0
     tree: TreeSettings = TreeSettings()
     #: How strongly the policy is held to where it began; 0 needs no reference.
     kl: NonNegativeFloat = 0.0
