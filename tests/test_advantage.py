@@ -40,6 +40,24 @@ def test_steps_are_measured_over_the_tokens_of_the_group() -> None:
     assert [each.tolist() for each in process_advantages([[1.0], [0.0]], [[3], [1]], over="steps")] == [[1.0], [-1.0]]
 
 
+def test_steps_are_measured_against_their_peers() -> None:
+    # Two labels whose means are 0.8 and 0.3: distances 0.1 and -0.1 each; one without is 0.44 below the mean of all.
+    scores, labels = [[0.9, 0.4], [0.7, 0.2], [0.0]], [["a", "b"], ["a", "b"], [None]]
+    spread = ((4 * 0.1**2 + 0.44**2) / 5) ** 0.5
+    found = process_advantages(scores, [[1, 1], [1, 1], [1]], "peers", labels)
+    expected = [[0.1 / spread, 0.1 / spread], [-0.1 / spread, -0.1 / spread], [-0.44 / spread]]
+    assert [each.tolist() for each in found] == [pytest.approx(each) for each in expected]
+    with pytest.raises(ValueError, match="5 scores of steps, but 2 labels"):
+        process_advantages(scores, [[1, 1], [1, 1], [1]], "peers", labels[:1])
+
+
+def test_small_differences_stay_small() -> None:
+    close = process_advantages([[0.52], [0.48]], [[1], [1]], least_spread=0.2)
+    assert [each.tolist() for each in close] == [pytest.approx([0.1]), pytest.approx([-0.1])]
+    far = process_advantages([[1.0], [0.0]], [[1], [1]], least_spread=0.2)
+    assert [each.tolist() for each in far] == [[1], [-1]], "what spreads more is divided by its spread"
+
+
 def test_trajectories_of_different_length_get_back_what_is_theirs() -> None:
     scores = [[0.9, 0.1, 0.5], [0.4], [0.6, 0.6]]
     found = process_advantages(scores, [[1, 1, 1], [1], [1, 1]], over="steps")

@@ -125,7 +125,7 @@ def test_by_the_process_steps_may_be_measured_against_all_steps_of_the_group() -
 
 
 def test_by_the_process_steps_may_be_measured_against_their_peers() -> None:
-    # The answers score lower than the queries, and are not blamed for it: they are a quarter above and below each other.
+    # Answers score lower than queries, and are not blamed for it: they are an eighth above and below their mean.
     low, high = math.log(0.5 / 0.5), math.log(0.75 / 0.25)
     group = [ended(step(QUERY), step(ANSWER, "Velm")), ended(step(QUERY), step(ANSWER, "Oss"))]
     rows = credit_group(group, [[GOOD, high], [GOOD, low]], settings(mode="process", normalise="peers"))

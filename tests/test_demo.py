@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from stepladder.cli import main
 from stepladder.demo import run_demo
 from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.recipe import Recipe
@@ -53,3 +54,26 @@ def test_the_demo_shows_a_question_before_and_after_and_the_tables(
 
     again = run_demo(Console(file=StringIO()), recipe, tmp_path / "run")
     assert again.skipped == ("before", "save", "after", "oracle")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], {"name": "prorag-nano", "minutes": None, "questions": 160, "epochs": 1}),
+        (["--size", "large"], {"name": "prorag-nano-large", "minutes": None, "questions": 800, "epochs": 1}),
+        # at most 120 updates of 8 questions
+        (["--minutes", "2"], {"name": "prorag-nano", "minutes": 2, "questions": 800, "epochs": 1.2}),
+        (["--minutes", "0.1"], {"name": "prorag-nano", "minutes": 0.1, "questions": 160, "epochs": 0.3}),
+    ],
+)
+def test_the_demo_s_size_and_minutes_change_its_recipe(
+    options: list[str], expected: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Recipe] = []
+    monkeypatch.setattr("stepladder.cli.about.run_demo", lambda _, recipe, *__, **___: asked.append(recipe))
+    assert main(["demo", "--seed", "7", *options]) == 0
+    (recipe,) = asked
+    (stage,) = (stage for stage in recipe.stages if stage.kind == "grpo")
+    plain = stage.plain()
+    assert (recipe.name, recipe.seed) == (expected.pop("name"), 7)
+    assert {name: plain[name] for name in expected} == expected

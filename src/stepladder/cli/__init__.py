@@ -5,6 +5,7 @@ play.py      ask, eval
 recipes.py   recipes from what was typed: a run that begins, or one with one more stage
 train.py     run, train sft, prm, rft, dpo, grpo
 report.py    report: a run as a page
+study.py     study: ways to train, compared with several seeds
 explore.py   explore, pairs, export
 prm.py       prm: how good a reward model is
 tree.py      tree
@@ -26,6 +27,7 @@ from stepladder.cli.index import app as index_app
 from stepladder.cli.play import ask, evaluate_command
 from stepladder.cli.prm import prm_command
 from stepladder.cli.report import report_command
+from stepladder.cli.study import study_command
 from stepladder.cli.train import app as train_app
 from stepladder.cli.train import run_command
 from stepladder.cli.tree import tree_command
@@ -51,6 +53,7 @@ app.command(name="tree")(tree_command)
 app.command(name="pairs")(pairs_command)
 app.command(name="prm")(prm_command)
 app.command(name="report")(report_command)
+app.command(name="study")(study_command)
 app.command(name="export")(export_command)
 app.add_typer(index_app, name="index")
 app.command()(doctor)

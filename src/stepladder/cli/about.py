@@ -1,8 +1,11 @@
 """`demo` shows what Stepladder is; `doctor` what this machine is."""
 
 import json
+import math
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,10 +15,23 @@ from stepladder.cli.train import stoppable
 from stepladder.demo import run_demo
 from stepladder.doctor import examine
 from stepladder.narrate import shown
-from stepladder.recipe import load_recipe
+from stepladder.recipe import Recipe, load_recipe
+from stepladder.train.grpo_settings import GRPOSettings
 
-#: The recipe that the demo carries out.
-RECIPE = "prorag-nano"
+
+class Size(StrEnum):
+    """How much the demo does."""
+
+    small = "small"
+    large = "large"
+
+
+#: The recipes that the demo carries out.
+RECIPES = {Size.small: "prorag-nano", Size.large: "prorag-nano-large"}
+#: The fastest update that a time limit reckons with, in seconds.
+_FAST = 1.0
+#: Most questions that it takes then; there are more, but not everywhere.
+_MOST_QUESTIONS = 800
 
 out = Console()
 
@@ -23,13 +39,32 @@ out = Console()
 def demo(
     folder: RunOut = Path("runs/demo"),
     seed: Seed = 0,
+    size: Annotated[
+        Size, typer.Option("--size", help="small: minutes on a laptop. large: more of everything, and better.")
+    ] = Size.small,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", min=0.1, help="Time of the reinforcement learning, instead of a number of updates."),
+    ] = None,
     overrides: Overrides = None,
     update: Update = False,
 ) -> None:
-    """Train a small model to search, here and now: a fictional world, an oracle, scores before and after."""
-    recipe = load_recipe(RECIPE, [f"seed={seed}", *(overrides or ())])
+    """Train a small model to search, here and now: a fictional world, an oracle, scores stage by stage."""
+    limit = _for(minutes, load_recipe(RECIPES[size])) if minutes is not None else []
+    recipe = load_recipe(RECIPES[size], [f"seed={seed}", *limit, *(overrides or ())])
     with stoppable():
         run_demo(out, recipe, folder, update=update)
+
+
+def _for(minutes: float, recipe: Recipe) -> list[str]:
+    """Changes that let reinforcement learning go on until the time is up, with new questions as long as there are."""
+    (stage,) = (stage for stage in recipe.stages if isinstance(stage.settings, GRPOSettings))
+    settings = stage.settings
+    assert isinstance(settings, GRPOSettings)
+    asked = math.ceil(minutes * 60 / _FAST) * (settings.batch // settings.samples)
+    questions = min(max(asked, settings.questions), _MOST_QUESTIONS)
+    begin = f"stages.{stage.name}"
+    return [f"{begin}.minutes={minutes}", f"{begin}.questions={questions}", f"{begin}.epochs={asked / questions}"]
 
 
 def doctor(as_json: AsJson = False) -> None:

@@ -43,7 +43,7 @@ class PrefixStore:
         #: Least recently used first; of each block the rows that may be read, by their place.
         self._blocks: OrderedDict[Block, dict[int, Sequence[int]]] = OrderedDict()
         self._rows: dict[int, tuple[Block, int]] = {}
-        #: The memory of each block when a row of it was last kept, and the sum: counting anew takes longer than reading.
+        #: The memory of each block when a row of it was last kept, and the sum: counting anew takes too long.
         self._sizes: dict[Block, int] = {}
         self.bytes = 0
 

@@ -64,8 +64,8 @@ class GRPOSettings(PolicyTrainingSettings):
     #: `peers`, steps of the same kind at the same place. The first two reward what kind a step is: where answers score
     #: lower than searches, right ones are discouraged too; where late searches do, answering too early pays.
     normalise: Over = "tokens"
-    #: Their distances from it are divided by their spread (ProRAG), or by this where they spread less: among equally good
-    #: steps scores differ by noise, which should not count as much as the difference of a good step and a bad one.
+    #: Their distances from it are divided by their spread (ProRAG), or by this where they spread less: among steps that
+    #: are equally good scores differ by noise, which should not count as much as a good step and a bad one do.
     least_spread: NonNegativeFloat = 0.0
     tree: TreeSettings = TreeSettings()
     #: How strongly the policy is held to where it began; 0 needs no reference.

@@ -1,0 +1,47 @@
+"""`study` compares ways to train, with several seeds."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stepladder.cli.options import AsJson, Overrides, RunOut
+from stepladder.cli.train import stoppable
+from stepladder.narrate import shown
+from stepladder.studies import STUDIES, find_study
+from stepladder.studies.report import print_results, write_results
+from stepladder.studies.results import read_results
+from stepladder.studies.runner import run_study
+
+out = Console()
+
+
+def study_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Which one; left out, they are listed.", show_default=False)
+    ] = None,
+    folder: RunOut = Path("studies"),
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many: 0, 1, 2 ...")] = 5,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time; they share cores and GPU.")] = 1,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare ways to train: the same recipe, one thing changed, several seeds. The same command goes on if cut."""
+    if name is None:
+        for each in STUDIES.values():
+            out.print(f"[bold]{each.name}[/]: {shown(each.about)}", highlight=False, soft_wrap=True)
+        return
+    study = find_study(name)
+    place = folder / study.name
+    chosen = range(seeds)
+    with stoppable():
+        run_study(study, place, seeds=chosen, jobs=jobs, changes=overrides or (), console=Console(stderr=True))
+    results = read_results(study, place, chosen)
+    picture = write_results(results, place)
+    if as_json:
+        typer.echo(json.dumps(results.plain(), indent=2))
+        return
+    print_results(out, results)
+    out.print(f"the picture: {shown(str(picture))}", highlight=False, soft_wrap=True)

@@ -1,0 +1,20 @@
+"""Studies: a question about methods, answered by runs with several seeds. One file an experiment.
+
+base.py      what a study is
+runner.py    carries one out, several runs at a time; what was cut goes on
+results.py   what came of it: a table with intervals over seeds, and paired differences
+plot.py      means with bands
+"""
+
+from stepladder.errors import unknown_name
+from stepladder.studies import data_efficiency, rl_modes
+from stepladder.studies.base import Study
+
+STUDIES: dict[str, Study] = {study.name: study for study in (rl_modes.STUDY, data_efficiency.STUDY)}
+
+
+def find_study(name: str) -> Study:
+    """A study by its name."""
+    if name not in STUDIES:
+        raise unknown_name("study", name, STUDIES)
+    return STUDIES[name]

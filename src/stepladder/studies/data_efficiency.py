@@ -1,0 +1,38 @@
+"""How many questions does it take? Reinforcement learning with and without graded steps, from few and from many.
+
+All arms make as many updates from as many episodes; with fewer questions each is played more often.
+"""
+
+from stepladder.studies.base import Study
+
+SIZES = (32, 64, 128, 256, 512)
+MODES = ("outcome", "dual")
+UPDATES = 64
+EPISODES, SAMPLES = 64, 8
+
+
+def _changes(mode: str, questions: int) -> tuple[str, ...]:
+    epochs = UPDATES * EPISODES / SAMPLES / questions
+    return (f"stages.grpo.mode={mode}", f"stages.grpo.questions={questions}", f"stages.grpo.epochs={epochs}")
+
+
+STUDY = Study(
+    name="data-efficiency",
+    about="reinforcement learning from 32 to 512 questions, by the answer alone and with graded steps",
+    recipe="prorag-nano",
+    changes=(
+        f"stages.grpo.batch={EPISODES}",
+        f"stages.grpo.samples={SAMPLES}",
+        "stages.grpo.eval_every=16",
+        "stages.grpo.dev_questions=200",
+        "stages.grpo.guards.stop=false",
+        "stages.trained.limit=500",
+    ),
+    arms={f"{mode}-{size}": _changes(mode, size) for mode in MODES for size in SIZES},
+    shared="refined",
+    stage="grpo",
+    result="trained",
+    baseline=f"outcome-{SIZES[-1]}",
+    places={f"{mode}-{size}": (mode, float(size)) for mode in MODES for size in SIZES},
+    across="questions to learn from",
+)

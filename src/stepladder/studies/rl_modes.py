@@ -1,0 +1,33 @@
+"""Does it help to grade steps? Reinforcement learning from one policy in four ways, with equal questions and updates.
+
+Every update plays as many episodes of the same questions. `tree` branches some of them off from others, so it writes
+fewer tokens; the table says how many.
+"""
+
+from stepladder.studies.base import Study
+
+#: Updates, and questions of which each is played about twice.
+UPDATES, QUESTIONS = 200, 800
+#: Episodes an update, and of each question in it.
+EPISODES, SAMPLES = 64, 8
+
+STUDY = Study(
+    name="rl-modes",
+    about="reinforcement learning from the answer and the steps, from the answer, from the steps, and from trees",
+    recipe="prorag-nano",
+    changes=(
+        f"stages.grpo.questions={QUESTIONS}",
+        f"stages.grpo.epochs={UPDATES * EPISODES / SAMPLES / QUESTIONS}",
+        f"stages.grpo.batch={EPISODES}",
+        f"stages.grpo.samples={SAMPLES}",
+        "stages.grpo.eval_every=20",
+        "stages.grpo.dev_questions=200",
+        "stages.grpo.guards.stop=false",  # what goes wrong is to be seen
+        "stages.trained.limit=500",
+    ),
+    arms={mode: (f"stages.grpo.mode={mode}",) for mode in ("outcome", "dual", "process", "tree")},
+    shared="refined",
+    stage="grpo",
+    result="trained",
+    baseline="outcome",
+)
