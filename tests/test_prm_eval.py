@@ -26,12 +26,27 @@ from stepladder.evaluate.reward import (
     judged_by_gold,
     pair_accuracy,
 )
+from stepladder.evaluate.tree_scores import read_tree_scores, score_tree, write_tree_scores
 from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.store import TreeFile
 from stepladder.judge.gold import GoldScorer, judge
+from stepladder.recipe import Recipe
 from stepladder.records import write_records
 from stepladder.stages import Task
-from stepladder.stages.prm_eval import EXAMINATION, KIND, PRMEvalSettings
-from stepladder.trace import Action, ActionKind, Author, Pair, Question, Segment, Side, Trajectory
+from stepladder.stages.prm_eval import EXAMINATION, KIND, TREE_SCORES, PRMEvalSettings
+from stepladder.trace import (
+    Action,
+    ActionKind,
+    Author,
+    Node,
+    Pair,
+    Question,
+    Segment,
+    Side,
+    Step,
+    Trajectory,
+    Tree,
+)
 from stepladder.train import prm
 from stepladder.train.prm import ProcessRewardModel, with_head
 from stepladder.workshop import GOLD, SearchSettings, SharedSettings, Workshop
@@ -94,6 +109,63 @@ def test_the_accuracy_on_pairs_resamples_questions() -> None:
     assert pair_accuracy([]) is None
 
 
+# --- scores of trees ----------------------------------------------------------------------------------------
+
+
+def grown(question: Question = QUESTION) -> Tree:
+    """Two ways to begin, the first of which goes on in two ways."""
+    said = {1: "Who?", 2: "Where?", 3: "Velm", 4: "Oss"}
+    steps = {
+        number: Step((Segment(Author.PROMPT, "Next: "),), Segment(Author.POLICY, text), Action(ActionKind.QUERY, text))
+        for number, text in said.items()
+    }
+    parents = {1: 0, 2: 0, 3: 1, 4: 1}
+    return Tree(question, "prorag-brief", (Node(0, None, None), *(Node(n, parents[n], steps[n]) for n in said)))
+
+
+def trees_in(path: Path, *trees: Tree) -> Path:
+    with TreeFile(path) as file:
+        for tree in trees:
+            file.add(tree)
+    return path
+
+
+def by_letters(trajectories: Sequence[Trajectory]) -> list[list[float]]:
+    """A step is worth its letters."""
+    return [[float(len(step.action.content)) for step in each.steps] for each in trajectories]
+
+
+def test_every_step_of_a_tree_is_scored_in_one_pass_a_branch(reward: Path) -> None:
+    asked: list[int] = []
+
+    def score(trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        asked.append(len(trajectories))
+        return by_letters(trajectories)
+
+    assert score_tree(grown(), score) == {1: 4.0, 2: 6.0, 3: 4.0, 4: 3.0}
+    assert asked == [3]
+    assert score_tree(replace(grown(), nodes=grown().nodes[:1]), score) == {}
+
+    model = ProcessRewardModel.load(reward, device="cpu")
+    tree = grown()
+    ((*_, last),) = model.score([tree.trajectory(tree.nodes[4])])
+    assert score_tree(tree, model.score)[4] == pytest.approx(last, abs=1e-5)
+
+
+def test_scores_are_those_of_their_own_trees(tmp_path: Path) -> None:
+    trees = trees_in(tmp_path / "trees.jsonl.gz", grown(), grown(replace(QUESTION, id="other")))
+    scores = tmp_path / "scores.json"
+    assert read_tree_scores(scores, trees) == {}
+    write_tree_scores(scores, trees, by_letters)
+    expected = {1: 4.0, 2: 6.0, 3: 4.0, 4: 3.0}
+    assert read_tree_scores(scores, trees) == {QUESTION.id: expected, "other": expected}
+    grown_anew = trees_in(tmp_path / "anew.jsonl.gz", replace(grown(), seed=1))
+    assert read_tree_scores(scores, grown_anew) == {}
+    scores.write_text('{"trees": 1}')
+    with pytest.raises(StepladderError, match=r"scores\.json: not the scores of trees: .* makes it again"):
+        read_tree_scores(scores, trees)
+
+
 # --- the stage ----------------------------------------------------------------------------------------------
 
 
@@ -137,6 +209,7 @@ def pairs_in(folder: Path) -> Path:
 
 def examine(workshop: Workshop, reward: Path, folder: Path, **settings: Any) -> dict[str, Any]:
     inputs = {"policy": "tiny", "reward": str(reward), "pairs": str(pairs_in(folder / "pairs"))}
+    inputs |= {"trees": str(folder / "trees.jsonl.gz")} if settings.get("score_trees") else {}
     chosen = PRMEvalSettings(**{"questions": 8, "samples": 3, "reencode": True, **settings})
     KIND.check(chosen, workshop)
     result = KIND.run(chosen, workshop, Task("prm-eval", folder / "stage", 0, inputs))
@@ -156,6 +229,7 @@ def test_the_stage_writes_numbers_and_pictures(workshop: Workshop, reward: Path,
     assert summary["chains"]["gold"]["chains"] == 8
     for picture in ("chains.svg", "calibration.svg"):
         assert (folder / picture).read_text().startswith("<svg")
+    assert not (folder / TREE_SCORES).exists()
 
 
 def test_a_reward_model_that_knows_is_found_perfect(
@@ -171,7 +245,22 @@ def test_a_reward_model_that_knows_is_found_perfect(
 
 def test_without_pairs_nothing_is_said_of_them(workshop: Workshop, reward: Path, tmp_path: Path) -> None:
     assert examine(workshop, reward, tmp_path, held_out_pairs=False)["pair_accuracy"] is None
-    assert KIND.leaves_out(PRMEvalSettings(held_out_pairs=False)) == {"pairs"}
+    assert KIND.leaves_out(PRMEvalSettings(held_out_pairs=False, score_trees=True)) == {"pairs"}
+
+
+def test_the_stage_scores_the_steps_of_trees_where_told_so(workshop: Workshop, reward: Path, tmp_path: Path) -> None:
+    trees = trees_in(tmp_path / "trees.jsonl.gz", grown())
+    examine(workshop, reward, tmp_path, score_trees=True)
+    scores = read_tree_scores(tmp_path / "stage" / EXAMINATION / TREE_SCORES, trees)
+    model = ProcessRewardModel.load(reward, device="cpu")
+    assert scores[QUESTION.id] == pytest.approx(score_tree(grown(), model.score), abs=1e-5)
+
+
+def test_trees_are_taken_only_where_their_steps_are_to_be_scored() -> None:
+    before = {"sft": {}, "explore": {}, "pairs": {}, "prm": {}}
+    told = Recipe.read({"stages": {**before, "prm-eval": {"score_trees": True}}})
+    assert told.stages[-1].inputs == {"policy": "sft", "reward": "prm", "pairs": "pairs", "trees": "explore"}
+    assert "trees" not in Recipe.read({"stages": {**before, "prm-eval": {}}}).stages[-1].inputs
 
 
 def test_questions_that_the_gold_judge_knows_nothing_of_are_refused(

@@ -22,6 +22,7 @@ from stepladder.evaluate.metrics import score
 from stepladder.evaluate.plots import reliability_svg
 from stepladder.evaluate.runner import Evaluation
 from stepladder.evaluate.stats import Interval
+from stepladder.evaluate.tree_scores import write_tree_scores
 from stepladder.explore.store import TreeFile
 from stepladder.recipe import Recipe
 from stepladder.report import write_report
@@ -31,6 +32,7 @@ from stepladder.run.folder import RunFolder, StageRecord, claim
 from stepladder.settings import Settings
 from stepladder.stages import KINDS, StageKind, StageResult
 from stepladder.stages.evaluation import EVALUATION, main_numbers
+from stepladder.stages.prm_eval import TREE_SCORES
 from stepladder.trace import (
     Action,
     ActionKind,
@@ -104,11 +106,16 @@ def small_tree(question: Question = QUESTION) -> Tree:
     nodes = (
         Node(0, None, None, visits=6, value=0.5),
         Node(1, 0, step(QUERY, "Who designed Orm Tower?", (PASSAGES[0], EVIL)), 4, 0.75, rollouts=ROLLOUTS),
-        Node(2, 0, step(QUERY, "What is Velm?", PASSAGES[2:]), 2, 0.0, scores={"prm": -1.25}),
+        Node(2, 0, step(QUERY, "What is Velm?", PASSAGES[2:]), 2, 0.0, scores={"leaf": 0.25}),
         Node(3, 1, step(ANSWER, "Velm"), 3, 1.0, stop=StopReason.ANSWERED, reward=1.0),
         Node(4, 1, step(ANSWER, "Oss"), 1, 0.0, stop=StopReason.ANSWERED, reward=0.0),
     )
     return Tree(question, "prorag", nodes)
+
+
+def by_answer(trajectories: Sequence[Trajectory]) -> list[list[float]]:
+    """Scores, as a reward model would give them: 1.9 for Velm, 0 for whatever else."""
+    return [[1.9 if each.action.content == "Velm" else 0.0 for each in played.steps] for played in trajectories]
 
 
 ROLLOUTS = (Rollout(1.0, 1, StopReason.ANSWERED, "Velm"),) * 2
@@ -315,7 +322,7 @@ def test_a_run_that_was_cut_shows_what_there_is(tmp_path: Path) -> None:
     page = Page(run.page())
     assert page.ids == ["results", "learning", "cost", "origin"]
     assert "Begun and not done: sft. Not begun: after, explore, prm" in page.text
-    assert "sft sft, 2 updates, not finished" in page.text
+    assert "sft 2 updates, not finished" in page.text
 
 
 def test_a_run_of_one_evaluation_has_nothing_to_compare(tmp_path: Path) -> None:
@@ -354,6 +361,33 @@ def test_whatever_is_a_number_is_drawn(tmp_path: Path) -> None:
     assert "tokens 5,000 throughout, failed 0 in the end." in page.text
 
 
+def test_the_kind_of_a_stage_is_told_where_its_name_does_not_tell(tmp_path: Path) -> None:
+    run = Made(tmp_path / "run", {**RECIPE, "stages": {"sft": {}, "warm-up": {"kind": "sft"}}})
+    for stage in run.recipe.stages:
+        run.learnt(stage.name, CURVE, TRAINED, "policy")
+    text = Page(run.page()).text
+    assert "line begins and where it ends. sft 2 updates" in text
+    assert "warm-up sft, 2 updates" in text
+
+
+def test_where_training_and_dev_measure_other_things_the_chart_says_so(tmp_path: Path) -> None:
+    rows = [{**row, "error": 1 / row["step"]} for row in CURVE]
+    scored = {"step": 2, "dev_loss": 0.5, "dev_error": 0.2}
+
+    def page(name: str, stage: Mapping[str, Any]) -> str:
+        run = Made(tmp_path / name, {**RECIPE, "stages": {"sft": {}, "explore": {}, "prm": {**stage}}})
+        run.learnt("sft", [*CURVE, {"step": 2, "dev_loss": 0.5}], TRAINED, "policy")
+        run.explored([small_tree()])
+        run.learnt("prm", [*rows, scored], GRADED, "reward")
+        return Page(run.page()).text
+
+    assert "not comparable" not in page("plain", {"objective": "verdicts"})
+    dense = page("dense", {"objective": "verdicts", "dense": 0.5})
+    assert dense.count("not comparable: in training every token of a step counts, and not its end alone.") == 1
+    chains = page("chains", {"objective": "verdicts", "chains": 9})
+    assert chains.count("not comparable: in training gold chains and spoilt ones count as well.") == 2
+
+
 def test_long_and_noisy_curves_are_thinned_and_smoothed() -> None:
     points = [(n, 1.0 + (-1) ** n) for n in range(1, 10_001)]
     drawing = ElementTree.fromstring(curve_svg("loss", points, []))
@@ -387,18 +421,20 @@ def test_the_oracle_is_drawn_apart_from_the_models() -> None:
 
 
 def test_a_step_of_a_tree_tells_what_it_is_worth() -> None:
-    tree = shown_tree(small_tree())
+    tree = shown_tree(small_tree(), {1: 1.9, 4: -800.0})
     good, bad = tree.children
     assert (good.visits, good.value, good.best, good.step.good) == (4, 0.75, True, True)
     assert good.rollouts == ("F1 1.00 after 1 more step: Velm (2 times)",)
     assert good.shortest == pytest.approx((3 * 0.9**2 + 0) / 4)
-    assert (bad.step.good, bad.step.fault, bad.scores) == (False, "wrong", {"prm": -1.25})
+    assert (bad.step.good, bad.step.fault, bad.scores) == (False, "wrong", {"leaf": 0.25})
     assert [(end.earned, end.step.fault) for end in good.children] == [(1.0, "unsupported"), (0.0, "premature")]
+    assert good.prm == pytest.approx(1 / (1 + math.exp(-1.9)))
+    assert [bad.prm, *(end.prm for end in good.children)] == [None, None, pytest.approx(0.0)]
     assert (tree.answered, tree.right, tree.left_out) == (2, 1, 0)
 
 
 def test_of_a_large_tree_the_most_visited_steps_are_shown_and_the_others_counted() -> None:
-    tree = shown_tree(small_tree(), most=2)
+    tree = shown_tree(small_tree(), {}, most=2)
     assert [node.step.content for node in tree.children] == ["Who designed Orm Tower?"]
     assert [node.step.content for node in tree.children[0].children] == ["Velm"]
     assert tree.left_out == 2
@@ -415,6 +451,26 @@ def test_trees_with_right_and_wrong_answers_are_preferred_of_every_number_of_sea
     ]
     assert [tree.question.id for tree in telling(trees, most=2)] == ["dull, one search", "mixed"]
     assert len(telling(trees)) == 4
+
+
+def test_a_step_of_a_tree_is_shown_with_what_the_reward_model_thinks_of_it(made: Made) -> None:
+    assert "PRM" not in made.page()
+    trees = made.path / "explore" / "trees.jsonl.gz"
+    write_tree_scores(made.path / "examined" / "examination" / TREE_SCORES, trees, by_answer)
+    text = made.page()
+    page = Page(text)
+    assert "search Who designed Orm Tower? N 4 Q 0.75 S 0.61 PRM 0.50" in page.text
+    assert "answer Velm unsupported N 3 F1 1.00 S 0.81 PRM 0.87" in page.text
+    assert text.count('title="what the reward model thinks of this step') == text.count(">PRM 0.") == 8
+    assert "PRM: the reward model's score (stage examined)" in page.text
+
+
+def test_scores_of_other_trees_are_not_shown(made: Made, tmp_path: Path) -> None:
+    others = tmp_path / "others.jsonl.gz"
+    with TreeFile(others) as file:
+        file.add(replace(small_tree(), seed=1))
+    write_tree_scores(made.path / "examined" / "examination" / TREE_SCORES, others, by_answer)
+    assert "PRM" not in made.page()
 
 
 def test_before_is_the_first_evaluation_with_a_valid_transcript(made: Made) -> None:

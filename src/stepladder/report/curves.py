@@ -15,7 +15,9 @@ from stepladder.report.charts import Points, curve_svg, ends
 from stepladder.report.gather import Run
 from stepladder.run.folder import StageRecord
 from stepladder.run.stage_lines import told_of
+from stepladder.settings import Settings
 from stepladder.train.curves import Row, read_curves
+from stepladder.train.prm_settings import PRMSettings
 
 CURVES = "curves.jsonl"
 
@@ -48,6 +50,8 @@ class Curve:
     name: str
     #: Where it begins and ends.
     told: str
+    #: Why training and dev cannot be compared, where they cannot.
+    note: str
     #: Values that were no finite numbers and could not be drawn.
     unusable: int
     chart: Markup
@@ -75,14 +79,15 @@ def curves_of(run: Run) -> tuple[StageCurves, ...]:
     """The curves of every stage that learnt."""
     done = {stage.name for stage in run.report.stages}
     paths = {stage.name: run.folder / stage.name / CURVES for stage in run.in_order}
+    settings = {stage.name: stage.settings for stage in run.report.recipe.stages}
     return tuple(
-        _stage_curves(stage, paths[stage.name], done=stage.name in done)
+        _stage_curves(stage, settings[stage.name], paths[stage.name], done=stage.name in done)
         for stage in run.in_order
         if paths[stage.name].is_file()
     )
 
 
-def _stage_curves(stage: StageRecord, path: Path, *, done: bool) -> StageCurves:
+def _stage_curves(stage: StageRecord, settings: Settings, path: Path, *, done: bool) -> StageCurves:
     rows = read_curves(path)
     headline, lines = (told_of(stage) if done else None) or ("", {})
     charts: dict[str, Curve] = {}
@@ -92,7 +97,7 @@ def _stage_curves(stage: StageRecord, path: Path, *, done: bool) -> StageCurves:
         if len(set(values)) == 1 and math.isfinite(values[0]):
             undrawn[_name(name)] = f"{_number(values[0])} {'throughout' if len(values) > 1 else 'in the end'}"
         else:
-            charts[name] = _curve(name, *columns)
+            charts[name] = _curve(name, *columns, _note(name, settings) if all(columns) else "")
     aside = {name for name in charts if name in _ASIDE or name.endswith("seconds")}
     return StageCurves(
         stage.name,
@@ -120,12 +125,24 @@ def _measures(rows: list[Row]) -> dict[str, tuple[Points, Points]]:
     return dict(found)
 
 
-def _curve(name: str, updates: Points, dev: Points) -> Curve:
+def _note(measure: str, settings: Settings) -> str:
+    """Why a measure is one thing in training and another on dev questions; nothing where it is the same."""
+    if not isinstance(settings, PRMSettings) or measure not in ("loss", "error"):
+        return ""
+    reasons = {
+        "every token of a step counts, and not its end alone": measure == "loss" and settings.dense > 0,
+        "gold chains and spoilt ones count as well": settings.chains > 0,
+    }
+    found = "; ".join(reason for reason, holds in reasons.items() if holds)
+    return f"Line and dots are not comparable: in training {found}." if found else ""
+
+
+def _curve(name: str, updates: Points, dev: Points, note: str) -> Curve:
     drawn = [[point for point in points if math.isfinite(point[1])] for points in (updates, dev)]
     chart = curve_svg(_name(name), drawn[0], drawn[1]) if any(drawn) else ""
     told = " · ".join(f"{who}{_ends(points)}" for who, points in (("", drawn[0]), ("dev ", drawn[1])) if points)
     unusable = len(updates) + len(dev) - len(drawn[0]) - len(drawn[1])
-    return Curve(_name(name), told, unusable, Markup(chart))
+    return Curve(_name(name), told, note, unusable, Markup(chart))
 
 
 def _ends(points: Points) -> str:

@@ -1,14 +1,18 @@
 """Search trees to walk through, the most telling of those that a run has grown.
 
 In: a `Run`. Out: a few `ShownTree`s: right and wrong answers side by side, of questions that need few or many searches.
-Of a very large tree the steps that were visited most are shown; the others are counted.
+Of a very large tree the steps that were visited most are shown; the others are counted. Where an examination has scored
+these trees, each step is shown with what the reward model thinks of it.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
+from pathlib import Path
 
+from stepladder.evaluate.ranking import as_probabilities
+from stepladder.evaluate.tree_scores import NodeScores, read_tree_scores
 from stepladder.explore.layout import is_unvisited, most_visited_way, ordered_children
 from stepladder.explore.store import read_trees
 from stepladder.explore.values import spre
@@ -18,6 +22,7 @@ from stepladder.report.gather import Run
 from stepladder.report.steps import ShownPassage, ShownStep, readable, shown_passages, shown_step
 from stepladder.run.stage_lines import told_of
 from stepladder.stages.explore import TREES
+from stepladder.stages.prm_eval import EXAMINATION, TREE_SCORES
 from stepladder.trace import Node, StopReason, Tree
 
 #: Trees in a report, and steps of one tree.
@@ -35,8 +40,10 @@ class ShownNode:
     #: F1 of an end.
     earned: float | None
     shortest: float | None
-    #: Further scores by name, such as a reward model's.
+    #: Further scores by name that the search has kept.
     scores: Mapping[str, float]
+    #: The reward model's score, from 0 to 1; None where it was not asked.
+    prm: float | None
     #: Whether it lies on the way where most simulations went.
     best: bool
     unvisited: bool
@@ -74,6 +81,8 @@ class Trees:
     shown: tuple[ShownTree, ...]
     #: Place of the one to begin with.
     first: int
+    #: The stage whose reward model has scored them; nothing where none has.
+    scored_by: str
 
 
 def trees_of(run: Run) -> Trees | None:
@@ -96,7 +105,19 @@ def trees_of(run: Run) -> Trees | None:
     if not chosen:
         return None
     first = chosen.index(max(chosen, key=_rank))
-    return Trees(stage.name, headline, grown, tuple(map(shown_tree, chosen)), first)
+    scored_by, scores = _scores(run, path)
+    shown = tuple(shown_tree(tree, scores.get(tree.question.id, {})) for tree in chosen)
+    return Trees(stage.name, headline, grown, shown, first, scored_by)
+
+
+def _scores(run: Run, trees: Path) -> tuple[str, dict[str, NodeScores]]:
+    """The newest examination that has scored these trees, and their scores."""
+    for stage in reversed(run.report.stages):
+        if EXAMINATION in stage.outputs:
+            folder = run.folder / stage.name / stage.outputs[EXAMINATION]
+            if found := read_tree_scores(folder / TREE_SCORES, trees):
+                return stage.name, found
+    return "", {}
 
 
 def telling(trees: Iterable[Tree], most: int = MOST_TREES) -> list[Tree]:
@@ -125,15 +146,18 @@ def _answers(tree: Tree) -> tuple[int, int]:
     return len(earned), sum(reward == 1 for reward in earned)
 
 
-def shown_tree(tree: Tree, most: int = MOST_STEPS) -> ShownTree:
-    """A tree, readable; `most`: steps that are shown."""
+def shown_tree(tree: Tree, scores: Mapping[int, float], most: int = MOST_STEPS) -> ShownTree:
+    """A tree, readable. `scores`: the reward model's, logits by node; `most`: steps that are shown."""
     kept = _most_visited(tree, most)
     families, way = ordered_children(tree), frozenset(most_visited_way(tree))
     judged, shortest = judge_tree(tree), spre(tree)
+    chances = dict(zip(scores, as_probabilities([*scores.values()])))
 
     def below(node: Node) -> tuple[ShownNode, ...]:
         return tuple(
-            _shown_node(child, judged[child.id], shortest[child.id], child.id in way, below(child))
+            _shown_node(
+                child, judged[child.id], shortest[child.id], chances.get(child.id), child.id in way, below(child)
+            )
             for child in families[node.id]
             if child.id in kept
         )
@@ -164,7 +188,12 @@ def _most_visited(tree: Tree, most: int) -> frozenset[int]:
 
 
 def _shown_node(
-    node: Node, verdict: Verdict | None, shortest: float | None, best: bool, children: tuple[ShownNode, ...]
+    node: Node,
+    verdict: Verdict | None,
+    shortest: float | None,
+    prm: float | None,
+    best: bool,
+    children: tuple[ShownNode, ...],
 ) -> ShownNode:
     assert node.step is not None
     played = Counter(
@@ -180,6 +209,7 @@ def _shown_node(
         node.reward,
         shortest,
         node.scores,
+        prm,
         best,
         is_unvisited(node),
         tuple(rollouts),

@@ -1,12 +1,14 @@
 """The stage `prm-eval`: how good a reward model is, measured on questions that it never saw.
 
-In: a policy that plays, a reward model and, to see how it ranks them, held-out pairs. Out: `examination/`:
+In: a policy that plays, a reward model and, to see how it ranks them, held-out pairs; trees whose steps it is to score,
+if told so. Out: `examination/`:
 
     summary.json        AUC against the gold judge, accuracy on held-out pairs, calibration, control chains
     steps.jsonl         one row a step: its score, and what the gold judge says
     chains.svg          how scores are spread over gold, shuffled, truncated and answer-first chains; where questions
                         have a gold decomposition
     calibration.svg     what the scores promise against what holds
+    tree_scores.json    its score of every step of the trees; where told so
 """
 
 import json
@@ -24,6 +26,7 @@ from stepladder.errors import StepladderError
 from stepladder.evaluate.chains import control_chains
 from stepladder.evaluate.plots import distributions_svg, reliability_svg
 from stepladder.evaluate.reward import calibrated, chain_numbers, graded_steps, judged_by_gold, pair_accuracy
+from stepladder.evaluate.tree_scores import write_tree_scores
 from stepladder.explore.episode import episode
 from stepladder.files import atomic_folder
 from stepladder.progress import Progress
@@ -31,6 +34,7 @@ from stepladder.records import read_records
 from stepladder.seeding import seed_of
 from stepladder.settings import Settings
 from stepladder.stages.base import StageKind, StageResult, Task
+from stepladder.stages.explore import TREES
 from stepladder.stages.pairs import DEV, PAIRS
 from stepladder.stages.prm import REWARD
 from stepladder.trace import Pair, Question, Trajectory
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 
 #: What is made, and its folder inside the stage's.
 EXAMINATION = "examination"
+TREE_SCORES = "tree_scores.json"
 
 
 class PRMEvalSettings(Settings):
@@ -55,6 +60,9 @@ class PRMEvalSettings(Settings):
     temperature: float = Field(default=0.8, ge=0)
     #: Whether there are pairs whose held-out part it is to rank.
     held_out_pairs: bool = True
+    #: Whether there are trees whose steps it is to score. Nothing is measured on them, as it may have learnt from them:
+    #: the report shows what it thinks of each step.
+    score_trees: bool = False
     #: Transcripts of another tokenizer than the reward model's: encode their text anew, instead of refusing them.
     reencode: bool = False
 
@@ -102,6 +110,8 @@ def run_prm_eval(settings: PRMEvalSettings, workshop: Workshop, task: Task) -> S
             "Does a score mean what it says?", predictions, [step.good for step in steps], subtitle=told
         )
         (folder / "calibration.svg").write_text(picture, encoding="utf-8")
+        if settings.score_trees:
+            write_tree_scores(folder / TREE_SCORES, Path(task.inputs[TREES]), prm.score)
     return StageResult(summary, {EXAMINATION: task.folder / EXAMINATION})
 
 
@@ -158,13 +168,15 @@ def check_prm_eval(settings: PRMEvalSettings, workshop: Workshop) -> None:
 
 
 def _left_out(settings: PRMEvalSettings) -> frozenset[str]:
-    return frozenset(() if settings.held_out_pairs else {PAIRS})
+    return frozenset(
+        role for role, taken in ((PAIRS, settings.held_out_pairs), (TREES, settings.score_trees)) if not taken
+    )
 
 
 KIND = StageKind(
     PRMEvalSettings,
     run_prm_eval,
-    takes=("policy", REWARD, PAIRS),
+    takes=("policy", REWARD, PAIRS, TREES),
     makes=(EXAMINATION,),
     check=check_prm_eval,
     leaves_out=_left_out,
