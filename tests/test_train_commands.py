@@ -140,15 +140,17 @@ def test_options_of_an_examination(begin: Begin) -> None:
     run = begin("sft", "explore", "pairs", "prm")
     report = json.loads(examine("--run", run, "--split", "dev", "--questions", 7, "--samples", 1, "--json"))
     assert report["stages"][0]["kind"] == "prm-eval"
-    assert stage_of(run, "prm-eval").settings == PRMEvalSettings(split="dev", questions=7, samples=1)
-    assert stage_of(run, "prm-eval").inputs == {"policy": "sft", "reward": "prm", "pairs": "pairs"}
+    settings = PRMEvalSettings(split="dev", questions=7, samples=1, score_trees=True)
+    assert stage_of(run, "prm-eval").settings == settings
+    taken = {"policy": "sft", "reward": "prm", "pairs": "pairs", "trees": "explore"}
+    assert stage_of(run, "prm-eval").inputs == taken
 
 
 def test_options_of_an_examination_without_pairs(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore")
     shell("train", "prm", "--run", run, "--objective", "values")
     examine("--run", run)
-    assert stage_of(run, "prm-eval").settings == PRMEvalSettings(held_out_pairs=False)
+    assert stage_of(run, "prm-eval").settings == PRMEvalSettings(held_out_pairs=False, score_trees=True)
 
 
 def test_pairs_of_a_file_are_a_stage_before_the_training(shell: Shell, begin: Begin, theirs: Path) -> None:

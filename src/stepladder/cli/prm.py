@@ -8,6 +8,7 @@ from stepladder.cli.options import AsJson, Overrides, Update
 from stepladder.cli.recipes import RunToExtend, StageName, extended, given, stages_before
 from stepladder.cli.train import carry_out
 from stepladder.stages import stage_kind
+from stepladder.stages.explore import TREES
 from stepladder.stages.pairs import PAIRS
 
 
@@ -25,12 +26,13 @@ def prm_command(
 ) -> None:
     """Examine a run's reward model: against the gold judge, on held-out pairs, on spoilt chains."""
     name = name or "prm-eval"
-    has_pairs = any(PAIRS in stage_kind(stage["kind"]).makes for stage in stages_before(run, name).values())
+    made = {role for stage in stages_before(run, name).values() for role in stage_kind(stage["kind"]).makes}
     entry = given(
         kind="prm-eval",
         split=split,
         questions=questions,
         samples=samples,
-        held_out_pairs=None if has_pairs else False,
+        held_out_pairs=None if PAIRS in made else False,
+        score_trees=True if TREES in made else None,
     )
     carry_out(extended(run, name, entry, overrides), run, update, as_json, only=name)
