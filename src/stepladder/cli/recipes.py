@@ -94,7 +94,7 @@ def extended(
     if kind != entry["kind"]:
         raise StepladderError(f"'{name}' is a stage of the kind {kind} in the run {run}: choose another --name")
     before = {**_before(plain["stages"], name), **(sources or {})}
-    stages = {**before, name: {**finished_sources(folder, before, entry), **entry}}
+    stages = {**before, name: {**finished_sources(folder, before, entry, _where(name)), **entry}}
     stages |= {each: stage for each, stage in plain["stages"].items() if each not in stages}
     changed = _changed({**plain, "stages": stages}, name, overrides)
     for role in _lacking(changed["stages"], name):
@@ -103,10 +103,15 @@ def extended(
     return Recipe.read(changed, name)
 
 
-def finished_sources(folder: RunFolder, before: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, str]:
-    """By role the newest stage that is done, where one behind it is not: what failed must not be in the way."""
+def finished_sources(
+    folder: RunFolder, before: Mapping[str, Any], entry: Mapping[str, Any], where: str = ""
+) -> dict[str, str]:
+    """By role the newest stage that is done, where one behind it is not: what failed must not be in the way.
+
+    `where` begins the message of an error in the settings of `entry`.
+    """
     found: dict[str, str] = {}
-    for role in stage_kind(str(entry["kind"])).takes:
+    for role in _taken(entry, where):
         makers = [each for each, stage in before.items() if role in stage_kind(stage["kind"]).makes]
         done = [each for each in makers if folder.done(each) is not None]
         if done and done[-1] != makers[-1]:
@@ -142,9 +147,19 @@ def _before(stages: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _lacking(stages: Mapping[str, Any], name: str) -> list[str]:
     """The roles that a stage takes, and that nobody named and no stage before it makes."""
+    made = {role for each in _before(stages, name).values() for role in stage_kind(each["kind"]).makes}
     entry = stages[name]
+    return [role for role in _taken(entry, _where(name)) if role not in made and entry.get(role) is None]
+
+
+def _taken(entry: Mapping[str, Any], where: str) -> list[str]:
+    """The roles that a stage takes with the settings that it has."""
     kind = stage_kind(str(entry["kind"]))
     own = {key: value for key, value in entry.items() if key in kind.settings.model_fields}
-    left_out = kind.leaves_out(kind.settings.read(own, f"{name}: stages.{name}"))
-    made = {role for each in _before(stages, name).values() for role in stage_kind(each["kind"]).makes}
-    return [role for role in kind.takes if role not in left_out | made and entry.get(role) is None]
+    left_out = kind.leaves_out(kind.settings.read(own, where))
+    return [role for role in kind.takes if role not in left_out]
+
+
+def _where(name: str) -> str:
+    """How errors in the settings of a stage begin."""
+    return f"{name}: stages.{name}"
