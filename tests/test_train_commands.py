@@ -363,6 +363,8 @@ def test_a_stage_that_failed_is_not_in_the_way_of_those_behind_it() -> None:
     before = {"sft": {"kind": "sft"}, "prm": {"kind": "prm"}, "broken": {"kind": "grpo"}, "typo": {"kind": "prm"}}
     run: Any = Done("sft", "prm")
     assert finished_sources(run, before, {"kind": "rft"}) == {"policy": "sft", "reward": "prm"}
-    assert finished_sources(run, before, {"kind": "rft", "threshold": None}) == {"policy": "sft"}, "asks no reward model"
+    assert finished_sources(run, before, {"kind": "rft", "threshold": None}) == {"policy": "sft"}, (
+        "asks no reward model"
+    )
     assert finished_sources(run, {"sft": {"kind": "sft"}}, {"kind": "rft"}) == {}, "the newest is done anyway"
     assert finished_sources(run, {"new": {"kind": "sft"}}, {"kind": "rft"}) == {}, "nothing is done: it is made first"
