@@ -33,6 +33,7 @@ def run_dpo(settings: DPOSettings, workshop: Workshop, task: Task) -> StageResul
         seed=task.seed,
         device=workshop.settings.device,
         dtype=workshop.settings.dtype,
+        max_batch=workshop.settings.batch,
     )
     return StageResult(report.numbers, {"policy": report.policy})
 

@@ -35,6 +35,7 @@ def run_grpo(settings: GRPOSettings, workshop: Workshop, task: Task) -> StageRes
         seed=task.seed,
         device=shared.device,
         dtype=shared.dtype,
+        max_batch=shared.batch,
     )
     return StageResult(report.numbers, {"policy": report.policy})
 

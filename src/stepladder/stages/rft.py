@@ -36,6 +36,7 @@ def run_rft(settings: RFTSettings, workshop: Workshop, task: Task) -> StageResul
         seed=task.seed,
         device=shared.device,
         dtype=shared.dtype,
+        max_batch=shared.batch,
     )
     return StageResult(report.numbers, {"policy": report.policy})
 

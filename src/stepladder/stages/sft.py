@@ -25,6 +25,7 @@ def run_sft(settings: SFTSettings, workshop: Workshop, task: Task) -> StageResul
         seed=task.seed,
         device=workshop.settings.device,
         dtype=workshop.settings.dtype,
+        max_batch=workshop.settings.batch,
     )
     return StageResult(report.summary(), {"policy": report.policy})
 

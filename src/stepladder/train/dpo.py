@@ -65,6 +65,7 @@ def train_dpo(
     seed: int,
     device: str = "auto",
     dtype: str = "auto",
+    max_batch: int = 64,
     watch: Watcher | None = None,
 ) -> DPOReport:
     """Train a policy on pairs; the same call goes on where an earlier one was killed.
@@ -75,7 +76,7 @@ def train_dpo(
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
-        engine = TransformersEngine(policy.model, policy.tokenizer)
+        engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         check = PairCheck(agent, questions, engine.encoding, engine.context_limit)
         usable, checked = check.sift(pairs), check.sift(held_out)
         usable.expect_some("the pairs to train on")

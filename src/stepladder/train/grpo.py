@@ -76,6 +76,7 @@ def train_grpo(
     seed: int,
     device: str = "auto",
     dtype: str = "auto",
+    max_batch: int = 64,
     watch: Watcher | None = None,
 ) -> GRPOReport:
     """Train a policy by its own episodes; the same call goes on where an earlier one was killed."""
@@ -83,7 +84,7 @@ def train_grpo(
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
-        engine = TransformersEngine(policy.model, policy.tokenizer)
+        engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         if settings.needs_reward_model and reward is not None:
             expect_same_words(engine.encoding, reward)
         chosen = _chosen(questions, settings, seed, place.processes.num_processes)

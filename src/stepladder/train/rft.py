@@ -60,6 +60,7 @@ def train_rft(
     seed: int,
     device: str = "auto",
     dtype: str = "auto",
+    max_batch: int = 64,
     watch: Watcher | None = None,
 ) -> RFTReport:
     """Sample, sift, fine-tune; the same call goes on where an earlier one was killed.
@@ -72,7 +73,7 @@ def train_rft(
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, settings.lora, bf16=place.bf16, device=place.device)
-        engine = TransformersEngine(policy.model, policy.tokenizer)
+        engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         if reward is not None:
             expect_same_words(engine.encoding, reward)
         answerable = [question for question in questions if question.answers]

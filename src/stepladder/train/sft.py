@@ -57,18 +57,20 @@ def train_sft(
     seed: int,
     device: str = "auto",
     dtype: str = "auto",
+    max_batch: int = 64,
     watch: Watcher | None = None,
 ) -> SFTReport:
     """Train a model on transcripts; the same call goes on where an earlier one was killed.
 
-    `dtype`: of the weights in `policy/`, fp32 or bf16; auto is that of the model's own files. `watch` is told of every
-    episode that becomes a transcript and of every update; without one, progress is shown on standard error.
+    `dtype`: of the weights in `policy/`, fp32 or bf16; auto is that of the model's own files. `max_batch`: episodes played
+    together. `watch` is told of every episode that becomes a transcript and of every update; without one, progress is
+    shown on standard error.
     """
     place = place_for(settings, seed, device, "sft")
     pick_dtype(dtype, place.device)  # a wrong name should not wait until the end
     with quiet_libraries():
         policy = load_policy(model, settings.lora, bf16=place.bf16, device=place.device)
-        engine = TransformersEngine(policy.model, policy.tokenizer)
+        engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         chosen = pick(questions, settings.questions, seed, balance=settings.balance)
         episodes = len(chosen) * (1 if settings.source == "gold" else settings.samples)
         with (
