@@ -7,7 +7,7 @@ from stepladder.studies.base import Study
 
 SIZES = (32, 64, 128, 256, 512)
 MODES = ("outcome", "dual")
-UPDATES = 64
+UPDATES = 40
 EPISODES, SAMPLES = 64, 8
 
 
@@ -23,8 +23,8 @@ STUDY = Study(
     changes=(
         f"stages.grpo.batch={EPISODES}",
         f"stages.grpo.samples={SAMPLES}",
-        "stages.grpo.eval_every=16",
-        "stages.grpo.dev_questions=200",
+        "stages.grpo.eval_every=20",
+        "stages.grpo.dev_questions=150",
         "stages.grpo.guards.stop=false",
         "stages.trained.limit=500",
     ),

@@ -20,8 +20,8 @@ STUDY = Study(
         f"stages.grpo.epochs={UPDATES * EPISODES / SAMPLES / QUESTIONS}",
         f"stages.grpo.batch={EPISODES}",
         f"stages.grpo.samples={SAMPLES}",
-        "stages.grpo.eval_every=20",
-        "stages.grpo.dev_questions=200",
+        "stages.grpo.eval_every=25",
+        "stages.grpo.dev_questions=150",
         "stages.grpo.guards.stop=false",  # what goes wrong is to be seen
         "stages.trained.limit=500",
     ),

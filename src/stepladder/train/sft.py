@@ -62,9 +62,9 @@ def train_sft(
 ) -> SFTReport:
     """Train a model on transcripts; the same call goes on where an earlier one was killed.
 
-    `dtype`: of the weights in `policy/`, fp32 or bf16; auto is that of the model's own files. `max_batch`: episodes played
-    together. `watch` is told of every episode that becomes a transcript and of every update; without one, progress is
-    shown on standard error.
+    `dtype`: of the weights in `policy/`, fp32 or bf16; auto is that of the model's own files. `max_batch`: most episodes
+    played together. `watch` is told of every episode that becomes a transcript and of every update; without one,
+    progress is shown on standard error.
     """
     place = place_for(settings, seed, device, "sft")
     pick_dtype(dtype, place.device)  # a wrong name should not wait until the end
