@@ -62,8 +62,8 @@ def train_sft(
 ) -> SFTReport:
     """Train a model on transcripts; the same call goes on where an earlier one was killed.
 
-    `dtype`: of the weights in `policy/`, fp32 or bf16; auto is that of the model's own files. `max_batch`: episodes at a
-    time. `watch` is told of every episode that becomes a transcript and of every update; without one,
+    `dtype`: of the weights in `policy/`, fp32 or bf16; auto is that of the model's own files. `max_batch`: episodes at
+    a time. `watch` is told of every episode that becomes a transcript and of every update; without one,
     progress is shown on standard error.
     """
     place = place_for(settings, seed, device, "sft")
