@@ -51,6 +51,12 @@ def test_steps_are_measured_against_their_peers() -> None:
         process_advantages(scores, [[1, 1], [1, 1], [1]], "peers", labels[:1])
 
 
+def test_among_peers_long_steps_count_more() -> None:
+    # Scores 1 and 0 of 3 tokens and 1: mean 3/4, distances 1/4 and -3/4, spread sqrt(3)/4.
+    found = process_advantages([[1.0], [0.0]], [[3], [1]], "peers", [["a"], ["a"]])
+    assert [each.tolist() for each in found] == [pytest.approx([3**-0.5]), pytest.approx([-(3**0.5)])]
+
+
 def test_small_differences_stay_small() -> None:
     close = process_advantages([[0.52], [0.48]], [[1], [1]], least_spread=0.2)
     assert [each.tolist() for each in close] == [pytest.approx([0.1]), pytest.approx([-0.1])]

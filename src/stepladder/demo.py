@@ -1,8 +1,7 @@
 """The demo: a recipe carried out in front of a newcomer, on one machine, without key or download.
 
 It shows the world, a question as the oracle answers it, the run stage by stage, the same question as the trained policy
-answers it, the tables of the run, and where its report lies. The oracle is the ceiling that the search allows; the
-model before training is the floor.
+answers it, the tables of the run, and where its report lies. The oracle is the ceiling that the search allows.
 """
 
 from pathlib import Path

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stepladder.cli.options import AsJson, Overrides, RunOut
+from stepladder.cli.options import AsJson, Overrides, Update, path_of
 from stepladder.cli.train import stoppable
+from stepladder.errors import StepladderError
 from stepladder.narrate import shown
 from stepladder.studies import STUDIES, find_study
 from stepladder.studies.report import print_results, write_results
@@ -22,10 +23,13 @@ def study_command(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Which one; left out, they are listed.", show_default=False)
     ] = None,
-    folder: RunOut = Path("studies"),
+    folder: Annotated[
+        Path, typer.Option("--out", parser=path_of, help="Where studies are kept, each in a folder of its name.")
+    ] = Path("studies"),
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many: 0, 1, 2 ...")] = 5,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time; they share cores and GPU.")] = 1,
     overrides: Overrides = None,
+    update: Update = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare ways to train: the same recipe, one thing changed, several seeds. The same command goes on if cut."""
@@ -36,12 +40,16 @@ def study_command(
     study = find_study(name)
     place = folder / study.name
     chosen = range(seeds)
+    if next((each for each in (place, *place.parents) if each.exists()), place).is_file():
+        raise StepladderError(f"--out: {place} cannot be a folder: a file is in the way")
     with stoppable():
-        run_study(study, place, seeds=chosen, jobs=jobs, changes=overrides or (), console=Console(stderr=True))
+        told = Console(stderr=True)
+        run_study(study, place, seeds=chosen, jobs=jobs, changes=overrides or (), update=update, console=told)
     results = read_results(study, place, chosen)
     picture = write_results(results, place)
     if as_json:
         typer.echo(json.dumps(results.plain(), indent=2))
         return
     print_results(out, results)
-    out.print(f"the picture: {shown(str(picture))}", highlight=False, soft_wrap=True)
+    if picture is not None:
+        out.print(f"\nthe picture: {shown(str(picture))}", highlight=False, soft_wrap=True)

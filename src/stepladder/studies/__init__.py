@@ -2,7 +2,9 @@
 
 base.py      what a study is
 runner.py    carries one out, several runs at a time; what was cut goes on
-results.py   what came of it: a table with intervals over seeds, and paired differences
+job.py       one of these runs, in a process of its own
+results.py   what came of it: means with intervals over seeds, and paired differences
+report.py    for its readers: tables, a file, a picture
 plot.py      means with bands
 """
 

@@ -1,7 +1,7 @@
-"""What a study is: a recipe carried out in several ways, each with several seeds.
+"""What a study is: a recipe carried out in several ways, its arms, each with several seeds.
 
-Whatever the ways have in common is computed once a seed, so a difference between two of them is not one of their
-beginnings.
+The stages that all arms share are computed once a seed. So two arms of a seed begin with the same policy, and what they
+differ in later is not a difference of their beginnings.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ class Study:
     recipe: str
     #: The ways by name: each a list of changes to the recipe, as `--set` takes them.
     arms: Mapping[str, tuple[str, ...]]
-    #: The last of the stages that all arms share.
+    #: The last of the stages that all arms share: an evaluation, with the questions of the last one.
     shared: str
     #: The stage in which they differ, whose curves are compared.
     stage: str
     #: The evaluation that decides.
     result: str
-    #: The arm that the others are compared with.
-    baseline: str
+    #: By arm: the arm that it is compared with.
+    against: Mapping[str, str]
     #: Changes to the recipe for all arms and for what they share.
     changes: tuple[str, ...] = ()
     #: Where arms are points of curves: by arm its curve, and its place on it.

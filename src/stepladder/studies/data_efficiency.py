@@ -1,14 +1,16 @@
 """How many questions does it take? Reinforcement learning with and without graded steps, from few and from many.
 
-All arms make as many updates from as many episodes; with fewer questions each is played more often.
+All arms make as many updates from as many episodes; with fewer questions each is played more often. Only the questions
+of the reinforcement learning are counted: the policy that all begin with, and the reward model that `dual` asks, have
+learnt from others.
 """
 
 from stepladder.studies.base import Study
 
 SIZES = (32, 64, 128, 256, 512)
 MODES = ("outcome", "dual")
-UPDATES = 40
-EPISODES, SAMPLES = 64, 8
+#: Enough for every one of the most questions to be played.
+UPDATES, EPISODES, SAMPLES = 32, 128, 8
 
 
 def _changes(mode: str, questions: int) -> tuple[str, ...]:
@@ -21,9 +23,10 @@ STUDY = Study(
     about="reinforcement learning from 32 to 512 questions, by the answer alone and with graded steps",
     recipe="prorag-nano",
     changes=(
+        "stages.refined.limit=500",
         f"stages.grpo.batch={EPISODES}",
         f"stages.grpo.samples={SAMPLES}",
-        "stages.grpo.eval_every=20",
+        "stages.grpo.eval_every=16",
         "stages.grpo.dev_questions=150",
         "stages.grpo.guards.stop=false",
         "stages.trained.limit=500",
@@ -32,7 +35,7 @@ STUDY = Study(
     shared="refined",
     stage="grpo",
     result="trained",
-    baseline=f"outcome-{SIZES[-1]}",
+    against={f"dual-{size}": f"outcome-{size}" for size in SIZES},
     places={f"{mode}-{size}": (mode, float(size)) for mode in MODES for size in SIZES},
     across="questions to learn from",
 )

@@ -4,30 +4,35 @@ In: `Results`. Out: files in the study's folder, lines on a console.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from stepladder.evaluate.table import interval_text
+from stepladder.evaluate.chart import SERIES
+from stepladder.evaluate.stats import Interval
 from stepladder.files import atomic_file
-from stepladder.studies.plot import bands_svg
+from stepladder.studies.plot import Point, bands_svg
 from stepladder.studies.results import Results, curves_of, questions_to_reach
 
 RESULTS, PICTURE = "study.json", "study.svg"
 
 
-def write_results(results: Results, folder: Path) -> Path:
-    """Write the numbers and the picture; returns the picture's path."""
+def write_results(results: Results, folder: Path) -> Path | None:
+    """Write the numbers, and the picture if there is something to draw; returns the picture's path."""
     with atomic_file(folder / RESULTS) as file:
         json.dump(results.plain(), file, indent=2)
+    drawn = picture(results)
+    if drawn is None:
+        return None
     with atomic_file(folder / PICTURE) as file:
-        file.write(picture(results))
+        file.write(drawn)
     return folder / PICTURE
 
 
-def picture(results: Results) -> str:
-    """Test F1 along the places of the arms, or else dev F1 along the updates."""
+def picture(results: Results) -> str | None:
+    """Test F1 along the places of the arms, or else dev F1 along the updates; None without, or with too many curves."""
     study, seeds = results.study, len(results.seeds)
     subtitle = f"mean of {seeds} seeds; bands are 95% intervals of the mean" if seeds > 1 else "one seed"
     if study.places:
@@ -41,50 +46,69 @@ def picture(results: Results) -> str:
             marks={"where all begin": results.start.mean},
         )
     curves = {arm.name: arm.curve for arm in results.arms if arm.curve}
+    if not 1 <= len(curves) <= len(SERIES):
+        return None
     return bands_svg(study.name, curves, across="update", up="F1 on dev questions", subtitle=subtitle)
 
 
 def print_results(console: Console, results: Results) -> None:
-    """The table, and where arms are curves how many questions each needs."""
-    study = results.study
-    console.print(f"{study.name}: {study.about}", highlight=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("arm")
-    for name in ("F1", f"less {study.baseline}", "by seed", "updates", "tokens"):
-        table.add_column(name, justify="right")
-    table.add_row("where all begin", interval_text(results.start, 3))
+    """The tables; where arms are points of curves, also how many questions each curve needs."""
+    study, several = results.study, len(results.seeds) > 1
+    _say(console, f"{study.name}: {study.about}")
+    table = _table("arm", "F1 on test questions", "questions", "updates", "tokens")
+    table.add_row("where all begin", _text(results.start, several), "", "", "")
     for arm in results.arms:
-        table.add_row(
-            arm.name,
-            interval_text(arm.mean, 3),
-            "" if arm.difference is None else _signed(arm.difference.mean, arm.difference.low, arm.difference.high),
-            " ".join(f"{value:.3f}" for value in arm.f1.values())
-            if arm.differences is None
-            else " ".join(f"{value:+.3f}" for value in arm.differences.values()),
-            f"{arm.cost.get('steps', 0):,.0f}",
-            f"{arm.cost.get('tokens_sampled', 0):,.0f}",
-        )
-    console.print(table, highlight=False, soft_wrap=True)
+        cost = (_count(arm.cost.get(name)) for name in ("questions", "steps", "tokens_sampled"))
+        table.add_row(arm.name, _text(arm.mean, several), *cost)
+    console.print(table, highlight=False)
+    compared = [arm for arm in results.arms if arm.difference is not None]
+    if compared:
+        _say(console, "\nPaired differences within each seed, and their mean")
+        table = _table("arms", "F1", *(f"seed {seed}" for seed in results.seeds))
+        for arm in compared:
+            assert arm.difference is not None
+            each = (f"{arm.differences[seed]:+.3f}" for seed in results.seeds)
+            table.add_row(f"{arm.name} - {arm.against}", _text(arm.difference, several, "+"), *each)
+        console.print(table, highlight=False)
     if study.places:
         _print_needed(console, results)
 
 
 def _print_needed(console: Console, results: Results) -> None:
-    """For every score on the baseline's curve, where the other curves come to it."""
+    """At which place each curve of means first comes to the scores that one of them has, above where all begin."""
     curves = curves_of(results)
-    base, _ = results.study.places[results.study.baseline]
-    for name, points in curves.items():
-        if name == base:
-            continue
-        for point in curves[base]:
-            needed = questions_to_reach(point.mean, points)
-            told = "not within these" if needed is None else f"{needed:,.0f}"
-            console.print(
-                f"F1 {point.mean:.3f}, which {base} has at {point.x:g}: {name} at {told}",
-                highlight=False,
-                soft_wrap=True,
-            )
+    levels = sorted({point.mean for points in curves.values() for point in points if point.mean > results.start.mean})
+    _say(console, f"\n{results.study.across.capitalize()} at which the mean first comes to a score")
+    table = _table("F1", *curves)
+    for level in levels:
+        table.add_row(f"{level:.3f}", *(_needed(level, points) for points in curves.values()))
+    console.print(table, highlight=False)
 
 
-def _signed(mean: float, low: float, high: float) -> str:
-    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+def _needed(level: float, points: Sequence[Point]) -> str:
+    found = questions_to_reach(level, points)
+    if found is None:
+        return f"more than {points[-1].x:g}"
+    return f"{found:,.0f}" if found > points[0].x else f"{points[0].x:g} or fewer"
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _text(found: Interval, several: bool, sign: str = "") -> str:
+    """A mean with its interval, or alone where one run is all there is."""
+    mean = f"{found.mean:{sign}.3f}"
+    return f"{mean} [{found.low:{sign}.3f}, {found.high:{sign}.3f}]" if several else mean
+
+
+def _count(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""What came of a study: one row an arm with an interval over its seeds, and paired differences to the baseline.
+"""What came of a study: one row an arm with an interval over its seeds, and paired differences between arms.
 
 In: the folder of a study. Out: `Results`. Seeds are what is repeated, so intervals are over seeds: Student's t of their
 means, which presumes that these are spread about normally, and with five is wide. A difference is taken within a seed,
@@ -25,6 +25,7 @@ from stepladder.studies.runner import SHARED, run_folder
 from stepladder.train.curves import read_curves
 
 #: Quantiles of Student's t for an interval of 95%, by degrees of freedom from 1 on.
+_NORMAL = 1.960
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
@@ -36,8 +37,9 @@ class ArmResult:
     #: By seed.
     f1: Mapping[int, float]
     mean: Interval
-    #: F1 less that of the baseline, by seed; None for the baseline itself.
-    differences: Mapping[int, float] | None
+    #: The arm that it is compared with, and F1 less that arm's, by seed; nothing where it is compared with none.
+    against: str | None
+    differences: Mapping[int, float]
     difference: Interval | None
     #: What it took, on average: questions, steps (updates), episodes, tokens that the policy wrote.
     cost: Mapping[str, float]
@@ -60,28 +62,40 @@ class Results:
         return {
             "study": self.study.name,
             "about": self.study.about,
-            "baseline": self.study.baseline,
             "seeds": list(self.seeds),
-            "start": _plain(self.start),
+            "start": self._interval(self.start),
             "arms": {
                 arm.name: {
-                    "f1": _plain(arm.mean),
+                    "f1": self._interval(arm.mean),
                     "by_seed": {str(seed): value for seed, value in arm.f1.items()},
-                    "difference": None if arm.difference is None else _plain(arm.difference),
-                    "differences": None
-                    if arm.differences is None
-                    else {str(seed): value for seed, value in arm.differences.items()},
+                    "against": arm.against,
+                    "difference": None if arm.difference is None else self._interval(arm.difference),
+                    "differences": {str(seed): value for seed, value in arm.differences.items()},
                     "cost": dict(arm.cost),
-                    "curve": [{"update": point.x, **_plain(point)} for point in arm.curve],
+                    "curve": [
+                        {
+                            "update": point.x,
+                            "mean": point.mean,
+                            "low": point.low,
+                            "high": point.high,
+                            "runs": point.runs,
+                        }
+                        for point in arm.curve
+                    ],
                 }
                 for arm in self.arms
             },
         }
 
+    def _interval(self, found: Interval) -> dict[str, float | None]:
+        known = len(self.seeds) > 1  # of one run no interval is known
+        return {"mean": found.mean, "low": found.low if known else None, "high": found.high if known else None}
+
 
 def read_results(study: Study, folder: Path, seeds: Sequence[int]) -> Results:
     """The results of runs that are all there."""
-    start = [_f1(_record(run_folder(folder, seed, SHARED), study.shared)) for seed in seeds]
+    records = [_record(run_folder(folder, seed, SHARED), study.shared) for seed in seeds]
+    start = [_f1(record) for record in records]
     return Results(
         study, tuple(seeds), over_runs(start), tuple(_read_arm(study, folder, arm, seeds) for arm in study.arms)
     )
@@ -90,12 +104,13 @@ def read_results(study: Study, folder: Path, seeds: Sequence[int]) -> Results:
 def _read_arm(study: Study, folder: Path, arm: str, seeds: Sequence[int]) -> ArmResult:
     runs = {seed: run_folder(folder, seed, arm) for seed in seeds}
     f1 = {seed: _f1(_record(run, study.result)) for seed, run in runs.items()}
-    differences = None
-    if arm != study.baseline:
+    against = study.against.get(arm)
+    differences: dict[int, float] = {}
+    if against is not None:
         differences = {
             seed: compare(
                 load_scores(run / study.result / EVALUATION),
-                load_scores(run_folder(folder, seed, study.baseline) / study.result / EVALUATION),
+                load_scores(run_folder(folder, seed, against) / study.result / EVALUATION),
             ).difference.mean
             for seed, run in runs.items()
         }
@@ -110,15 +125,16 @@ def _read_arm(study: Study, folder: Path, arm: str, seeds: Sequence[int]) -> Arm
         arm,
         f1,
         over_runs(list(f1.values())),
+        against,
         differences,
-        None if differences is None else over_runs(list(differences.values())),
+        over_runs(list(differences.values())) if differences else None,
         cost,
         tuple(point_of(step, [curve[step] for curve in curves if step in curve]) for step in _steps(curves)),
     )
 
 
 def over_runs(values: Sequence[float]) -> Interval:
-    """The mean of runs, and Student's interval of it; of one run no interval is known.
+    """The mean of runs, and Student's interval of it; of one run that is the run itself: no interval is known.
 
     >>> over_runs([0.7, 0.7, 0.7])
     Interval(mean=0.7, low=0.7, high=0.7)
@@ -127,8 +143,15 @@ def over_runs(values: Sequence[float]) -> Interval:
     if len(values) < 2:
         return Interval(mean, mean, mean)
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    reach = error * (_STUDENT[len(values) - 2] if len(values) - 2 < len(_STUDENT) else 2.0)
+    reach = error * _quantile(len(values) - 1)
     return Interval(mean, mean - reach, mean + reach)
+
+
+def _quantile(freedom: int) -> float:
+    """Student's, for an interval of 95%; beyond the table by the first terms of its series."""
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    return _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)
 
 
 def point_of(x: float, values: Sequence[float]) -> Point:
@@ -138,7 +161,7 @@ def point_of(x: float, values: Sequence[float]) -> Point:
 
 
 def questions_to_reach(f1: float, points: Sequence[Point]) -> float | None:
-    """Where a rising curve first comes to a score, between its points on a logarithmic scale; None if it does not.
+    """Where a curve first comes to a score, between its points on a logarithmic scale; None if it does not.
 
     >>> questions_to_reach(0.75, [Point(32, 0.7, 0, 0, 5), Point(128, 0.8, 0, 0, 5)])
     64.0
@@ -178,7 +201,3 @@ def _dev_curve(path: Path) -> dict[int, float]:
 
 def _steps(curves: Sequence[Mapping[int, float]]) -> list[int]:
     return sorted({step for curve in curves for step in curve})
-
-
-def _plain(found: Interval | Point) -> dict[str, float]:
-    return {"mean": found.mean, "low": found.low, "high": found.high}

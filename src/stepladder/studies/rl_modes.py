@@ -1,12 +1,14 @@
 """Does it help to grade steps? Reinforcement learning from one policy in four ways, with equal questions and updates.
 
 Every update plays as many episodes of the same questions. `tree` branches some of them off from others, so it writes
-fewer tokens; the table says how many.
+fewer tokens; the table says how many. The recipe's settings (what steps are measured against, the weight of their
+scores, the learning rate) were chosen with `dual` and `outcome` in view; `process` has nothing that tells it when to
+stop searching.
 """
 
 from stepladder.studies.base import Study
 
-#: Updates, and questions of which each is played about twice.
+#: Updates, and questions of which each is played twice.
 UPDATES, QUESTIONS = 200, 800
 #: Episodes an update, and of each question in it.
 EPISODES, SAMPLES = 64, 8
@@ -16,6 +18,7 @@ STUDY = Study(
     about="reinforcement learning from the answer and the steps, from the answer, from the steps, and from trees",
     recipe="prorag-nano",
     changes=(
+        "stages.refined.limit=500",
         f"stages.grpo.questions={QUESTIONS}",
         f"stages.grpo.epochs={UPDATES * EPISODES / SAMPLES / QUESTIONS}",
         f"stages.grpo.batch={EPISODES}",
@@ -29,5 +32,5 @@ STUDY = Study(
     shared="refined",
     stage="grpo",
     result="trained",
-    baseline="outcome",
+    against={"dual": "outcome", "process": "outcome", "tree": "outcome"},
 )

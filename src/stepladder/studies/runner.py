@@ -1,46 +1,34 @@
 """Carries out a study: for every seed what the arms share, then the arms, several runs at a time.
 
 In: a `Study`, seeds, a folder. Out: runs, `FOLDER/seed-N/ARM`, each one like any other (`stepladder report` shows it),
-and `FOLDER/seed-N/shared`, from which the arms begin. A run is a process of its own, and what it says goes into a log
-beside it. The same call again goes on where it was cut; a change of the study is refused as in any run.
+and `FOLDER/seed-N/shared`, from which the arms begin. A run is a process of its own (`job.py`), and what it says goes
+into a log beside it. The same call again goes on where it was cut. A run that fails, or is killed, does not disturb the
+others.
 """
 
-import multiprocessing
 import os
-import shutil
-import traceback
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
-from typing import Any
 
 from rich.console import Console
 
 from stepladder.errors import StepladderError
 from stepladder.narrate import shown
 from stepladder.recipe import Recipe, load_recipe
-from stepladder.run import run_recipe
 from stepladder.studies.base import Study
+from stepladder.studies.job import ERROR, Job
 
 SHARED = "shared"
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One run. It goes to another process, so the recipe is plain data."""
-
-    recipe: dict[str, Any]
-    folder: Path
-    #: The run that it begins as a copy of.
-    origin: Path | None = None
-
-    @property
-    def name(self) -> str:
-        """As it is told to the user."""
-        return f"{self.folder.parent.name} {self.folder.name}"
+#: What carries out a job.
+COMMAND = (sys.executable, "-m", "stepladder.studies.job")
+#: Seconds between looks at the runs, and until one that should stop is killed.
+_LOOK, _PATIENCE = 0.2, 30.0
+_THREADS = "OMP_NUM_THREADS"
 
 
 def run_study(
@@ -50,24 +38,47 @@ def run_study(
     seeds: Sequence[int],
     jobs: int = 1,
     changes: Sequence[str] = (),
+    update: bool = False,
     console: Console | None = None,
 ) -> None:
     """Carry out all runs of a study. `changes` are made to every recipe; `jobs` runs go on at a time."""
     if not seeds or len(set(seeds)) != len(seeds):
         raise StepladderError(f"a study needs seeds that differ; found {list(seeds)}")
-    console = console or Console(stderr=True)
-    shared = [_shared(study, folder, seed, changes) for seed in seeds]
-    arms = [_arm(study, folder, seed, arm, changes) for seed in seeds for arm in study.arms]
-    folder.mkdir(parents=True, exist_ok=True)
-    with _threads_for(jobs):
-        _carry_out(shared, jobs, console)
-        _carry_out(arms, jobs, console)
+    work = [job for seed in seeds for job in jobs_of(study, folder, seed, changes, update)]
+    for seed in seeds:
+        (folder / f"seed-{seed}").mkdir(parents=True, exist_ok=True)
+    carry_out_all(work, jobs, console or Console(stderr=True))
+
+
+def jobs_of(study: Study, folder: Path, seed: int, changes: Sequence[str] = (), update: bool = False) -> list[Job]:
+    """The runs of a seed: what the arms share, then the arms."""
+    plain = recipe_of(study, seed, None, changes).plain()
+    names = list(plain["stages"])
+    if study.shared not in names:
+        raise StepladderError(f"the recipe {study.recipe} has no stage '{study.shared}', which the arms should share")
+    kept = names[: names.index(study.shared) + 1]
+    plain["stages"] = {name: plain["stages"][name] for name in kept}
+    shared = Job(plain, run_folder(folder, seed, SHARED), update=update)
+    return [
+        shared,
+        *(
+            Job(recipe_of(study, seed, arm, changes).plain(), run_folder(folder, seed, arm), shared.folder, update)
+            for arm in study.arms
+        ),
+    ]
 
 
 def recipe_of(study: Study, seed: int, arm: str | None, changes: Iterable[str] = ()) -> Recipe:
     """The recipe of an arm, or without one of all that the arms share."""
-    own = study.arms[arm] if arm is not None else ()
-    return load_recipe(study.recipe, [*study.changes, *changes, *own, f"seed={seed}"])
+    changes = tuple(changes)
+    own = {change.partition("=")[0] for each in study.arms.values() for change in each} | {"seed"}
+    for change in changes:
+        if change.partition("=")[0].strip() in own:
+            raise StepladderError(
+                f"--set {change}: the study {study.name} sets this itself, in each of its runs (--seeds says how many "
+                "seeds); a recipe of your own with `stepladder run` can have any value"
+            )
+    return load_recipe(study.recipe, [*study.changes, *changes, *(study.arms[arm] if arm else ()), f"seed={seed}"])
 
 
 def run_folder(folder: Path, seed: int, arm: str) -> Path:
@@ -75,83 +86,96 @@ def run_folder(folder: Path, seed: int, arm: str) -> Path:
     return folder / f"seed-{seed}" / arm
 
 
-def _shared(study: Study, folder: Path, seed: int, changes: Sequence[str]) -> Job:
-    plain = recipe_of(study, seed, None, changes).plain()
-    names = list(plain["stages"])
-    if study.shared not in names:
-        raise StepladderError(f"the recipe {study.recipe} has no stage '{study.shared}', which the arms should share")
-    kept = names[: names.index(study.shared) + 1]
-    plain["stages"] = {name: plain["stages"][name] for name in kept}
-    return Job(plain, run_folder(folder, seed, SHARED))
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A run under way."""
+
+    job: Job
+    process: "subprocess.Popen[str]"
 
 
-def _arm(study: Study, folder: Path, seed: int, arm: str, changes: Sequence[str]) -> Job:
-    recipe = recipe_of(study, seed, arm, changes)
-    return Job(recipe.plain(), run_folder(folder, seed, arm), run_folder(folder, seed, SHARED))
-
-
-def _carry_out(work: Sequence[Job], jobs: int, console: Console) -> None:
-    """All of them; then an error if some did not come to their end."""
-    # Spawned, each for one run: CUDA does not survive a fork, and what a run has allocated goes with it.
-    context = multiprocessing.get_context("spawn")
-    failures: list[str] = []
-    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        waiting: dict[Future[str | None], Job] = {pool.submit(carry_out_job, job): job for job in work}
-        try:
-            for count, future in enumerate(as_completed(waiting), start=1):
-                job, failure = waiting[future], future.result()
-                if failure is not None:
-                    failures.append(f"{job.name}: {failure} ({log_of(job.folder)})")
-                state = "done" if failure is None else f"failed: {failure}"
-                console.print(f"{job.name}: {shown(state)} ({count} of {len(work)})", highlight=False, soft_wrap=True)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    if failures:
-        raise StepladderError(f"{len(failures)} of {len(work)} runs failed: " + "; ".join(failures))
-
-
-def carry_out_job(job: Job) -> str | None:
-    """One run, in a process of its own; why it failed."""
-    if job.origin is not None:
-        _begin_as(job.origin, job.folder)
-    log = log_of(job.folder)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
-        try:
-            run_recipe(Recipe.read(job.recipe, job.name), job.folder, console=Console(file=file))
-        except StepladderError as error:
-            print(f"error: {error}", file=file)
-            return str(error)
-        except Exception as error:  # noqa: BLE001 whatever it was, the other runs go on, and the log has it
-            traceback.print_exc(file=file)
-            return f"{type(error).__name__}: {error}"
-    return None
-
-
-def log_of(folder: Path) -> Path:
-    """The log of a run, beside its folder."""
-    return folder.with_name(f"{folder.name}.log")
-
-
-def _begin_as(origin: Path, folder: Path) -> None:
-    """A copy of a run, made at once or not at all. Checkpoints of finished stages are of no more use."""
-    if folder.exists():
-        return
-    half = folder.with_name(f".{folder.name}-{token_hex(4)}")
-    shutil.copytree(origin, half, ignore=shutil.ignore_patterns(".lock", "checkpoints"))
-    half.rename(folder)
-
-
-@contextmanager
-def _threads_for(jobs: int) -> Iterator[None]:
-    """Within, processes that are begun share the cores instead of fighting for them, unless the user says how many."""
-    name = "OMP_NUM_THREADS"
-    before = os.environ.get(name)
-    if before is None:
-        os.environ[name] = str(max((os.cpu_count() or 1) // jobs, 1))
+def carry_out_all(work: Sequence[Job], jobs: int, console: Console, command: Sequence[str] = COMMAND) -> None:
+    """All jobs, those with an origin when that is done; then an error if some did not come to their end."""
+    waiting, failures = list(work), dict[str, str]()
+    done: set[Path] = set()
+    running: list[_Started] = []
+    environment = _environment(min(jobs, len(work)))
     try:
-        yield
+        while waiting or running:
+            for job in [job for job in waiting if job.origin is None or job.origin in done][: jobs - len(running)]:
+                waiting.remove(job)
+                running.append(_start(job, command, environment))
+                _say(console, f"{job.name}: begins, log {job.log}")
+            time.sleep(_LOOK)
+            for run in [run for run in running if run.process.poll() is not None]:
+                running.remove(run)
+                if run.process.returncode == 0:
+                    done.add(run.job.folder)
+                else:
+                    failures[run.job.name] = _reason(run)
+                    waiting = [job for job in waiting if job.origin != run.job.folder]
+                ended = len(work) - len(waiting) - len(running)
+                state = failures.get(run.job.name)
+                _say(console, f"{run.job.name}: {f'failed: {state}' if state else 'done'} ({ended} of {len(work)})")
     finally:
-        if before is None:
-            del os.environ[name]
+        _stop(running)
+    if failures:
+        name, reason = next(iter(failures.items()))
+        raise StepladderError(f"{len(failures)} of {len(work)} runs failed; {name}: {reason}. Their logs say more")
+
+
+def _start(job: Job, command: Sequence[str], environment: dict[str, str]) -> _Started:
+    """Begin a run. Ctrl-C at the terminal is ours: the runs are then told to stop."""
+    with job.log.open("a", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(job.as_line())
+        process.stdin.flush()
+    except BrokenPipeError:  # it ended before it had read; its exit status says so
+        pass
+    return _Started(job, process)
+
+
+def _stop(running: Sequence[_Started]) -> None:
+    """End the runs in good order; those that do not hear are killed."""
+    for run in running:
+        assert run.process.stdin is not None
+        run.process.stdin.close()
+    end = time.monotonic() + _PATIENCE
+    for run in running:
+        try:
+            run.process.wait(max(end - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            run.process.kill()
+            run.process.wait()
+
+
+def _reason(run: _Started) -> str:
+    code = run.process.returncode
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name} (was there enough memory for so many runs at a time?)"
+    lines = run.job.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    told = next((line for line in reversed(lines) if line.startswith(ERROR)), None)
+    return told.removeprefix(ERROR) if told is not None else f"ended with status {code}"
+
+
+def _environment(jobs: int) -> dict[str, str]:
+    """Runs that go on together share the cores instead of fighting for them, unless the user says how many."""
+    found = dict(os.environ)
+    if jobs > 1 and _THREADS not in found:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        found[_THREADS] = str(max(cores // jobs, 1))
+    return found
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(shown(line), highlight=False, soft_wrap=True)

@@ -61,11 +61,11 @@ class GRPOSettings(PolicyTrainingSettings):
     #: What a step's own advantage counts beside the answer's.
     process_weight: NonNegativeFloat = 0.3
     #: Scores of steps are measured against the mean of the group: over all its tokens (ProRAG), over its steps, or over
-    #: `peers`, steps of the same kind at the same place. The first two reward what kind a step is: where answers score
-    #: lower than searches, right ones are discouraged too; where late searches do, answering too early pays.
+    #: the tokens of `peers`, steps of the same kind at the same place. The first two reward what kind a step is: where
+    #: answers score lower than searches, right ones are discouraged too; where late searches do, answering early pays.
     normalise: Over = "tokens"
-    #: Their distances from it are divided by their spread (ProRAG), or by this where they spread less: among steps that
-    #: are equally good scores differ by noise, which should not count as much as a good step and a bad one do.
+    #: What a score is above or below that mean is divided by the spread of the group (ProRAG), or by this if the spread
+    #: is less: equally good steps differ by noise, and noise should not count as much as good against bad.
     least_spread: NonNegativeFloat = 0.0
     tree: TreeSettings = TreeSettings()
     #: How strongly the policy is held to where it began; 0 needs no reference.
