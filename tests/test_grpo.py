@@ -381,7 +381,7 @@ class Told(ScriptedEngine):
     tell: Callable[[int, str, int], str]
     update = 1
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: Any, tokenizer: Any, max_batch: int = 64) -> None:
         super().__init__(self.speak)
         self.encoding = Encoding(tokenizer)
         self.places: dict[tuple[int, str], list[int]] = {}
