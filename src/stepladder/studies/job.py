@@ -80,8 +80,8 @@ def main() -> int:
     """Carry out the job; 0 if it is done."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     job = Job.of_line(sys.stdin.readline())
-    threading.Thread(target=_stop_with_the_study, daemon=True).start()
     try:
+        threading.Thread(target=_stop_with_the_study, daemon=True).start()
         carry_out(job)
     except KeyboardInterrupt:
         print("interrupted", flush=True)

@@ -136,8 +136,8 @@ def _read_arm(study: Study, folder: Path, arm: str, seeds: Sequence[int]) -> Arm
 def over_runs(values: Sequence[float]) -> Interval:
     """The mean of runs, and Student's interval of it; of one run that is the run itself: no interval is known.
 
-    >>> over_runs([0.7, 0.7, 0.7])
-    Interval(mean=0.7, low=0.7, high=0.7)
+    >>> over_runs([0.5, 0.5, 0.5])
+    Interval(mean=0.5, low=0.5, high=0.5)
     """
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
