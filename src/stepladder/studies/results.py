@@ -94,8 +94,7 @@ class Results:
 
 def read_results(study: Study, folder: Path, seeds: Sequence[int]) -> Results:
     """The results of runs that are all there."""
-    records = [_record(run_folder(folder, seed, SHARED), study.shared) for seed in seeds]
-    start = [_f1(record) for record in records]
+    start = [_f1(_record(run_folder(folder, seed, SHARED), study.shared)) for seed in seeds]
     return Results(
         study, tuple(seeds), over_runs(start), tuple(_read_arm(study, folder, arm, seeds) for arm in study.arms)
     )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,6 +110,7 @@ def carry_out_all(work: Sequence[Job], jobs: int, console: Console, command: Seq
             time.sleep(_LOOK)
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
+                _close_input(run)
                 if run.process.returncode == 0:
                     done.add(run.job.folder)
                 else:
@@ -137,19 +139,23 @@ def _start(job: Job, command: Sequence[str], environment: dict[str, str]) -> _St
             start_new_session=True,
         )
     assert process.stdin is not None
-    try:
+    with suppress(BrokenPipeError):  # it ended before it had read; its exit status says so
         process.stdin.write(job.as_line())
         process.stdin.flush()
-    except BrokenPipeError:  # it ended before it had read; its exit status says so
-        pass
     return _Started(job, process)
+
+
+def _close_input(run: _Started) -> None:
+    """What tells a run that is under way to stop."""
+    assert run.process.stdin is not None
+    with suppress(BrokenPipeError):  # it has ended by itself
+        run.process.stdin.close()
 
 
 def _stop(running: Sequence[_Started]) -> None:
     """End the runs in good order; those that do not hear are killed."""
     for run in running:
-        assert run.process.stdin is not None
-        run.process.stdin.close()
+        _close_input(run)
     end = time.monotonic() + _PATIENCE
     for run in running:
         try:
