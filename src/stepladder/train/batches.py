@@ -1,9 +1,10 @@
 """Batches of examples of like length: less padding, less to compute; and always in the same order for the same seed.
 
-In: examples. Out: their order in an epoch (`SimilarLengths`), and padded tensors of a few of them (`collate`).
+In: examples. Out: their order in an epoch (`SimilarLengths`), and padded tensors of a few of them (`collate`). There are
+few different shapes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -13,6 +14,9 @@ from torch.utils.data import Sampler
 from stepladder.seeding import seed_of
 from stepladder.train.examples import Example
 
+#: Widths come in multiples of this: kernels are prepared for every new shape, on a CPU for a third of all time. Models'
+#: windows are multiples of it too.
+WIDTHS = 32
 #: Batches that are sorted by length together. More of them: less padding, but the same examples meet more often.
 SORTED_TOGETHER = 16
 
@@ -56,9 +60,24 @@ class SimilarLengths(Sampler[int]):
         yield from rest
 
 
+def padded_width(lengths: Iterable[int]) -> int:
+    """The width of a batch with rows of these lengths.
+
+    >>> padded_width([3, 40])
+    64
+    """
+    return -(-max(lengths) // WIDTHS) * WIDTHS
+
+
+def wanted_columns(wanted_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The columns in which some row is wanted; and the same with the last one repeated, for fewer different shapes."""
+    columns_K = wanted_BT.any(dim=0).nonzero()[:, 0]
+    return columns_K, torch.cat([columns_K, columns_K[-1:].expand(-len(columns_K) % WIDTHS)])
+
+
 def collate(examples: Sequence[Example]) -> Batch:
     """Examples as tensors."""
-    width = max(len(example.tokens) for example in examples)
+    width = padded_width(len(example.tokens) for example in examples)
     ids_BT = torch.zeros(len(examples), width, dtype=torch.long)
     mask_BT = torch.zeros(len(examples), width, dtype=torch.long)
     weights_BT = torch.zeros(len(examples), width)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from trl import DPOTrainer  # type: ignore[attr-defined]
 
+from stepladder.train.batches import padded_width
 from stepladder.train.examples import Example
 from stepladder.train.trainer import DevScore, WatchedTrainer
 
@@ -44,7 +45,7 @@ def collate_pairs(rows: Sequence[PairRow]) -> dict[str, Any]:
     `completion_mask` is 1 on the step alone: neither prompt nor retrieved passages nor earlier steps are in the loss.
     """
     sides = [(row["prompt_ids"], row[side]) for side in ("chosen_ids", "rejected_ids") for row in rows]
-    width = max(len(prompt) + len(step) for prompt, step in sides)
+    width = padded_width(len(prompt) + len(step) for prompt, step in sides)
     ids_BT = torch.zeros(len(sides), width, dtype=torch.long)
     attention_BT = torch.zeros(len(sides), width, dtype=torch.long)
     completion_BT = torch.zeros(len(sides), width, dtype=torch.long)
@@ -135,7 +136,7 @@ class PairTrainer(DPOTrainer, WatchedTrainer):
         return total / max(count, 1)
 
     def _divergence(self, examples: Sequence[Example]) -> tuple[float, int]:
-        width = max(len(example.tokens) for example in examples)
+        width = padded_width(len(example.tokens) for example in examples)
         ids_BT = torch.zeros(len(examples), width, dtype=torch.long)
         written_BT = torch.zeros(len(examples), width, dtype=torch.bool)
         for row, example in enumerate(examples):

@@ -28,6 +28,10 @@ from stepladder.train.trainer import DevScore, WatchedTrainer, Watching
 from stepladder.train.training_settings import LoraSettings, TrainingSettings
 
 
+#: Parameters from which on a model writes faster under autocast.
+_WORTH_CONVERTING = 100e6
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a training computes, and how."""
@@ -43,6 +47,15 @@ class Place:
     def autocast(self) -> torch.autocast:
         """Within, models compute in the precision that was asked for."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+    def playing(self, model: nn.Module) -> torch.autocast:
+        """Within, an engine writes with the model: in the precision of its weights if it is small.
+
+        Autocast converts every weight and every input for every token; with few weights that takes longer than it
+        saves.
+        """
+        parameters = sum(weights.numel() for weights in model.parameters())
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16 and parameters >= _WORTH_CONVERTING)
 
 
 def place_for(settings: TrainingSettings, seed: int, device: str, kind: str) -> Place:

@@ -88,7 +88,15 @@ def train_grpo(
         if settings.needs_reward_model and reward is not None:
             expect_same_words(engine.encoding, reward)
         chosen = _chosen(questions, settings, seed, place.processes.num_processes)
-        rollouts = Rollouts(Driver(engine, retriever), agent, episode, settings, reward)
+        rollouts = Rollouts(
+            Driver(engine, retriever),
+            agent,
+            episode,
+            settings,
+            reward,
+            playing=lambda: place.playing(policy.model),
+            scoring=lambda: place.autocast,
+        )
         order, updates = schedule(len(chosen), settings, seed)
         play = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed)
 

@@ -119,7 +119,7 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         self.questions = [question.id for question in questions]
         training = self.model.training
         self.model.eval()
-        with torch.no_grad(), self.accelerator.autocast():
+        with torch.no_grad():
             # The seed follows from the update, so that a run that is resumed plays what it would have played.
             self.played = self.rollouts.play(questions, seed_of(self.args.seed, "episodes", self.state.global_step))
         self.model.train(training)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from stepladder.train.batches import Batch
+from stepladder.train.batches import Batch, wanted_columns
 
 
 def weighted_nll(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
@@ -19,13 +19,9 @@ def weighted_nll(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
     predicted_BT = weights_BT > 0
     # Logits are made only for columns in which some row has a token to predict: they are most of what a small model
     # computes, and most of the memory of a model with a large vocabulary.
-    columns_K = predicted_BT.any(dim=0).nonzero()[:, 0]
-    logits_BKV = model(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        use_cache=False,
-        logits_to_keep=columns_K,
-    ).logits
+    columns_K, kept = wanted_columns(predicted_BT)
+    # No mask: a causal model does not see what is padded behind its rows.
+    logits_BKV = model(input_ids=batch["input_ids"], use_cache=False, logits_to_keep=kept).logits[:, : len(columns_K)]
     predicted_BK = predicted_BT[:, columns_K]
     nll_N = cross_entropy(logits_BKV[predicted_BK].float(), ids_BT[:, columns_K][predicted_BK], reduction="none")
     return (nll_N * weights_BT[:, columns_K][predicted_BK]).sum()

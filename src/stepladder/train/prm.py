@@ -29,6 +29,7 @@ from stepladder.engines.loading import (
 from stepladder.errors import StepladderError
 from stepladder.files import atomic_folder
 from stepladder.trace import Trajectory
+from stepladder.train.batches import padded_width
 from stepladder.train.readings import Reading, StepReader
 
 #: Most tokens of a pass on a CPU, padding included: beyond, they outgrow its caches, and each takes twice as long.
@@ -130,7 +131,8 @@ def padded(readings: Sequence[Reading]) -> dict[str, torch.Tensor]:
     There is no attention mask: a causal model looks to the left alone, so no score depends on the padding behind it,
     and without a mask it may use its fastest kernels.
     """
-    ids_BT = torch.zeros(len(readings), max(len(reading.tokens) for reading in readings), dtype=torch.long)
+    width = padded_width(len(reading.tokens) for reading in readings)
+    ids_BT = torch.zeros(len(readings), width, dtype=torch.long)
     for row, reading in enumerate(readings):
         ids_BT[row, : len(reading.tokens)] = torch.tensor(reading.tokens)
     rows_S = torch.tensor([row for row, reading in enumerate(readings) for _ in reading.ends])

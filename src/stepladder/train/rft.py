@@ -85,7 +85,7 @@ def train_rft(
         with (
             place.processes.main_process_first(),
             shown(watch, "Samples", len(chosen) * settings.samples) as told,
-            place.autocast,
+            place.playing(policy.model),
         ):
             played, broken = sampled_in(
                 folder / "samples",
@@ -97,6 +97,7 @@ def train_rft(
                 seed=seed,
                 watch=told,
             )
+        with place.autocast:
             sifted, scores = _sifted(played, reward, settings)
         if place.processes.is_main_process:
             _write_survivors(folder, played, scores, sifted, broken)

@@ -8,6 +8,7 @@ the engine wrote. All steps of a batch are scored in one call.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,10 @@ from stepladder.trace import Action, ActionKind, Author, Passage, Question, Segm
 from stepladder.train.credit import Credited, credit_group, credit_tree, sigmoid
 from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.prm import ProcessRewardModel
+
+
+#: Makes a context within which models compute in some precision.
+Precision = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,16 @@ class Rollouts:
         episode: EpisodeSettings,
         settings: GRPOSettings,
         reward: ProcessRewardModel | None,
+        *,
+        playing: Precision = nullcontext,
+        scoring: Precision = nullcontext,
     ) -> None:
+        """`playing`, `scoring`: the precision in which the policy writes, and the reward model reads."""
         if settings.needs_reward_model and reward is None:
             raise StepladderError(f"mode '{settings.mode}' needs a reward model; without one take outcome or tree")
         expect_one_text(agent)
         self.driver, self.agent, self.settings, self.reward = driver, agent, settings, reward
+        self.playing, self.scoring = playing, scoring
         sampling = replace(episode.sampling, temperature=settings.temperature, top_p=settings.top_p)
         self.episode = replace(episode, sampling=sampling)
 
@@ -58,10 +68,12 @@ class Rollouts:
         """`samples` rows for each question."""
         began = time.monotonic()
         if self.settings.mode == "tree":
-            groups, failed = self._trees(questions, seed)
+            with self.playing():
+                groups, failed = self._trees(questions, seed)
             scores, scored = None, time.monotonic()
         else:
-            sampled, failed = self._samples(questions, seed)
+            with self.playing():
+                sampled, failed = self._samples(questions, seed)
             scored = time.monotonic()
             scores = self._scores([trajectory for group in sampled for trajectory in group])
             groups = self._credited(sampled, scores)
@@ -114,7 +126,8 @@ class Rollouts:
         if not self.settings.needs_reward_model:
             return None
         assert self.reward is not None
-        return [score for scores in self.reward.score(played) for score in scores]
+        with self.scoring():
+            return [score for scores in self.reward.score(played) for score in scores]
 
     def _credited(self, groups: Sequence[Sequence[Trajectory]], scores: Sequence[float] | None) -> list[list[Credited]]:
         given = iter(scores or ())

@@ -76,7 +76,7 @@ def train_sft(
         with (
             place.processes.main_process_first(),
             shown(watch, "Transcripts", episodes) as told,
-            place.autocast,
+            place.playing(policy.model),
         ):
             transcripts = transcripts_in(
                 folder, settings, engine, agent, chosen, retriever, episode, seed=seed, watch=told

@@ -10,6 +10,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
+
+from stepladder.train.batches import padded_width, wanted_columns
 
 #: Rows computed together: small parts of like length have less padding, large ones keep a GPU busy.
 _AT_ONCE_CPU, _AT_ONCE = 8, 64
@@ -27,18 +30,20 @@ def token_logps(
     at_once = _AT_ONCE_CPU if ids_BT.device.type == "cpu" else _AT_ONCE
     rows, columns, logps, entropies = [], [], [], []
     for part in torch.split(torch.argsort(lengths_B, stable=True), at_once):
-        width = int(lengths_B[part].max())
+        width = padded_width(lengths_B[part].tolist())
         own_BT = wanted_BT[part, : width - 1]  # a token's log-prob is found at the one before it
         if not own_BT.any():
             continue
-        columns_K = own_BT.any(dim=0).nonzero()[:, 0]
+        columns_K, kept = wanted_columns(own_BT)
+        ids = ids_BT[part, :width]
+        ids = pad(ids, (0, width - ids.shape[1]))
         with autocast():
             # No mask: a causal model does not see what is padded behind its rows.
-            logits_BKV = model(input_ids=ids_BT[part, :width], use_cache=False, logits_to_keep=columns_K).logits
+            logits_BKV = model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[:, : len(columns_K)]
         own_BK = own_BT[:, columns_K]
         logps_NV = (logits_BKV[own_BK].float() / temperature).log_softmax(-1)
         row_N, column_N = own_BK.nonzero(as_tuple=True)
-        written_N = ids_BT[part, 1:width][:, columns_K][own_BK]
+        written_N = ids[:, 1:][:, columns_K][own_BK]
         rows.append(part[row_N])
         columns.append(columns_K[column_N])
         logps.append(logps_NV.gather(1, written_N[:, None])[:, 0])
