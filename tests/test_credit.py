@@ -160,6 +160,17 @@ def test_a_bad_step_of_a_right_episode_earns_less_than_a_good_one() -> None:
     assert advantages(rows) == [pytest.approx([1.5, 0.5]), pytest.approx([-0.5, -1.5])]
 
 
+def test_an_answer_may_be_left_to_the_outcome() -> None:
+    # The searches earn 1 and 0: one spread above their mean and below. What the answers score is not looked at.
+    group = [ended(step(QUERY), step(ANSWER, "Velm")), ended(step(QUERY), step(ANSWER, "Oss"))]
+    for answers in ([GOOD, BAD], [BAD, BAD]):
+        scores = [[GOOD, answers[0]], [BAD, answers[1]]]
+        rows = credit_group(group, scores, settings(mode="dual", process_weight=0.5, grade_answers=False))
+        assert advantages(rows) == [pytest.approx([1.5, 1]), pytest.approx([-1.5, -1])]
+    alone = credit_group(group, scores, settings(mode="process", grade_answers=False))
+    assert advantages(alone) == advantages(credit_group(group, scores, settings(mode="process")))
+
+
 def test_a_group_without_any_difference_teaches_nothing_by_its_outcome_but_may_by_its_steps() -> None:
     group = [ended(step(QUERY), step(ANSWER, "Velm")), ended(step(QUERY), step(ANSWER, "Velm"))]
     assert not any(row.teaches for row in credit_group(group, None, settings(mode="outcome")))
@@ -185,7 +196,7 @@ def small_tree() -> Tree:
 def test_a_step_of_a_tree_earns_what_it_adds_and_is_learnt_from_once() -> None:
     # The search is worth 2, the question 5/3; the ends 3, 1, 1 spread by sqrt(8)/3.
     spread = math.sqrt(8) / 3
-    rows = credit_tree(small_tree(), settings(mode="tree"))
+    rows = credit_tree(small_tree(), settings(mode="tree", tree={"credit": "gains"}))
     search = (2 - 5 / 3) / spread
     assert [row.reward for row in rows] == [3, 1, 1]
     assert advantages(rows) == [
@@ -195,6 +206,18 @@ def test_a_step_of_a_tree_earns_what_it_adds_and_is_learnt_from_once() -> None:
     ]
     assert [row.learns for row in rows] == [(True, True), (True,), (False, True)]
     assert [row.trajectory.answer for row in rows] == ["Velm", "Oss", "Oss"]
+
+
+def test_a_step_of_a_tree_earns_how_its_branch_stands_too() -> None:
+    spread = math.sqrt(8) / 3
+    rows = credit_tree(small_tree(), settings(mode="tree"))
+    search = 2 * (2 - 5 / 3) / spread
+    assert advantages(rows) == [
+        pytest.approx([search, (1 + 3 - 5 / 3) / spread]),
+        pytest.approx([2 * (1 - 5 / 3) / spread]),
+        pytest.approx([search, (-1 + 1 - 5 / 3) / spread]),
+    ]
+    assert [row.learns for row in rows] == [(True, True), (True,), (False, True)]
 
 
 def test_branches_earn_what_their_ends_do_and_what_they_share_is_learnt_from_in_each() -> None:
@@ -212,7 +235,7 @@ def test_branches_earn_what_their_ends_do_and_what_they_share_is_learnt_from_in_
 def test_a_tree_whose_ends_are_alike_teaches_nothing() -> None:
     alike = small_tree()
     nodes = [replace(node, step=step(ANSWER, "Oss")) if node.stop else node for node in alike.nodes]
-    for credit in ("steps", "branches"):
+    for credit in ("steps", "gains", "branches"):
         rows = credit_tree(replace(alike, nodes=tuple(nodes)), settings(mode="tree", tree={"credit": credit}))
         assert len(rows) == 3
         assert not any(row.teaches for row in rows)

@@ -223,9 +223,10 @@ def test_a_batch_has_all_chosen_steps_first_and_marks_the_steps() -> None:
     rows = [PairRow(question_id="a", prompt_ids=[1, 2, 3], chosen_ids=[4, 5], rejected_ids=[6]),
             PairRow(question_id="b", prompt_ids=[7], chosen_ids=[8], rejected_ids=[9, 10])]  # fmt: skip
     batch = collate_pairs(rows)
-    assert batch["input_ids"][:, :5].tolist() == [[1, 2, 3, 4, 5], [7, 8, 0, 0, 0], [1, 2, 3, 6, 0], [7, 9, 10, 0, 0]]
-    assert batch["completion_mask"][:, :5].tolist() == [[0, 0, 0, 1, 1], [0, 1, 0, 0, 0], [0, 0, 0, 1, 0], [0, 1, 1, 0, 0]]
-    assert batch["attention_mask"][:, :5].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]
+    ids, steps, read = (batch[name][:, :5].tolist() for name in ("input_ids", "completion_mask", "attention_mask"))
+    assert ids == [[1, 2, 3, 4, 5], [7, 8, 0, 0, 0], [1, 2, 3, 6, 0], [7, 9, 10, 0, 0]]
+    assert steps == [[0, 0, 0, 1, 1], [0, 1, 0, 0, 0], [0, 0, 0, 1, 0], [0, 1, 1, 0, 0]]
+    assert read == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]
     assert not any(batch[name][:, 5:].any() for name in ("input_ids", "completion_mask", "attention_mask"))
     assert batch["question_ids"] == ["a", "b"]
 

@@ -63,17 +63,18 @@ class Block:
 
     def copy(self, other: "Block", rows: Sequence[int], from_rows: Sequence[int], columns: int) -> None:
         """Take the first columns of some rows of another block, or of this one."""
+        to, of = _Index(rows), _Index(from_rows)
         for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
             for number, buffer in theirs.items():
                 if number not in mine:
                     mine[number] = buffer.new_zeros(self.size, buffer.shape[1], self.columns, buffer.shape[3])
-                mine[number][_index(rows, buffer), :, :columns] = buffer[_index(from_rows, buffer), :, :columns]
+                mine[number][to.on(buffer.device), :, :columns] = buffer[of.on(buffer.device), :, :columns]
 
     def exchange(self, rows: Sequence[int], others: Sequence[int]) -> None:
         """Swap rows with others."""
+        to, of = _Index([*rows, *others]), _Index([*others, *rows])
         for buffer in self.buffers:
-            there, here = _index([*rows, *others], buffer), _index([*others, *rows], buffer)
-            buffer[there] = buffer[here]
+            buffer[to.on(buffer.device)] = buffer[of.on(buffer.device)]
 
     def reserve(self, columns: int) -> None:
         """See to it that there are so many columns."""
@@ -229,8 +230,17 @@ def packing(model: nn.Module) -> Iterator[None]:
         core.config._attn_implementation = before
 
 
-def _index(rows: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(rows, device=like.device)
+class _Index:
+    """Numbers of rows, sent to each device once."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self._rows = torch.tensor(rows, dtype=torch.long)
+        self._sent: dict[torch.device, torch.Tensor] = {}
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        if device not in self._sent:
+            self._sent[device] = self._rows.to(device)
+        return self._sent[device]
 
 
 def _round_up(columns: int) -> int:

@@ -34,7 +34,7 @@ class PackedDecoding:
         self.store = store
         self.append = append
         self.device = next(model.parameters()).device
-        self.groups: list[_Group] = []
+        self.groups: list[Group] = []
 
     @property
     def rows(self) -> int:
@@ -46,7 +46,7 @@ class PackedDecoding:
         """Let rows join: read what is new in their contexts."""
         size = BLOCK_ROWS.get(self.device.type, BLOCK_ROWS["cuda"])
         rows = sorted(rows, key=lambda row: (len(row.tokens_in), row.tokens_in))  # like lengths together, equals too
-        groups = [_Group(rows[start : start + size], self.store, self.device) for start in range(0, len(rows), size)]
+        groups = [Group(rows[start : start + size], self.store, self.device) for start in range(0, len(rows), size)]
         for group in groups:
             group.read_context(self.model)
         self.groups += groups
@@ -74,7 +74,7 @@ class PackedDecoding:
         return ended
 
 
-class _Group:
+class Group:
     """The rows of a block, which begin together. Those that still write stand first."""
 
     #: What the next token is drawn from, and the token that was drawn last, of the rows that still write.

@@ -116,15 +116,22 @@ def weights_mark(model: nn.Module) -> tuple[Any, ...]:
     its bits (unless values only change places), which takes about as long to compute as one token does.
     """
     weights = list(model.parameters())
-    versions = [(each.data_ptr(), -1 if each.is_inference() else each._version) for each in weights]
+    versions = [-1 if each.is_inference() else each._version for each in weights]
+    bits = torch.stack([_sum_of_bits(each).to(weights[0].device) for each in weights]).tolist()
+    return layout_mark(model), tuple(versions), tuple(bits)
+
+
+def layout_mark(model: nn.Module) -> tuple[Any, ...]:
+    """Equal as long as the model computes in the same way with weights at the same place, whatever their values."""
+    weights = list(model.parameters())
     adapted: list[Any] = [each for each in model.modules() if isinstance(getattr(each, "disable_adapters", None), bool)]
     adapters = [  # layers of peft
         (layer.disable_adapters, *layer.active_adapters, str(getattr(layer, "scaling", ""))) for layer in adapted
     ]
     device = weights[0].device.type
     precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    bits = torch.stack([_sum_of_bits(each).to(weights[0].device) for each in weights]).tolist()
-    return tuple(versions), tuple(adapters), precision, tuple(bits)
+    forward = vars(model).get("forward")  # a trainer's own, which may convert
+    return tuple(each.data_ptr() for each in weights), tuple(adapters), precision, id(forward) if forward else None
 
 
 def _sum_of_bits(weights: torch.Tensor) -> torch.Tensor:

@@ -48,11 +48,12 @@ def start_row(key: Hashable, request: Generate, context: tuple[Segment, ...], to
 
 
 class Sampler:
-    """Draws the tokens of a batch of rows, which all begin together and may leave one by one."""
+    """Draws the tokens of a batch of rows, which may leave one by one, and be joined by others."""
 
     def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
         self.device = device
-        self.step = 0
+        #: How many tokens each row has drawn.
+        self.steps = np.zeros(len(rows), dtype=int)
         self.hot = np.array([row.sampling.temperature >= GREEDY_BELOW for row in rows], dtype=bool)
         self.temperature = np.array([row.sampling.temperature for row in rows])
         self.top_p = np.array([row.sampling.top_p for row in rows])
@@ -67,7 +68,16 @@ class Sampler:
         """Go on with these rows alone, in this order."""
         kept = np.array(indices)
         self.hot, self.temperature, self.top_p = self.hot[kept], self.temperature[kept], self.top_p[kept]
-        self.draws = self.draws[kept]
+        self.steps, self.draws = self.steps[kept], self.draws[kept]
+        self._upload()
+
+    def join(self, other: "Sampler") -> None:
+        """Draw for the rows of another one as well, behind these."""
+        for name in ("hot", "temperature", "top_p", "steps"):
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
+        width = max(self.draws.shape[1], other.draws.shape[1])
+        both = [np.pad(each.draws, ((0, 0), (0, width - each.draws.shape[1]))) for each in (self, other)]
+        self.draws = np.concatenate(both)
         self._upload()
 
     def _upload(self) -> None:
@@ -89,7 +99,7 @@ class Sampler:
             tokens_B = logits_BV.argmax(dim=-1)
             if self.hot.any():
                 tokens_B = tokens_B.index_copy(0, self.chosen_H, self._draw_hot(logits_BV[self.chosen_H]))
-        self.step += 1
+        self.steps += 1
         chosen_B = logits_BV.gather(1, tokens_B[:, None])[:, 0]
         return tokens_B, (chosen_B - logits_BV.logsumexp(dim=-1)).clamp(max=0.0)
 
@@ -100,7 +110,7 @@ class Sampler:
             weights_HV = keep_top_p(weights_HV, self.top_p_H1)
         mass_HV = weights_HV.cumsum(dim=-1)
         whole_H1 = mass_HV[:, -1:]
-        drawn_H1 = (self._column(self.draws[self.hot, self.step]) * whole_H1).float()
+        drawn_H1 = (self._column(self.draws[self.hot, self.steps[self.hot]]) * whole_H1).float()
         # Rounding must not lift a draw to the whole mass, which no token exceeds.
         drawn_H1 = torch.minimum(drawn_H1, whole_H1.nextafter(torch.zeros_like(whole_H1)))
         # Logits that are not numbers lead beyond the last token; the log-prob then shows what they are.

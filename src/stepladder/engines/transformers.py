@@ -29,6 +29,7 @@ from stepladder.engines.blocks import CannotPack, can_pack, core_of, packing
 from stepladder.engines.decoding import PackedDecoding, decode_padded
 from stepladder.engines.encoding import Encoding
 from stepladder.engines.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
+from stepladder.engines.pool import Pool, PooledDecoding
 from stepladder.engines.prefixes import PrefixStore, default_capacity, weights_mark
 from stepladder.engines.sampling import Row, start_row
 from stepladder.errors import StepladderError
@@ -87,6 +88,9 @@ class TransformersEngine(Engine):
         self.encoding = Encoding(self.tokenizer, chat=chat, chat_options=chat_options)
         self.prefixes = PrefixStore(default_capacity(self.device) if prefix_bytes is None else prefix_bytes)
         self._packs = can_pack(self.model)
+        #: Whether rows that write stand in one block: a GPU saves by that, and a CPU by looking at no column too many.
+        self.pools = self.device.type == "cuda"
+        self._idle: list[Pool] = []
         self._weights: tuple[Any, ...] = ()
         self._closing_tokens: dict[tuple[str, ...], frozenset[int]] = {}
         self._pieces: list[str] = []
@@ -156,14 +160,14 @@ class TransformersEngine(Engine):
             return False
         before, self._weights = self._weights, weights_mark(self.model)
         if before != self._weights:
-            self.forget()
+            self.prefixes.forget()
         return before != self._weights
 
     def _decode_batch(self, rows: list[Row]) -> None:
         if self._packs:
             try:
                 with packing(self.model):
-                    decoding = PackedDecoding(self.model, self.prefixes, self._append)
+                    decoding = self._decoding()
                     decoding.add(rows)
                     while decoding.rows:
                         decoding.step()
@@ -175,9 +179,15 @@ class TransformersEngine(Engine):
                 raise
         decode_padded(self.model, self.config, rows, self._append)
 
+    def _decoding(self) -> "PackedDecoding | PooledDecoding":
+        if self.pools:
+            return PooledDecoding(self.model, self.prefixes, self._append, self._idle)
+        return PackedDecoding(self.model, self.prefixes, self._append)
+
     def forget(self) -> None:
         """Drop the keys and values of earlier transcripts. Changes of weights are noticed without this."""
         self.prefixes.forget()
+        self._idle.clear()
 
     def close(self) -> None:
         """Free what was kept of earlier transcripts."""
@@ -229,7 +239,7 @@ class _Session(Session):
 
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
-        self.decoding = PackedDecoding(engine.model, engine.prefixes, engine._append)
+        self.decoding = engine._decoding()
         #: Replies that cost no work.
         self.ready: dict[Hashable, Generation | EngineError] = {}
 

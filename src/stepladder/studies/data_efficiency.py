@@ -26,6 +26,7 @@ STUDY = Study(
         "stages.refined.limit=500",
         f"stages.grpo.batch={EPISODES}",
         f"stages.grpo.samples={SAMPLES}",
+        "stages.grpo.accumulate=2",  # less memory: several runs share a GPU
         "stages.grpo.eval_every=16",
         "stages.grpo.dev_questions=150",
         "stages.grpo.guards.stop=false",

@@ -23,6 +23,7 @@ STUDY = Study(
         f"stages.grpo.epochs={UPDATES * EPISODES / SAMPLES / QUESTIONS}",
         f"stages.grpo.batch={EPISODES}",
         f"stages.grpo.samples={SAMPLES}",
+        "stages.grpo.accumulate=2",  # less memory: several runs share a GPU
         "stages.grpo.eval_every=25",
         "stages.grpo.dev_questions=150",
         "stages.grpo.guards.stop=false",  # what goes wrong is to be seen

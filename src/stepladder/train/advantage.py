@@ -117,15 +117,21 @@ def node_values(parents_N: Sequence[int | None], rewards_N: Sequence[float | Non
     return np.divide(sums, ends, out=np.zeros_like(sums), where=ends > 0)
 
 
-def gain_advantages(parents_N: Sequence[int | None], rewards_N: Sequence[float | None]) -> Floats:
-    """What the step to each node gained: its value less its parent's, by the spread of all ends; 0 at the root."""
+def gain_advantages(
+    parents_N: Sequence[int | None], rewards_N: Sequence[float | None], *, standing: bool = False
+) -> Floats:
+    """What the step to each node gained: its value less its parent's, by the spread of all ends; 0 at the root.
+
+    Below the last node at which branches part nothing is gained any more. With `standing`, the value of a node less the
+    root's is added: there, every step is credited with how its branch ended.
+    """
     values = node_values(parents_N, rewards_N)
     ends = np.array([reward for reward in rewards_N if reward is not None], dtype=np.float64)
     spread = float(ends.std()) if ends.size else 0.0
     if spread <= _FLAT:
         return np.zeros(len(parents_N))
     before = np.array([values[node] if parent is None else values[parent] for node, parent in enumerate(parents_N)])
-    gains: Floats = (values - before) / spread
+    gains: Floats = (values - before + (values - values[0] if standing else 0.0)) / spread
     return gains
 
 

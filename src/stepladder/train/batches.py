@@ -1,7 +1,7 @@
 """Batches of examples of like length: less padding, less to compute; and always in the same order for the same seed.
 
-In: examples. Out: their order in an epoch (`SimilarLengths`), and padded tensors of a few of them (`collate`). There are
-few different shapes.
+In: examples. Out: their order in an epoch (`SimilarLengths`), and padded tensors of a few of them (`collate`), which
+come in few shapes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

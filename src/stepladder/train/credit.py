@@ -75,16 +75,31 @@ def credit_group(
         advantages = dual_advantages(outcome, nothing, 0.0)
     else:
         assert scores is not None
-        steps = process_advantages(
-            [step_rewards(each, found, settings.rewards) for each, found in zip(group, scores, strict=True)],
-            [[len(step.written.tokens) for step in trajectory.steps] for trajectory in group],
-            settings.normalise,
-            [[_label(place, step) for place, step in enumerate(trajectory.steps)] for trajectory in group],
-            least_spread=settings.least_spread,
-        )
+        steps = _by_scores(group, scores, settings)
         dual = settings.mode == "dual"
         advantages = dual_advantages(outcome, steps, settings.process_weight) if dual else steps
     return [_row(*each, [True] * len(each[0].steps)) for each in zip(group, rewards, advantages, strict=True)]
+
+
+def _by_scores(group: Sequence[Trajectory], scores: Sequence[Sequence[float]], settings: GRPOSettings) -> list[Floats]:
+    """What each step earned by its own score; 0 where that does not count."""
+    answers_count = settings.grade_answers or settings.mode == "process"
+    places = [
+        [place for place, step in enumerate(each.steps) if answers_count or step.action.kind is not ActionKind.ANSWER]
+        for each in group
+    ]
+    rewards = [step_rewards(each, found, settings.rewards) for each, found in zip(group, scores, strict=True)]
+    found = process_advantages(
+        [[earned[place] for place in own] for earned, own in zip(rewards, places)],
+        [[len(each.steps[place].written.tokens) for place in own] for each, own in zip(group, places)],
+        settings.normalise,
+        [[_label(place, each.steps[place]) for place in own] for each, own in zip(group, places)],
+        least_spread=settings.least_spread,
+    )
+    whole = [np.zeros(len(each.steps)) for each in group]
+    for advantages, own, some in zip(whole, places, found):
+        advantages[own] = some
+    return whole
 
 
 def _label(place: int, step: Step) -> tuple[int, str] | None:
@@ -101,15 +116,15 @@ def credit_tree(tree: Tree, settings: GRPOSettings) -> list[Credited]:
     branches = {node.id: tree.branch(node)[1:] for node in ends}
     trajectories = {node.id: tree.trajectory(node) for node in ends}
     rewards = {each: outcome_reward(trajectory, settings.rewards) for each, trajectory in trajectories.items()}
-    if settings.tree.credit == "steps":
-        parents = [node.parent for node in tree.nodes]
-        by_node = gain_advantages(parents, [rewards.get(node.id) for node in tree.nodes])
+    once = settings.tree.credit != "branches"
+    if once:
+        parents, standing = [node.parent for node in tree.nodes], settings.tree.credit == "steps"
+        by_node = gain_advantages(parents, [rewards.get(node.id) for node in tree.nodes], standing=standing)
         advantages = [np.array([by_node[node.id] for node in branches[each]]) for each in branches]
     else:
         stems = [branch[0].id for branch in branches.values()]
         whole = branch_advantages(stems, list(rewards.values()))
         advantages = [np.full(len(branches[each]), one) for each, one in zip(branches, whole)]
-    once = settings.tree.credit == "steps"
     seen: set[int] = set()
     rows: list[Credited] = []
     for each, found in zip(branches, advantages, strict=True):

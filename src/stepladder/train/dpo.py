@@ -87,7 +87,7 @@ def train_dpo(
             examples = [example for trajectory in played for example in examples_of(trajectory, engine, {})]
             return {"kl": trainers[0].divergence(examples)}
 
-        play = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed, look)
+        play = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed, place, look)
 
         def dev_score() -> DevScore:
             return play() if play is not None else {}

@@ -104,6 +104,7 @@ def dev_player(
     retriever: Retriever | None,
     episode: EpisodeSettings,
     seed: int,
+    place: Place,
     look: Callable[[Sequence[Trajectory]], DevScore] = lambda _: {},
 ) -> Callable[[], DevScore] | None:
     """Plays the dev questions greedily with the model as it is; None without questions.
@@ -115,7 +116,8 @@ def dev_player(
     greedy = replace(episode, sampling=replace(episode.sampling, temperature=0.0))
 
     def score() -> DevScore:
-        result = evaluate(Driver(engine, retriever), agent, questions, greedy, seed=seed)
+        with place.playing(engine.model):
+            result = evaluate(Driver(engine, retriever), agent, questions, greedy, seed=seed)
         engine.forget()
         if result.stopped_by is not None:
             raise result.stopped_by

@@ -98,7 +98,7 @@ def train_grpo(
             scoring=lambda: place.autocast,
         )
         order, updates = schedule(len(chosen), settings, seed)
-        play = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed)
+        play = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed, place)
 
         def trainer(arguments: TrainingArguments) -> WatchedTrainer:
             return EpisodeTrainer(

@@ -27,9 +27,10 @@ class TreeSettings(Settings):
 
     #: Of the samples of a question so many begin at the question; the others branch off from states along these.
     stems: PositiveInt = 2
-    #: `steps`: a step earns what it adds to the mean reward of the ends below it (TreePS-RAG). `branches`: all steps of
-    #: a branch earn what its end does, against its own tree and against all (Tree-GRPO).
-    credit: Literal["steps", "branches"] = "steps"
+    #: `steps`: a step earns what it adds to the mean reward of the ends below it, and how that compares with the whole
+    #: tree's (TreeRL's sum). `gains`: the first of these alone; behind the last parting of branches it is 0.
+    #: `branches`: all steps of a branch earn what its end does, against its own tree and against all (Tree-GRPO).
+    credit: Literal["steps", "gains", "branches"] = "steps"
 
 
 class GRPOSettings(PolicyTrainingSettings):
@@ -60,6 +61,8 @@ class GRPOSettings(PolicyTrainingSettings):
     rewards: RewardSettings = RewardSettings()
     #: What a step's own advantage counts beside the answer's.
     process_weight: NonNegativeFloat = 0.3
+    #: Whether, in `dual`, the step that answers earns its score too (ProRAG). What it is worth the outcome says.
+    grade_answers: bool = True
     #: Scores of steps are measured against the mean of the group: over all its tokens (ProRAG), over its steps, or over
     #: the tokens of `peers`, steps of the same kind at the same place. The first two reward what kind a step is: where
     #: answers score lower than searches, right ones are discouraged too; where late searches do, answering early pays.

@@ -102,7 +102,7 @@ def train_rft(
         if place.processes.is_main_process:
             _write_survivors(folder, played, scores, sifted, broken)
         sifted.expect_some(settings.threshold)
-        dev_score = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed)
+        dev_score = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed, place)
         numbers, checkpoint = fine_tune(
             policy, engine, sifted.kept, settings, folder, place, dev_score=dev_score, watch=watch
         )

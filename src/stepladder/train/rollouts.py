@@ -27,7 +27,6 @@ from stepladder.train.credit import Credited, credit_group, credit_tree, sigmoid
 from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.prm import ProcessRewardModel
 
-
 #: Makes a context within which models compute in some precision.
 Precision = Callable[[], AbstractContextManager[Any]]
 

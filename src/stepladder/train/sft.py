@@ -81,7 +81,7 @@ def train_sft(
             transcripts = transcripts_in(
                 folder, settings, engine, agent, chosen, retriever, episode, seed=seed, watch=told
             )
-        dev_score = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed)
+        dev_score = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed, place)
         numbers, checkpoint = fine_tune(
             policy, engine, transcripts.kept, settings, folder, place, dev_score=dev_score, watch=watch
         )

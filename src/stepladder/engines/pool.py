@@ -1,0 +1,236 @@
+"""Decoding on a GPU: the rows that write stand in one block, and a pass over them is recorded once and then replayed.
+
+Writing a token takes hundreds of small kernels, and starting them one by one takes far longer than running them. A
+recorded pass (a CUDA graph) starts all of them at once, but does always the same on the same memory. So rows join and
+leave a block that stays where it is, and there is one pass for each number of rows and columns, both rounded up.
+
+`PooledDecoding` does what `decoding.PackedDecoding` does, with the same words. Contexts, which are of all lengths, are
+read there, in blocks of their own. Where a model cannot be recorded, since it looks at its numbers on the way, its
+passes are made in the ordinary way.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stepladder.engines.blocks import Block, Reading, read
+from stepladder.engines.decoding import BLOCK_ROWS, Group
+from stepladder.engines.prefixes import PrefixStore, layout_mark
+from stepladder.engines.sampling import Append, Row, Sampler
+
+#: Columns of passes come in multiples of this: fewer to record.
+_COLUMNS = 128
+#: Rows that have ended are kept in blocks of this many; of fewer, where such a block would be too much of the store.
+_KEPT_TOGETHER, _SHARE = 64, 8
+
+
+def passed_rows(rows: int) -> int:
+    """With how many rows a pass over some is made.
+
+    >>> [passed_rows(rows) for rows in (1, 3, 9, 17, 50, 130)]
+    [1, 4, 16, 32, 64, 192]
+    """
+    if rows <= 16:
+        return 1 << (rows - 1).bit_length()
+    step = 16 if rows <= 128 else 64
+    return -(-rows // step) * step
+
+
+class Pool:
+    """A block for the rows that write, and the passes over it that were recorded."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.block = Block(0, 0)
+        #: Whether passes are recorded: on a GPU, until a model turns out to be none for it.
+        self.records = device.type == "cuda"
+        self._passes: dict[tuple[int, int], _Pass] = {}
+        self._logits_BV = torch.zeros(0, 0)
+        self._layout: tuple[Any, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """The memory of its block."""
+        return self.block.bytes
+
+    def notice(self, model: Any) -> None:
+        """Give up what is of another layout: other weights (not other values of them), another precision."""
+        layout = layout_mark(model)
+        if layout != self._layout:
+            self.block, self._layout = Block(0, 0), layout
+            self._passes.clear()
+
+    def make_room(self, rows: int, columns: int, keep: int) -> None:
+        """See to it that so many rows and columns fit; the first `keep` rows stay as they are."""
+        rows, columns = passed_rows(rows), -(-columns // _COLUMNS) * _COLUMNS
+        before = self.block
+        if rows <= before.size and columns <= before.columns:
+            return
+        self._passes.clear()
+        self.block = Block(max(rows, before.size), max(columns, before.columns))
+        if keep:
+            self.block.copy(before, range(keep), range(keep), before.columns)
+
+    def read(self, model: Any, tokens_B: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        """One pass over the first rows, each at its position; the logits, which the next pass overwrites."""
+        rows, columns = passed_rows(len(positions)), -(-(max(positions) + 1) // _COLUMNS) * _COLUMNS
+        found = self._passes.get((rows, columns))
+        if found is None:
+            found = _Pass(self.block, rows, columns, self.device)
+            found.fill(tokens_B, positions)
+            logits_BV = found.run(model)
+            if self.records:
+                self._record(found, model, logits_BV)
+            return logits_BV[: len(positions)]
+        found.fill(tokens_B, positions)
+        found.graph.replay()
+        return self._logits_BV[: len(positions)]
+
+    def _record(self, found: "_Pass", model: Any, logits_BV: torch.Tensor) -> None:
+        if len(self._logits_BV) < self.block.size:
+            assert not self._passes  # with more room they were given up
+            self._logits_BV = logits_BV.new_zeros(self.block.size, logits_BV.shape[1])
+        try:
+            found.record(model, self._logits_BV)
+        except RuntimeError:  # whatever its reason: the pass itself went well
+            self.records = False
+        else:
+            self._passes[found.rows, found.columns] = found
+
+
+class _Pass:
+    """A token for each of some rows, in memory that stays."""
+
+    def __init__(self, block: Block, rows: int, columns: int, device: torch.device) -> None:
+        self.block, self.rows, self.columns = block, rows, columns
+        self.tokens_B = torch.zeros(rows, dtype=torch.long, device=device)
+        self.positions_B = torch.zeros(rows, dtype=torch.long, device=device)
+        self.graph: Any = None
+
+    def fill(self, tokens_B: torch.Tensor, positions: Sequence[int]) -> None:
+        """What is to be read. Rows that nobody asked for read something at their first place, which is free."""
+        self.tokens_B[: len(tokens_B)] = tokens_B
+        self.positions_B.copy_(torch.tensor([*positions, *[0] * (self.rows - len(positions))]))
+
+    def run(self, model: Any) -> torch.Tensor:
+        """The pass, made in the ordinary way."""
+        rows_B = torch.arange(self.rows, device=self.tokens_B.device)
+        reading = Reading(self.block, 0, self.rows, rows_B, self.positions_B, self.columns, width=1)
+        return read(model, self.tokens_B, [reading], 0)
+
+    def record(self, model: Any, logits_BV: torch.Tensor) -> None:
+        """Record the pass; replayed, it leaves its logits in the first rows of `logits_BV`."""
+        graph = torch.cuda.CUDAGraph()
+        kind = self.tokens_B.device.type
+        precision = torch.get_autocast_dtype(kind)
+        # Weights that autocast has converted and kept would be those of today for ever.
+        with (
+            torch.autocast(kind, precision, enabled=torch.is_autocast_enabled(kind), cache_enabled=False),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            logits_BV[: self.rows] = self.run(model)
+        self.graph = graph
+
+
+class PooledDecoding:
+    """Rows under way, those that write from the first place of a pool on."""
+
+    #: What the next token of each row is drawn from, and what draws.
+    logits_BV: torch.Tensor
+    sampler: Sampler
+
+    def __init__(self, model: Any, store: PrefixStore, append: Append, idle: list[Pool]) -> None:
+        """`idle`: pools that nobody uses; one is taken from there as long as rows are under way."""
+        self.model, self.store, self.append, self.idle = model, store, append, idle
+        self.device = next(model.parameters()).device
+        self.alive: list[Row] = []
+        self.pool: Pool | None = None
+        #: Where rows that have ended are kept, and how many there are.
+        self._kept, self._count = Block(0, 0), 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows are being written."""
+        return len(self.alive)
+
+    @torch.inference_mode()
+    def add(self, rows: Sequence[Row]) -> None:
+        """Let rows join: read what is new in their contexts."""
+        if self.pool is None:
+            self.pool = self.idle.pop() if self.idle else Pool(self.device)
+            self.pool.notice(self.model)
+        size = BLOCK_ROWS["cuda"]
+        rows = sorted(rows, key=lambda row: (len(row.tokens_in), row.tokens_in))
+        for start in range(0, len(rows), size):
+            group = Group(rows[start : start + size], self.store, self.device)
+            group.read_context(self.model)
+            self._join(group, self.pool)
+
+    def _join(self, group: Group, pool: Pool) -> None:
+        before, count = len(self.alive), len(group.rows)
+        pool.make_room(before + count, group.block.columns, keep=before)
+        longest = max(len(row.tokens_in) for row in group.rows)
+        pool.block.copy(group.block, range(before, before + count), range(count), longest)
+        if before:
+            self.logits_BV = torch.cat([self.logits_BV, group.logits_BV])
+            self.sampler.join(group.sampler)
+        else:
+            self.logits_BV, self.sampler = group.logits_BV, group.sampler
+        self.alive += group.rows
+
+    @torch.inference_mode()
+    def step(self) -> list[Row]:
+        """One token for every row; those that have ended with it."""
+        assert self.pool is not None
+        tokens_B, logprobs_B = self.sampler.draw(self.logits_BV)
+        told = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one wait for the device a token
+        for row, token, logprob in zip(self.alive, *told):
+            self.append(row, int(token), logprob)
+        ended = [row for row in self.alive if row.finish is not None]
+        if ended:
+            tokens_B = self._part(self.pool, tokens_B)
+        if self.alive:
+            positions = [len(row.tokens_in) + len(row.tokens) - 1 for row in self.alive]
+            self.pool.make_room(len(positions), max(positions) + 1, keep=len(positions))
+            self.logits_BV = self.pool.read(self.model, tokens_B, positions)
+        else:
+            if self.pool.bytes <= self.store.capacity:
+                self.idle.append(self.pool)
+            self.pool = None
+        return ended
+
+    def _part(self, pool: Pool, tokens_B: torch.Tensor) -> torch.Tensor:
+        """Keep the rows that have ended elsewhere, and close the gaps; the last tokens of the others."""
+        places = [place for place, row in enumerate(self.alive) if row.finish is not None]
+        self._keep(pool, places)
+        staying = [place for place, row in enumerate(self.alive) if row.finish is None]
+        count = len(staying)
+        gaps = [place for place in places if place < count]
+        movers = staying[count - len(gaps) :]
+        if gaps:
+            pool.block.copy(pool.block, gaps, movers, pool.block.columns)
+        order = list(range(count))
+        for gap, mover in zip(gaps, movers):
+            order[gap] = mover
+        self.alive = [self.alive[place] for place in order]
+        if order:
+            self.sampler.keep(order)
+            tokens_B = tokens_B[torch.tensor(order, device=self.device)]
+        return tokens_B
+
+    def _keep(self, pool: Pool, places: Sequence[int]) -> None:
+        if not self.store.capacity:
+            return
+        rows = [self.alive[place] for place in places]
+        held = [row.tokens_in + row.tokens[:-1] for row in rows]
+        longest = max(map(len, held))
+        if self._count + len(rows) > self._kept.size:
+            a_row = pool.bytes // pool.block.size * longest // pool.block.columns
+            together = min(_KEPT_TOGETHER, self.store.capacity // (_SHARE * a_row))
+            self._kept, self._count = Block(max(together, len(rows)), longest), 0
+        self._kept.reserve(longest)
+        own = range(self._count, self._count + len(rows))
+        self._kept.copy(pool.block, own, places, longest)
+        self._count += len(rows)
+        self.store.add(self._kept, dict(zip(own, held)))

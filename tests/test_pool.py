@@ -1,0 +1,198 @@
+"""Rows that write in one block, by passes that are recorded: the same words as in the ordinary way."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from stepladder.engines import pool
+from stepladder.engines.transformers import TransformersEngine
+from stepladder.request import Finish, Generate, Generation, Sampling
+from stepladder.trace import Author, Segment
+
+TEXTS = [f"Question {number}: " + "who founded the harbour of the grey island? " * (number % 5) for number in range(9)]
+
+
+class Replayed:
+    """In place of a CUDA graph: what it would do, done by the pass itself."""
+
+    def __init__(self, shape: tuple[int, int], run: Any, logits_BV: torch.Tensor) -> None:
+        self.shape, self.run, self.logits_BV, self.times = shape, run, logits_BV, 0
+
+    def replay(self) -> None:
+        found_BV = self.run()
+        self.logits_BV[: len(found_BV)] = found_BV
+        self.times += 1
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Replayed]]:
+    """Passes are recorded on a CPU too, and these are they."""
+    made: list[Replayed] = []
+
+    def record(self: Any, model: Any, logits_BV: torch.Tensor) -> None:
+        self.graph = Replayed((self.rows, self.columns), lambda: self.run(model), logits_BV)
+        made.append(self.graph)
+
+    class Recording(pool.Pool):
+        def __init__(self, device: torch.device) -> None:
+            super().__init__(device)
+            self.records = True
+
+    monkeypatch.setattr(pool._Pass, "record", record)
+    monkeypatch.setattr("stepladder.engines.pool.Pool", Recording)
+    return iter([made])
+
+
+def requests(texts: list[str] = TEXTS, limit: int = 12) -> list[Generate]:
+    """One a text: greedy and sampled ones, of different lengths."""
+    return [
+        Generate(
+            (Segment(Author.PROMPT, text),),
+            stop=("e", "th") if number % 3 == 1 else (),
+            sampling=Sampling(float(number % 2), 0.9 if number % 4 == 3 else 1.0, 1 + (number * 5) % limit),
+            seed=number,
+        )
+        for number, text in enumerate(texts)
+    ]
+
+
+def engine_with(pools: bool, **options: Any) -> TransformersEngine:
+    engine = TransformersEngine("tiny", device="cpu", **options)
+    engine.pools = pools
+    return engine
+
+
+def replies(engine: TransformersEngine, asked: list[Generate]) -> list[Generation]:
+    found = engine.generate(asked)
+    assert all(isinstance(each, Generation) for each in found)
+    return [each for each in found if isinstance(each, Generation)]
+
+
+def joined(engine: TransformersEngine, asked: list[Generate]) -> dict[int, Generation]:
+    """The requests, of which a few join whenever others have ended."""
+    session = engine.open()
+    assert session is not None
+    waiting, found = dict(enumerate(asked)), dict[int, Generation]()
+    while len(found) < len(asked):
+        some = {number: waiting.pop(number) for number in list(waiting)[:2]}
+        if some:
+            session.add(some)
+        found |= session.work()  # type: ignore[arg-type]
+    return found
+
+
+def same(ours: Generation, theirs: Generation) -> bool:
+    return ours.written.tokens == theirs.written.tokens and ours.written.logprobs == pytest.approx(
+        theirs.written.logprobs, abs=1e-4
+    )
+
+
+def test_a_pool_writes_what_is_written_without_one(recorded: Iterator[list[Replayed]]) -> None:
+    made = next(recorded)
+    ours, theirs = (replies(engine_with(pools), requests()) for pools in (True, False))
+    assert all(same(a, b) for a, b in zip(ours, theirs))
+    assert {each.finish for each in ours} >= {Finish.LENGTH}
+    assert sum(each.times for each in made) > len(made) > 1  # most passes are replayed, each of several shapes
+
+
+@pytest.mark.parametrize("prefix_bytes", [None, 0])
+def test_rows_join_and_leave_a_pool_one_by_one(recorded: Iterator[list[Replayed]], prefix_bytes: int | None) -> None:
+    next(recorded)
+    asked = requests(TEXTS * 3)
+    ours = joined(engine_with(True, prefix_bytes=prefix_bytes), asked)
+    theirs = replies(engine_with(False), asked)
+    assert all(same(ours[number], each) for number, each in enumerate(theirs))
+
+
+def test_a_pool_grows_while_rows_write_in_it(recorded: Iterator[list[Replayed]]) -> None:
+    """More rows than it began with, and columns beyond those that were reserved."""
+    next(recorded)
+    asked = [
+        Generate((Segment(Author.PROMPT, "abc " * length),), sampling=Sampling(1.0, 1.0, 90), seed=length)
+        for length in (2, 30, 3, 31, 5, 32, 6)
+    ]
+    ours = joined(engine_with(True), asked)
+    assert all(same(ours[number], each) for number, each in enumerate(replies(engine_with(False), asked)))
+
+
+def test_passes_are_kept_from_call_to_call_and_new_values_of_weights_are_seen(
+    recorded: Iterator[list[Replayed]],
+) -> None:
+    made = next(recorded)
+    engine, asked = engine_with(True), requests()
+    before = replies(engine, asked)
+    with torch.no_grad():
+        for weights in engine.model.parameters():
+            weights.mul_(1.5)
+    after = replies(engine, asked)
+    shapes = [each.shape for each in made]
+    assert len(set(shapes)) == len(shapes)  # nothing had to be recorded again
+    other = TransformersEngine(engine.model, engine.tokenizer)
+    assert all(same(a, b) for a, b in zip(after, replies(other, asked)))
+    assert not all(same(a, b) for a, b in zip(after, before))
+
+
+def test_passes_of_weights_at_another_place_are_recorded_anew(recorded: Iterator[list[Replayed]]) -> None:
+    made = next(recorded)
+    engine, asked = engine_with(True), requests()
+    replies(engine, asked)
+    largest = made[0].shape
+    engine.model.lm_head.weight = torch.nn.Parameter(engine.model.lm_head.weight.detach() * 2)
+    after = replies(engine, asked)
+    assert [each.shape for each in made].count(largest) == 2
+    assert all(same(a, b) for a, b in zip(after, replies(TransformersEngine(engine.model, engine.tokenizer), asked)))
+
+
+def test_a_model_that_cannot_be_recorded_writes_in_the_ordinary_way(
+    recorded: Iterator[list[Replayed]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = next(recorded)
+    tried: list[int] = []
+
+    def refuse(self: Any, model: Any, logits_BV: torch.Tensor) -> None:
+        tried.append(self.rows)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(pool._Pass, "record", refuse)
+    ours, theirs = (replies(engine_with(pools), requests()) for pools in (True, False))
+    assert all(same(a, b) for a, b in zip(ours, theirs))
+    assert len(tried) == 1
+    assert not made
+
+
+def test_what_rows_have_read_is_known_to_those_that_follow() -> None:
+    engine = engine_with(True)
+    first = replies(engine, requests())
+    engine_reads: list[int] = []
+    handle = engine.model.register_forward_pre_hook(
+        lambda _module, _args, options: engine_reads.append(options["input_ids"].shape[1]), with_kwargs=True
+    )
+    follow = [
+        Generate((*each.context, each.written, Segment(Author.ENVIRONMENT, " next ")), sampling=Sampling(0.0, 1.0, 1))
+        for each in first
+    ]
+    replies(engine, follow)
+    handle.remove()
+    assert max(engine_reads) < sum(len(each.context[0].tokens) for each in first) / 2
+
+
+def test_memory_that_is_asked_back_is_given_back() -> None:
+    engine = engine_with(True)
+    replies(engine, requests())
+    assert engine._idle
+    assert engine.prefixes.bytes
+    engine.forget()
+    assert not engine._idle
+    assert not engine.prefixes.bytes
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_recorded_passes_on_a_gpu_write_what_others_write() -> None:
+    engines = [TransformersEngine("tiny", device="cuda", dtype="fp32") for _ in range(2)]
+    engines[1].pools = False
+    asked = requests(TEXTS * 3)
+    ours, theirs = (replies(engine, asked) for engine in engines)
+    assert all(same(a, b) for a, b in zip(ours, theirs))
+    assert all(idle.records and idle._passes for idle in engines[0]._idle)
