@@ -910,6 +910,23 @@ def test_a_real_reward_model_scores_the_steps(tmp_path: Path, files: dict[str, s
     assert done.outputs == {"policy": tmp_path / "run" / "policy"}
 
 
+def test_the_gold_judge_may_stand_in_for_a_reward_model(tmp_path: Path) -> None:
+    shared = {**SHARED, "data": {"name": "atlas"}, "search": {"k": 1}}
+    stage = {**STAGE, "mode": "process", "grader": "gold", "epochs": 1, "dev_questions": 0}
+    recipe = Recipe.read({**shared, "stages": {"grpo": stage}})
+    assert dict(recipe.stages[0].inputs) == {"policy": "base"}
+    run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
+    (row,) = updates(tmp_path / "run" / "grpo")
+    assert row["step_score"] == pytest.approx(0.01, abs=1e-3), "random weights take no good step, and the judge is sure"
+
+
+def test_the_gold_judge_needs_what_it_judges_by(tmp_path: Path, files: dict[str, str]) -> None:
+    stage = {**STAGE, "mode": "dual", "grader": "gold"}
+    recipe = Recipe.read({**SHARED, "data": files, "stages": {"grpo": stage}})
+    with pytest.raises(StepladderError, match="grader: gold needs questions with a gold decomposition"):
+        run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
+
+
 def test_only_modes_that_score_steps_take_a_reward_model() -> None:
     before: dict[str, Any] = {"sft": {}, "explore": {}, "pairs": {}, "prm": {}}
     for mode, taken in (("dual", True), ("process", True), ("outcome", False), ("tree", False)):

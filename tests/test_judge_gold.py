@@ -18,7 +18,7 @@ from stepladder.decomposition import fill_references, holds, hop_answers, refere
 from stepladder.driver import Driver
 from stepladder.engines.gold import GoldEngine
 from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.judge.gold import Fault, GoldJudge, GoldScorer, judge, judge_step, judge_tree
+from stepladder.judge.gold import Fault, GoldJudge, GoldLogits, GoldScorer, judge, judge_step, judge_tree
 from stepladder.request import Algorithm, Result, Score
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.bm25 import BM25Index
@@ -264,6 +264,9 @@ def test_the_scorer_scores_every_step() -> None:
         return (yield [Score(trajectory), Score(blank)])
 
     assert Driver(scorer=GoldScorer()).run([ask])[0].value == [(1.0, 0.0), (0.5, 0.5)]
+    (good, bad), unknown = GoldLogits().score([trajectory, blank])
+    assert good == -bad > 4
+    assert unknown == (0.0, 0.0)
     verdict = judge_step(trajectory, -1)
     assert verdict is not None
     assert (verdict.fault, verdict.hop) == (Fault.WRONG, 1)

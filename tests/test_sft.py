@@ -4,13 +4,15 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import (
@@ -37,6 +39,7 @@ from stepladder.train import fine_tune, sft
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import read_curves
 from stepladder.train.examples import examples_of
+from stepladder.train.fit import Place
 from stepladder.train.sft import SFTReport, train_sft
 from stepladder.train.sft_settings import SFTSettings
 from stepladder.train.training_settings import LoraSettings
@@ -358,3 +361,33 @@ def test_settings_that_do_not_fit_together_are_refused() -> None:
 def test_a_teacher_that_would_not_be_asked_is_refused() -> None:
     with pytest.raises(StepladderError, match="the source is gold"):
         SFTSettings.read({"source": "gold", "teacher_model": "x"})
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Any]:
+    """One that trains in bf16. Its library keeps a state for the whole process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield Accelerator(mixed_precision="bf16", cpu=True)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_a_small_model_writes_in_the_precision_of_its_weights_though_it_is_trained_in_another(accelerator: Any) -> None:
+    model = tiny_model()
+    seen: list[torch.dtype] = []
+    assert accelerator.prepare(model) is model
+    ids = torch.ones(1, 4, dtype=torch.long)
+    layer = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    place = Place(torch.device("cpu"), True, 0, None)
+    model(input_ids=ids)
+    with place.playing(model):
+        model(input_ids=ids)
+    model(input_ids=ids)
+    assert seen == [torch.bfloat16, torch.float32, torch.bfloat16]
+
+
+def test_a_large_model_writes_in_the_precision_it_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepladder.train.fit._WORTH_CONVERTING", 1)
+    for bf16 in (True, False):
+        with Place(torch.device("cpu"), bf16, 0, None).playing(tiny_model()):
+            assert torch.is_autocast_enabled("cpu") == bf16

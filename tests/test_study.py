@@ -21,7 +21,7 @@ from stepladder.studies.base import Study
 from stepladder.studies.job import Job
 from stepladder.studies.plot import Point
 from stepladder.studies.report import PICTURE, RESULTS, print_results, write_results
-from stepladder.studies.results import over_runs, questions_to_reach, read_results
+from stepladder.studies.results import over_places, over_runs, questions_to_reach, read_results
 from stepladder.studies.runner import COMMAND, SHARED, carry_out_all, jobs_of, recipe_of, run_study
 from stepladder.trace import StopReason
 from stepladder.train.grpo import schedule
@@ -154,6 +154,10 @@ def test_differences_are_taken_within_a_seed_and_between_the_right_arms(
     print_results(Console(file=told, width=80), results)
     assert "long - short" in told.getvalue()
     assert "+0.500" in told.getvalue()
+    assert not over_places(results), "these arms are no points of curves"
+    curved = replace(study, places={"short": ("little", 1.0), "long": ("much", 1.0)})
+    over = over_places(replace(results, study=curved))
+    assert {pair: found.mean for pair, found in over.items()} == {"much - little": 0.125}
     assert write_results(results, tmp_path) is None, "without dev scores there is nothing to draw"
 
 

@@ -176,8 +176,8 @@ def test_what_cannot_be_drawn_is_refused_by_its_name() -> None:
 
     with pytest.raises(ValueError, match="0 series"):
         draw({})
-    with pytest.raises(ValueError, match="5 series to draw; 1 to 4"):
-        draw(dict.fromkeys("abcde", DUAL))
+    with pytest.raises(ValueError, match="6 series to draw; 1 to 5"):
+        draw(dict.fromkeys("abcdef", DUAL))
     with pytest.raises(ValueError, match="'outcome' has no points"):
         draw({"dual": DUAL, "outcome": []})
     for broken in (Point(float("nan"), 1, 1, 1, 1), Point(1, 1, float("nan"), 1, 1), Point(1, 1, 1, float("inf"), 1)):

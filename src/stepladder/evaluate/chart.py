@@ -18,7 +18,13 @@ BOLD = 1.15
 #: Where the first thing below title and subtitle may stand.
 TOP = 84.0
 #: Different series: what is drawn in light, and in dark.
-SERIES = (("#d2562b", "#e8845c"), ("#0c8775", "#2bb19b"), ("#3f66b8", "#7f9fe6"), ("#8a4fa3", "#bd8ad6"))
+SERIES = (
+    ("#d2562b", "#e8845c"),
+    ("#0c8775", "#2bb19b"),
+    ("#3f66b8", "#7f9fe6"),
+    ("#8a4fa3", "#bd8ad6"),
+    ("#94730a", "#d1ae45"),
+)
 
 
 @dataclass(frozen=True, slots=True)

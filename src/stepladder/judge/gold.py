@@ -11,7 +11,7 @@ from stepladder.judge.history import Fault, History, Verdict
 from stepladder.request import Algorithm
 from stepladder.trace import Node, Trajectory, Tree
 
-__all__ = ["Fault", "GoldJudge", "GoldScorer", "Verdict", "judge", "judge_step", "judge_tree"]
+__all__ = ["Fault", "GoldJudge", "GoldLogits", "GoldScorer", "Verdict", "judge", "judge_step", "judge_tree"]
 
 
 def judge(trajectory: Trajectory) -> tuple[Verdict | None, ...]:
@@ -72,3 +72,14 @@ class GoldScorer:
             tuple(0.5 if verdict is None else verdict.value for verdict in judge(trajectory))
             for trajectory in trajectories
         ]
+
+
+class GoldLogits:
+    """Scores steps as a reward model would that is always right, and sure of it."""
+
+    #: A probability of 0.99.
+    sure = 4.6
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        """For each trajectory, one logit a step; 0 where the judge cannot tell."""
+        return [tuple(self.sure * (2 * value - 1) for value in values) for values in GoldScorer().score(trajectories)]

@@ -4,6 +4,7 @@ In: a policy and, where steps are scored by one, a reward model. Out: a policy t
 """
 
 from stepladder.errors import StepladderError
+from stepladder.judge.gold import GoldLogits
 from stepladder.stages.base import StageKind, StageResult, Task
 from stepladder.stages.prm import REWARD
 from stepladder.stages.sft import expect_dev
@@ -15,9 +16,10 @@ def run_grpo(settings: GRPOSettings, workshop: Workshop, task: Task) -> StageRes
     """Play the train split, learn from what was earned; watch the dev split."""
     from stepladder.train.grpo import train_grpo  # brings torch, transformers and trl
     from stepladder.train.prm import ProcessRewardModel
+    from stepladder.train.rollouts import StepScorer
 
     shared = workshop.settings
-    reward = None
+    reward: StepScorer | None = GoldLogits() if settings.scores_steps else None
     if settings.needs_reward_model:
         reward = ProcessRewardModel.load(
             task.inputs[REWARD], device=shared.device, dtype=shared.dtype, reencode=settings.reencode
@@ -46,6 +48,8 @@ def check_grpo(settings: GRPOSettings, workshop: Workshop) -> None:
     """
     if not any(question.answers for question in workshop.split("train")):
         raise StepladderError("no question of the split 'train' has an answer: nothing could be earned")
+    if settings.scores_steps and settings.grader == "gold" and not any(each.hops for each in workshop.split("train")):
+        raise StepladderError("grader: gold needs questions with a gold decomposition, and the split 'train' has none")
     from stepladder.train.rollouts import expect_one_text
 
     expect_dev("grpo", settings.dev_questions, workshop)

@@ -14,7 +14,7 @@ from stepladder.evaluate.chart import SERIES
 from stepladder.evaluate.stats import Interval
 from stepladder.files import atomic_file
 from stepladder.studies.plot import Point, bands_svg
-from stepladder.studies.results import Results, curves_of, questions_to_reach
+from stepladder.studies.results import Results, curves_of, over_places, questions_to_reach
 
 RESULTS, PICTURE = "study.json", "study.svg"
 
@@ -63,13 +63,18 @@ def print_results(console: Console, results: Results) -> None:
     console.print(table, highlight=False)
     compared = [arm for arm in results.arms if arm.difference is not None]
     if compared:
-        _say(console, "\nPaired differences within each seed, and their mean")
-        table = _table("arms", "F1", *(f"seed {seed}" for seed in results.seeds))
+        _say(console, "\nDifferences in F1, paired within each seed")
+        table, by_seed = _table("mean", ""), _table("by seed", *map(str, results.seeds))
         for arm in compared:
             assert arm.difference is not None
-            each = (f"{arm.differences[seed]:+.3f}" for seed in results.seeds)
-            table.add_row(f"{arm.name} - {arm.against}", _text(arm.difference, several, "+"), *each)
+            pair = f"{arm.name} - {arm.against}"
+            table.add_row(pair, _text(arm.difference, several, "+"))
+            by_seed.add_row(pair, *(f"{arm.differences[seed]:+.3f}" for seed in results.seeds))
+        for pair, found in over_places(results).items():
+            table.add_row(f"{pair}, all", _text(found, several, "+"))
         console.print(table, highlight=False)
+        _say(console, "")
+        console.print(by_seed, highlight=False)
     if study.places:
         _print_needed(console, results)
 

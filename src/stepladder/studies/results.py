@@ -64,6 +64,7 @@ class Results:
             "about": self.study.about,
             "seeds": list(self.seeds),
             "start": self._interval(self.start),
+            "over_places": {pair: self._interval(found) for pair, found in over_places(self).items()},
             "arms": {
                 arm.name: {
                     "f1": self._interval(arm.mean),
@@ -181,6 +182,19 @@ def curves_of(results: Results) -> dict[str, tuple[Point, ...]]:
         name, x = results.study.places[arm.name]
         found.setdefault(name, []).append(point_of(x, list(arm.f1.values())))
     return {name: tuple(sorted(points, key=lambda point: point.x)) for name, points in found.items()}
+
+
+def over_places(results: Results) -> dict[str, Interval]:
+    """Where arms are points of curves: the difference between two curves, of each seed the mean over their places."""
+    found: dict[str, list[Mapping[int, float]]] = {}
+    places = results.study.places
+    for arm in results.arms:
+        if arm.against is not None and places:
+            found.setdefault(f"{places[arm.name][0]} - {places[arm.against][0]}", []).append(arm.differences)
+    return {
+        pair: over_runs([math.fsum(each[seed] for each in differences) / len(differences) for seed in results.seeds])
+        for pair, differences in found.items()
+    }
 
 
 def _record(run: Path, stage: str) -> StageRecord:

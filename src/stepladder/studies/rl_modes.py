@@ -1,9 +1,10 @@
-"""Does it help to grade steps? Reinforcement learning from one policy in four ways, with equal questions and updates.
+"""Does it help to grade steps? Reinforcement learning from one policy in five ways, with equal questions and updates.
 
 Every update plays as many episodes of the same questions. `tree` branches some of them off from others, so it writes
 fewer tokens; the table says how many. The recipe's settings (what steps are measured against, the weight of their
 scores, the learning rate) were chosen with `dual` and `outcome` in view; `process` has nothing that tells it when to
-stop searching.
+stop searching. In `dual-gold` the gold judge stands in for the reward model: what is missing there is the method's, and
+what lies between it and `dual` is the reward model's.
 """
 
 from stepladder.studies.base import Study
@@ -29,9 +30,12 @@ STUDY = Study(
         "stages.grpo.guards.stop=false",  # what goes wrong is to be seen
         "stages.trained.limit=500",
     ),
-    arms={mode: (f"stages.grpo.mode={mode}",) for mode in ("outcome", "dual", "process", "tree")},
+    arms={
+        **{mode: (f"stages.grpo.mode={mode}",) for mode in ("outcome", "dual", "process", "tree")},
+        "dual-gold": ("stages.grpo.mode=dual", "stages.grpo.grader=gold"),
+    },
     shared="refined",
     stage="grpo",
     result="trained",
-    against={"dual": "outcome", "process": "outcome", "tree": "outcome"},
+    against={"dual": "outcome", "process": "outcome", "tree": "outcome", "dual-gold": "outcome"},
 )

@@ -13,6 +13,7 @@ the policy as it came: with LoRA the same weights without the adapter, else a se
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def train_dpo(
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
+        playing = partial(place.playing, policy.model)
         engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         check = PairCheck(agent, questions, engine.encoding, engine.context_limit)
         usable, checked = check.sift(pairs), check.sift(held_out)
@@ -87,7 +89,8 @@ def train_dpo(
             examples = [example for trajectory in played for example in examples_of(trajectory, engine, {})]
             return {"kl": trainers[0].divergence(examples)}
 
-        play = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed, place, look)
+        asked = pick(dev, settings.dev_questions, seed)
+        play = dev_player(engine, agent, asked, retriever, episode, seed, playing, look)
 
         def dev_score() -> DevScore:
             return play() if play is not None else {}

@@ -28,7 +28,7 @@ from stepladder.trace import Question, Trajectory
 from stepladder.train.batches import collate
 from stepladder.train.curves import Curves
 from stepladder.train.examples import Example, examples_of
-from stepladder.train.fit import Place, curve_numbers, fit, lr_for
+from stepladder.train.fit import Place, Precision, curve_numbers, fit, lr_for
 from stepladder.train.loss import weight_of, weighted_nll
 from stepladder.train.policy import Policy
 from stepladder.train.sft_settings import TranscriptTrainingSettings
@@ -104,19 +104,19 @@ def dev_player(
     retriever: Retriever | None,
     episode: EpisodeSettings,
     seed: int,
-    place: Place,
+    playing: Precision,
     look: Callable[[Sequence[Trajectory]], DevScore] = lambda _: {},
 ) -> Callable[[], DevScore] | None:
     """Plays the dev questions greedily with the model as it is; None without questions.
 
-    `look` may find out more from what was played.
+    `playing` makes the context in which it writes. `look` may find out more from what was played.
     """
     if not questions:
         return None
     greedy = replace(episode, sampling=replace(episode.sampling, temperature=0.0))
 
     def score() -> DevScore:
-        with place.playing(engine.model):
+        with playing():
             result = evaluate(Driver(engine, retriever), agent, questions, greedy, seed=seed)
         engine.forget()
         if result.stopped_by is not None:

@@ -31,6 +31,10 @@ from stepladder.train.training_settings import LoraSettings, TrainingSettings
 _WORTH_CONVERTING = 100e6
 
 
+#: Makes a context within which models compute in some precision.
+Precision = Callable[[], AbstractContextManager[Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a training computes, and how."""

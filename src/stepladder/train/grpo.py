@@ -15,6 +15,7 @@ other episodes of its question did. `credit.py` says what is earned, `rollouts.p
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from stepladder.train.guards import ALARMS, Alarm, read_alarms
 from stepladder.train.policy import Policy, load_policy, lora_config, write_policy
 from stepladder.train.prm import ProcessRewardModel, expect_same_words
 from stepladder.train.retreat import before_trouble
-from stepladder.train.rollouts import Rollouts
+from stepladder.train.rollouts import Rollouts, StepScorer
 from stepladder.train.trainer import WatchedTrainer
 from stepladder.train.training_settings import LoraSettings
 from stepladder.train.transcripts import pick
@@ -69,7 +70,7 @@ def train_grpo(
     dev: Sequence[Question],
     retriever: Retriever | None,
     episode: EpisodeSettings,
-    reward: ProcessRewardModel | None,
+    reward: StepScorer | None,
     settings: GRPOSettings,
     folder: Path,
     *,
@@ -84,8 +85,9 @@ def train_grpo(
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
+        playing = partial(place.playing, policy.model)
         engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
-        if settings.needs_reward_model and reward is not None:
+        if settings.needs_reward_model and isinstance(reward, ProcessRewardModel):
             expect_same_words(engine.encoding, reward)
         chosen = _chosen(questions, settings, seed, place.processes.num_processes)
         rollouts = Rollouts(
@@ -94,11 +96,11 @@ def train_grpo(
             episode,
             settings,
             reward,
-            playing=lambda: place.playing(policy.model),
+            playing=playing,
             scoring=lambda: place.autocast,
         )
         order, updates = schedule(len(chosen), settings, seed)
-        play = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed, place)
+        play = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed, playing)
 
         def trainer(arguments: TrainingArguments) -> WatchedTrainer:
             return EpisodeTrainer(

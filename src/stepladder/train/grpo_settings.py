@@ -59,6 +59,9 @@ class GRPOSettings(PolicyTrainingSettings):
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     rewards: RewardSettings = RewardSettings()
+    #: Who scores steps: the reward model; or the gold judge, where questions have a gold decomposition, to see how far
+    #: a perfect reward model would come.
+    grader: Literal["model", "gold"] = "model"
     #: What a step's own advantage counts beside the answer's.
     process_weight: NonNegativeFloat = 0.3
     #: Whether, in `dual`, the step that answers earns its score too (ProRAG). What it is worth the outcome says.
@@ -104,6 +107,11 @@ class GRPOSettings(PolicyTrainingSettings):
         return self
 
     @property
-    def needs_reward_model(self) -> bool:
+    def scores_steps(self) -> bool:
         """Whether steps are scored."""
         return self.mode in ("dual", "process")
+
+    @property
+    def needs_reward_model(self) -> bool:
+        """Whether it is a reward model that scores them."""
+        return self.scores_steps and self.grader == "model"

@@ -15,6 +15,7 @@ warm-up. A folder belongs to one set of inputs, and a killed call goes on where 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from stepladder.agents.base import Agent
@@ -73,6 +74,7 @@ def train_rft(
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, settings.lora, bf16=place.bf16, device=place.device)
+        playing = partial(place.playing, policy.model)
         engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         if reward is not None:
             expect_same_words(engine.encoding, reward)
@@ -85,7 +87,7 @@ def train_rft(
         with (
             place.processes.main_process_first(),
             shown(watch, "Samples", len(chosen) * settings.samples) as told,
-            place.playing(policy.model),
+            playing(),
         ):
             played, broken = sampled_in(
                 folder / "samples",
@@ -102,7 +104,8 @@ def train_rft(
         if place.processes.is_main_process:
             _write_survivors(folder, played, scores, sifted, broken)
         sifted.expect_some(settings.threshold)
-        dev_score = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed, place)
+        asked = pick(dev, settings.dev_questions, seed)
+        dev_score = dev_player(engine, agent, asked, retriever, episode, seed, playing)
         numbers, checkpoint = fine_tune(
             policy, engine, sifted.kept, settings, folder, place, dev_score=dev_score, watch=watch
         )

@@ -8,9 +8,9 @@ the engine wrote. All steps of a batch are scored in one call.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,11 +24,15 @@ from stepladder.request import Algorithm
 from stepladder.seeding import seed_of
 from stepladder.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, StopReason, Trajectory, Tree
 from stepladder.train.credit import Credited, credit_group, credit_tree, sigmoid
+from stepladder.train.fit import Precision
 from stepladder.train.grpo_settings import GRPOSettings
-from stepladder.train.prm import ProcessRewardModel
 
-#: Makes a context within which models compute in some precision.
-Precision = Callable[[], AbstractContextManager[Any]]
+
+class StepScorer(Protocol):
+    """Scores steps by logits: above 0 a step is more likely good than not."""
+
+    def score(self, trajectories: Sequence[Trajectory]) -> Sequence[tuple[float, ...]]:
+        """For each trajectory, one score a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,13 @@ class Rollouts:
         agent: Agent,
         episode: EpisodeSettings,
         settings: GRPOSettings,
-        reward: ProcessRewardModel | None,
+        reward: StepScorer | None,
         *,
         playing: Precision = nullcontext,
         scoring: Precision = nullcontext,
     ) -> None:
         """`playing`, `scoring`: the precision in which the policy writes, and the reward model reads."""
-        if settings.needs_reward_model and reward is None:
+        if settings.scores_steps and reward is None:
             raise StepladderError(f"mode '{settings.mode}' needs a reward model; without one take outcome or tree")
         expect_one_text(agent)
         self.driver, self.agent, self.settings, self.reward = driver, agent, settings, reward
@@ -122,7 +126,7 @@ class Rollouts:
 
     def _scores(self, played: Sequence[Trajectory]) -> list[float] | None:
         """The scores of all steps, one trajectory after the other."""
-        if not self.settings.needs_reward_model:
+        if not self.settings.scores_steps:
             return None
         assert self.reward is not None
         with self.scoring():

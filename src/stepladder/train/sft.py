@@ -14,6 +14,7 @@ what it holds is not compared with those of a later call (a run's fingerprints d
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stepladder.agents.base import Agent
@@ -70,18 +71,20 @@ def train_sft(
     pick_dtype(dtype, place.device)  # a wrong name should not wait until the end
     with quiet_libraries():
         policy = load_policy(model, settings.lora, bf16=place.bf16, device=place.device)
+        playing = partial(place.playing, policy.model)
         engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         chosen = pick(questions, settings.questions, seed, balance=settings.balance)
         episodes = len(chosen) * (1 if settings.source == "gold" else settings.samples)
         with (
             place.processes.main_process_first(),
             shown(watch, "Transcripts", episodes) as told,
-            place.playing(policy.model),
+            playing(),
         ):
             transcripts = transcripts_in(
                 folder, settings, engine, agent, chosen, retriever, episode, seed=seed, watch=told
             )
-        dev_score = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed, place)
+        asked = pick(dev, settings.dev_questions, seed)
+        dev_score = dev_player(engine, agent, asked, retriever, episode, seed, playing)
         numbers, checkpoint = fine_tune(
             policy, engine, transcripts.kept, settings, folder, place, dev_score=dev_score, watch=watch
         )
