@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from stepladder.engines import pool
+from stepladder.engines.base import EngineDown
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.request import Finish, Generate, Generation, Sampling
 from stepladder.trace import Author, Segment
@@ -31,13 +32,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Replayed]]:
     """Passes are recorded on a CPU too, and these are they."""
     made: list[Replayed] = []
 
-    def record(self: Any, model: Any, logits_BV: torch.Tensor) -> None:
+    def record(self: Any, model: Any, logits_BV: torch.Tensor, _: Any) -> None:
         self.graph = Replayed((self.rows, self.columns), lambda: self.run(model), logits_BV)
         made.append(self.graph)
 
     class Recording(pool.Pool):
-        def __init__(self, device: torch.device) -> None:
-            super().__init__(device)
+        def _empty(self) -> None:
+            super()._empty()
             self.records = True
 
     monkeypatch.setattr(pool._Pass, "record", record)
@@ -151,7 +152,7 @@ def test_a_model_that_cannot_be_recorded_writes_in_the_ordinary_way(
     made = next(recorded)
     tried: list[int] = []
 
-    def refuse(self: Any, model: Any, logits_BV: torch.Tensor) -> None:
+    def refuse(self: Any, model: Any, logits_BV: torch.Tensor, memory: Any) -> None:
         tried.append(self.rows)
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -164,18 +165,65 @@ def test_a_model_that_cannot_be_recorded_writes_in_the_ordinary_way(
 
 def test_what_rows_have_read_is_known_to_those_that_follow() -> None:
     engine = engine_with(True)
-    first = replies(engine, requests())
     engine_reads: list[int] = []
-    handle = engine.model.register_forward_pre_hook(
+    engine.model.register_forward_pre_hook(
         lambda _module, _args, options: engine_reads.append(options["input_ids"].shape[1]), with_kwargs=True
     )
+    first = replies(engine, requests())
+    engine_reads.clear()
     follow = [
         Generate((*each.context, each.written, Segment(Author.ENVIRONMENT, " next ")), sampling=Sampling(0.0, 1.0, 1))
         for each in first
     ]
     replies(engine, follow)
-    handle.remove()
     assert max(engine_reads) < sum(len(each.context[0].tokens) for each in first) / 2
+
+
+def test_a_long_row_behind_many_short_ones_does_not_take_the_room_of_all(
+    recorded: Iterator[list[Replayed]],
+) -> None:
+    next(recorded)
+    engine = engine_with(True)
+    replies(engine, requests(TEXTS * 4))
+    (many,) = engine._idle
+    rows = many.block.size
+    long = Generate((Segment(Author.PROMPT, "abc " * 200),), sampling=Sampling(0.0, 1.0, 3))
+    assert same(*replies(engine, [long]), *replies(engine_with(False), [long]))
+    assert engine._idle == [many]
+    assert many.block.size < rows
+    assert many.block.columns >= 800
+
+
+def test_other_precision_other_logits(recorded: Iterator[list[Replayed]]) -> None:
+    next(recorded)
+    engine = engine_with(True)
+    with torch.autocast("cpu", torch.bfloat16):
+        replies(engine, requests())
+    ours, theirs = replies(engine, requests()), replies(engine_with(False), requests())
+    assert all(same(a, b) for a, b in zip(ours, theirs))
+
+
+def test_a_model_that_is_changed_while_it_writes_is_noticed(recorded: Iterator[list[Replayed]]) -> None:
+    next(recorded)
+    engine = engine_with(True, prefix_bytes=0)
+    session = engine.open()
+    assert session is not None
+    first, second = requests(limit=9)[8], requests()[0]
+    session.add({0: first})
+    engine.model.lm_head.weight = torch.nn.Parameter(engine.model.lm_head.weight.detach() * 2)
+    with pytest.raises(EngineDown, match="changed while it was writing"):
+        session.add({1: second})
+
+
+def test_rest_frees_what_was_read_and_keeps_what_was_recorded(recorded: Iterator[list[Replayed]]) -> None:
+    made = next(recorded)
+    engine = engine_with(True)
+    replies(engine, requests())
+    engine.rest()
+    assert not engine.prefixes.bytes
+    replies(engine, requests())
+    shapes = [each.shape for each in made]
+    assert len(set(shapes)) == len(shapes)
 
 
 def test_memory_that_is_asked_back_is_given_back() -> None:

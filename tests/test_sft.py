@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
+    GPT2Config,
     LlamaForSequenceClassification,
     T5Config,
     T5ForConditionalGeneration,
@@ -36,10 +37,12 @@ from stepladder.records import read_records
 from stepladder.request import Generate, Sampling
 from stepladder.trace import Author, Hop, Segment, Trajectory
 from stepladder.train import fine_tune, sft
+from stepladder.train.batches import collate, window_of
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import read_curves
-from stepladder.train.examples import examples_of
+from stepladder.train.examples import Example, examples_of
 from stepladder.train.fit import Place
+from stepladder.train.loss import weighted_nll
 from stepladder.train.sft import SFTReport, train_sft
 from stepladder.train.sft_settings import SFTSettings
 from stepladder.train.training_settings import LoraSettings
@@ -391,3 +394,12 @@ def test_a_large_model_writes_in_the_precision_it_is_trained_in(monkeypatch: pyt
     for bf16 in (True, False):
         with Place(torch.device("cpu"), bf16, 0, None).playing(tiny_model()):
             assert torch.is_autocast_enabled("cpu") == bf16
+
+
+def test_a_batch_is_not_padded_beyond_the_window_of_its_model() -> None:
+    """Learned positions end there."""
+    model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=300, n_positions=50, n_embd=8, n_layer=1, n_head=2))
+    example = Example("q", tuple(range(1, 50)), (True,) * 49, (1.0,) * 49)
+    loss = weighted_nll(model, collate([example], window_of(model)))
+    assert torch.isfinite(loss)
+    assert collate([example])["input_ids"].shape == (1, 64)

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, Protocol
 
 from stepladder.batching import Asked, Cache, Key, Lane, key_of, lane_for, score_call, search_call
-from stepladder.engines.base import Engine, EngineDown, Session
+from stepladder.engines.base import Engine, EngineDown
 from stepladder.errors import StepladderError
 from stepladder.request import (
     Algorithm,
@@ -236,7 +236,7 @@ class _Session(Generic[Result]):
             if lane.pool is None and (lane.waiting or lane.running) and not self._busy_before(lane):
                 lane.session = lane.session or lane.open_session()
                 if lane.session is not None:
-                    self._go_on(lane, lane.session)
+                    self._go_on(lane)
                 else:
                     self._call(lane, lane.take_batch())
                 return
@@ -250,8 +250,10 @@ class _Session(Generic[Result]):
         self._count_call(lane)
         self._deliver(lane, batch, lane.answer(batch))
 
-    def _go_on(self, lane: Lane, session: Session) -> None:
+    def _go_on(self, lane: Lane) -> None:
         """Let requests join those under way, and work until some are answered."""
+        session = lane.session
+        assert session is not None
         try:
             if joining := lane.take_joining():
                 self._count_call(lane)
@@ -261,9 +263,12 @@ class _Session(Generic[Result]):
             raise
         except Exception:  # noqa: BLE001 - found out by the ordinary way, which asks again in halves
             lane.session = None
-            self._call(lane, list(lane.running.values()))
         else:
             self._deliver(lane, [lane.running[key] for key in replies], list(replies.values()))  # type: ignore[index]
+            return
+        # Outside of the handler, so that what the session held (GPU memory) is free again.
+        del session
+        self._call(lane, list(lane.running.values()))
 
     def _busy_before(self, lane: Lane) -> bool:
         cheaper = self.lanes[: self.lanes.index(lane)]

@@ -47,6 +47,9 @@ class Engine(ABC):
     def cancel(self) -> None:  # noqa: B027 - nothing to do unless an engine has long calls
         """Ask running calls to end soon; their replies will not be used."""
 
+    def rest(self) -> None:  # noqa: B027
+        """Nothing will be asked for a while: free what the next requests can do without."""
+
     def close(self) -> None:  # noqa: B027
         """Free what the engine holds."""
 

@@ -9,11 +9,13 @@ read there, in blocks of their own. Where a model cannot be recorded, since it l
 passes are made in the ordinary way.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from stepladder.engines.base import EngineDown
 from stepladder.engines.blocks import Block, Reading, read
 from stepladder.engines.decoding import BLOCK_ROWS, Group
 from stepladder.engines.prefixes import PrefixStore, layout_mark
@@ -23,6 +25,12 @@ from stepladder.engines.sampling import Append, Row, Sampler
 _COLUMNS = 128
 #: Rows that have ended are kept in blocks of this many; of fewer, where such a block would be too much of the store.
 _KEPT_TOGETHER, _SHARE = 64, 8
+#: How much more room than is needed a block may keep from earlier, so that its passes stay.
+_SPARE = 2
+#: A recorded pass that leaves other logits than the pass itself, by more than this share of the largest, is not used.
+_OFF = 0.05
+#: One recording at a time in a process.
+_RECORDING = threading.Lock()
 
 
 def passed_rows(rows: int) -> int:
@@ -40,26 +48,36 @@ def passed_rows(rows: int) -> int:
 class Pool:
     """A block for the rows that write, and the passes over it that were recorded."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, recording: bool = True) -> None:
+        """`recording`: whether passes are worth it, since the pool will be kept."""
         self.device = device
+        self._recording = recording and device.type == "cuda"
+        self._memory = _Memory(device) if self._recording else None
+        self._layout: tuple[Any, ...] = ()
+        self._empty()
+
+    def _empty(self) -> None:
         self.block = Block(0, 0)
-        #: Whether passes are recorded: on a GPU, until a model turns out to be none for it.
-        self.records = device.type == "cuda"
+        #: Whether passes are recorded: until a model turns out to be none for it.
+        self.records = self._recording
         self._passes: dict[tuple[int, int], _Pass] = {}
         self._logits_BV = torch.zeros(0, 0)
-        self._layout: tuple[Any, ...] = ()
 
     @property
     def bytes(self) -> int:
-        """The memory of its block."""
-        return self.block.bytes
+        """The memory of its block and of its logits."""
+        return self.block.bytes + self._logits_BV.nbytes
 
-    def notice(self, model: Any) -> None:
+    def fits(self, model: Any) -> bool:
+        """Whether all that is kept is of the model as it is: of weights at this place, whatever their values."""
+        return layout_mark(model) == self._layout
+
+    def begin(self, model: Any) -> None:
         """Give up what is of another layout: other weights (not other values of them), another precision."""
         layout = layout_mark(model)
         if layout != self._layout:
-            self.block, self._layout = Block(0, 0), layout
-            self._passes.clear()
+            self._empty()
+            self._layout = layout
 
     def make_room(self, rows: int, columns: int, keep: int) -> None:
         """See to it that so many rows and columns fit; the first `keep` rows stay as they are."""
@@ -67,10 +85,13 @@ class Pool:
         before = self.block
         if rows <= before.size and columns <= before.columns:
             return
-        self._passes.clear()
-        self.block = Block(max(rows, before.size), max(columns, before.columns))
+        larger = max(rows, before.size), max(columns, before.columns)
+        spare = larger[0] * larger[1] <= _SPARE * rows * columns
+        made = Block(*(larger if spare else (rows, columns)))
         if keep:
-            self.block.copy(before, range(keep), range(keep), before.columns)
+            made.copy(before, range(keep), range(keep), min(before.columns, made.columns))
+        self._passes.clear()
+        self.block = made
 
     def read(self, model: Any, tokens_B: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
         """One pass over the first rows, each at its position; the logits, which the next pass overwrites."""
@@ -92,11 +113,28 @@ class Pool:
             assert not self._passes  # with more room they were given up
             self._logits_BV = logits_BV.new_zeros(self.block.size, logits_BV.shape[1])
         try:
-            found.record(model, self._logits_BV)
-        except RuntimeError:  # whatever its reason: the pass itself went well
+            with _RECORDING:
+                found.record(model, self._logits_BV, self._memory)
+            found.graph.replay()
+        except torch.OutOfMemoryError:
+            return  # the pass itself went well; there may be room when its shape comes again
+        except RuntimeError:  # whatever its reason
             self.records = False
-        else:
+            return
+        again_BV = self._logits_BV[: found.rows]
+        if (again_BV - logits_BV).abs().max() <= _OFF * logits_BV.abs().max():
             self._passes[found.rows, found.columns] = found
+        else:
+            self.records = False
+
+
+class _Memory:
+    """Where the passes of a pool are recorded: they run one after the other, and share what they need in between."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.handle = torch.cuda.graph_pool_handle()
 
 
 class _Pass:
@@ -119,7 +157,7 @@ class _Pass:
         reading = Reading(self.block, 0, self.rows, rows_B, self.positions_B, self.columns, width=1)
         return read(model, self.tokens_B, [reading], 0)
 
-    def record(self, model: Any, logits_BV: torch.Tensor) -> None:
+    def record(self, model: Any, logits_BV: torch.Tensor, memory: Any) -> None:
         """Record the pass; replayed, it leaves its logits in the first rows of `logits_BV`."""
         graph = torch.cuda.CUDAGraph()
         kind = self.tokens_B.device.type
@@ -127,7 +165,8 @@ class _Pass:
         # Weights that autocast has converted and kept would be those of today for ever.
         with (
             torch.autocast(kind, precision, enabled=torch.is_autocast_enabled(kind), cache_enabled=False),
-            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            torch.cuda.device(memory.device),
+            torch.cuda.graph(graph, memory.handle, memory.stream, capture_error_mode="thread_local"),
         ):
             logits_BV[: self.rows] = self.run(model)
         self.graph = graph
@@ -157,19 +196,33 @@ class PooledDecoding:
     @torch.inference_mode()
     def add(self, rows: Sequence[Row]) -> None:
         """Let rows join: read what is new in their contexts."""
-        if self.pool is None:
-            self.pool = self.idle.pop() if self.idle else Pool(self.device)
-            self.pool.notice(self.model)
+        pool = self._pool()
         size = BLOCK_ROWS["cuda"]
         rows = sorted(rows, key=lambda row: (len(row.tokens_in), row.tokens_in))
         for start in range(0, len(rows), size):
             group = Group(rows[start : start + size], self.store, self.device)
             group.read_context(self.model)
-            self._join(group, self.pool)
+            self._join(group, pool)
+
+    def _pool(self) -> Pool:
+        """The one that rows are in; or else an idle one, or a new one."""
+        if self.pool is not None and self.alive:
+            if not self.pool.fits(self.model):
+                raise EngineDown("the model was changed while it was writing")
+            return self.pool
+        if self.pool is None:
+            of_here = [pool for pool in self.idle if pool.device == self.device]
+            self.pool = of_here[-1] if of_here else Pool(self.device, recording=self.store.capacity > 0)
+            self.idle[:] = [pool for pool in of_here if pool is not self.pool]
+        if not self.pool.fits(self.model):
+            self.pool.begin(self.model)
+            self._kept, self._count = Block(0, 0), 0
+        return self.pool
 
     def _join(self, group: Group, pool: Pool) -> None:
         before, count = len(self.alive), len(group.rows)
-        pool.make_room(before + count, group.block.columns, keep=before)
+        written = max((len(row.tokens_in) + len(row.tokens) for row in self.alive), default=0)
+        pool.make_room(before + count, max(group.block.columns, written), keep=before)
         longest = max(len(row.tokens_in) for row in group.rows)
         pool.block.copy(group.block, range(before, before + count), range(count), longest)
         if before:
@@ -195,7 +248,7 @@ class PooledDecoding:
             self.pool.make_room(len(positions), max(positions) + 1, keep=len(positions))
             self.logits_BV = self.pool.read(self.model, tokens_B, positions)
         else:
-            if self.pool.bytes <= self.store.capacity:
+            if self.pool.bytes + sum(pool.bytes for pool in self.idle) <= self.store.capacity:
                 self.idle.append(self.pool)
             self.pool = None
         return ended

@@ -118,20 +118,32 @@ def weights_mark(model: nn.Module) -> tuple[Any, ...]:
     weights = list(model.parameters())
     versions = [-1 if each.is_inference() else each._version for each in weights]
     bits = torch.stack([_sum_of_bits(each).to(weights[0].device) for each in weights]).tolist()
-    return layout_mark(model), tuple(versions), tuple(bits)
+    return _layout(model), tuple(versions), tuple(bits)
 
 
 def layout_mark(model: nn.Module) -> tuple[Any, ...]:
-    """Equal as long as the model computes in the same way with weights at the same place, whatever their values."""
-    weights = list(model.parameters())
-    adapted: list[Any] = [each for each in model.modules() if isinstance(getattr(each, "disable_adapters", None), bool)]
+    """Equal as long as the model does the same with weights at the same place, whatever their values."""
+    hooks = [(*each._forward_pre_hooks, *each._forward_hooks) for each in model.modules()]
+    return *_layout(model), tuple(hooks)
+
+
+def _layout(model: nn.Module) -> tuple[Any, ...]:
+    tensors = [*model.parameters(), *model.buffers()]
+    modules: list[Any] = list(model.modules())
     adapters = [  # layers of peft
-        (layer.disable_adapters, *layer.active_adapters, str(getattr(layer, "scaling", ""))) for layer in adapted
+        (each.disable_adapters, *each.active_adapters, *each.merged_adapters, str(getattr(each, "scaling", "")))
+        for each in modules
+        if isinstance(getattr(each, "disable_adapters", None), bool)
     ]
-    device = weights[0].device.type
+    device = tensors[0].device.type
     precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     forward = vars(model).get("forward")  # a trainer's own, which may convert
-    return tuple(each.data_ptr() for each in weights), tuple(adapters), precision, id(forward) if forward else None
+    return (
+        tuple((each.data_ptr(), each.dtype, each.shape, each.device) for each in tensors),
+        tuple(adapters),
+        precision,
+        id(forward) if forward else None,
+    )
 
 
 def _sum_of_bits(weights: torch.Tensor) -> torch.Tensor:

@@ -68,6 +68,7 @@ class TransformersEngine(Engine):
         into the tokenizer's chat template; by default when it has one. `chat_options` are variables of that template,
         such as `{"enable_thinking": False}`. `context_limit`: tokens of the window, where the model does not say.
         `prefix_bytes`: memory for what is kept of earlier transcripts, by default an eighth of the device's; 0 is off.
+        On a GPU as much again may be kept for the rows that write.
         """
         if isinstance(model, str | Path):
             where = pick_device(device)
@@ -183,6 +184,10 @@ class TransformersEngine(Engine):
         if self.pools:
             return PooledDecoding(self.model, self.prefixes, self._append, self._idle)
         return PackedDecoding(self.model, self.prefixes, self._append)
+
+    def rest(self) -> None:
+        """Drop what was kept of earlier transcripts; passes that were recorded stay."""
+        self.prefixes.forget()
 
     def forget(self) -> None:
         """Drop the keys and values of earlier transcripts. Changes of weights are noticed without this."""

@@ -5,7 +5,7 @@ come in few shapes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -14,8 +14,7 @@ from torch.utils.data import Sampler
 from stepladder.seeding import seed_of
 from stepladder.train.examples import Example
 
-#: Widths come in multiples of this: kernels are prepared for every new shape, on a CPU for a third of all time. Models'
-#: windows are multiples of it too.
+#: Widths come in multiples of this: kernels are prepared for every new shape, on a CPU for a third of all time.
 WIDTHS = 32
 #: Batches that are sorted by length together. More of them: less padding, but the same examples meet more often.
 SORTED_TOGETHER = 16
@@ -60,13 +59,22 @@ class SimilarLengths(Sampler[int]):
         yield from rest
 
 
-def padded_width(lengths: Iterable[int]) -> int:
-    """The width of a batch with rows of these lengths.
+def padded_width(lengths: Iterable[int], window: int | None = None) -> int:
+    """The width of a batch with rows of these lengths, for a model that takes so many tokens.
 
-    >>> padded_width([3, 40])
-    64
+    >>> padded_width([3, 40]), padded_width([3, 40], window=50)
+    (64, 50)
     """
-    return -(-max(lengths) // WIDTHS) * WIDTHS
+    longest = max(lengths)
+    rounded = -(-longest // WIDTHS) * WIDTHS
+    return rounded if window is None else max(longest, min(rounded, window))
+
+
+def window_of(model: Any) -> int | None:
+    """How many tokens a model takes, as far as it says so; it may be wrapped for several devices."""
+    config = getattr(getattr(model, "module", model), "config", None)
+    window = None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
+    return window if isinstance(window, int) else None
 
 
 def wanted_columns(wanted_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,9 +83,9 @@ def wanted_columns(wanted_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return columns_K, torch.cat([columns_K, columns_K[-1:].expand(-len(columns_K) % WIDTHS)])
 
 
-def collate(examples: Sequence[Example]) -> Batch:
-    """Examples as tensors."""
-    width = padded_width(len(example.tokens) for example in examples)
+def collate(examples: Sequence[Example], window: int | None = None) -> Batch:
+    """Examples as tensors, for a model that takes so many tokens."""
+    width = padded_width((len(example.tokens) for example in examples), window)
     ids_BT = torch.zeros(len(examples), width, dtype=torch.long)
     mask_BT = torch.zeros(len(examples), width, dtype=torch.long)
     weights_BT = torch.zeros(len(examples), width)

@@ -30,6 +30,7 @@ from stepladder.engines.transformers import TransformersEngine
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Pair, Question, Trajectory
+from stepladder.train.batches import window_of
 from stepladder.train.dpo_settings import DPOSettings
 from stepladder.train.dpo_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.examples import examples_of
@@ -157,7 +158,7 @@ def _trainer(
         policy.model,
         ref_model=reference,
         args=arguments,
-        data_collator=collate_pairs,
+        data_collator=partial(collate_pairs, window=window_of(policy.model)),
         train_dataset=Dataset.from_list(list(rows)),
         eval_dataset=Dataset.from_list(list(held_out or rows[:1])),  # only asked whether it is there
         processing_class=policy.tokenizer,

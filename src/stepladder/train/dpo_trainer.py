@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from trl import DPOTrainer  # type: ignore[attr-defined]
 
-from stepladder.train.batches import padded_width
+from stepladder.train.batches import padded_width, window_of
 from stepladder.train.examples import Example
 from stepladder.train.trainer import DevScore, WatchedTrainer
 
@@ -39,13 +39,13 @@ class PairRow(TypedDict):
     rejected_ids: list[int]
 
 
-def collate_pairs(rows: Sequence[PairRow]) -> dict[str, Any]:
+def collate_pairs(rows: Sequence[PairRow], window: int | None = None) -> dict[str, Any]:
     """Rows as trl wants them: first every state with its chosen step, then every state with its rejected one.
 
     `completion_mask` is 1 on the step alone: neither prompt nor retrieved passages nor earlier steps are in the loss.
     """
     sides = [(row["prompt_ids"], row[side]) for side in ("chosen_ids", "rejected_ids") for row in rows]
-    width = padded_width(len(prompt) + len(step) for prompt, step in sides)
+    width = padded_width((len(prompt) + len(step) for prompt, step in sides), window)
     ids_BT = torch.zeros(len(sides), width, dtype=torch.long)
     attention_BT = torch.zeros(len(sides), width, dtype=torch.long)
     completion_BT = torch.zeros(len(sides), width, dtype=torch.long)
@@ -69,6 +69,7 @@ class PairTrainer(DPOTrainer, WatchedTrainer):
     loss_is_scaled_for_ga = True  # type: ignore[assignment] # trl says None, transformers a bool
 
     model: Any
+    data_collator: Any
     #: Pairs that are not learnt from; set by whoever makes a trainer.
     held_out: Sequence[PairRow] = ()
 
@@ -119,7 +120,7 @@ class PairTrainer(DPOTrainer, WatchedTrainer):
             for start in range(0, len(self.held_out), size):
                 rows = self.held_out[start : start + size]
                 with torch.no_grad():
-                    loss = float(self.compute_loss(self.model, self._prepare_inputs(collate_pairs(rows))))
+                    loss = float(self.compute_loss(self.model, self._prepare_inputs(self.data_collator(rows))))
                 seen = {"loss": loss} | {ours: self._metrics["eval"][name][-1] for name, ours in _MEASURES.items()}
                 for name, value in seen.items():
                     sums[name] = sums.get(name, 0.0) + value * len(rows)
@@ -136,7 +137,7 @@ class PairTrainer(DPOTrainer, WatchedTrainer):
         return total / max(count, 1)
 
     def _divergence(self, examples: Sequence[Example]) -> tuple[float, int]:
-        width = padded_width(len(example.tokens) for example in examples)
+        width = padded_width((len(example.tokens) for example in examples), window_of(self.model))
         ids_BT = torch.zeros(len(examples), width, dtype=torch.long)
         written_BT = torch.zeros(len(examples), width, dtype=torch.bool)
         for row, example in enumerate(examples):

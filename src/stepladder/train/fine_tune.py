@@ -10,6 +10,7 @@ forward pass and its own loss into the model, and has no place for token weights
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from stepladder.evaluate.runner import evaluate
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Question, Trajectory
-from stepladder.train.batches import collate
+from stepladder.train.batches import collate, window_of
 from stepladder.train.curves import Curves
 from stepladder.train.examples import Example, examples_of
 from stepladder.train.fit import Place, Precision, curve_numbers, fit, lr_for
@@ -81,7 +82,7 @@ def _fit(
     def trainer(arguments: TrainingArguments) -> WatchedTrainer:
         # A trainer that evaluates wants an eval_dataset; ours is inside dev_score.
         held_out: Any = [None] if dev_score else None
-        together: Any = collate
+        together: Any = partial(collate, window=window_of(policy.model))
         return TranscriptTrainer(policy.model, arguments, together, train_dataset=list(examples), eval_dataset=held_out)
 
     return fit(

@@ -56,18 +56,16 @@ class Place:
         """Within, an engine writes with the model: in the precision of its weights if it is small.
 
         Autocast converts every weight and every input for every token; with few weights that takes longer than it
-        saves. A trainer has put it into the model's own forward pass, where it is gone around.
+        saves. A trainer has put it into the model's own forward pass, which is gone around.
         """
         parameters = sum(weights.numel() for weights in model.parameters())
-        if self.bf16 and parameters >= _WORTH_CONVERTING:
-            with self.autocast:
-                yield
-            return
+        converts = self.bf16 and parameters >= _WORTH_CONVERTING
         trained = vars(model).get("forward")
         if trained is not None:
             model.forward = vars(model).get("_original_forward", trained)
         try:
-            yield
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=converts):
+                yield
         finally:
             if trained is not None:
                 model.forward = trained

@@ -29,7 +29,7 @@ from stepladder.engines.loading import (
 from stepladder.errors import StepladderError
 from stepladder.files import atomic_folder
 from stepladder.trace import Trajectory
-from stepladder.train.batches import padded_width
+from stepladder.train.batches import padded_width, window_of
 from stepladder.train.readings import Reading, StepReader
 
 #: Most tokens of a pass on a CPU, padding included: beyond, they outgrow its caches, and each takes twice as long.
@@ -101,7 +101,9 @@ class ProcessRewardModel:
     def read(self, readings: Sequence[Reading]) -> list[tuple[float, ...]]:
         """The scores of one batch."""
         with torch.inference_mode():
-            found = self.model(**{name: tensor.to(self._device) for name, tensor in padded(readings).items()})
+            found = self.model(
+                **{name: tensor.to(self._device) for name, tensor in padded(readings, window_of(self.model)).items()}
+            )
         scores = iter(found.float().tolist())
         rows = [tuple(next(scores) for _ in reading.ends) for reading in readings]
         if not all(abs(score) < float("inf") for row in rows for score in row):
@@ -125,13 +127,13 @@ def expect_same_words(policy: Encoding, reward: ProcessRewardModel) -> None:
         )
 
 
-def padded(readings: Sequence[Reading]) -> dict[str, torch.Tensor]:
+def padded(readings: Sequence[Reading], window: int | None = None) -> dict[str, torch.Tensor]:
     """Readings as the model takes them, padded on the right.
 
     There is no attention mask: a causal model looks to the left alone, so no score depends on the padding behind it,
     and without a mask it may use its fastest kernels.
     """
-    width = padded_width(len(reading.tokens) for reading in readings)
+    width = padded_width((len(reading.tokens) for reading in readings), window)
     ids_BT = torch.zeros(len(readings), width, dtype=torch.long)
     for row, reading in enumerate(readings):
         ids_BT[row, : len(reading.tokens)] = torch.tensor(reading.tokens)

@@ -141,10 +141,10 @@ def _valued(question_id: str, readings: Iterable[Reading], known: Sequence[float
     return RewardExample(question_id, tuple(kept), values=tuple(values)) if kept else None
 
 
-def collate_rewards(examples: Sequence[RewardExample], dense: float = 0.0) -> RewardBatch:
+def collate_rewards(examples: Sequence[RewardExample], dense: float = 0.0, window: int | None = None) -> RewardBatch:
     """Examples as tensors. `dense`: what the other tokens of a step weigh together, its end being 1."""
     readings = [reading for example in examples for reading in example.readings]
-    batch = padded(readings)
+    batch = padded(readings, window)
     lengths_B1 = torch.tensor([[len(reading.tokens)] for reading in readings])
     pairs: list[tuple[int, int, float]] = []
     first = 0

@@ -25,6 +25,7 @@ from stepladder.driver import Watcher
 from stepladder.engines.encoding import Encoding
 from stepladder.engines.loading import DTYPES, context_limit_of, pick_dtype, quiet_libraries
 from stepladder.errors import StepladderError
+from stepladder.train.batches import window_of
 from stepladder.train.fit import Place, curve_numbers, fit, lr_for, place_for
 from stepladder.train.policy import with_lora
 from stepladder.train.prm import ProcessRewardModel, load_reward_model, load_to_train, reads_steps
@@ -124,7 +125,7 @@ def train_prm(
         dev_score = _held_out_score(scoring, dev, settings, place) if dev else None
 
         def trainer(arguments: TrainingArguments) -> WatchedTrainer:
-            together: Any = partial(collate_rewards, dense=settings.dense)
+            together: Any = partial(collate_rewards, dense=settings.dense, window=window_of(scoring))
             held_out: Any = [None] if dev else None
             made = RewardTrainer(scoring, arguments, together, train_dataset=list(train), eval_dataset=held_out)
             made.centre = settings.centre
@@ -166,7 +167,7 @@ def _held_out_score(
         sums: dict[str, float] = {}
         weight = 0
         for start in range(0, len(ordered), _HELD_OUT_BATCH):
-            batch: Any = collate_rewards(ordered[start : start + _HELD_OUT_BATCH])
+            batch: Any = collate_rewards(ordered[start : start + _HELD_OUT_BATCH], window=window_of(model))
             batch = {name: part.to(place.device) if torch.is_tensor(part) else part for name, part in batch.items()}
             with torch.no_grad(), place.autocast:
                 loss, seen = batch_loss(_scores(model, batch), batch, settings.centre)

@@ -81,6 +81,8 @@ class Rollouts:
             scores = self._scores([trajectory for group in sampled for trajectory in group])
             groups = self._credited(sampled, scores)
         ended = time.monotonic()
+        if self.driver.engine is not None:
+            self.driver.engine.rest()  # the weights will be others, and learning needs the memory
         if not any(groups):
             raise StepladderError(
                 "no sampled episode has a single step: the prompts leave no room in the model's window. Take a model "

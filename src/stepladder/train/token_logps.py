@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from stepladder.train.batches import padded_width, wanted_columns
+from stepladder.train.batches import padded_width, wanted_columns, window_of
 
 #: Rows computed together: small parts of like length have less padding, large ones keep a GPU busy.
 _AT_ONCE_CPU, _AT_ONCE = 8, 64
@@ -30,7 +30,7 @@ def token_logps(
     at_once = _AT_ONCE_CPU if ids_BT.device.type == "cpu" else _AT_ONCE
     rows, columns, logps, entropies = [], [], [], []
     for part in torch.split(torch.argsort(lengths_B, stable=True), at_once):
-        width = padded_width(lengths_B[part].tolist())
+        width = padded_width(lengths_B[part].tolist(), window_of(model))
         own_BT = wanted_BT[part, : width - 1]  # a token's log-prob is found at the one before it
         if not own_BT.any():
             continue
