@@ -62,6 +62,19 @@ def test_the_manifest_tells_what_the_index_is(tmp_path: Path) -> None:
     assert info.size == sum(f.stat().st_size for f in (tmp_path / "ix").iterdir() if f.name != "index.json")
 
 
+def test_texts_are_split_and_what_is_left_out_is_told(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("one two three four five six")
+    (texts / "b.txt").write_text("")
+    (texts / "c.bin").write_bytes(b"?")
+    info = build_index(texts, tmp_path / "index", words=4, overlap=1)
+    assert info.left_out == {"blank passages": 1, "other files": 1}
+    assert index_info(tmp_path / "index") == info
+    (found,) = open_index(tmp_path / "index").search(["six"], 3)
+    assert [(passage.id, passage.text) for passage in found] == [("a.txt#2", "four five six")]
+
+
 def test_the_checksum_is_that_of_the_passages(tmp_path: Path) -> None:
     def checksum(passages: list[Passage]) -> str:
         return build_index(passages, tmp_path / "ix", overwrite=True).checksum

@@ -44,10 +44,10 @@ def read_lines(path: str | Path, error: type[StepladderError]) -> Iterator[tuple
     """The id and the object of every line of a `.jsonl` or `.jsonl.gz` file."""
     path = Path(path)
     first_seen: dict[str, int] = {}
-    for number, raw in _raw_lines(path, error):
+    for number, raw in raw_lines(path, error):
         if not raw.strip():
             continue
-        line = Line(path, number, _parse(path, number, raw, error), error)
+        line = Line(path, number, parsed(path, number, raw, error), error)
         key = _id(line)
         if key in first_seen:
             raise line.wrong(f"id {key!r} was used before, on line {first_seen[key]}; ids must differ")
@@ -69,7 +69,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _raw_lines(path: Path, error: type[StepladderError]) -> Iterator[tuple[int, bytes]]:
+def raw_lines(path: Path, error: type[StepladderError]) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -85,7 +85,7 @@ def _raw_lines(path: Path, error: type[StepladderError]) -> Iterator[tuple[int, 
         raise error(f"{path}: cannot be read: {problem.strerror or problem}") from problem
 
 
-def _parse(path: Path, number: int, raw: bytes, error: type[StepladderError]) -> dict[str, Any]:
+def parsed(path: Path, number: int, raw: bytes, error: type[StepladderError]) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as problem:

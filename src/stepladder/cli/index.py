@@ -23,13 +23,20 @@ ThisIndex = Annotated[Path, typer.Argument(parser=path_of, help="Folder of the i
 
 @app.command("build")
 def index_build(
-    corpus: Annotated[str, typer.Argument(help=f"Corpus file (.jsonl, .jsonl.gz), or one of {listed(DATA_SETS)}.")],
+    corpus: Annotated[
+        str,
+        typer.Argument(help=f"A file, folder or pattern (.jsonl, .parquet, .tsv, .txt, .md), or {listed(DATA_SETS)}."),
+    ],
     folder: Annotated[Path, typer.Option("--out", parser=path_of, help="Folder of the index.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an index that is there.")] = False,
+    words: Annotated[
+        int, typer.Option("--words", min=1, help="Most words of a passage that a text is split into.")
+    ] = 100,
+    overlap: Annotated[int, typer.Option("--overlap", min=0, help="Words that it shares with the one before.")] = 20,
     world_seed: WorldSeed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Build a BM25 index: lines of {"id", "contents"} or {"id", "title", "text"}."""
+    """Build a BM25 index: of rows with id and contents, or id, title and text; or of texts, which are split."""
     source: Path | Sequence[Passage] = path_of(corpus)
     if corpus in DATA_SETS:
         source = open_data(corpus, seed=world_seed).passages or ()
@@ -39,6 +46,8 @@ def index_build(
             folder,
             source=corpus,
             overwrite=overwrite,
+            words=words,
+            overlap=overlap,
             on_progress=lambda count: status.update(f"Indexing {corpus}: {count:,} passages"),
         )
     _show_index(info, folder, as_json)
@@ -83,4 +92,7 @@ def _show_index(info: IndexInfo, folder: Path, as_json: bool) -> None:
         highlight=False,
     )
     out.print(f"from {shown(info.source)} on {info.created}; {shown(made)}", highlight=False, soft_wrap=True)
+    if info.left_out:
+        counts = ", ".join(f"{count:,} {name}" for name, count in info.left_out.items())
+        out.print(f"left out: {counts}", highlight=False)
     out.print(f"checksum {info.checksum}", highlight=False)

@@ -11,7 +11,7 @@ The folder appears whole or not at all. The checksum is of the passages alone, s
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -23,7 +23,7 @@ from stepladder.errors import StepladderError, unknown_name
 from stepladder.files import atomic_folder
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.corpus import distinct, read_corpus
+from stepladder.retrieval.corpus import Corpus, distinct, read_corpus
 from stepladder.trace import Passage
 
 INDEX_VERSION = 1
@@ -67,6 +67,8 @@ class IndexInfo:
     checksum: str
     #: Size in bytes of every other file in the folder.
     files: dict[str, int]
+    #: What of the corpus is not in it, and how much: blank passages, duplicates, files that cannot be read.
+    left_out: dict[str, int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -85,17 +87,22 @@ def build_index(
     source: str = "",
     overwrite: bool = False,
     on_progress: Callable[[int], None] | None = None,
+    words: int = 100,
+    overlap: int = 20,
     **settings: Any,
 ) -> IndexInfo:
-    """Build an index of a corpus file, or of passages, in a folder.
+    """Build an index of a corpus (a file, a folder, a pattern), or of passages, in a folder.
 
+    Texts are split into passages of `words` words that share `overlap` of them with the one before.
     `settings` are those of the kind's own `build`. `on_progress` is called now and then with the number of passages
     read so far. An existing index is replaced only with `overwrite`, any other folder with files in it never.
     """
     builder, folder = _kind(kind), Path(folder)
     _check_free(folder, overwrite)
+    passages: Iterable[Passage]
     if isinstance(corpus, str | Path):
-        passages, source = read_corpus(Path(corpus)), source or Path(corpus).name
+        passages = read_corpus(corpus, words=words, overlap=overlap)
+        source = source or Path(corpus).name
     else:
         passages = distinct(corpus)
     reading = _Reading(passages, on_progress)
@@ -113,6 +120,7 @@ def build_index(
                 for file in sorted(temporary.rglob("*"))
                 if file.is_file()
             },
+            left_out=passages.left_out if isinstance(passages, Corpus) else {},
         )
         manifest = json.dumps({_VERSION_KEY: INDEX_VERSION, **asdict(info)}, indent=2, ensure_ascii=False)
         (temporary / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
@@ -167,7 +175,7 @@ def open_index(folder: str | Path) -> Retriever:
 class _Reading:
     """Passages on their way into an index: counted, hashed and reported."""
 
-    def __init__(self, passages: Iterator[Passage], on_progress: Callable[[int], None] | None) -> None:
+    def __init__(self, passages: Iterable[Passage], on_progress: Callable[[int], None] | None) -> None:
         self._passages = passages
         self._on_progress = on_progress
         self.count = 0
