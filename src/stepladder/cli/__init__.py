@@ -10,6 +10,7 @@ explore.py   explore, pairs, export
 prm.py       prm: how good a reward model is
 tree.py      tree
 index.py     index build, search, info
+serve.py     serve: an index over HTTP
 about.py     demo, doctor
 """
 
@@ -27,6 +28,7 @@ from stepladder.cli.index import app as index_app
 from stepladder.cli.play import ask, evaluate_command
 from stepladder.cli.prm import prm_command
 from stepladder.cli.report import report_command
+from stepladder.cli.serve import serve_command
 from stepladder.cli.study import study_command
 from stepladder.cli.train import app as train_app
 from stepladder.cli.train import run_command
@@ -56,6 +58,7 @@ app.command(name="report")(report_command)
 app.command(name="study")(study_command)
 app.command(name="export")(export_command)
 app.add_typer(index_app, name="index")
+app.command(name="serve")(serve_command)
 app.command()(doctor)
 
 
