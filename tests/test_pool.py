@@ -1,6 +1,5 @@
 """Rows that write in one block, by passes that are recorded: the same words as in the ordinary way."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ class Replayed:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Replayed]]:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
     """Passes are recorded on a CPU too, and these are they."""
     made: list[Replayed] = []
 
@@ -43,7 +42,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Replayed]]:
 
     monkeypatch.setattr(pool._Pass, "record", record)
     monkeypatch.setattr("stepladder.engines.pool.Pool", Recording)
-    return iter([made])
+    return made
 
 
 def requests(texts: list[str] = TEXTS, limit: int = 12) -> list[Generate]:
@@ -90,26 +89,23 @@ def same(ours: Generation, theirs: Generation) -> bool:
     )
 
 
-def test_a_pool_writes_what_is_written_without_one(recorded: Iterator[list[Replayed]]) -> None:
-    made = next(recorded)
+def test_a_pool_writes_what_is_written_without_one(recorded: list[Replayed]) -> None:
     ours, theirs = (replies(engine_with(pools), requests()) for pools in (True, False))
     assert all(same(a, b) for a, b in zip(ours, theirs))
     assert {each.finish for each in ours} >= {Finish.LENGTH}
-    assert sum(each.times for each in made) > len(made) > 1  # most passes are replayed, each of several shapes
+    assert sum(each.times for each in recorded) > len(recorded) > 1  # most passes are replayed, each of several shapes
 
 
 @pytest.mark.parametrize("prefix_bytes", [None, 0])
-def test_rows_join_and_leave_a_pool_one_by_one(recorded: Iterator[list[Replayed]], prefix_bytes: int | None) -> None:
-    next(recorded)
+def test_rows_join_and_leave_a_pool_one_by_one(recorded: list[Replayed], prefix_bytes: int | None) -> None:
     asked = requests(TEXTS * 3)
     ours = joined(engine_with(True, prefix_bytes=prefix_bytes), asked)
     theirs = replies(engine_with(False), asked)
     assert all(same(ours[number], each) for number, each in enumerate(theirs))
 
 
-def test_a_pool_grows_while_rows_write_in_it(recorded: Iterator[list[Replayed]]) -> None:
+def test_a_pool_grows_while_rows_write_in_it(recorded: list[Replayed]) -> None:
     """More rows than it began with, and columns beyond those that were reserved."""
-    next(recorded)
     asked = [
         Generate((Segment(Author.PROMPT, "abc " * length),), sampling=Sampling(1.0, 1.0, 90), seed=length)
         for length in (2, 30, 3, 31, 5, 32, 6)
@@ -119,37 +115,34 @@ def test_a_pool_grows_while_rows_write_in_it(recorded: Iterator[list[Replayed]])
 
 
 def test_passes_are_kept_from_call_to_call_and_new_values_of_weights_are_seen(
-    recorded: Iterator[list[Replayed]],
+    recorded: list[Replayed],
 ) -> None:
-    made = next(recorded)
     engine, asked = engine_with(True), requests()
     before = replies(engine, asked)
     with torch.no_grad():
         for weights in engine.model.parameters():
             weights.mul_(1.5)
     after = replies(engine, asked)
-    shapes = [each.shape for each in made]
+    shapes = [each.shape for each in recorded]
     assert len(set(shapes)) == len(shapes)  # nothing had to be recorded again
     other = TransformersEngine(engine.model, engine.tokenizer)
     assert all(same(a, b) for a, b in zip(after, replies(other, asked)))
     assert not all(same(a, b) for a, b in zip(after, before))
 
 
-def test_passes_of_weights_at_another_place_are_recorded_anew(recorded: Iterator[list[Replayed]]) -> None:
-    made = next(recorded)
+def test_passes_of_weights_at_another_place_are_recorded_anew(recorded: list[Replayed]) -> None:
     engine, asked = engine_with(True), requests()
     replies(engine, asked)
-    largest = made[0].shape
+    largest = recorded[0].shape
     engine.model.lm_head.weight = torch.nn.Parameter(engine.model.lm_head.weight.detach() * 2)
     after = replies(engine, asked)
-    assert [each.shape for each in made].count(largest) == 2
+    assert [each.shape for each in recorded].count(largest) == 2
     assert all(same(a, b) for a, b in zip(after, replies(TransformersEngine(engine.model, engine.tokenizer), asked)))
 
 
 def test_a_model_that_cannot_be_recorded_writes_in_the_ordinary_way(
-    recorded: Iterator[list[Replayed]], monkeypatch: pytest.MonkeyPatch
+    recorded: list[Replayed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = next(recorded)
     tried: list[int] = []
 
     def refuse(self: Any, model: Any, logits_BV: torch.Tensor, memory: Any) -> None:
@@ -160,7 +153,7 @@ def test_a_model_that_cannot_be_recorded_writes_in_the_ordinary_way(
     ours, theirs = (replies(engine_with(pools), requests()) for pools in (True, False))
     assert all(same(a, b) for a, b in zip(ours, theirs))
     assert len(tried) == 1
-    assert not made
+    assert not recorded
 
 
 def test_what_rows_have_read_is_known_to_those_that_follow() -> None:
@@ -180,9 +173,8 @@ def test_what_rows_have_read_is_known_to_those_that_follow() -> None:
 
 
 def test_a_long_row_behind_many_short_ones_does_not_take_the_room_of_all(
-    recorded: Iterator[list[Replayed]],
+    recorded: list[Replayed],
 ) -> None:
-    next(recorded)
     engine = engine_with(True)
     replies(engine, requests(TEXTS * 4))
     (many,) = engine._idle
@@ -194,8 +186,7 @@ def test_a_long_row_behind_many_short_ones_does_not_take_the_room_of_all(
     assert many.block.columns >= 800
 
 
-def test_other_precision_other_logits(recorded: Iterator[list[Replayed]]) -> None:
-    next(recorded)
+def test_other_precision_other_logits(recorded: list[Replayed]) -> None:
     engine = engine_with(True)
     with torch.autocast("cpu", torch.bfloat16):
         replies(engine, requests())
@@ -203,8 +194,7 @@ def test_other_precision_other_logits(recorded: Iterator[list[Replayed]]) -> Non
     assert all(same(a, b) for a, b in zip(ours, theirs))
 
 
-def test_a_model_that_is_changed_while_it_writes_is_noticed(recorded: Iterator[list[Replayed]]) -> None:
-    next(recorded)
+def test_a_model_that_is_changed_while_it_writes_is_noticed(recorded: list[Replayed]) -> None:
     engine = engine_with(True, prefix_bytes=0)
     session = engine.open()
     assert session is not None
@@ -215,14 +205,13 @@ def test_a_model_that_is_changed_while_it_writes_is_noticed(recorded: Iterator[l
         session.add({1: second})
 
 
-def test_rest_frees_what_was_read_and_keeps_what_was_recorded(recorded: Iterator[list[Replayed]]) -> None:
-    made = next(recorded)
+def test_rest_frees_what_was_read_and_keeps_what_was_recorded(recorded: list[Replayed]) -> None:
     engine = engine_with(True)
     replies(engine, requests())
     engine.rest()
     assert not engine.prefixes.bytes
     replies(engine, requests())
-    shapes = [each.shape for each in made]
+    shapes = [each.shape for each in recorded]
     assert len(set(shapes)) == len(shapes)
 
 

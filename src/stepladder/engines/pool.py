@@ -27,7 +27,7 @@ _COLUMNS = 128
 _KEPT_TOGETHER, _SHARE = 64, 8
 #: How much more room than is needed a block may keep from earlier, so that its passes stay.
 _SPARE = 2
-#: A recorded pass that leaves other logits than the pass itself, by more than this share of the largest, is not used.
+#: A recorded pass that leaves other logits than the pass itself, by more than this and this share, is not used.
 _OFF = 0.05
 #: One recording at a time in a process.
 _RECORDING = threading.Lock()
@@ -73,11 +73,9 @@ class Pool:
         return layout_mark(model) == self._layout
 
     def begin(self, model: Any) -> None:
-        """Give up what is of another layout: other weights (not other values of them), another precision."""
-        layout = layout_mark(model)
-        if layout != self._layout:
-            self._empty()
-            self._layout = layout
+        """Give up all that is kept, for a model of another layout: other weights, another precision."""
+        self._empty()
+        self._layout = layout_mark(model)
 
     def make_room(self, rows: int, columns: int, keep: int) -> None:
         """See to it that so many rows and columns fit; the first `keep` rows stay as they are."""
@@ -122,7 +120,7 @@ class Pool:
             self.records = False
             return
         again_BV = self._logits_BV[: found.rows]
-        if (again_BV - logits_BV).abs().max() <= _OFF * logits_BV.abs().max():
+        if torch.allclose(again_BV, logits_BV, rtol=_OFF, atol=_OFF):
             self._passes[found.rows, found.columns] = found
         else:
             self.records = False
