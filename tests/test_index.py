@@ -15,7 +15,8 @@ from stepladder.files import WriteError
 from stepladder.retrieval.base import check_retriever
 from stepladder.retrieval.bm25 import BM25Index
 from stepladder.retrieval.corpus import CorpusError
-from stepladder.retrieval.index import INDEX_VERSION, IndexFolderError, build_index, index_info, open_index
+from stepladder.retrieval.index import build_index, open_index
+from stepladder.retrieval.manifest import INDEX_VERSION, IndexFolderError, index_info
 from stepladder.trace import Passage
 
 PASSAGES = tuple(Passage(f"p{i}", f"Town {i}", f"Town {i} lies on river number {i % 7}.") for i in range(50))
@@ -100,10 +101,14 @@ def test_the_same_passages_give_the_same_files(tmp_path: Path) -> None:
 
 
 def test_progress_is_reported(tmp_path: Path) -> None:
-    counts: list[int] = []
+    told: list[tuple[str, int, int]] = []
     passages = (Passage(str(i), "", f"word{i}") for i in range(2500))
-    build_index(passages, tmp_path / "ix", on_progress=counts.append)
-    assert counts == [1000, 2000, 2500]
+    build_index(passages, tmp_path / "ix", watch=lambda *now: told.append(now))
+    assert [now for now in told if now[0] == "Reading passages"] == [
+        ("Reading passages", 1000, 0),
+        ("Reading passages", 2000, 0),
+        ("Reading passages", 2500, 2500),
+    ]
 
 
 def test_an_index_is_replaced_only_when_asked(tmp_path: Path) -> None:
@@ -249,7 +254,7 @@ def test_passages_are_read_once_and_one_at_a_time(tmp_path: Path) -> None:
     def passages() -> Iterator[Passage]:
         for number in range(3):
             (partial,) = tmp_path.iterdir()
-            assert partial.name.endswith(".partial")
+            assert partial.name == ".ix.unfinished"
             yield Passage(str(number), "", "word")
 
     assert build_index(passages(), tmp_path / "ix").passages == 3

@@ -18,6 +18,7 @@ from stepladder.contract import ContractViolation
 from stepladder.retrieval.base import Retriever, check_retriever
 from stepladder.retrieval.bm25 import BM25Index, best, bm25s, terms
 from stepladder.retrieval.corpus import CorpusError, read_corpus
+from stepladder.retrieval.index import build_index
 from stepladder.retrieval.passages import PassageStore, PassageWriter
 from stepladder.trace import Passage
 
@@ -37,8 +38,8 @@ def index(request: pytest.FixtureRequest, tmp_path: Path) -> BM25Index:
     """The same small world, in memory and on disk."""
     if request.param == "memory":
         return BM25Index.from_passages(WORLD)
-    BM25Index.build(iter(WORLD), tmp_path)
-    return BM25Index.open(tmp_path)
+    BM25Index.build(WORLD, tmp_path)
+    return BM25Index.open(tmp_path, WORLD)
 
 
 def test_finds_passages_best_first(index: BM25Index) -> None:
@@ -171,8 +172,8 @@ def test_passages_on_disk(tmp_path: Path) -> None:
 
 
 def test_the_passages_of_an_index_are_a_corpus(tmp_path: Path) -> None:
-    BM25Index.build(WORLD, tmp_path)
-    assert tuple(read_corpus(tmp_path / "passages.jsonl")) == WORLD
+    build_index(WORLD, tmp_path / "index")
+    assert tuple(read_corpus(tmp_path / "index" / "passages.jsonl")) == WORLD
 
 
 class Broken(Retriever):

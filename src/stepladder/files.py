@@ -7,15 +7,20 @@ The block writes to a hidden sibling named `.NAME.HOST-PID-RANDOM.partial`, whic
 ended well. A process that is killed outright cannot tidy up; the next attempt at the same place recognises what it
 left by the dead process id and removes it. Attempts of living processes, and of other machines that share the
 disk, are left alone.
+
+Work of hours is written with `resumable_folder`, whose hidden sibling `.NAME.unfinished` outlives the process: the next
+attempt with the same plan finds it there and goes on.
 """
 
 import errno
+import json
 import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO, Literal, TextIO, overload
@@ -23,6 +28,8 @@ from typing import Any, BinaryIO, Literal, TextIO, overload
 from stepladder.errors import StepladderError
 
 _HOST = re.sub(r"[^A-Za-z0-9]", "", platform.node()) or "host"
+
+_NOTES = "unfinished"
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -47,9 +54,89 @@ def atomic_folder(path: Path, what: str = "folder") -> Iterator[Path]:
         yield temporary
         with _explained(path, target, what):
             for each in temporary.rglob("*"):
-                _sync(each)
-            _sync(temporary)
+                sync(each)
+            sync(temporary)
             _put_folder(temporary, target)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A folder on its way."""
+
+    #: What is written here stays.
+    folder: Path
+    #: What is needed only until the folder is finished.
+    notes: Path
+
+
+@contextmanager
+def resumable_folder(
+    path: Path,
+    plan: Mapping[str, object],
+    what: str = "folder",
+    keep: Callable[[Unfinished], bool] = lambda _: True,
+) -> Iterator[Unfinished]:
+    """A folder to write into, with what an attempt with the same `plan` that did not end well has left in it.
+
+    It becomes `path` when the block ends well, replacing an older folder there. After a failure `keep` says whether
+    there is anything in it worth going on with; after a kill it is always there. One process at a time.
+    """
+    target = path.resolve()
+    folder = target.with_name(f".{target.name}.unfinished")
+    unfinished = Unfinished(folder, folder / _NOTES)
+    with _explained(path, target, what):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _clear_leftovers(target)
+        if target.exists() and not target.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "a file of that name is in the way")
+        folder.mkdir(exist_ok=True)
+    with _alone(folder, what):
+        try:
+            with _explained(path, target, what):
+                _begin(unfinished, plan)
+            yield unfinished
+            with _explained(path, target, what):
+                for each in folder.rglob("*"):
+                    sync(each)
+                shutil.rmtree(unfinished.notes)
+                sync(folder)
+                _put_folder(folder, target)
+        except BaseException as error:
+            if not keep(unfinished):
+                _remove(folder)
+            if isinstance(error, OSError) and _ran_out_of_room(error):
+                raise _failure(path, target, what, error) from error
+            raise
+
+
+@contextmanager
+def _alone(folder: Path, what: str) -> Iterator[None]:
+    """Nobody else writes into the folder meanwhile."""
+    if os.name == "nt":  # no locks of this kind there; two builders of one folder are the user's to avoid
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise WriteError(f"the {what} is being written by another process, in {folder}: wait for its end") from error
+    finally:
+        os.close(descriptor)
+
+
+def _begin(unfinished: Unfinished, plan: Mapping[str, object]) -> None:
+    """Write down the plan; what was made by another one is removed."""
+    file, text = unfinished.notes / "plan.json", json.dumps(plan, indent=2, sort_keys=True)
+    if file.is_file() and file.read_bytes() == text.encode():
+        return
+    for each in unfinished.folder.iterdir():
+        _remove(each)
+    unfinished.notes.mkdir()
+    with atomic_file(file) as written:
+        written.write(text)
 
 
 @overload
@@ -75,9 +162,9 @@ def _atomic_file(path: Path, mode: str, what: str) -> Iterator[Any]:
         with file:
             yield file
         with _explained(path, target, what):
-            _sync(temporary)
+            sync(temporary)
             temporary.replace(target)
-            _sync(target.parent)
+            sync(target.parent)
 
 
 @contextmanager
@@ -86,7 +173,7 @@ def _attempt(path: Path, target: Path, what: str) -> Iterator[Path]:
     with _explained(path, target, what):
         target.parent.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(target)
-    temporary = target.with_name(f".{target.name}.{_HOST}-{os.getpid()}-{token_hex(4)}.partial")
+    temporary = _beside(target, "partial")
     try:
         yield temporary
     except BaseException as error:
@@ -120,7 +207,7 @@ def _failure(path: Path, target: Path, what: str, error: OSError) -> WriteError:
 
 
 def _put_folder(new: Path, target: Path) -> None:
-    old = new.with_suffix(".replaced")
+    old = _beside(target, "replaced")
     with suppress(FileNotFoundError):
         target.rename(old)
     try:
@@ -129,8 +216,12 @@ def _put_folder(new: Path, target: Path) -> None:
         if old.exists():
             old.rename(target)
         raise
-    _sync(target.parent)
+    sync(target.parent)
     _remove(old)
+
+
+def _beside(target: Path, role: str) -> Path:
+    return target.with_name(f".{target.name}.{_HOST}-{os.getpid()}-{token_hex(4)}.{role}")
 
 
 def _clear_leftovers(target: Path) -> None:
@@ -174,7 +265,7 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Ask the system to have the file or folder on disk before going on."""
     if path.is_dir() and os.name == "nt":
         return

@@ -12,7 +12,8 @@ from rich.console import Console
 from stepladder.cli.options import AsJson, K, WorldSeed, listed, path_of
 from stepladder.data import DATA_SETS, open_data
 from stepladder.narrate import shown
-from stepladder.retrieval.index import IndexInfo, build_index, index_info, open_index
+from stepladder.retrieval.index import build_index, open_index
+from stepladder.retrieval.manifest import IndexInfo, index_info
 from stepladder.trace import Passage
 
 app = typer.Typer(help="Turn a corpus into an index, search it, look at it.", no_args_is_help=True)
@@ -48,7 +49,7 @@ def index_build(
             overwrite=overwrite,
             words=words,
             overlap=overlap,
-            on_progress=lambda count: status.update(f"Indexing {corpus}: {count:,} passages"),
+            watch=lambda doing, done, total: status.update(f"{doing}: {done:,}"),  # noqa: ARG005
         )
     _show_index(info, folder, as_json)
 

@@ -45,7 +45,7 @@ from stepladder.explore.episode import episode, watched
 from stepladder.narrate import Narrator, shown
 from stepladder.progress import Progress
 from stepladder.request import Algorithm
-from stepladder.retrieval.index import index_info
+from stepladder.retrieval.manifest import index_info
 from stepladder.seeding import seed_of
 from stepladder.trace import Question, StopReason, Trajectory, dumps
 from stepladder.workshop import Workshop

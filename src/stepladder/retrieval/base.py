@@ -2,11 +2,18 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from stepladder.contract import ContractViolation, expect
 from stepladder.trace import Passage
+
+#: Told how a long work goes on: what is being done, how many of them are done, of how many (0: nobody knows yet).
+Watch = Callable[[str, int, int], None]
+
+
+def unwatched(doing: str, done: int, total: int) -> None:
+    """A `Watch` that nobody looks at."""
 
 
 class Retriever(ABC):

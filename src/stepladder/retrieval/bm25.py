@@ -1,6 +1,7 @@
 """BM25 search over passages, on the `bm25s` library: exact, without a model, quick on a CPU.
 
-In: passages, once, to build an index in memory (`from_passages`) or in a folder (`build`, `open`); then queries.
+In: passages, to build an index in memory (`from_passages`) or beside the passages in a folder (`build`, `open`); then
+queries.
 Out: for each query its k best passages with scores. Equal scores are ordered as in the corpus, and a passage without
 any word of the query is never a result.
 
@@ -11,7 +12,7 @@ import logging
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import version
@@ -21,10 +22,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import Stemmer
+from pydantic import Field
 
-from stepladder.retrieval.base import Retriever, check_search
+from stepladder.retrieval.base import Retriever, Watch, check_search, unwatched
 from stepladder.retrieval.corpus import CorpusError, distinct
-from stepladder.retrieval.passages import Passages, PassageStore, PassageWriter
+from stepladder.retrieval.memory import DEFAULT_MEMORY
+from stepladder.retrieval.passages import Passages, PassageStore
+from stepladder.settings import Settings
 from stepladder.trace import Passage
 
 
@@ -76,6 +80,17 @@ def terms(text: str) -> list[str]:
     return list(filter(None, map(_stem, _WORDS.findall(text.lower()))))
 
 
+class BM25Settings(Settings):
+    """How BM25 counts."""
+
+    #: How soon further occurrences of a word stop counting.
+    k1: float = Field(default=1.2, ge=0)
+    #: How much long passages are held back.
+    b: float = Field(default=0.75, ge=0, le=1)
+    #: A word of the title counts as often as so many words of the text.
+    title_weight: int = Field(default=3, ge=1)
+
+
 class BM25Index(Retriever):
     """A BM25 index with its passages. Threads may share one."""
 
@@ -99,25 +114,17 @@ class BM25Index(Retriever):
     @classmethod
     def build(
         cls,
-        passages: Iterable[Passage],
+        passages: Passages,
         folder: Path,
         *,
         k1: float = 1.2,
         b: float = 0.75,
         title_weight: int = 3,
+        memory: int = DEFAULT_MEMORY,
+        watch: Watch = unwatched,
     ) -> dict[str, str | int | float]:
-        """Write an index into an existing folder, reading the passages once; returns how it was made.
-
-        The ids of the passages must differ. `build_index` checks that, and writes the folder whole or not at all.
-        """
-        with PassageWriter(folder) as writer:
-
-            def kept() -> Iterator[Passage]:
-                for passage in passages:
-                    writer.add(passage)
-                    yield passage
-
-            scores = _score(kept(), k1, b, title_weight)
+        """Write an index of the passages into a folder; returns how it was made."""
+        scores = _score(passages, k1, b, title_weight)
         scores.save(folder, show_progress=False)
         return {
             "k1": k1,
@@ -130,12 +137,12 @@ class BM25Index(Retriever):
         }
 
     @classmethod
-    def open(cls, folder: Path) -> "BM25Index":
-        """The index in a folder that `build` wrote, mapped into memory rather than read."""
+    def open(cls, folder: Path, passages: Passages) -> "BM25Index":
+        """The index in a folder that `build` wrote, of these passages, mapped into memory rather than read."""
         scores = bm25s.BM25.load(folder, mmap=True, backend="numpy")
         for name in ("data", "indices", "indptr"):  # plain views of the mapped memory: slicing a memmap is slow
             scores.scores[name] = np.asarray(scores.scores[name])
-        return cls(scores, PassageStore(folder))
+        return cls(scores, passages)
 
     def search(self, queries: Sequence[str], k: int) -> list[tuple[Passage, ...]]:
         """For each query, in order, up to k passages with their scores, best first."""
@@ -174,7 +181,7 @@ def best(scores: npt.NDArray[np.float32], k: int) -> list[int]:
     return [int(position) for position in candidates[order]]
 
 
-def _score(passages: Iterable[Passage], k1: float, b: float, title_weight: int) -> Any:
+def _score(passages: Passages, k1: float, b: float, title_weight: int) -> Any:
     """The precomputed scores of every term in every passage."""
     if k1 < 0 or not 0 <= b <= 1 or title_weight < 1:
         raise ValueError(f"expected k1 >= 0, 0 <= b <= 1 and title_weight >= 1; found {k1=}, {b=}, {title_weight=}")

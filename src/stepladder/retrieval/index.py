@@ -1,82 +1,56 @@
-"""Index folders: build one from a corpus, look at it, open it for searching.
+"""Index folders: build one from a corpus, open it for searching.
 
-In: a corpus file or passages. Out: a folder with the files of the index and `index.json`, its manifest:
+In: a corpus file or passages, and a kind of index (kinds.py). Out: a folder with the passages (passages.py), the files
+of the kind and a manifest (manifest.py).
 
-    {"stepladder_index": 1, "kind": "bm25", "passages": 20805, "settings": {"k1": 1.2, ...},
-     "source": "corpus.jsonl.gz", "created": "2026-01-31T12:00:00+00:00", "checksum": "...",
-     "files": {"passages.jsonl": 9113904, ...}}
-
-The folder appears whole or not at all. The checksum is of the passages alone, so equal corpora have equal checksums.
+The folder appears whole or not at all. A build of files that was cut off and is started again the same way goes on
+where it was, and gives the same index. The checksum is of the passages alone, so equal corpora have equal checksums.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from stepladder.errors import StepladderError, unknown_name
-from stepladder.files import atomic_folder
-from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.bm25 import BM25Index
+from stepladder import __version__
+from stepladder.files import Unfinished, atomic_file, resumable_folder
+from stepladder.retrieval.base import Retriever, Watch, unwatched
 from stepladder.retrieval.corpus import Corpus, distinct, read_corpus
+from stepladder.retrieval.hybrid import HybridRetriever
+from stepladder.retrieval.kinds import IndexKind, kinds_of, settings_of
+from stepladder.retrieval.manifest import (
+    IndexFolderError,
+    IndexInfo,
+    check_files,
+    check_free,
+    how_to_build,
+    index_info,
+    write_manifest,
+)
+from stepladder.retrieval.memory import DEFAULT_MEMORY
+from stepladder.retrieval.passages import PassageStore, PassageWriter
+from stepladder.settings import Settings
 from stepladder.trace import Passage
 
-INDEX_VERSION = 1
-
-_MANIFEST = "index.json"
-_VERSION_KEY = "stepladder_index"
 _PROGRESS_EVERY = 1000
-
-
-class IndexFolderError(StepladderError):
-    """A folder that is not an index this Stepladder can read, or that must not be written over."""
-
-
-@dataclass(frozen=True, slots=True)
-class IndexKind:
-    """How folders of one kind are built and opened."""
-
-    #: (passages, folder, **settings) -> how it was made. Writes into the folder, reading the passages once.
-    build: Callable[..., dict[str, str | int | float]]
-    #: The retriever of a folder that `build` wrote.
-    open: Callable[[Path], Retriever]
-
-
-KINDS = {"bm25": IndexKind(BM25Index.build, BM25Index.open)}
+#: Written when all passages are in the folder: how many there are, and of what.
+_READ = "read.json"
+#: Written when a part of the index is done: how it was made.
+_MADE = "made-{}.json"
 
 
 @dataclass(frozen=True, slots=True)
-class IndexInfo:
-    """The manifest of an index."""
+class _Reading:
+    """What was read of the corpus."""
 
-    kind: str
-    #: How many passages it holds.
     passages: int
-    #: How it was made: parameters and libraries.
-    settings: dict[str, str | int | float]
-    #: Name of the corpus it was built from, as far as known.
-    source: str
-    #: When it was built, in UTC.
-    created: str
-    #: Hash of the passages' ids, titles and texts in their order.
     checksum: str
-    #: Size in bytes of every other file in the folder.
-    files: dict[str, int]
-    #: What of the corpus is not in it, and how much: blank passages, duplicates, files that cannot be read.
-    left_out: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Bytes that the index takes on disk."""
-        return sum(self.files.values())
-
-
-_MANIFEST_FIELDS = TypeAdapter(IndexInfo)
+    left_out: dict[str, int]
 
 
 def build_index(
@@ -86,132 +60,126 @@ def build_index(
     *,
     source: str = "",
     overwrite: bool = False,
-    on_progress: Callable[[int], None] | None = None,
+    watch: Watch = unwatched,
+    memory: int = DEFAULT_MEMORY,
     words: int = 100,
     overlap: int = 20,
     **settings: Any,
 ) -> IndexInfo:
     """Build an index of a corpus (a file, a folder, a pattern), or of passages, in a folder.
 
-    Texts are split into passages of `words` words that share `overlap` of them with the one before.
-    `settings` are those of the kind's own `build`. `on_progress` is called now and then with the number of passages
-    read so far. An existing index is replaced only with `overwrite`, any other folder with files in it never.
+    Texts are split into passages of `words` words that share `overlap` of them with the one before. `settings` are
+    those of the kind (`BM25Settings`, `DenseSettings`). `memory` is about how many bytes building may take. An existing
+    index is replaced only with `overwrite`, any other folder with files in it never.
     """
-    builder, folder = _kind(kind), Path(folder)
-    _check_free(folder, overwrite)
+    folder, kinds = Path(folder), kinds_of(kind)
+    chosen = settings_of(kinds, settings)
+    check_free(folder, overwrite)
     passages: Iterable[Passage]
     if isinstance(corpus, str | Path):
         passages = read_corpus(corpus, words=words, overlap=overlap)
         source = source or Path(corpus).name
     else:
         passages = distinct(corpus)
-    reading = _Reading(passages, on_progress)
-    with atomic_folder(folder, what="index") as temporary:
-        made = builder.build(reading, temporary, **settings)
+    # Of passages that come from a program nobody knows whether they are the same the next time.
+    known = passages.signature() if isinstance(passages, Corpus) else None
+    plan = {
+        "kind": kind,
+        "settings": {name: each.model_dump(mode="json") for name, each in chosen.items()},
+        "corpus": known or token_hex(),
+        "version": __version__,
+    }
+
+    def worth_keeping(unfinished: Unfinished) -> bool:
+        resumes = any(each.resumes for each in kinds.values())
+        return resumes and known is not None and (unfinished.notes / _READ).exists()
+
+    with resumable_folder(folder, plan, what="index", keep=worth_keeping) as unfinished:
+        reading = _read(passages, unfinished, watch)
+        made = _make(kinds, chosen, unfinished, memory, watch)
         info = IndexInfo(
             kind=kind,
-            passages=reading.count,
+            passages=reading.passages,
             settings=made,
             source=source,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            checksum=reading.hash.hexdigest(),
-            files={
-                file.relative_to(temporary).as_posix(): file.stat().st_size
-                for file in sorted(temporary.rglob("*"))
-                if file.is_file()
-            },
-            left_out=passages.left_out if isinstance(passages, Corpus) else {},
+            checksum=reading.checksum,
+            files=_sizes(unfinished),
+            left_out=reading.left_out,
         )
-        manifest = json.dumps({_VERSION_KEY: INDEX_VERSION, **asdict(info)}, indent=2, ensure_ascii=False)
-        (temporary / _MANIFEST).write_text(manifest + "\n", encoding="utf-8")
+        write_manifest(unfinished.folder, info)
     return info
 
 
-def index_info(folder: str | Path) -> IndexInfo:
-    """The manifest of the index in a folder."""
-    folder = Path(folder)
-    if not folder.exists():
-        raise IndexFolderError(f"{folder}: there is no such folder. {_how_to_build(folder)}")
-    path = folder / _MANIFEST
-    if not path.is_file():
-        raise IndexFolderError(f"{folder} is not an index: it has no {_MANIFEST}. {_how_to_build(folder)}")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        found = manifest.pop(_VERSION_KEY)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IndexFolderError(f"{path} is not the manifest of an index: {error!r}") from error
-    if found != INDEX_VERSION:
-        raise IndexFolderError(
-            f"{folder} is an index of version {found}, this Stepladder reads version {INDEX_VERSION}: build it "
-            f"again. {_how_to_build(folder)}"
-        )
-    try:
-        return _MANIFEST_FIELDS.validate_python(manifest)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise IndexFolderError(f"{path} is not the manifest of an index: {where}: {first['msg']}") from error
-
-
-def open_index(folder: str | Path) -> Retriever:
-    """The index in a folder, ready to search."""
+def open_index(folder: str | Path, *, device: str = "cpu") -> Retriever:
+    """The index in a folder, ready to search. An encoder of queries works on the `device`."""
     folder = Path(folder)
     info = index_info(folder)
-    kind = _kind(info.kind)
-    for name, size in info.files.items():
-        file = folder / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found:,} bytes"
-            raise IndexFolderError(
-                f"{folder} is damaged: {name} {state}, expected {size:,} bytes. {_how_to_build(folder)}"
-            )
+    kinds = kinds_of(info.kind)
+    check_files(folder, info)
     try:
-        return kind.open(folder)
+        passages = PassageStore(folder)
+        parts = [kind.open(folder, passages, device) for kind in kinds.values()]
     except (ValueError, KeyError, TypeError, EOFError) as error:
-        raise IndexFolderError(f"{folder} is damaged: {error}. {_how_to_build(folder)}") from error
+        raise IndexFolderError(f"{folder} is damaged: {error}. {how_to_build(folder)}") from error
+    return parts[0] if len(parts) == 1 else HybridRetriever(parts)
 
 
-class _Reading:
-    """Passages on their way into an index: counted, hashed and reported."""
-
-    def __init__(self, passages: Iterable[Passage], on_progress: Callable[[int], None] | None) -> None:
-        self._passages = passages
-        self._on_progress = on_progress
-        self.count = 0
-        self.hash = blake2b(digest_size=16)
-
-    def __iter__(self) -> Iterator[Passage]:
-        for passage in self._passages:
-            self.count += 1
-            fields = json.dumps([passage.id, passage.title, passage.text])
-            self.hash.update(fields.encode() + b"\n")
-            yield passage
-            if self._on_progress and self.count % _PROGRESS_EVERY == 0:
-                self._on_progress(self.count)
-        if self._on_progress:
-            self._on_progress(self.count)
+def checksum_of(passages: Iterable[Passage]) -> str:
+    """The checksum that an index of these passages has."""
+    digest = _Digest()
+    for passage in passages:
+        digest.add(passage)
+    return digest.checksum
 
 
-def _kind(name: str) -> IndexKind:
-    if name not in KINDS:
-        raise unknown_name("kind of index", name, KINDS)
-    return KINDS[name]
+class _Digest:
+    def __init__(self) -> None:
+        self._hash = blake2b(digest_size=16)
+
+    def add(self, passage: Passage) -> None:
+        self._hash.update(json.dumps([passage.id, passage.title, passage.text]).encode() + b"\n")
+
+    @property
+    def checksum(self) -> str:
+        return self._hash.hexdigest()
 
 
-def _check_free(folder: Path, overwrite: bool) -> None:
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        ours = {_MANIFEST, *manifest["files"]} if _VERSION_KEY in manifest else set()
-    except (OSError, ValueError, TypeError, KeyError):
-        ours = set()
-    if not {each.name for each in folder.iterdir()} <= ours:
-        raise IndexFolderError(f"{folder} has other files than an index's in it; choose another folder")
-    if not overwrite:
-        raise IndexFolderError(f"{folder} is an index already; say overwrite (--overwrite) to replace it")
+def _read(passages: Iterable[Passage], unfinished: Unfinished, watch: Watch) -> _Reading:
+    """Put the passages into the folder, unless they are there from an earlier attempt."""
+    file = unfinished.notes / _READ
+    if file.exists():
+        return _Reading(**json.loads(file.read_text(encoding="utf-8")))
+    digest, count = _Digest(), 0
+    with PassageWriter(unfinished.folder) as writer:
+        for count, passage in enumerate(passages, start=1):
+            writer.add(passage)
+            digest.add(passage)
+            if count % _PROGRESS_EVERY == 0:
+                watch("Reading passages", count, 0)
+    watch("Reading passages", count, count)
+    reading = _Reading(count, digest.checksum, passages.left_out if isinstance(passages, Corpus) else {})
+    with atomic_file(file) as written:
+        json.dump(asdict(reading), written)
+    return reading
 
 
-def _how_to_build(folder: Path) -> str:
-    return f"Build one with: stepladder index build CORPUS --out {folder}"
+def _make(
+    kinds: dict[str, IndexKind], settings: dict[str, Settings], unfinished: Unfinished, memory: int, watch: Watch
+) -> dict[str, str | int | float]:
+    """Build the parts that are not there yet; returns how all were made."""
+    made: dict[str, str | int | float] = {}
+    with closing(PassageStore(unfinished.folder)) as passages:
+        for name, kind in kinds.items():
+            mark = unfinished.notes / _MADE.format(name)
+            if not mark.exists():
+                how = kind.build(passages, unfinished, settings[name], memory, watch)
+                with atomic_file(mark) as written:
+                    json.dump(dict(how), written)
+            made |= json.loads(mark.read_text(encoding="utf-8"))
+    return made
+
+
+def _sizes(unfinished: Unfinished) -> dict[str, int]:
+    files = [each for each in unfinished.folder.rglob("*") if each.is_file() and unfinished.notes not in each.parents]
+    return {each.relative_to(unfinished.folder).as_posix(): each.stat().st_size for each in sorted(files)}

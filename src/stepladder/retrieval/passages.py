@@ -8,6 +8,7 @@ and `passages.offsets.npy`, where each line begins.
 import json
 import mmap
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,7 @@ class Passages(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, position: int, /) -> Passage: ...
+    def __iter__(self) -> Iterator[Passage]: ...
 
 
 class PassageWriter:
@@ -71,6 +73,9 @@ class PassageStore:
             return Passage(**json.loads(self._lines[start:end]))
         except (ValueError, TypeError) as error:
             raise StepladderError(f"the index is damaged: passage {position} cannot be read; build it again") from error
+
+    def __iter__(self) -> Iterator[Passage]:
+        return (self[position] for position in range(len(self)))
 
     def close(self) -> None:
         """Let go of the files."""

@@ -16,7 +16,7 @@ from stepladder.data import DATA_SETS
 from stepladder.errors import StepladderError
 from stepladder.models import built_in_folder, is_model_folder
 from stepladder.recipe import Recipe, Stage
-from stepladder.retrieval.index import index_info
+from stepladder.retrieval.manifest import index_info
 from stepladder.stages import stage_kind
 from stepladder.workshop import BASE, GOLD, DataSettings
 
