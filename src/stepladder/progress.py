@@ -47,7 +47,8 @@ class _Note(ProgressColumn):
 class Progress:
     """Watches a `Driver.run`: `with Progress("Evaluating", 200) as watch: driver.run(jobs, watch)`.
 
-    `note` says what else there is to know, in few words, whenever the state is shown.
+    `note` says what else there is to know, in few words, whenever the state is shown. What is `done` already, by an
+    earlier attempt, does not count as speed. A `total` of 0 means that nobody knows it.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Progress:
         label: str,
         total: int,
         *,
+        done: int = 0,
         note: Callable[[], str] | None = None,
         file: TextIO | None = None,
         log_every: float = LOG_EVERY,
@@ -64,7 +66,7 @@ class Progress:
         self.note = note
         self.file = file or sys.stderr
         self.log_every = log_every
-        self.done = 0
+        self.done = self.begun = done
         self.failed = 0
         self.started = self.logged = time.monotonic()
         self.bar: RichProgress | None = None
@@ -82,7 +84,7 @@ class Progress:
                 console=Console(file=self.file),
                 transient=True,
             )
-            self.task = self.bar.add_task(label, total=total, failed="")
+            self.task = self.bar.add_task(label, total=total or None, completed=done, failed="")
 
     def __enter__(self) -> "Progress":
         if self.bar is not None:
@@ -111,8 +113,38 @@ class Progress:
 
     def line(self) -> str:
         """The state as one line of a log."""
-        rate = self.done / max(time.monotonic() - self.started, 1e-9)
-        left = (self.total - self.done) / rate if rate else 0.0
+        rate = (self.done - self.begun) / max(time.monotonic() - self.started, 1e-9)
+        left = max(self.total - self.done, 0) / rate if rate else 0.0
         failures = f", {self.failed} failed" if self.failed else ""
         note = f", {self.note()}" if self.note is not None else ""
+        if not self.total:
+            return f"{self.label}: {self.done:,}{failures}, {rate:,.1f}/s{note}"
         return f"{self.label}: {self.done:,}/{self.total:,}{failures}, {rate:,.1f}/s{note}, {left:,.0f} s left"
+
+
+class Phases:
+    """Progress of a work with several phases, each told as (what is being done, done, total): `Phases()(...)`.
+
+    Use it in a `with`. A phase that begins ends the one before.
+    """
+
+    def __init__(self, *, file: TextIO | None = None, log_every: float = LOG_EVERY) -> None:
+        self.file, self.log_every = file, log_every
+        self.now: Progress | None = None
+
+    def __call__(self, doing: str, done: int, total: int) -> None:
+        """Show how it stands."""
+        if self.now is None or (self.now.label, bool(self.now.total)) != (doing, bool(total)):
+            self.__exit__(None, None, None)
+            self.now = Progress(doing, total, done=done, file=self.file, log_every=self.log_every).__enter__()
+        self.now.advance(done - self.now.done)
+
+    def __enter__(self) -> "Phases":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.now is not None:
+            self.now.__exit__(kind, error, trace)
+            self.now = None

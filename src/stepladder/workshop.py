@@ -24,7 +24,7 @@ from stepladder.models import absolute_if_folder
 from stepladder.request import Sampling
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.index import open_index
+from stepladder.retrieval.opening import absolute_unless_url, open_retriever, reranked
 from stepladder.settings import Settings
 from stepladder.trace import Question
 
@@ -62,8 +62,8 @@ class DataSettings(Settings):
     train: AbsolutePath | None = None
     dev: AbsolutePath | None = None
     test: AbsolutePath | None = None
-    #: Folder of an index, instead of one made of the data set's own passages.
-    index: AbsolutePath | None = None
+    #: Folder of an index, or URLs of search servers, instead of an index of the data set's own passages.
+    index: Annotated[str, Field(min_length=1), AfterValidator(absolute_unless_url)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -95,6 +95,10 @@ class SearchSettings(Settings):
 
     #: Passages a search returns.
     k: int = Field(default=3, ge=1)
+    #: A cross-encoder (a folder or a hub name) that puts what is found in order anew.
+    rerank: Annotated[str, AfterValidator(absolute_if_folder)] | None = None
+    #: Where queries are encoded. A GPU is left to the models that are trained, unless told otherwise.
+    device: str = "cpu"
 
 
 class LimitSettings(Settings):
@@ -144,15 +148,16 @@ class Workshop:
         self.check_index()
         if not self.agent.searches:
             return None
+        search = self.settings.search
         if self.settings.data.index is not None:
-            return open_index(self.settings.data.index)
-        return BM25Index.from_passages(self.data.passages or ())
+            return open_retriever(self.settings.data.index, device=search.device, rerank=search.rerank)
+        return reranked(BM25Index.from_passages(self.data.passages or ()), search.rerank, search.device)
 
     def check_index(self) -> None:
         """Raise where the agent searches and there is nothing to search."""
         if self.agent.searches and self.settings.data.index is None and self.data.passages is None:
             raise StepladderError(
-                f"the agent '{self.agent.name}' searches, and no index was given: add --index DIR, in a recipe "
+                f"the agent '{self.agent.name}' searches, and no index was given: add --index DIR (or the URL of a server), in a recipe "
                 "data.index (`stepladder index build CORPUS --out DIR` makes one)"
             )
 

@@ -2,24 +2,33 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from stepladder.cli.options import AsJson, K, WorldSeed, listed, path_of
 from stepladder.data import DATA_SETS, open_data
+from stepladder.errors import StepladderError
 from stepladder.narrate import shown
-from stepladder.retrieval.index import build_index, open_index
-from stepladder.retrieval.manifest import IndexInfo, index_info
+from stepladder.progress import Phases
+from stepladder.recipe import override
+from stepladder.retrieval.index import build_index
+from stepladder.retrieval.kinds import KINDS
+from stepladder.retrieval.manifest import IndexInfo
+from stepladder.retrieval.memory import bytes_of
+from stepladder.retrieval.opening import info_of, open_retriever
 from stepladder.trace import Passage
 
 app = typer.Typer(help="Turn a corpus into an index, search it, look at it.", no_args_is_help=True)
 out = Console()
 
-ThisIndex = Annotated[Path, typer.Argument(parser=path_of, help="Folder of the index.")]
+ThisIndex = Annotated[
+    str, typer.Argument(metavar="INDEX", help="Folder of the index, or URLs of search servers joined by commas.")
+]
 
 
 @app.command("build")
@@ -34,62 +43,91 @@ def index_build(
         int, typer.Option("--words", min=1, help="Most words of a passage that a text is split into.")
     ] = 100,
     overlap: Annotated[int, typer.Option("--overlap", min=0, help="Words that it shares with the one before.")] = 20,
+    kind: Annotated[
+        str, typer.Option("--kind", help=f"{listed(KINDS)}; bm25 goes with any of the others: bm25+hnsw.")
+    ] = "bm25",
+    encoder: Annotated[
+        str | None,
+        typer.Option("--encoder", help="Model of the embeddings: minilm (the default), a folder or a hub name."),
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Where passages are encoded: auto, cpu, cuda.")] = None,
+    memory: Annotated[str, typer.Option("--memory", help="What building may take beside the encoder.")] = "4GB",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the kind: k1=0.9, pooling=cls ..."),
+    ] = None,
     world_seed: WorldSeed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Build a BM25 index: of rows with id and contents, or id, title and text; or of texts, which are split."""
+    """Build an index: of rows with id and contents, or id, title and text; or of texts, which are split.
+
+    Embeddings take a while: a build that was cut off goes on when the same command is given again.
+    """
+    settings: Any = {name: value for name, value in (("encoder", encoder), ("device", device)) if value is not None}
+    for change in changes or ():
+        settings = override(settings, change)
     source: Path | Sequence[Passage] = path_of(corpus)
     if corpus in DATA_SETS:
         source = open_data(corpus, seed=world_seed).passages or ()
-    with Console(stderr=True).status(f"Reading {corpus} ...") as status:
+    with Phases() as watch:
         info = build_index(
             source,
             folder,
+            kind,
             source=corpus,
             overwrite=overwrite,
             words=words,
             overlap=overlap,
-            watch=lambda doing, done, total: status.update(f"{doing}: {done:,}"),  # noqa: ARG005
+            watch=watch,
+            memory=bytes_of(memory),
+            **settings,
         )
     _show_index(info, folder, as_json)
 
 
 @app.command("search")
 def index_search(
-    folder: ThisIndex,
+    place: ThisIndex,
     query: Annotated[str, typer.Argument(help="What to look for.")],
     k: K = 3,
+    rerank: Annotated[
+        str | None, typer.Option("--rerank", help="A cross-encoder that puts what is found in order anew.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the best passages for a query."""
-    (found,) = open_index(folder).search([query], k)
+    with closing(open_retriever(place, rerank=rerank)) as retriever:
+        (found,) = retriever.search([query], k)
     if as_json:
         typer.echo(json.dumps([asdict(passage) for passage in found], indent=2))
         return
     for passage in found:
-        out.print(
-            f"[bold]{passage.score:8.3f}[/]  {shown(passage.title)} [dim]({shown(passage.id)})[/]", highlight=False
-        )
+        out.print(f"[bold]{_score(passage)}[/]  {shown(passage.title)} [dim]({shown(passage.id)})[/]", highlight=False)
         out.print(f"          {shown(passage.text)}", highlight=False, soft_wrap=True)
     if not found:
         out.print("nothing was found", highlight=False)
 
 
 @app.command("info")
-def index_show(
-    folder: Annotated[Path, typer.Argument(parser=path_of, help="Folder of the index.")], as_json: AsJson = False
-) -> None:
+def index_show(place: ThisIndex, as_json: AsJson = False) -> None:
     """What an index holds, and how it was made."""
-    _show_index(index_info(folder), folder, as_json)
+    info = info_of(place)
+    if info is None:
+        raise StepladderError(f"{place} does not tell what it searches in: it has no /info, or one of another kind")
+    _show_index(info, place, as_json)
 
 
-def _show_index(info: IndexInfo, folder: Path, as_json: bool) -> None:
+def _score(passage: Passage) -> str:
+    return " " * 8 if passage.score is None else f"{passage.score:8.3f}"
+
+
+def _show_index(info: IndexInfo, place: str | Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(info), indent=2))
         return
-    made = ", ".join(f"{name} {value}" for name, value in info.settings.items())
+    made = ", ".join(f"{name} {value}" for name, value in info.settings.items() if value != "")
     out.print(
-        f"[bold]{shown(str(folder))}[/]: {info.kind}, {info.passages:,} passages, {info.size / 1e6:,.1f} MB",
+        f"[bold]{shown(str(place))}[/]: {info.kind}, {info.passages:,} passages, {info.size / 1e6:,.1f} MB",
         highlight=False,
     )
     out.print(f"from {shown(info.source)} on {info.created}; {shown(made)}", highlight=False, soft_wrap=True)

@@ -81,8 +81,9 @@ Batch = Annotated[
 ]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Most calls to a server at once.")]
 DataName = Annotated[str | None, typer.Option("--data", help=_unset(_DATA, _DEFAULTS.data.name))]
-IndexFolder = Annotated[
-    Path | None, typer.Option("--index", parser=path_of, help="Index folder; Atlas brings its own.")
+IndexPlace = Annotated[
+    str | None,
+    typer.Option("--index", help="Index folder, or URLs of search servers joined by commas; Atlas brings its own."),
 ]
 K = Annotated[int, typer.Option("-k", "--k", min=1, help=_K)]
 SharedK = Annotated[int | None, typer.Option("-k", "--k", min=1, help=_unset(_K, _DEFAULTS.search.k))]

@@ -21,7 +21,7 @@ from stepladder.cli.options import (
     Device,
     DType,
     EngineName,
-    IndexFolder,
+    IndexPlace,
     MaxSteps,
     MaxTokens,
     ModelName,
@@ -45,7 +45,7 @@ from stepladder.explore.episode import episode, watched
 from stepladder.narrate import Narrator, shown
 from stepladder.progress import Progress
 from stepladder.request import Algorithm
-from stepladder.retrieval.manifest import index_info
+from stepladder.retrieval.opening import info_of
 from stepladder.seeding import seed_of
 from stepladder.trace import Question, StopReason, Trajectory, dumps
 from stepladder.workshop import Workshop
@@ -66,7 +66,7 @@ def ask(
     device: Device = None,
     dtype: DType = None,
     data: DataName = None,
-    index: IndexFolder = None,
+    index: IndexPlace = None,
     k: SharedK = None,
     max_steps: MaxSteps = None,
     max_tokens: MaxTokens = None,
@@ -129,7 +129,7 @@ def evaluate_command(
         str | None, typer.Option("--split", help="train, dev or test (the default); a question file has no splits.")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many questions.")] = None,
-    index: IndexFolder = None,
+    index: IndexPlace = None,
     k: SharedK = None,
     max_steps: MaxSteps = None,
     max_tokens: MaxTokens = None,
@@ -189,6 +189,7 @@ def evaluate_command(
         result = evaluate(Driver(writer, retriever), workshop.agent, questions, settings, seed=seed, watch=watch)
     summary = result.summary()
     searched = shared.data.index
+    held = info_of(searched) if searched is not None else None
     description = {
         "agent": shared.agent,
         "engine": engine,
@@ -200,7 +201,7 @@ def evaluate_command(
         "data": named,
         "split": split,
         "limit": limit,
-        "index": None if searched is None else {"folder": str(searched), "checksum": index_info(searched).checksum},
+        "index": searched and {"place": searched, "checksum": held and held.checksum},
         "seed": seed,
         "world_seed": shared.data.world_seed,
         "settings": asdict(settings),

@@ -51,7 +51,7 @@ def new_run(
     agent: str = "prorag",
     data: str = "atlas",
     dev: Path | None = None,
-    index: Path | None = None,
+    index: str | None = None,
     k: int = 3,
     world_seed: int = 0,
     seed: int = 0,

@@ -16,7 +16,7 @@ from rich.console import Console
 from stepladder.agents import AGENTS
 from stepladder.cli.options import (
     AsJson,
-    IndexFolder,
+    IndexPlace,
     K,
     Overrides,
     Policy,
@@ -68,7 +68,7 @@ def train_sft_command(
         Path | None,
         typer.Option("--dev", parser=path_of, help="With a question file: another one to watch progress on."),
     ] = None,
-    index: IndexFolder = None,
+    index: IndexPlace = None,
     k: K = 1,
     world_seed: WorldSeed = 0,
     questions: Annotated[int | None, typer.Option("--questions", min=1, help="Questions to train on.")] = None,

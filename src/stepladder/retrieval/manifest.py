@@ -88,6 +88,14 @@ def index_info(folder: str | Path) -> IndexInfo:
         raise IndexFolderError(f"{path} is not the manifest of an index: {where}: {first['msg']}") from error
 
 
+def read_info(data: object) -> IndexInfo | None:
+    """The manifest that a server tells; None where it is none."""
+    try:
+        return _FIELDS.validate_python(data)
+    except ValidationError:
+        return None
+
+
 def check_files(folder: Path, info: IndexInfo) -> None:
     """Raise where a file of the index is missing or cut."""
     for name, size in info.files.items():

@@ -16,7 +16,7 @@ from stepladder.data import DATA_SETS
 from stepladder.errors import StepladderError
 from stepladder.models import built_in_folder, is_model_folder
 from stepladder.recipe import Recipe, Stage
-from stepladder.retrieval.manifest import index_info
+from stepladder.retrieval.opening import info_of
 from stepladder.stages import stage_kind
 from stepladder.workshop import BASE, GOLD, DataSettings
 
@@ -31,7 +31,7 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
         "seed": recipe.seed,
         "agent": recipe.shared.agent,
         "dtype": recipe.shared.dtype,
-        **dict(_flat("search", recipe.shared.search.model_dump(mode="json"))),
+        **dict(_flat("search", recipe.shared.search.model_dump(mode="json", exclude={"device"}, exclude_none=True))),
         **dict(_flat("episode", recipe.shared.episode.model_dump(mode="json"))),
         **_data_ingredients(recipe.shared.data),
     }
@@ -112,9 +112,9 @@ def _data_ingredients(data: DataSettings) -> Ingredients:
             data.open()  # raises, with what is wrong about the name
         found["data.name"] = _file_content(Path(data.name))
     if data.index is not None:
-        info = index_info(data.index)
-        found["data.index"] = f"{info.kind} of content {info.checksum}"
-        found |= dict(_flat("data.index", info.settings))
+        info = info_of(data.index)
+        found["data.index"] = f"{info.kind} of content {info.checksum}" if info else data.index
+        found |= dict(_flat("data.index", info.settings)) if info else {}
     return found
 
 
