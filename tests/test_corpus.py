@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from stepladder.errors import StepladderError
-from stepladder.retrieval.corpus import Corpus, CorpusError, distinct, read_corpus
+from stepladder.retrieval.corpus import Corpus, distinct, read_corpus
 from stepladder.retrieval.splitting import Piece, split_markdown, split_text
+from stepladder.retrieval.tables import CorpusError
 from stepladder.trace import Passage
 
 

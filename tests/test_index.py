@@ -14,9 +14,9 @@ from stepladder.errors import StepladderError, UnknownName
 from stepladder.files import WriteError
 from stepladder.retrieval.base import check_retriever
 from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.corpus import CorpusError
 from stepladder.retrieval.index import build_index, open_index
 from stepladder.retrieval.manifest import INDEX_VERSION, IndexFolderError, index_info
+from stepladder.retrieval.tables import CorpusError
 from stepladder.trace import Passage
 
 PASSAGES = tuple(Passage(f"p{i}", f"Town {i}", f"Town {i} lies on river number {i % 7}.") for i in range(50))

@@ -356,6 +356,8 @@ def test_a_server_that_ends_under_load_costs_no_search(end: int) -> None:
             other.send_signal(end)
             assert all(result.result() == expected for result in results)
             assert server.metric("stepladder_queries_total") < 400, "the other took its share before"
+            assert retriever.retries > 0, "it ended while searches were under way"
+        assert other.wait(20) == (-end if end == signal.SIGKILL else 0)
 
 
 def test_a_server_that_comes_back_is_used_again() -> None:

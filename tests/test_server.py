@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import timedelta
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,22 @@ def child(script: str, *arguments: str, **environment: str) -> Iterator[subproce
             process.kill()
 
 
+def spoken(server: Running, *parts: bytes, pause: float = 0.0) -> httpx2.Response:
+    """What the server answers to bytes that no client would send, or not like this."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=15) as connection:
+        with suppress(OSError):  # the server may hang up in the middle
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause)
+        with HTTPResponse(connection) as reply:
+            reply.begin()
+            asked = httpx2.Request("POST", f"{server.url}/retrieve")
+            answer = httpx2.Response(reply.status, headers=reply.getheaders(), content=reply.read(), request=asked)
+            answer.elapsed = timedelta()
+            return answer
+
+
 def until(condition: Callable[[], bool]) -> None:
     """Wait for what another thread is about to do."""
     deadline = time.monotonic() + 15
@@ -148,10 +166,24 @@ def test_a_search_by_http_is_the_search_in_process(shared: Running, index: BM25I
     assert shared.ask(*queries, topk=2).json() == without
 
 
+def test_a_client_as_search_r1_writes_it_reads_the_same_passages(shared: Running, index: BM25Index) -> None:
+    """It posts whole batches, takes "result", and makes of the contents' first line a title, of the others a text."""
+    queries, k = [TOWER, TARN, "nothing of the kind", "Velm Tarn Orm"], 3
+    payload = {"queries": queries, "topk": k, "return_scores": True}
+    results = httpx2.post(f"{shared.url}/retrieve", json=payload, trust_env=False).json()["result"]
+    read = []
+    for result in results:
+        contents = [item["document"]["contents"] for item in result]
+        read.append([(content.split("\n")[0], "\n".join(content.split("\n")[1:])) for content in contents])
+    assert read == [[(f'"{found.title}"', found.text) for found in each] for each in index.search(queries, k)]
+    assert sum(map(len, read)) >= 5
+
+
 def test_topk_may_be_left_out_or_null(shared: Running) -> None:
     three = shared.ask("Velm Tarn Orm", topk=3).json()
     assert len(three["result"][0]) == 3
     assert shared.ask("Velm Tarn Orm").json() == shared.ask("Velm Tarn Orm", topk=None).json() == three
+    assert shared.ask("Velm Tarn Orm", topk=3.0).json() == three, "JSON has one kind of number"
 
 
 def test_no_queries_no_results(shared: Running) -> None:
@@ -164,6 +196,10 @@ def test_health_info_and_metrics(shared: Running) -> None:
     assert told["index"] == INFO
     assert told["limits"]["max_queries"] == 512
     assert "token" not in told["limits"]
+    schema = shared.client.get("/openapi.json").json()
+    asked = schema["paths"]["/retrieve"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert (asked["queries"]["maxItems"], asked["queries"]["items"]["maxLength"]) == (512, 8192)
+    assert (asked["topk"]["minimum"], asked["topk"]["maximum"]) == (1, 100)
     before = shared.metric("stepladder_queries_total")
     shared.ask(TOWER, TARN)
     assert shared.metric("stepladder_queries_total") == before + 2
@@ -257,6 +293,19 @@ def test_results_are_kept_but_not_for_ever() -> None:
         assert len(retriever.calls) == 5, "another k is another search"
 
 
+def test_results_are_kept_only_as_far_as_they_fit() -> None:
+    retriever = WordRetriever([Passage("p", "t", "x" * 10_000, 1.0)])
+    with running(retriever, cache_bytes=30_000) as server:
+        for query in ("a", "b", "a", "c", "a", "b"):  # two fit; b gives way to c: a was asked for since
+            server.ask(query)
+        assert retriever.calls == [["a"], ["b"], ["c"], ["b"]]
+        assert 20_000 < server.metric("stepladder_cache_bytes") <= 30_000
+    with running(retriever, cache_bytes=9_000) as server:
+        server.ask("a")
+        server.ask("a")
+        assert retriever.calls[4:] == [["a"], ["a"]], "one that is larger than all of it is not kept"
+
+
 # --- Limits ---------------------------------------------------------------------------------------------
 
 
@@ -287,7 +336,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         ({"queries": ["a"], "topk": -1}, '"topk" must be from 1 to 100'),
         ({"queries": ["a"], "topk": 10**30}, '"topk" must be from 1 to 100'),
         ({"queries": ["a"], "topk": True}, '"topk" must be a whole number, found true or false'),
-        ({"queries": ["a"], "topk": 3.0}, '"topk" must be a whole number, found a decimal number'),
+        ({"queries": ["a"], "topk": 3.5}, '"topk" must be a whole number, found a decimal number'),
         ({"queries": ["a"], "topk": "3"}, '"topk" must be a whole number, found a string'),
         ({"queries": ["a"], "return_scores": 1}, '"return_scores" must be true or false, found a number'),
         ({"queries": "a"}, '"queries" must be a list of strings, found a string'),
@@ -348,6 +397,38 @@ def test_a_long_body_is_refused_also_when_it_comes_in_pieces(index: BM25Index) -
         assert server.ask(TOWER).status_code == 200
 
 
+POST = b"POST /retrieve HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n"
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(index: BM25Index) -> None:
+    body = json.dumps({"queries": [TOWER]}).encode()
+    with running(index, body_seconds=0.3) as server:
+        stops = spoken(server, POST % len(body) + body[:5])
+        drips = spoken(server, POST % len(body), *(bytes([each]) for each in body), pause=0.05)
+        for reply in (stops, drips):
+            assert reply.status_code == 408
+            assert reply.json() == {"detail": "the body did not come within 0.3 s"}
+            assert reply.headers["connection"] == "close"
+        assert spoken(server, POST % len(body), body[:5], body[5:], pause=0.01).status_code == 200
+        assert server.ask(TOWER).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"\r\n\r\nnot HTTP\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40),
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /retrieve HTTP/1.1\r\nContent-Length: minus one\r\n\r\n",
+        b"POST /retrieve HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /health HTTP/1.1\r\nno colon\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_is_refused_and_harms_nobody(shared: Running, noise: bytes) -> None:
+    assert spoken(shared, noise).status_code == 400
+    assert shared.ask(TOWER).status_code == 200
+
+
 def test_other_addresses_are_answered_in_json(shared: Running) -> None:
     for method, path, status in (
         ("GET", "/", 404),
@@ -360,6 +441,8 @@ def test_other_addresses_are_answered_in_json(shared: Running) -> None:
         reply = shared.client.request(method, path)
         assert reply.status_code == status
         assert "this server has POST /retrieve" in reply.json()["detail"]
+        assert reply.headers.get("allow") == {404: None, 405: "POST" if path == "/retrieve" else "GET, HEAD"}[status]
+    assert shared.client.head("/health").status_code == 200
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
@@ -423,7 +506,13 @@ def test_a_token_is_needed_where_one_is_set(index: BM25Index) -> None:
     with running(index, token=SecretStr("open-sesame")) as server:
         for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "open-sesame"}, {"authorization": "é"}):
             headers = {name: value.encode("latin-1") for name, value in given.items()}
-            for method, path in (("POST", "/retrieve"), ("GET", "/info"), ("GET", "/metrics"), ("GET", "/none")):
+            for method, path in (
+                ("POST", "/retrieve"),
+                ("GET", "/info"),
+                ("GET", "/metrics"),
+                ("GET", "/openapi.json"),
+                ("GET", "/none"),
+            ):
                 reply = server.client.request(method, path, headers=headers)
                 assert reply.status_code == 401
                 assert "Authorization: Bearer TOKEN" in reply.json()["detail"]

@@ -1,9 +1,8 @@
 """`serve` answers searches of other programs over HTTP."""
 
 import os
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,9 @@ from stepladder.errors import StepladderError
 from stepladder.narrate import shown
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.index import index_info, open_index
+from stepladder.retrieval.index import checksum_of
+from stepladder.retrieval.manifest import IndexInfo, index_info
+from stepladder.retrieval.opening import TOKEN, open_retriever, reranked
 from stepladder.retrieval.server_settings import ServerSettings
 from stepladder.retrieval.wire import checked_token
 
@@ -54,16 +55,26 @@ def serve_command(
     max_waiting: Annotated[
         int, typer.Option("--max-waiting", help="Most queries that wait; further clients are told to come back.")
     ] = _DEFAULTS.max_waiting,
-    cache_entries: Annotated[int, typer.Option("--cache-entries", help="Results to keep; 0 keeps none.")] = (
+    body_seconds: Annotated[float, typer.Option("--body-seconds", help="What a client gets to send a request.")] = (
+        _DEFAULTS.body_seconds
+    ),
+    cache_entries: Annotated[int, typer.Option("--cache-entries", help="Most results to keep; 0 keeps none.")] = (
         _DEFAULTS.cache_entries
+    ),
+    cache_bytes: Annotated[int, typer.Option("--cache-bytes", help="Most bytes of results to keep; 0 keeps none.")] = (
+        _DEFAULTS.cache_bytes
     ),
     drain_seconds: Annotated[
         float, typer.Option("--drain-seconds", help="What requests under way get when the server is asked to end.")
     ] = _DEFAULTS.drain_seconds,
+    device: Annotated[str, typer.Option("--device", help="Where queries are encoded: cpu, auto, cuda.")] = "cpu",
+    rerank: Annotated[
+        str | None, typer.Option("--rerank", help="A cross-encoder that puts what is found in order anew.")
+    ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for every request.")] = False,
     world_seed: WorldSeed = 0,
 ) -> None:
-    """Serve an index to many clients: POST /retrieve as in Search-R1, and /health, /info, /metrics."""
+    """Serve an index to many clients: POST /retrieve as in Search-R1, and /health, /info, /metrics, /openapi.json."""
     from stepladder.retrieval.server import serve  # the libraries of a server are of no use to other commands
 
     settings = ServerSettings.read(
@@ -74,22 +85,24 @@ def serve_command(
             "max_characters": max_characters,
             "max_body_bytes": max_body_bytes,
             "max_waiting": max_waiting,
+            "body_seconds": body_seconds,
             "cache_entries": cache_entries,
+            "cache_bytes": cache_bytes,
             "drain_seconds": drain_seconds,
             "token": _token(token_file),
         }
     )
-    retriever, info = _open(index, world_seed)
+    retriever, info = _open(index, world_seed, device, rerank)
 
     def announce(url: str) -> None:
-        told = f"[bold]{url}[/] serves {shown(index)}, {info['passages']:,} passages (Ctrl-C ends it)"
+        told = f"[bold]{url}[/] serves {shown(index)}, {info.passages:,} passages (Ctrl-C ends it)"
         Console(stderr=True).print(told, highlight=False, soft_wrap=True)
 
     with closing(retriever):
         serve(
             retriever,
             settings,
-            info,
+            asdict(info),
             host=host,
             port=port,
             insecure=insecure,
@@ -102,18 +115,21 @@ def _token(file: Path | None) -> str | None:
     try:
         if file is not None:
             return checked_token(file.read_text(encoding="utf-8"))
-        text = os.environ.get("STEPLADDER_TOKEN")
+        text = os.environ.get(TOKEN)
         return None if text is None else checked_token(text)
     except (UnicodeDecodeError, StepladderError) as error:
         source = f"--token-file {file}" if file is not None else "STEPLADDER_TOKEN"
         raise StepladderError(f"{source} must hold a token and nothing else: one word, printable ASCII") from error
 
 
-def _open(index: str, world_seed: int) -> tuple[Retriever, Mapping[str, object]]:
+def _open(index: str, world_seed: int, device: str, rerank: str | None) -> tuple[Retriever, IndexInfo]:
     """An index, and what `/info` tells about it; one of a data set lives in memory."""
-    if index not in DATA_SETS:
-        folder = path_of(index)
-        return open_index(folder), asdict(index_info(folder))
-    passages = open_data(index, seed=world_seed).passages or ()
-    info = {"kind": "bm25", "passages": len(passages), "source": index, "settings": {"world_seed": world_seed}}
-    return BM25Index.from_passages(passages), info
+    retriever: Retriever
+    if index in DATA_SETS:
+        passages = open_data(index, seed=world_seed).passages or ()
+        retriever = reranked(BM25Index.from_passages(passages), rerank, device)
+        info = IndexInfo("bm25", len(passages), {"world_seed": world_seed}, index, "", checksum_of(passages), {})
+    else:
+        retriever = open_retriever(index, device=device, rerank=rerank)
+        info = index_info(path_of(index))
+    return retriever, replace(info, settings={**info.settings, "rerank": rerank}) if rerank else info

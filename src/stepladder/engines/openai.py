@@ -29,9 +29,11 @@ from urllib.parse import urlsplit
 import openai
 
 from stepladder.engines.base import Engine, EngineDown, EngineError
-from stepladder.engines.openai_wire import MOST_STOPS, chat_messages, finished_text, retry_wait, usage_of, well_formed
+from stepladder.engines.openai_wire import MOST_STOPS, chat_messages, finished_text, usage_of
 from stepladder.request import Generate, Generation, nothing_written
+from stepladder.retries import retry_wait
 from stepladder.trace import Author, Segment
+from stepladder.unicode import well_formed
 
 OPENAI_URL = "https://api.openai.com/v1"
 #: Tries to reach a server that has never answered: it is more likely absent than busy.

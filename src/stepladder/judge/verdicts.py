@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from stepladder.engines.openai_wire import well_formed
 from stepladder.judge.strict_json import BadReply, read_object
+from stepladder.unicode import well_formed
 
 
 @dataclass(frozen=True, slots=True)

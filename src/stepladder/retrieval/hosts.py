@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import count
 from urllib.parse import urlsplit
 
-from stepladder.engines.openai_wire import retry_wait
 from stepladder.errors import StepladderError
+from stepladder.retries import retry_wait
 
 #: After so many failures in a row the rests grow no longer: with a backoff of 0.5 s they are then 16 to 32 s.
 _LONGEST_ROW = 7

@@ -1,7 +1,7 @@
 """Open whatever a user names to search in: an index folder, or the URLs of search servers.
 
-In: the name ("wiki-index", "http://node1:8000,http://node2:8000"), and a cross-encoder, if what is found shall be put in
-order anew. Out: a retriever; and, for whoever wants to know whether two names mean the same, what they hold.
+In: the name ("wiki-index", "http://node1:8000,http://node2:8000"), and a cross-encoder, if what is found shall be put
+in order anew. Out: a retriever; and, for whoever wants to know whether two names mean the same, what they hold.
 """
 
 import os

@@ -3,155 +3,100 @@
 In: a retriever, limits, and what `/info` shall tell about the index. Out: an application (`make_app`), or a server that
 runs until it is asked to end (`serve`).
 
-    POST /retrieve   the search, see wire.py
-    GET  /health     {"status": "ok"}, for load balancers; needs no token
-    GET  /info       the index, the limits, the version
-    GET  /metrics    for Prometheus
+    POST /retrieve       the search, see wire.py
+    GET  /health         {"status": "ok"}, for load balancers; needs no token
+    GET  /info           the index, the limits, the version
+    GET  /metrics        for Prometheus
+    GET  /openapi.json   all of this as a schema, with the limits of this server
 
-Every error is JSON, {"detail": "..."}: 401 without the token, 413 and 422 for what cannot be answered, 429 with
-Retry-After when the queue is full, 503 while the server ends. SIGTERM or Ctrl-C lets it answer what is under way first.
+Every error is JSON, {"detail": "..."}: 401 without the token, 408 for a body that does not come, 413 and 422 for what
+cannot be answered, 429 with Retry-After when the queue is full, 503 while the server ends. SIGTERM or Ctrl-C lets it
+answer what is under way first.
 """
 
 import asyncio
 import math
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from time import perf_counter
 from types import FrameType
-from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from starlette.exceptions import HTTPException
-from starlette.types import Receive
 
 from stepladder import __version__
 from stepladder.errors import StepladderError
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.gate import Gate, Traffic, answer, problem
+from stepladder.retrieval.gate import Endpoint, Gate, Receive, Reply, problem, told
+from stepladder.retrieval.openapi import openapi_schema
+from stepladder.retrieval.patience import CLIENT_GONE, Watch, read_body
 from stepladder.retrieval.server_settings import ServerSettings
-from stepladder.retrieval.serving import Metrics, QueueFull, SearchQueue, Ticket
+from stepladder.retrieval.serving import Metrics, QueueFull, SearchQueue
 from stepladder.retrieval.wire import BadRequest, checked_token, read_request, write_reply
 
-#: Of a body that is too long, so many times the limit is read and thrown away: clients listen when they have spoken.
-_PATIENCE = 8
 #: Longer than clients keep unused connections, so that none is closed under a request.
 _KEEP_ALIVE_SECONDS = 75
-_CLIENT_GONE = 499
-_THERE_IS = "this server has POST /retrieve and GET /health, /info, /metrics"
+#: uvloop takes one connection a turn from each socket it listens on. A busy server's turns are long, and hundreds of
+#: clients would wait for seconds to be heard at all: it listens on so many copies of the socket.
+_ACCEPTED_A_TURN = 16
 
 
-def make_app(retriever: Retriever, settings: ServerSettings, info: Mapping[str, object]) -> FastAPI:
-    """The server as an application; `info` describes the index. `app.state.traffic` is its `Traffic`."""
-    metrics, traffic = Metrics(), Traffic()
+def make_app(retriever: Retriever, settings: ServerSettings, info: Mapping[str, object]) -> Gate:
+    """The server as an ASGI application; `info` describes the index."""
+    metrics = Metrics()
     queue = SearchQueue(
-        retriever, max_waiting=settings.max_waiting, cache_entries=settings.cache_entries, metrics=metrics
+        retriever,
+        max_waiting=settings.max_waiting,
+        cache_entries=settings.cache_entries,
+        cache_bytes=settings.cache_bytes,
+        metrics=metrics,
     )
     token = checked_token(settings.token.get_secret_value()) if settings.token else None
-    told = {"index": dict(info), "limits": settings.model_dump(exclude={"token"}), "version": __version__}
+    about = told({"index": dict(info), "limits": settings.model_dump(exclude={"token"}), "version": __version__})
+    schema = told(openapi_schema(settings))
 
-    async def retrieve(request: Request) -> Response:
-        body = await _read_body(request, settings.max_body_bytes)
-        asked = read_request(body, settings)
-        ticket = queue.ask(asked.queries, asked.k)
+    async def retrieve(receive: Receive) -> Reply:
+        body = await read_body(receive, settings)
         try:
-            if ticket.missing and not await _wait(ticket, request.receive):
-                return Response(status_code=_CLIENT_GONE)
-        finally:
-            queue.drop(ticket)
+            asked = read_request(body, settings)
+            ticket = queue.ask(asked.queries, asked.k)
+        except BadRequest as error:
+            return problem(422, str(error))
+        except QueueFull as error:
+            return problem(429, str(error), {"retry-after": str(error.wait)})
+        if ticket.missing:
+            try:
+                with Watch(ticket, receive):
+                    if not await ticket.ready:
+                        return CLIENT_GONE
+            finally:
+                queue.drop(ticket)
         results = ticket.results
         if results is None:
             return problem(500, "the search failed; the server's log says why")
-        return Response(write_reply(results, asked.with_scores), media_type="application/json")
+        return Reply(200, write_reply(results, asked.with_scores))
 
-    async def health(_: Request) -> Response:
-        return answer(200, {"status": "ok"})
+    async def health(_: Receive) -> Reply:
+        return told({"status": "ok"})
 
-    async def tell(_: Request) -> Response:
-        return answer(200, told)
+    async def tell(_: Receive) -> Reply:
+        return about
 
-    async def count(_: Request) -> Response:
-        return Response(generate_latest(metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    async def count(_: Receive) -> Reply:
+        return Reply(200, generate_latest(metrics.registry), content_type=CONTENT_TYPE_LATEST.encode())
 
-    @asynccontextmanager
-    async def searching(_: FastAPI) -> AsyncIterator[None]:
-        queue.start()
-        yield
-        queue.close()
+    async def describe(_: Receive) -> Reply:
+        return schema
 
-    # The routes of Starlette: FastAPI's would read and check bodies before their length is known.
-    app = FastAPI(
-        title="Stepladder search",
-        openapi_url=None,
-        redirect_slashes=False,
-        lifespan=searching,
-        exception_handlers=_ANSWERS,
-    )
-    app.add_route("/retrieve", retrieve, methods=["POST"])
-    app.add_route("/health", health)
-    app.add_route("/info", tell)
-    app.add_route("/metrics", count)
-    app.add_middleware(Gate, traffic=traffic, metrics=metrics, token=token)
-    app.state.traffic = traffic
-    return app
-
-
-async def _read_body(request: Request, limit: int) -> bytes:
-    """The body, if it is not longer than the limit."""
-    length = 0
-    parts: list[bytes] = []
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise HTTPException(_CLIENT_GONE, "the client went away")
-        part = message.get("body", b"")
-        length += len(part)
-        if length <= limit:
-            parts.append(part)
-        over = not message.get("more_body", False)
-        if over and length <= limit:
-            return b"".join(parts)
-        if over or length > _PATIENCE * limit:
-            reason = f"the body is longer than {limit:,} bytes: send fewer queries a request"
-            raise HTTPException(413, reason, {"connection": "close"})
-
-
-async def _wait(ticket: Ticket, receive: Receive) -> bool:
-    """Until all is found; False when the client went away before."""
-    gone = asyncio.ensure_future(receive())  # after the body, the next that is heard of a client is its end
-    try:
-        await asyncio.wait((ticket.ready, gone), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        gone.cancel()
-    return ticket.ready.done()
-
-
-# --- Errors of the endpoints -------------------------------------------------------------------------------
-
-
-async def _bad_request(_: Request, error: BadRequest) -> Response:
-    return problem(422, str(error))
-
-
-async def _queue_full(_: Request, error: QueueFull) -> Response:
-    return problem(429, str(error), {"retry-after": str(error.wait)})
-
-
-async def _http_problem(request: Request, error: HTTPException) -> Response:
-    detail = error.detail
-    if error.status_code in (404, 405):
-        detail = f"no {request.method} {request.scope['path']} here: {_THERE_IS}"
-    return problem(error.status_code, detail, error.headers)
-
-
-_ANSWERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
-    BadRequest: _bad_request,
-    QueueFull: _queue_full,
-    HTTPException: _http_problem,
-}
+    endpoints = {
+        "/retrieve": Endpoint("POST", retrieve),
+        "/health": Endpoint("GET", health, public=True),
+        "/info": Endpoint("GET", tell),
+        "/metrics": Endpoint("GET", count),
+        "/openapi.json": Endpoint("GET", describe),
+    }
+    return Gate(endpoints, queue, metrics, token)
 
 
 # --- Running ----------------------------------------------------------------------------------------------
@@ -162,7 +107,7 @@ class SearchServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: FastAPI,
+        app: Gate,
         drain_seconds: float,
         *,
         access_log: bool = False,
@@ -175,10 +120,11 @@ class SearchServer(uvicorn.Server):
             log_level="info" if access_log else "warning",
             access_log=access_log,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
         super().__init__(config)
-        self._traffic: Traffic = app.state.traffic
+        self._traffic = app.traffic
         self._drain_seconds = drain_seconds
         self._on_start = on_start
 
@@ -194,7 +140,8 @@ class SearchServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, and say so when requests and signals are heard."""
-        await super().startup(sockets)
+        self._copies = [each.dup() for each in sockets or [] for _ in range(_ACCEPTED_A_TURN - 1)]
+        await super().startup([*(sockets or []), *self._copies])
         self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -203,7 +150,7 @@ class SearchServer(uvicorn.Server):
         while self._traffic.under_way and perf_counter() < deadline and not self.force_exit:
             await asyncio.sleep(0.02)
         self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - perf_counter()))
-        await super().shutdown(sockets)
+        await super().shutdown([*(sockets or []), *self._copies])
 
 
 def serve(

@@ -24,8 +24,11 @@ class ServerSettings(Settings):
     max_body_bytes: int = Field(default=8 * 2**20, ge=1)
     #: Queries of all requests that may wait for a search.
     max_waiting: int = Field(default=10_000, ge=1)
-    #: Results that are kept; 0 keeps none.
+    #: Seconds in which the whole body of a request must come.
+    body_seconds: float = Field(default=30.0, gt=0)
+    #: Results that are kept, by their number and their bytes; 0 of either keeps none.
     cache_entries: int = Field(default=10_000, ge=0)
+    cache_bytes: int = Field(default=256 * 2**20, ge=0)
     #: Seconds that requests under way get when the server is asked to end.
     drain_seconds: float = Field(default=30.0, ge=0)
     #: Clients must send it as `Authorization: Bearer TOKEN`.

@@ -23,12 +23,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from stepladder.errors import StepladderError
 from stepladder.retrieval.base import Retriever
+from stepladder.retrieval.recent import Recent
 from stepladder.retrieval.wire import Found, write_found
 
 #: The longest time, in seconds, that a refused client is asked to stay away.
 LONGEST_AWAY = 60
 #: How long the threads are waited for at the end, in seconds.
 _LAST_WAIT = 2.0
+#: Bytes that Python needs beside the text, for a result and for a passage in it.
+_RESULT_BYTES, _PASSAGE_BYTES = 800, 130
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,15 @@ class Metrics:
             registry=registry,
         )
         self.queue_length = Gauge("stepladder_queue_length", "Queries that wait for a search.", registry=registry)
+        self.cache_bytes = Gauge("stepladder_cache_bytes", "Bytes of the results that are kept.", registry=registry)
+        self._by_status: dict[int, Counter] = {}
+
+    def answered(self, status: int) -> None:
+        """Count a request; the library's own look-up of a status takes longer than counting."""
+        counter = self._by_status.get(status)
+        if counter is None:
+            counter = self._by_status[status] = self.requests.labels(status)
+        counter.inc()
 
 
 @dataclass(slots=True, eq=False)
@@ -87,8 +99,13 @@ class Ticket:
     searches: list[_Search]
     #: Searches that are not answered yet.
     missing: int
-    #: Done when none is missing.
-    ready: asyncio.Future[None]
+    #: True when none is missing; False when nobody waits any more.
+    ready: asyncio.Future[bool]
+
+    def leave(self) -> None:
+        """Wait no longer."""
+        if not self.ready.done():
+            self.ready.set_result(False)
 
     @property
     def results(self) -> list[Found] | None:
@@ -97,16 +114,24 @@ class Ticket:
         return found if len(found) == len(self.searches) else None
 
 
+def _bytes(query: str, found: Found) -> int:
+    """About how much memory a result takes that is kept."""
+    written = sum(len(document) + len(score) for document, score in found)
+    return _RESULT_BYTES + 4 * len(query) + len(found) * _PASSAGE_BYTES + written
+
+
 class SearchQueue:
     """Queries of all requests. `start` it on the event loop on which it is asked."""
 
-    def __init__(self, retriever: Retriever, *, max_waiting: int, cache_entries: int, metrics: Metrics) -> None:
+    def __init__(
+        self, retriever: Retriever, *, max_waiting: int, cache_entries: int, cache_bytes: int, metrics: Metrics
+    ) -> None:
         self._retriever = retriever
-        self._max_waiting, self._cache_entries = max_waiting, cache_entries
+        self._max_waiting = max_waiting
         self._metrics = metrics
         self._numbers = count()
-        #: Answered, the most recent last. Like `_open`, touched on the event loop alone.
-        self._cache: OrderedDict[tuple[str, int], _Search] = OrderedDict()
+        #: Answered. Like `_open`, touched on the event loop alone.
+        self._cache: Recent[tuple[str, int], _Search] = Recent(cache_entries, cache_bytes)
         #: Not answered yet.
         self._open: dict[tuple[str, int], _Search] = {}
         #: Guards what follows, which the threads share, and whether a search has begun.
@@ -118,6 +143,7 @@ class SearchQueue:
         self._closed = False
         self._threads: list[threading.Thread] = []
         metrics.queue_length.set_function(lambda: self._length)
+        metrics.cache_bytes.set_function(lambda: self._cache.size)
 
     def start(self) -> None:
         """Begin to search."""
@@ -158,11 +184,11 @@ class SearchQueue:
             if search.found is None:
                 search.tickets.add(ticket)
                 ticket.missing += 1
-            else:
-                self._cache.move_to_end((search.query, k))
         self._metrics.queries.inc(len(queries))
-        self._metrics.cache_hits.inc(len(searches) - ticket.missing)
-        self._metrics.shared.inc(len(queries) - len(searches) + ticket.missing - len(fresh))
+        if kept := len(searches) - ticket.missing:
+            self._metrics.cache_hits.inc(kept)
+        if shared := len(queries) - len(searches) + ticket.missing - len(fresh):
+            self._metrics.shared.inc(shared)
         return ticket
 
     def drop(self, ticket: Ticket) -> None:
@@ -200,14 +226,12 @@ class SearchQueue:
             search.found = found
             if found is None:
                 self._metrics.failed.inc()
-            elif self._cache_entries:
-                self._cache[key] = search
-                if len(self._cache) > self._cache_entries:
-                    self._cache.popitem(last=False)
+            else:
+                self._cache.put(key, search, _bytes(search.query, found))
             for ticket in search.tickets:
                 ticket.missing -= 1
                 if not ticket.missing and not ticket.ready.done():
-                    ticket.ready.set_result(None)
+                    ticket.ready.set_result(True)
             search.tickets.clear()
 
     # --- In the threads ---------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NoReturn
 
-from stepladder.engines.openai_wire import well_formed
 from stepladder.errors import StepladderError
 from stepladder.retrieval.server_settings import LONGEST_QUERY, ServerSettings
 from stepladder.trace import Passage
+from stepladder.unicode import well_formed
 
 #: The passages of one query as JSON: document and score of each.
 Found = tuple[tuple[bytes, bytes], ...]
@@ -85,6 +85,8 @@ def read_request(body: bytes, limits: ServerSettings) -> SearchRequest:
     k = asked.get("topk")
     if k is None:
         k = limits.topk
+    if isinstance(k, float) and k.is_integer():
+        k = int(k)  # to JSON, 3.0 and 3 are the same number
     if isinstance(k, bool) or not isinstance(k, int):
         raise BadRequest(f'"topk" must be a whole number, found {_kind(k)}')
     if not 1 <= k <= limits.max_topk:
@@ -97,7 +99,7 @@ def read_request(body: bytes, limits: ServerSettings) -> SearchRequest:
 
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_distinct_keys)
+        found = _DECODER.decode(body.decode("utf-8"))
     except BadRequest:
         raise
     except UnicodeDecodeError as error:
@@ -122,6 +124,9 @@ def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+_DECODER = json.JSONDecoder(parse_constant=_no_number, object_pairs_hook=_distinct_keys)
+
+
 def _kind(value: object) -> str:
     names = {
         bool: "true or false",
@@ -141,8 +146,8 @@ def write_found(passages: Sequence[Passage]) -> Found:
     """Passages as they go over the wire. A score that is no finite number is an error: JSON has no word for it."""
     return tuple(
         (
-            json.dumps({"id": passage.id, "contents": _contents(passage)}).encode(),
-            json.dumps(None if passage.score is None else float(passage.score), allow_nan=False).encode(),
+            f'{{"id": {json.dumps(passage.id)}, "contents": {json.dumps(_contents(passage))}}}'.encode(),
+            _score(passage.score),
         )
         for passage in passages
     )
@@ -178,6 +183,14 @@ def read_reply(body: bytes, asked: int) -> list[tuple[Passage, ...]]:
         raise BadReply(
             f"the answer is not of Search-R1's protocol ({type(error).__name__}: {error}): {start!r}"
         ) from error
+
+
+def _score(score: float | None) -> bytes:
+    if score is None:
+        return b"null"
+    if not math.isfinite(score):
+        raise StepladderError(f"a passage has the score {score}")
+    return repr(float(score)).encode()
 
 
 def _contents(passage: Passage) -> str:

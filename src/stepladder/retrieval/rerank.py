@@ -1,0 +1,118 @@
+"""A second look at what any retriever finds: a cross-encoder reads query and passage together.
+
+In: a retriever, and a cross-encoder by folder or hub name (extra `dense`: sentence-transformers). Out: one `Retriever`.
+The inner retriever finds the candidates; the cross-encoder's scores, logits rather than probabilities, decide their
+order. Reading every candidate with every query is slow, and more exact than comparing vectors made apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from textwrap import shorten
+
+import numpy as np
+import torch
+
+from stepladder.engines.loading import pick_device, pick_dtype, quiet_libraries
+from stepladder.errors import StepladderError
+from stepladder.files import expanded
+from stepladder.retrieval.base import Retriever, check_search
+from stepladder.trace import Passage
+
+#: How many passages of the inner retriever are read, unless more are asked for.
+DEPTH = 50
+
+#: What the classes of models that score a pair are called.
+_RANKING = ("ForSequenceClassification", "ForCausalLM")
+
+
+class RerankedRetriever(Retriever):
+    """Orders what another retriever finds by a cross-encoder. Equal scores stay in the inner order."""
+
+    def __init__(
+        self,
+        inner: Retriever,
+        model: str | Path,
+        *,
+        depth: int = DEPTH,
+        batch: int = 32,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_tokens: int = 512,
+    ) -> None:
+        """`depth`: how many candidates are read for a query; `batch`: how many pairs go through the model at once.
+
+        Query and passage together are cut to `max_tokens`, or to what the model can read if that is less. `device`:
+        auto, cpu, cuda, cuda:1 ... `dtype`: fp32, bf16 or auto (bf16 on CUDA, else fp32). In bf16 scores depend a
+        little on what else is in the batch.
+        """
+        if depth < 1 or batch < 1 or max_tokens < 1:
+            raise ValueError(f"expected depth, batch and max_tokens >= 1; found {depth=}, {batch=}, {max_tokens=}")
+        try:
+            from sentence_transformers import CrossEncoder
+        except ImportError as error:
+            raise StepladderError(
+                'a cross-encoder needs sentence-transformers, which is not installed: pip install "stepladder[dense]"'
+            ) from error
+        folder, where = expanded(model), pick_device(device)
+        try:
+            with quiet_libraries():
+                self._model = CrossEncoder(
+                    str(folder if folder.is_dir() else model),
+                    device=str(where),
+                    local_files_only=folder.is_dir(),
+                    trust_remote_code=False,
+                    model_kwargs={"dtype": pick_dtype(dtype, where)},
+                    # A sigmoid would make equal what differs far from 0; the order is the same without.
+                    activation_fn=torch.nn.Identity(),
+                )
+        except StepladderError:
+            raise
+        except Exception as error:  # files of others, read by libraries that fail in many ways
+            why = shorten(str(error), 200, placeholder=" ...") or type(error).__name__
+            raise StepladderError(
+                f"cross-encoder '{model}' could not be loaded: {why.rstrip('.,:')}. Give a folder with a cross-encoder "
+                "of sentence-transformers, or a hub name."
+            ) from error
+        # Transformers would draw the weights that a model for other work lacks at random, and say so nowhere.
+        kinds = self._model.config.architectures or []
+        if self._model.num_labels != 1 or not all(kind.endswith(_RANKING) for kind in kinds):
+            raise StepladderError(
+                f"model '{model}' is a {', '.join(kinds) or 'model'} with {self._model.num_labels} outputs; expected a "
+                "cross-encoder with one, its score (a model that makes vectors is for a dense index)"
+            )
+        self._model.max_seq_length = min(max_tokens, self._model.max_seq_length or max_tokens)
+        self.inner, self.depth, self.batch = inner, depth, batch
+        self.max_batch = inner.max_batch
+
+    def search(self, queries: Sequence[str], k: int) -> list[tuple[Passage, ...]]:
+        """For each query, in order, up to k passages with the cross-encoder's scores, best first."""
+        check_search(queries, k)
+        if not queries:
+            return []
+        candidates = self.inner.search(queries, max(self.depth, k))
+        # Equal pairs are read once: apart, in batches of other lengths, their scores could differ by a rounding.
+        pairs = dict.fromkeys(
+            _pair(query, passage) for query, found in zip(queries, candidates, strict=True) for passage in found
+        )
+        scores = self._scores(list(pairs))
+        results = []
+        for query, found in zip(queries, candidates):
+            scored = [replace(passage, score=scores[_pair(query, passage)]) for passage in found]
+            results.append(tuple(sorted(scored, key=lambda passage: -(passage.score or 0.0))[:k]))
+        return results
+
+    def _scores(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], float]:
+        # The library sorts the pairs by length and gives the scores back in the order of asking.
+        scores = self._model.predict(list(pairs), batch_size=self.batch, show_progress_bar=False)
+        if not np.isfinite(scores).all():
+            raise StepladderError("the cross-encoder gave scores that are no finite numbers; try dtype fp32")
+        return dict(zip(pairs, scores.tolist(), strict=True))
+
+    def close(self) -> None:
+        """Close the inner retriever."""
+        self.inner.close()
+
+
+def _pair(query: str, passage: Passage) -> tuple[str, str]:
+    return query, f"{passage.title}\n{passage.text}" if passage.title else passage.text
