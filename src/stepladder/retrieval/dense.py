@@ -62,25 +62,23 @@ class DenseIndex(Retriever):
         encoder = Encoder(settings, device=settings.device, dtype=settings.dtype, batch=settings.batch)
         check_memory(layout, len(passages), encoder.dimensions, memory)
         dtype = np.float32 if layout is Layout.flat else np.float16
-        vectors = encode_passages(passages, encoder, to, dtype, memory, watch)
+        kept = to.notes if layout is Layout.hnsw else to.folder  # the graph has the vectors in it
+        vectors = encode_passages(passages, encoder, kept, to.notes, dtype, memory, watch)
         build_nearest(layout, vectors, to.folder, memory, watch)
-        how = encoder.settings.model_dump()
-        with atomic_file(to.folder / _DESCRIPTION) as file:
-            json.dump({"layout": layout, **how}, file, indent=2)
-        return {
-            **{name: value for name, value in how.items() if value is not None},
-            "dimensions": encoder.dimensions,
-            "encoded_in": "bf16" if encoder.bf16 else "fp32",
-            "vectors": f"FAISS {version('faiss-cpu')}, sentence-transformers {version('sentence-transformers')}",
-        }
+        return describe(encoder, to.folder, layout, f"FAISS {version('faiss-cpu')}")
 
     @classmethod
-    def open(cls, folder: Path, passages: Passages, *, device: str = "cpu") -> "DenseIndex":
-        """The index in a folder that `build` wrote, of these passages; queries are encoded on the device."""
+    def open(
+        cls, folder: Path, passages: Passages, *, device: str = "cpu", nearest: Nearest | None = None
+    ) -> "DenseIndex":
+        """The index in a folder that was built of these passages; queries are encoded on the device.
+
+        `nearest` has the vectors where they are not in the folder.
+        """
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
-        layout = Layout(description.pop("layout"))
+        layout = description.pop("layout")
         encoder = Encoder(EncoderSettings.read(description, str(folder / _DESCRIPTION)), device=device, dtype="fp32")
-        nearest = open_nearest(layout, folder)
+        nearest = nearest or open_nearest(Layout(layout), folder)
         _check_encoder(encoder, nearest.vector(0), passages[0], folder)
         return cls(nearest, encoder, passages)
 
@@ -108,6 +106,19 @@ class DenseIndex(Retriever):
         self.nearest.close()
         if isinstance(self.passages, PassageStore):
             self.passages.close()
+
+
+def describe(encoder: Encoder, folder: Path, layout: str, library: str) -> Made:
+    """Write down in a folder what `DenseIndex.open` must know; returns how the vectors were made."""
+    how = encoder.settings.model_dump()
+    with atomic_file(folder / _DESCRIPTION) as file:
+        json.dump({"layout": layout, **how}, file, indent=2)
+    return {
+        **{name: value for name, value in how.items() if value is not None},
+        "dimensions": encoder.dimensions,
+        "encoded_in": "bf16" if encoder.bf16 else "fp32",
+        "vectors": f"{library}, sentence-transformers {version('sentence-transformers')}",
+    }
 
 
 def _check_encoder(encoder: Encoder, kept: Vectors, first: Passage, folder: Path) -> None:

@@ -2,11 +2,21 @@
 
 from enum import StrEnum
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
 from stepladder.models import absolute_if_folder
 from stepladder.settings import Settings
+
+
+def _plain_address(uri: str) -> str:
+    parts = urlsplit(uri)
+    if parts.username or parts.password or parts.query:
+        raise ValueError("an address without secrets is expected; put the token into STEPLADDER_MILVUS_TOKEN")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"expected an address such as http://localhost:19530, found {uri!r}")
+    return uri
 
 
 class Layout(StrEnum):
@@ -42,3 +52,15 @@ class DenseSettings(EncoderSettings):
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     #: Passages in one batch of the encoder.
     batch: int | None = Field(default=None, ge=1)
+
+
+class MilvusSettings(DenseSettings):
+    """An index of embeddings in Milvus."""
+
+    #: Address of a server (http://host:19530, or with a database http://host:19530/name). None: milvus-lite, in a file
+    #: of the index folder. A token comes from the environment variable STEPLADDER_MILVUS_TOKEN.
+    uri: Annotated[str, AfterValidator(_plain_address)] | None = None
+    #: None makes up a name. A collection of Stepladder that has the name is replaced.
+    collection: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}$")
+    #: FLAT is exact, HNSW quick, AUTOINDEX what the server likes. None: FLAT without a server, HNSW with one.
+    milvus_index: Literal["FLAT", "HNSW", "AUTOINDEX"] | None = None

@@ -18,7 +18,7 @@ from stepladder.errors import StepladderError, unknown_name
 from stepladder.files import Unfinished
 from stepladder.retrieval.base import Retriever, Watch
 from stepladder.retrieval.bm25 import BM25Index, BM25Settings
-from stepladder.retrieval.dense_settings import DenseSettings, Layout
+from stepladder.retrieval.dense_settings import DenseSettings, Layout, MilvusSettings
 from stepladder.retrieval.manifest import Made
 from stepladder.retrieval.passages import Passages
 from stepladder.settings import Settings
@@ -63,7 +63,25 @@ def _dense(layout: Layout) -> IndexKind:
     return IndexKind(DenseSettings, build, open_, resumes=True)
 
 
-KINDS: Mapping[str, IndexKind] = {"bm25": _bm25(), **{layout.value: _dense(layout) for layout in Layout}}
+def _milvus() -> IndexKind:
+    def build(passages: Passages, to: Unfinished, settings: MilvusSettings, memory: int, watch: Watch) -> Made:
+        from stepladder.retrieval.milvus import build_milvus
+
+        return build_milvus(passages, to, settings, memory=memory, watch=watch)
+
+    def open_(folder: Path, passages: Passages, device: str) -> Retriever:
+        from stepladder.retrieval.milvus import open_milvus
+
+        return open_milvus(folder, passages, device=device)
+
+    return IndexKind(MilvusSettings, build, open_, resumes=True)
+
+
+KINDS: Mapping[str, IndexKind] = {
+    "bm25": _bm25(),
+    **{layout.value: _dense(layout) for layout in Layout},
+    "milvus": _milvus(),
+}
 
 
 def kinds_of(name: str) -> dict[str, IndexKind]:

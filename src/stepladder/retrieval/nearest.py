@@ -22,7 +22,7 @@ from stepladder.retrieval.base import Watch
 from stepladder.retrieval.dense_settings import Layout
 from stepladder.retrieval.encoder import Vectors
 from stepladder.retrieval.memory import shown_bytes
-from stepladder.retrieval.vectors import VECTORS, StoredVectors, open_vectors
+from stepladder.retrieval.vectors import StoredVectors, open_vectors
 
 Positions = npt.NDArray[np.int64]
 
@@ -56,11 +56,10 @@ class Nearest(ABC):
 
 
 def build_nearest(layout: Layout, vectors: StoredVectors, folder: Path, memory: int, watch: Watch) -> None:
-    """Write the files of a layout; `vectors` are those of the folder's own file."""
+    """Write the files of a layout into a folder. flat and ivfpq also need the vectors' own file there."""
     check_memory(layout, len(vectors), vectors.shape[1], memory)
     if layout is Layout.hnsw:
         _build_hnsw(vectors, folder, watch)
-        (folder / VECTORS).unlink()  # the graph has them
     elif layout is Layout.ivfpq:
         _build_ivfpq(vectors, folder, memory, watch)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepladder.errors import StepladderError
-from stepladder.files import Unfinished, atomic_file, sync
+from stepladder.files import atomic_file, sync
 from stepladder.retrieval.base import Watch
 from stepladder.retrieval.encoder import Encoder
 from stepladder.retrieval.memory import shown_bytes
@@ -34,13 +34,14 @@ StoredVectors = npt.NDArray[np.float32] | npt.NDArray[np.float16]
 def encode_passages(
     passages: Passages,
     encoder: Encoder,
-    to: Unfinished,
+    folder: Path,
+    notes: Path,
     dtype: type[np.float32] | type[np.float16],
     memory: int,
     watch: Watch,
 ) -> StoredVectors:
-    """The vectors of the passages, in a file of the folder."""
-    file, note = to.folder / VECTORS, to.notes / _NOTE
+    """The vectors of the passages, in a file of the folder; how far it came stands in the notes."""
+    file, note = folder / VECTORS, notes / _NOTE
     needed = SHARD * (_BYTES_A_PASSAGE + 12 * encoder.dimensions)
     if memory < needed:
         raise StepladderError(
@@ -57,12 +58,14 @@ def encode_passages(
         for first in range(start, end, _BATCHES * encoder.batch):
             some = range(first, min(first + _BATCHES * encoder.batch, end))
             vectors[some.start : some.stop] = encoder.passages([passages[position] for position in some])
-            watch("Encoding passages", some.stop, len(passages))
+            if some.stop < end:
+                watch("Encoding passages", some.stop, len(passages))
         vectors.flush()
         sync(file)
         with atomic_file(note) as written:
             written.write(str(end))
-    return open_vectors(to.folder)
+        watch("Encoding passages", end, len(passages))
+    return open_vectors(folder)
 
 
 def open_vectors(folder: Path) -> StoredVectors:
