@@ -157,8 +157,8 @@ class Workshop:
         """Raise where the agent searches and there is nothing to search."""
         if self.agent.searches and self.settings.data.index is None and self.data.passages is None:
             raise StepladderError(
-                f"the agent '{self.agent.name}' searches, and no index was given: add --index DIR (or the URL of a server), in a recipe "
-                "data.index (`stepladder index build CORPUS --out DIR` makes one)"
+                f"the agent '{self.agent.name}' searches, and no index was given: add --index DIR (or the URL of a "
+                "server), in a recipe data.index (`stepladder index build CORPUS --out DIR` makes one)"
             )
 
     def split(self, name: str) -> tuple[Question, ...]:
