@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from stepladder.contract import ContractViolation
 from stepladder.retrieval.base import Retriever, check_retriever
 from stepladder.retrieval.bm25 import BM25Index, best, bm25s, terms
-from stepladder.retrieval.corpus import CorpusError, read_corpus
+from stepladder.retrieval.corpus import read_corpus
 from stepladder.retrieval.index import build_index
 from stepladder.retrieval.passages import PassageStore, PassageWriter
+from stepladder.retrieval.tables import CorpusError
 from stepladder.trace import Passage
 
 WORLD = (
