@@ -35,7 +35,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -227,17 +227,24 @@ def apart(work: Callable[[], Result]) -> Result:
         return pool.submit(work).result()
 
 
-def measure(kinds: Sequence[str], sizes: Sequence[int], dense_up_to: int, device: str, console: Console) -> list[Row]:
-    """All rows, size by size; what a kind refuses is said and left out."""
+def measure(
+    kinds: Sequence[str], sizes: Sequence[int], dense_up_to: int, device: str, console: Console, kept: "Kept"
+) -> list[Row]:
+    """All rows, size by size; what a kind refuses is said and left out, and what was kept is not measured again."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
         corpus, folder = Path(name) / "corpus.jsonl", Path(name) / "index"
         for size in sorted(sizes):
-            with corpus.open("w", encoding="utf-8") as file:
-                file.writelines(made_up_passages(size))
-            queries, exact = queries_of(corpus, size), None
-            for kind in kinds:
-                if kind != "bm25" and size > dense_up_to:
+            wanted = [kind for kind in kinds if kind == "bm25" or size <= dense_up_to]
+            if any(kept.row(kind, size) is None for kind in wanted):
+                with corpus.open("w", encoding="utf-8") as file:
+                    file.writelines(made_up_passages(size))
+                queries = queries_of(corpus, size)
+            exact = None
+            for kind in wanted:
+                if row := kept.row(kind, size):
+                    rows.append(row)
+                    exact = row.searching.found if kind == "flat" else exact
                     continue
                 load = os.getloadavg()[0]
                 try:
@@ -249,8 +256,42 @@ def measure(kinds: Sequence[str], sizes: Sequence[int], dense_up_to: int, device
                 exact = searching.found if kind == "flat" else exact
                 recall = share(exact, searching.found) if exact and kind in ("flat", "hnsw", "ivfpq") else None
                 rows.append(Row(kind, size, building, searching, recall, load))
+                kept.add(rows[-1])
                 console.print(f"{kind}, {size:,} passages: built in {building.build_s:.1f} s")
     return rows
+
+
+class Kept:
+    """The rows so far, in a file, so that a run that was cut off goes on where it was."""
+
+    def __init__(self, file: Path | None, machine: Mapping[str, object]) -> None:
+        self._file, self._machine = file, machine
+        found = json.loads(file.read_text(encoding="utf-8")) if file and file.exists() else {"measured": []}
+        if found.get("machine", machine) != machine:
+            raise SystemExit(f"{file} has figures of another machine: choose another --out")
+        self.rows = [
+            Row(**{**row, "building": Building(**row["building"]), "searching": Searching(**row["searching"])})
+            for row in found["measured"]
+        ]
+
+    def row(self, kind: str, size: int) -> Row | None:
+        """What was measured of a kind and size, if it was."""
+        return next((row for row in self.rows if (row.kind, row.passages) == (kind, size)), None)
+
+    def add(self, row: Row) -> None:
+        """One more."""
+        self.rows.append(row)
+        self.write(())
+
+    def write(self, projections: Sequence[Row]) -> None:
+        """All figures, into the file."""
+        if self._file:
+            with atomic_file(self._file) as file:
+                figures = {
+                    "measured": [asdict(row) for row in self.rows],
+                    "projection": [asdict(row) for row in projections],
+                }
+                json.dump({"machine": self._machine, **figures}, file, indent=1)
 
 
 def share(exact: list[list[str]], found: list[list[str]]) -> float:
@@ -312,7 +353,7 @@ def main() -> None:
     parser.add_argument("--sizes", default=SIZES, help=f"passages, {SIZES} unless told otherwise")
     parser.add_argument("--kinds", default=KINDS, help=f"kinds of index, {KINDS} unless told otherwise")
     parser.add_argument("--dense-up-to", type=int, help="embeddings of so many passages at most")
-    parser.add_argument("--out", type=Path, help="a file for the figures, as JSON")
+    parser.add_argument("--out", type=Path, help="a file for the figures, as JSON; what is in it is not measured again")
     chosen = parser.parse_args()
     import torch  # here, because the processes that build import this file too
 
@@ -320,19 +361,16 @@ def main() -> None:
     sizes = [int(size) for size in chosen.sizes.split(",")]
     dense_up_to = chosen.dense_up_to or (max(sizes) if cuda else DENSE_ON_CPU)
     console = Console(width=None if os.isatty(1) else 200)
-    rows = measure(chosen.kinds.split(","), sizes, dense_up_to, "cuda" if cuda else "cpu", console)
+    machine = {
+        "python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+    }
+    kept = Kept(chosen.out, machine)
+    rows = measure(chosen.kinds.split(","), sizes, dense_up_to, "cuda" if cuda else "cpu", console, kept)
     projections = projected(rows, WIKI18)
     show(rows, projections, console)
-    if chosen.out:
-        machine = {
-            "python": platform.python_version(),
-            "processors": os.cpu_count(),
-            "gpu": torch.cuda.get_device_name() if cuda else None,
-        }
-        bare = [asdict(replace(row, searching=replace(row.searching, found=[]))) for row in rows]
-        with atomic_file(chosen.out) as file:
-            figures = {"machine": machine, "measured": bare, "projection": [asdict(row) for row in projections]}
-            json.dump(figures, file, indent=2)
+    kept.write(projections)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepladder.retrieval import postings
 from stepladder.retrieval.bm25 import BM25Index, bm25s
-from stepladder.retrieval.postings import PASSAGES, SCORES, STARTS, Formula, PostingsWriter
+from stepladder.retrieval.postings import PASSAGES, SCORES, STARTS, Formula, Postings, PostingsWriter
 from stepladder.trace import Passage
 
 LUCENE = Formula(k1=1.2, b=0.75)
@@ -117,7 +117,7 @@ BUILD = """
 import re, sys
 from pathlib import Path
 import numpy as np
-from stepladder.retrieval.postings import Formula, PostingsWriter
+from stepladder.retrieval.postings import Formula, PostingsWriter, Postings
 
 def peak():  # ru_maxrss would count what the parent had before it started this process
     return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
@@ -140,3 +140,19 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         [sys.executable, "-c", BUILD, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
     )
     assert int(done.stdout) < 70_000_000
+
+
+def test_terms_in_many_passages_are_summed_as_the_others_are() -> None:
+    """Rows of all passages change how scores are added, and no bit of the sums."""
+    random = np.random.default_rng(0)
+    count = 400
+    columns = [np.flatnonzero(random.random(count) < share).astype(np.int32) for share in (0.9, 0.5, 0.05, 0.3, 0.01)]
+    starts = np.cumsum([0, *map(len, columns)])
+    scores = random.random(starts[-1], dtype=np.float32)
+    postings = Postings(starts, np.concatenate(columns), scores, count)
+    for terms in ([0], [2], [0, 1, 2, 3, 4], [3, 0, 3]):
+        plain = np.zeros(count, dtype=np.float32)
+        for term in terms:
+            np.add.at(plain, columns[term], scores[starts[term] : starts[term + 1]])
+        for _ in range(2):  # made, and kept
+            np.testing.assert_array_equal(postings.sums(terms), plain)
