@@ -117,7 +117,7 @@ BUILD = """
 import re, sys
 from pathlib import Path
 import numpy as np
-from stepladder.retrieval.postings import Formula, PostingsWriter, Postings
+from stepladder.retrieval.postings import Formula, PostingsWriter
 
 def peak():  # ru_maxrss would count what the parent had before it started this process
     return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
