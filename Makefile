@@ -17,7 +17,7 @@ demo: .venv/.installed
 	$(BIN)/stepladder demo
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

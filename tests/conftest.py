@@ -1,11 +1,18 @@
 """Things that several tests need."""
 
+import os
 from collections.abc import Sequence
 
 import pytest
 
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Hop, Passage, Question
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # several processes test at once: let each, and its children, have one thread
+    import torch
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 
 QUESTION = Question(
     "q1",

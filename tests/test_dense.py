@@ -350,3 +350,82 @@ def test_a_build_without_an_unfinished_one(models: Path, tmp_path: Path) -> None
     )
     assert made["similarity"] == "cosine"
     assert DenseIndex.open(tmp_path, TOWNS).search(["Town 5"], 1)[0]
+
+
+@pytest.mark.parametrize("damage", ["vectors cut", "vectors gone", "note empty", "passages cut", "another encoder"])
+def test_an_unfinished_build_that_was_damaged_begins_anew(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setattr("stepladder.retrieval.vectors.SHARD", 16)
+    corpus, unfinished = tmp_path / "corpus.jsonl", tmp_path / ".ix.unfinished"
+    corpus.write_text("".join(json.dumps({"id": each.id, "text": each.text + each.id}) + "\n" for each in TOWNS))
+    save_encoder(tmp_path / "model")
+
+    def build(folder: str, stop: int = 1000) -> None:
+        def watch(doing: str, done: int, total: int) -> None:
+            if doing == "Encoding passages" and done >= stop:
+                raise RuntimeError("the power is gone")
+
+        build_index(corpus, tmp_path / folder, "flat", encoder=str(tmp_path / "model"), device="cpu", watch=watch)
+
+    with pytest.raises(RuntimeError):
+        build("ix", stop=32)
+    assert (unfinished / "unfinished" / "encoded.txt").read_text() == "32"
+    if damage == "vectors cut":
+        with (unfinished / "vectors.npy").open("r+b") as file:
+            file.truncate(1000)
+    elif damage == "vectors gone":
+        (unfinished / "vectors.npy").unlink()
+    elif damage == "note empty":
+        (unfinished / "unfinished" / "encoded.txt").write_text("")
+    elif damage == "passages cut":
+        (unfinished / "passages.jsonl").write_text('{"id": "t0"')
+    else:
+        (tmp_path / "model").rename(tmp_path / "old")
+        save_encoder(tmp_path / "model", seed=1)
+    build("ix")
+    build("whole")
+    for name in index_info(tmp_path / "whole").files:
+        assert (tmp_path / "ix" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_what_fails_at_the_very_end_is_not_lost(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"id": each.id, "text": each.text + each.id}) + "\n" for each in TOWNS))
+    told: list[str] = []
+
+    def build() -> None:
+        def watch(doing: str, done: int, total: int) -> None:
+            told.append(f"{doing} {done}")
+
+        build_index(corpus, tmp_path / "ix", "flat", encoder=str(models / "plain"), device="cpu", watch=watch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stepladder.files._put_folder", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build()
+    told.clear()
+    build()
+    assert told == []  # nothing was left to do
+    assert "index.json" not in index_info(tmp_path / "ix").files
+    assert {each.name for each in tmp_path.iterdir()} == {"corpus.jsonl", "ix"}
+    assert not (tmp_path / "ix" / "unfinished").exists()
+
+
+def test_a_damaged_graph_is_named(models: Path, tmp_path: Path) -> None:
+    build_index(TOWNS, tmp_path / "ix", "hnsw", encoder=str(models / "plain"), device="cpu")
+    with (tmp_path / "ix" / "vectors.faiss").open("r+b") as file:
+        file.write(b"XXXXXXXX")
+    with pytest.raises(StepladderError, match=r"is damaged: FAISS cannot read vectors.faiss"):
+        open_index(tmp_path / "ix")
+
+
+def test_an_encoder_that_has_moved_can_be_named_anew(tmp_path: Path) -> None:
+    save_encoder(tmp_path / "model")
+    build_index(TOWNS, tmp_path / "ix", "flat", encoder=str(tmp_path / "model"), device="cpu")
+    (tmp_path / "model").rename(tmp_path / "elsewhere")
+    with pytest.raises(StepladderError, match=r"If it has moved, correct 'encoder' in .*dense\.json"):
+        open_index(tmp_path / "ix")
+    description = tmp_path / "ix" / "dense.json"
+    description.write_text(description.read_text().replace(str(tmp_path / "model"), str(tmp_path / "elsewhere")))
+    assert open_index(tmp_path / "ix").search(["Town 3"], 1)[0]

@@ -27,9 +27,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def served(folder: Path, token: str | None = None) -> Iterator[str]:
+def served(folder: Path, token: str | None = None, **limits: int) -> Iterator[str]:
     started, listener = threading.Event(), listen("127.0.0.1", 0)
-    app = make_app(open_index(folder), ServerSettings.read({"token": token}), asdict(index_info(folder)))
+    app = make_app(open_index(folder), ServerSettings.read({"token": token, **limits}), asdict(index_info(folder)))
     server = SearchServer(app, 1.0, on_start=started.set)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
@@ -46,6 +46,18 @@ def test_a_folder_and_its_server_find_the_same(folder: Path) -> None:
     with served(folder) as url, closing(open_retriever(url)) as remote, closing(open_retriever(str(folder))) as local:
         assert remote.search([query], 3) == local.search([query], 3)
         assert info_of(url) == info_of(str(folder)) == index_info(folder)
+
+
+def test_a_client_keeps_to_the_limits_of_its_server(folder: Path) -> None:
+    queries = [f"{PASSAGES[number % 3].title} {'x' * number}" for number in range(10)]
+    with (
+        served(folder, max_queries=4, max_characters=12) as url,
+        closing(open_retriever(url)) as remote,
+        closing(open_retriever(str(folder))) as local,
+    ):
+        assert remote.search(queries, 3) == local.search([query[:12] for query in queries], 3)
+        with pytest.raises(StepladderError, match='"topk" must be from 1 to 100'):
+            remote.search(queries, 500)
 
 
 def test_the_token_comes_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

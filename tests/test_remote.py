@@ -201,7 +201,7 @@ def test_a_refusal_is_not_repeated_and_gives_the_reason(status: int, error: type
         with pytest.raises(error, match=said) as raised:
             retriever.search([TOWER], 500)
         assert isinstance(raised.value, EngineDown) == (error is SearchDown)
-        assert len(server.times) == 1
+        assert [path for path, *_ in server.requests].count("/retrieve") == 1
 
 
 # --- Servers in trouble -------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from stepladder.errors import StepladderError
 
 _HOST = re.sub(r"[^A-Za-z0-9]", "", platform.node()) or "host"
 
+#: Folder of what is needed only until a folder is finished.
 _NOTES = "unfinished"
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -53,9 +54,7 @@ def atomic_folder(path: Path, what: str = "folder") -> Iterator[Path]:
             temporary.mkdir()
         yield temporary
         with _explained(path, target, what):
-            for each in temporary.rglob("*"):
-                sync(each)
-            sync(temporary)
+            sync_all(temporary)
             _put_folder(temporary, target)
 
 
@@ -89,6 +88,8 @@ def resumable_folder(
         _clear_leftovers(target)
         if target.exists() and not target.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "a file of that name is in the way")
+        if target.is_mount():  # found out now, not when the work of hours is to take its place
+            raise OSError(errno.EBUSY, "it is a mount point, which cannot be replaced; choose a folder inside it")
         folder.mkdir(exist_ok=True)
     with _alone(folder, what):
         try:
@@ -96,11 +97,9 @@ def resumable_folder(
                 _begin(unfinished, plan)
             yield unfinished
             with _explained(path, target, what):
-                for each in folder.rglob("*"):
-                    sync(each)
-                shutil.rmtree(unfinished.notes)
-                sync(folder)
-                _put_folder(folder, target)
+                sync_all(folder)
+                _put_folder(folder, target)  # with the notes: until it is there, they say how to go on
+                _remove(target / _NOTES)
         except BaseException as error:
             if not keep(unfinished):
                 _remove(folder)
@@ -119,10 +118,13 @@ def _alone(folder: Path, what: str) -> Iterator[None]:
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise WriteError(
+                f"the {what} is being written by another process, in {folder}: wait for its end"
+            ) from error
         yield
-    except BlockingIOError as error:
-        raise WriteError(f"the {what} is being written by another process, in {folder}: wait for its end") from error
     finally:
         os.close(descriptor)
 
@@ -263,6 +265,13 @@ def _exists(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def sync_all(folder: Path) -> None:
+    """Ask the system to have all of a folder on disk before going on."""
+    for each in folder.rglob("*"):
+        sync(each)
+    sync(folder)
 
 
 def sync(path: Path) -> None:

@@ -176,6 +176,8 @@ def evaluate_command(
     if other is not None and reached.isdisjoint(question.id for question in questions):
         raise StepladderError(f"{against} is of other questions: it has none of {named} {split}")
     retriever = workshop.retriever
+    searched = shared.data.index
+    held = info_of(searched) if searched is not None else None  # now: a server may be gone when all is played
     options = {
         "device": shared.device,
         "dtype": shared.dtype,
@@ -188,8 +190,6 @@ def evaluate_command(
     ):
         result = evaluate(Driver(writer, retriever), workshop.agent, questions, settings, seed=seed, watch=watch)
     summary = result.summary()
-    searched = shared.data.index
-    held = info_of(searched) if searched is not None else None
     description = {
         "agent": shared.agent,
         "engine": engine,

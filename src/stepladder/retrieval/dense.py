@@ -21,17 +21,15 @@ from stepladder.files import Unfinished, atomic_file
 from stepladder.retrieval.base import Retriever, Watch, check_search, unwatched
 from stepladder.retrieval.corpus import distinct
 from stepladder.retrieval.dense_settings import DenseSettings, EncoderSettings, Layout
-from stepladder.retrieval.encoder import Encoder, Vectors
+from stepladder.retrieval.encoder import Encoder, EncoderError, Vectors
 from stepladder.retrieval.manifest import Made
 from stepladder.retrieval.memory import DEFAULT_MEMORY
 from stepladder.retrieval.nearest import Flat, Nearest, build_nearest, check_memory, open_nearest
 from stepladder.retrieval.passages import Passages, PassageStore
-from stepladder.retrieval.vectors import encode_passages
+from stepladder.retrieval.vectors import encode_passages, same_direction
 from stepladder.trace import Passage
 
 _DESCRIPTION = "dense.json"
-#: The least cosine of the first passage's vector and the one an encoder makes of it now; bf16 alone costs 1e-3.
-_SAME = 0.98
 
 
 class DenseIndex(Retriever):
@@ -77,7 +75,12 @@ class DenseIndex(Retriever):
         """
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         layout = description.pop("layout")
-        encoder = Encoder(EncoderSettings.read(description, str(folder / _DESCRIPTION)), device=device, dtype="fp32")
+        try:
+            encoder = Encoder(
+                EncoderSettings.read(description, str(folder / _DESCRIPTION)), device=device, dtype="fp32"
+            )
+        except EncoderError as error:
+            raise EncoderError(f"{error}. If it has moved, correct 'encoder' in {folder / _DESCRIPTION}") from error
         nearest = nearest or open_nearest(Layout(layout), folder)
         _check_encoder(encoder, nearest.vector(0), passages[0], folder)
         return cls(nearest, encoder, passages)
@@ -124,7 +127,7 @@ def describe(encoder: Encoder, folder: Path, layout: str, library: str) -> Made:
 def _check_encoder(encoder: Encoder, kept: Vectors, first: Passage, folder: Path) -> None:
     now = encoder.passages([first])[0]
     fits = len(now) == len(kept)
-    if not fits or float(now @ kept) < _SAME * float(np.linalg.norm(now) * np.linalg.norm(kept)):
+    if not fits or not same_direction(now, kept):
         found = f"it gives {len(now)} numbers, the index has {len(kept)}" if not fits else "it gives other vectors"
         raise StepladderError(
             f"{folder} was not made with the encoder that is now at '{encoder.settings.encoder}': {found}. Put the "

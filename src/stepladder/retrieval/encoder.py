@@ -39,6 +39,10 @@ _WIDTHS = 16
 _BATCH_ON_CPU, _BATCH_ON_GPU = 32, 512
 
 
+class EncoderError(StepladderError):
+    """An encoder that cannot be loaded."""
+
+
 class Encoder:
     """Makes vectors of queries and passages."""
 
@@ -109,7 +113,7 @@ def _load(settings: EncoderSettings, device: torch.device) -> "tuple[SentenceTra
             f"indexes of embeddings need sentence-transformers and FAISS ({error}): pip install 'stepladder[dense]'"
         ) from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise StepladderError(
+        raise EncoderError(
             f"the encoder '{settings.encoder}' cannot be loaded: {error}. Name minilm, a folder with the files of a "
             "sentence-transformers or transformers model, or a model of the hub"
         ) from error

@@ -18,12 +18,13 @@ from secrets import token_hex
 from typing import Any
 
 from stepladder import __version__
-from stepladder.files import Unfinished, atomic_file, resumable_folder
+from stepladder.files import Unfinished, atomic_file, resumable_folder, sync_all
 from stepladder.retrieval.base import Retriever, Watch, unwatched
 from stepladder.retrieval.corpus import Corpus, distinct, read_corpus
 from stepladder.retrieval.hybrid import HybridRetriever
 from stepladder.retrieval.kinds import IndexKind, kinds_of, settings_of
 from stepladder.retrieval.manifest import (
+    MANIFEST,
     IndexFolderError,
     IndexInfo,
     check_files,
@@ -95,8 +96,8 @@ def build_index(
     }
 
     def worth_keeping(unfinished: Unfinished) -> bool:
-        resumes = any(each.resumes for each in kinds.values())
-        return resumes and known is not None and (unfinished.notes / _READ).exists()
+        begun = {each.name for each in unfinished.notes.iterdir()} - {"plan.json", _READ} if known else set()
+        return bool(begun) and any(each.resumes for each in kinds.values())
 
     with resumable_folder(folder, plan, what="index", keep=worth_keeping) as unfinished:
         reading = _read(passages, unfinished, watch)
@@ -155,8 +156,10 @@ class _Digest:
 def _read(passages: Iterable[Passage], unfinished: Unfinished, watch: Watch) -> _Reading:
     """Put the passages into the folder, unless they are there from an earlier attempt."""
     file = unfinished.notes / _READ
-    if file.exists():
-        return _Reading(**json.loads(file.read_text(encoding="utf-8")))
+    if earlier := _earlier(file, unfinished.folder):
+        return earlier
+    for mark in unfinished.notes.glob(_MADE.format("*")):
+        mark.unlink()
     digest, count = _Digest(), 0
     with PassageWriter(unfinished.folder) as writer:
         for count, passage in enumerate(passages, start=1):
@@ -166,27 +169,39 @@ def _read(passages: Iterable[Passage], unfinished: Unfinished, watch: Watch) -> 
                 watch("Reading passages", count, 0)
     watch("Reading passages", count, count)
     reading = _Reading(count, digest.checksum, passages.left_out if isinstance(passages, Corpus) else {})
+    sync_all(unfinished.folder)  # before the mark that vouches for it
     with atomic_file(file) as written:
         json.dump(asdict(reading), written)
     return reading
+
+
+def _earlier(file: Path, folder: Path) -> _Reading | None:
+    """What an earlier attempt has read, if its passages are there whole."""
+    try:
+        reading = _Reading(**json.loads(file.read_text(encoding="utf-8")))
+        with closing(PassageStore(folder)) as passages:
+            return reading if passages.is_whole and len(passages) == reading.passages else None
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _make(
     kinds: dict[str, IndexKind], settings: dict[str, Settings], unfinished: Unfinished, memory: int, watch: Watch
 ) -> dict[str, str | int | float]:
     """Build the parts that are not there yet; returns how all were made."""
-    made: dict[str, str | int | float] = {}
+    marks = {name: unfinished.notes / _MADE.format(name) for name in kinds}
     with closing(PassageStore(unfinished.folder)) as passages:
-        for name, kind in kinds.items():
-            mark = unfinished.notes / _MADE.format(name)
-            if not mark.exists():
-                how = kind.build(passages, unfinished, settings[name], memory, watch)
-                with atomic_file(mark) as written:
+        # First what takes longest and can go wrong: an encoder that is not there is not found out after hours.
+        for name in sorted(kinds, key=lambda name: not kinds[name].resumes):
+            if not marks[name].exists():
+                how = kinds[name].build(passages, unfinished, settings[name], memory, watch)
+                sync_all(unfinished.folder)
+                with atomic_file(marks[name]) as written:
                     json.dump(dict(how), written)
-            made |= json.loads(mark.read_text(encoding="utf-8"))
-    return made
+    return {key: value for mark in marks.values() for key, value in json.loads(mark.read_text("utf-8")).items()}
 
 
 def _sizes(unfinished: Unfinished) -> dict[str, int]:
+    (unfinished.folder / MANIFEST).unlink(missing_ok=True)  # of an attempt that failed at its very end
     files = [each for each in unfinished.folder.rglob("*") if each.is_file() and unfinished.notes not in each.parents]
     return {each.relative_to(unfinished.folder).as_posix(): each.stat().st_size for each in sorted(files)}

@@ -105,6 +105,13 @@ def _faiss() -> Any:
     return faiss
 
 
+def _read_index(folder: Path, flags: int) -> Any:
+    try:
+        return _faiss().read_index(str(folder / _INDEX), flags)
+    except RuntimeError as error:
+        raise ValueError(f"FAISS cannot read {_INDEX}: {str(error).splitlines()[0]}") from error
+
+
 def _block(vectors: StoredVectors, start: int) -> Vectors:
     return np.ascontiguousarray(vectors[start : start + _BLOCK], dtype=np.float32)
 
@@ -146,7 +153,7 @@ def _build_hnsw(vectors: StoredVectors, folder: Path, watch: Watch) -> None:
 class _Hnsw(Nearest):
     def __init__(self, folder: Path) -> None:
         self._faiss = _faiss()
-        self._index = self._faiss.read_index(str(folder / _INDEX), self._faiss.IO_FLAG_MMAP_IFC)
+        self._index = _read_index(folder, self._faiss.IO_FLAG_MMAP_IFC)
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Positions]:
         width = self._faiss.SearchParametersHNSW(efSearch=max(_SEARCH_WIDTH, 2 * k))
@@ -180,7 +187,7 @@ def _build_ivfpq(vectors: StoredVectors, folder: Path, memory: int, watch: Watch
 class _IvfPq(Nearest):
     def __init__(self, folder: Path) -> None:
         self._faiss = _faiss()
-        self._index = self._faiss.read_index(str(folder / _INDEX), self._faiss.IO_FLAG_MMAP)
+        self._index = _read_index(folder, self._faiss.IO_FLAG_MMAP)
         self._vectors = open_vectors(folder)
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Positions]:

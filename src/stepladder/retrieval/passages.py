@@ -65,6 +65,11 @@ class PassageStore:
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the lines are as long as they were when they were written."""
+        return int(self._offsets[-1]) == len(self._lines)
+
     def __getitem__(self, position: int) -> Passage:
         if not 0 <= position < len(self):
             raise IndexError(f"there are passages 0 to {len(self) - 1}, not {position}")

@@ -10,7 +10,8 @@ ends the run.
     with closing(RemoteRetriever(["http://node1:8000", "http://node2:8000"])) as retriever:
         (found,) = retriever.search(["Who designed Orm Tower?"], k=3)
 
-Queries are cut at 8,192 characters. Proxies of the environment are not used: search servers are near.
+Queries are cut at 8,192 characters, or where the server's limit is.
+Proxies of the environment are not used: search servers are near.
 """
 
 import json
@@ -25,6 +26,7 @@ from stepladder.engines.base import EngineDown
 from stepladder.errors import StepladderError
 from stepladder.retrieval.base import Retriever, check_search
 from stepladder.retrieval.hosts import Host, Hosts, checked_urls
+from stepladder.retrieval.server_settings import LONGEST_QUERY
 from stepladder.retrieval.wire import BadReply, checked_token, read_reply, write_request
 from stepladder.trace import Passage
 
@@ -75,6 +77,7 @@ class RemoteRetriever(Retriever):
         self._hosts = Hosts(checked_urls(urls), backoff)
         self._max_retries, self._timeout = retries, timeout
         self._reached = False
+        self._most_queries, self._most_characters = max_batch, LONGEST_QUERY
         self._closed = threading.Event()
         self._client = httpx2.Client(
             headers={"content-type": "application/json"}
@@ -91,9 +94,11 @@ class RemoteRetriever(Retriever):
         """For each query, in order, up to k passages, best first; with scores, if the server gives any."""
         check_search(queries, k)
         found: list[tuple[Passage, ...]] = []
-        for start in range(0, len(queries), self.max_batch):
-            batch = queries[start : start + self.max_batch]
+        while len(found) < len(queries):
+            batch = [query[: self._most_characters] for query in queries[len(found) : len(found) + self._most_queries]]
             host, reply = self._call("POST", "/retrieve", write_request(batch, k))
+            if reply.status_code == HTTPStatus.UNPROCESSABLE_ENTITY and self._learn_limits():
+                continue
             if reply.status_code != HTTPStatus.OK:
                 raise self._refused(host, reply)
             try:
@@ -101,6 +106,20 @@ class RemoteRetriever(Retriever):
             except BadReply as error:
                 raise BadReply(f"{host.url}/retrieve: {error}") from error
         return found
+
+    def _learn_limits(self) -> bool:
+        """Keep to what the server takes from now on; whether that is less than before."""
+        try:
+            told = (self.info() or {}).get("limits")
+        except StepladderError:  # what it refused is told; that it does not tell its limits is no other error
+            return False
+        limits = told if isinstance(told, dict) else {}
+        before = self._most_queries, self._most_characters
+        most = (limits.get("max_queries"), limits.get("max_characters"))
+        self._most_queries, self._most_characters = (
+            min(ours, theirs) if isinstance(theirs, int) and theirs > 0 else ours for ours, theirs in zip(before, most)
+        )
+        return (self._most_queries, self._most_characters) != before
 
     def info(self) -> dict[str, Any] | None:
         """What a server tells about its index and limits; None where it does not, as Search-R1's."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stepladder.errors import StepladderError
 from stepladder.files import atomic_file, sync
 from stepladder.retrieval.base import Watch
-from stepladder.retrieval.encoder import Encoder
+from stepladder.retrieval.encoder import Encoder, Vectors
 from stepladder.retrieval.memory import shown_bytes
 from stepladder.retrieval.passages import Passages
 
@@ -26,6 +26,9 @@ SHARD = 4096
 _BATCHES = 32
 #: A passage on its way through a tokenizer and back takes about so many bytes beside its vector.
 _BYTES_A_PASSAGE = 8_000
+
+#: The least cosine of two vectors that one encoder makes of one text.
+_SAME = 0.98
 
 #: One vector a row, as they lie on disk.
 StoredVectors = npt.NDArray[np.float32] | npt.NDArray[np.float16]
@@ -48,7 +51,7 @@ def encode_passages(
             f"encoding takes about {shown_bytes(needed)} beside the model, and the memory that was allowed is "
             f"{shown_bytes(memory)}: allow more (--memory)"
         )
-    done = int(note.read_text(encoding="utf-8")) if note.exists() else 0
+    done = _done(file, note, passages, encoder)
     if not done:
         np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(len(passages), encoder.dimensions))  # type: ignore[no-untyped-call]
     vectors = np.load(file, mmap_mode="r+")
@@ -66,6 +69,25 @@ def encode_passages(
             written.write(str(end))
         watch("Encoding passages", end, len(passages))
     return open_vectors(folder)
+
+
+def _done(file: Path, note: Path, passages: Passages, encoder: Encoder) -> int:
+    """How many vectors an earlier attempt has left that are whole and of this encoder."""
+    if not note.exists():
+        return 0
+    try:
+        done, vectors = int(note.read_text(encoding="utf-8")), np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return 0
+    if vectors.shape != (len(passages), encoder.dimensions) or not 0 < done <= len(vectors):
+        return 0
+    last = np.asarray(vectors[done - 1], dtype=np.float32)
+    return done if same_direction(encoder.passages([passages[done - 1]])[0], last) else 0
+
+
+def same_direction(one: Vectors, other: Vectors) -> bool:
+    """Whether two vectors can be of the same text by the same encoder; bf16 alone costs 1e-3 of the cosine."""
+    return float(one @ other) >= _SAME * float(np.linalg.norm(one) * np.linalg.norm(other)) > 0
 
 
 def open_vectors(folder: Path) -> StoredVectors:
