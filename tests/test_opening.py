@@ -1,5 +1,6 @@
 """What a user names to search in: a folder, a server; with a cross-encoder or without."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -11,6 +12,7 @@ import pytest
 from conftest import PASSAGES
 from stepladder.cli import main
 from stepladder.errors import StepladderError
+from stepladder.evaluate.runner import evaluate
 from stepladder.recipe import Recipe
 from stepladder.retrieval.index import build_index, open_index
 from stepladder.retrieval.manifest import index_info
@@ -97,3 +99,26 @@ def test_places(tmp_path: Path) -> None:
     assert not is_url("httpfolder")
     with pytest.raises(StepladderError, match="there is no such folder"):
         open_retriever(str(tmp_path / "none"))
+
+
+def test_an_evaluation_is_not_lost_when_its_server_ends_afterwards(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the server holds is asked before the first question: afterwards it may be gone."""
+    with served(folder) as url:
+        asked: list[str] = []
+
+        def once(place: str) -> object:
+            asked.append(place)
+            return info_of(place)
+
+        def played(*arguments: object, **options: object) -> object:
+            assert asked == [url]
+            return evaluate(*arguments, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("stepladder.cli.play.info_of", once)
+        monkeypatch.setattr("stepladder.cli.play.evaluate", played)
+        arguments = ["eval", "--engine", "gold", "--data", "atlas", "--limit", "2", "--index", url]
+        assert main([*arguments, "--out", str(tmp_path / "eval"), "--json"]) == 0
+    assert asked == [url]
+    assert json.loads(capsys.readouterr().out)["index"] == {"place": url, "checksum": index_info(folder).checksum}

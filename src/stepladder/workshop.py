@@ -153,6 +153,11 @@ class Workshop:
             return open_retriever(self.settings.data.index, device=search.device, rerank=search.rerank)
         return reranked(BM25Index.from_passages(self.data.passages or ()), search.rerank, search.device)
 
+    def close(self) -> None:
+        """Let go of the index, if it was opened; what waits for a server is given up."""
+        if (opened := self.__dict__.pop("retriever", None)) is not None:
+            opened.close()
+
     def check_index(self) -> None:
         """Raise where the agent searches and there is nothing to search."""
         if self.agent.searches and self.settings.data.index is None and self.data.passages is None:

@@ -1,6 +1,7 @@
 """`ask` answers one question in front of you; `eval` answers many and scores them."""
 
 import json
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -104,7 +105,7 @@ def ask(
         return watched(episode(workshop.agent, asked, settings, seed_of(seed, asked.id)), narrator.show)
 
     options = {"device": shared.device, "dtype": shared.dtype}
-    with open_engine(engine, workshop.agent, model, base_url, api, **options) as writer:
+    with closing(workshop), open_engine(engine, workshop.agent, model, base_url, api, **options) as writer:
         (outcome,) = Driver(writer, retriever).run([job])
     if outcome.failure is not None:
         raise StepladderError(outcome.failure.reason)
@@ -185,6 +186,7 @@ def evaluate_command(
         "concurrency": concurrency,
     }
     with (
+        closing(workshop),
         open_engine(engine, workshop.agent, model, base_url, api, **options) as writer,
         Progress("Evaluating", len(questions)) as watch,
     ):

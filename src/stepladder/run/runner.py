@@ -6,6 +6,7 @@ has changed since is refused, with what changed, unless `update` allows to remov
 
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def run_recipe(
     """
     console = console or Console(stderr=True)
     ingredients = all_ingredients(recipe)
-    with claim(folder) as run:
+    with claim(folder) as run, closing(Workshop(recipe.shared, console)) as workshop:
         outdated = _outdated(run, recipe, ingredients)
         for name, reason in outdated.items():
             if not update:
@@ -56,7 +57,6 @@ def run_recipe(
                 )
         wanted = _needed(recipe, [only, *outdated] if only is not None else [stage.name for stage in recipe.stages])
         left = [name for name in wanted if name in outdated or run.done(name) is None]
-        workshop = Workshop(recipe.shared, console)
         for stage in recipe.stages:  # what cannot work is refused before hours are spent or anything is removed
             if stage.name in left:
                 stage_kind(stage.kind).check(stage.settings, workshop)
