@@ -86,7 +86,7 @@ def test_paths_are_kept_absolute(path: Path, tmp_path: Path, monkeypatch: pytest
     shared = load_recipe(path, ["policy=model", "data.name=questions.jsonl", "data.index=index"]).shared
     assert shared.policy == str(tmp_path / "model")
     assert shared.data.name == str(tmp_path / "questions.jsonl")
-    assert shared.data.index == tmp_path / "index"
+    assert shared.data.index == str(tmp_path / "index")
 
 
 def test_question_files_by_split_take_the_place_of_a_data_set(path: Path, tmp_path: Path) -> None:
