@@ -1,7 +1,8 @@
 """Things that several tests need."""
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -66,3 +67,11 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_kernels() -> Iterator[None]:
+    """Where a processor lacks bf16, a single product in bf16 makes torch give up faster kernels for good."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].backends.mkldnn.set_flags(True)

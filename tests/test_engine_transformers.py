@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from stepladder.contract import ContractViolation
+from stepladder.engines import loading
 from stepladder.engines.base import EngineError, check_engine
 from stepladder.engines.loading import quiet_libraries
 from stepladder.engines.sampling import keep_top_p
@@ -612,3 +613,18 @@ def test_a_model_object_needs_its_tokenizer() -> None:
 def test_it_keeps_the_contract_on_cuda() -> None:
     check_engine(TransformersEngine("tiny", device="cuda", dtype="fp32"))
     check_engine(TransformersEngine("tiny", device="cuda", dtype="bf16"), logprob_tolerance=0.2)
+
+
+@pytest.mark.parametrize(("has_bf16", "found"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_processor_without_bf16_computes_in_fp32(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_bf16: bool, found: torch.dtype
+) -> None:
+    """torch would take hundreds of times as long."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
+    loading._processor_has_bf16.cache_clear()
+    try:
+        assert [loading.pick_dtype("bf16", torch.device("cpu")) for _ in range(2)] == [found, found]
+        assert loading.pick_dtype("bf16", torch.device("cuda")) is torch.bfloat16
+        assert caplog.text.count("fp32 is used instead") == int(not has_bf16)
+    finally:
+        loading._processor_has_bf16.cache_clear()

@@ -129,7 +129,12 @@ LINES = {
     "rag": ["<answer>Velm é</answer>"],
     "reasonrag": [f"Hm.\n{QUERY_BLOCK}", "Read.\n<evidence>It was Ada Tarn.</evidence>", "<answer>Velm é</answer>"],
     "reasonrag-brief": [QUERY_BLOCK, "<evidence>It was Ada Tarn.</evidence>", "Done.\n<answer>Velm</answer>"],
+    "react": ["Thought: Hm.\nAction: Search[Orm Tower]\n", "Thought: Ah.\nAction: Finish[Velm é]\n"],
+    "research": ['{"answer": "unknown", "query": "Orm?"}\n', '{"result": "Ada"}\n', '{"answer": "Velm"}\n'],
+    "search-o1": ["Hm. <search>Orm Tower</search>", "<result>Ada Tarn</result>", "<answer>Velm</answer>"],
+    "search-r1": ["<think>Hm.</think><search>Orm?</search>", "<think>Ah.</think><answer>Velm</answer>"],
 }
+LINES |= {f"{agent}-brief": LINES[agent] for agent in ("react", "research", "search-o1", "search-r1")}
 
 
 @pytest.mark.parametrize("agent", AGENTS)

@@ -1,5 +1,6 @@
 """Where transcripts come from, what is dropped and why, and that worked examples leave no trace."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_gold_says_no_answer_before_it_was_found(seed: int) -> None:
 def test_an_agent_with_worked_examples_is_still_an_agent(name: str) -> None:
     shown = FewShot(make_agent(name))
     check_agent(shown)
-    assert "Pellam</answer>" in shown.demonstrations
+    assert re.search(r"Pellam(</answer>|\]|\"})", shown.demonstrations)
     assert shown.searches == make_agent(name).searches
 
 

@@ -23,6 +23,8 @@ EXTRAS = {
     "ray": "Ray",
     "milvus": "Milvus, embedded and client",
     "smollm2": "the weights of SmolLM2-135M",
+    "gym": "a Gymnasium environment",
+    "mcp": "the agent as an MCP tool",
 }
 
 
@@ -115,7 +117,7 @@ def _extras() -> list[Finding]:
 def _devices() -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     features = _cpu_features()
-    fast = "bf16 is fast here" if features & {"amx_bf16", "avx512_bf16"} else "use fp32 here"
+    fast = "bf16 is fast here" if features & {"amx_bf16", "avx512_bf16", "bf16"} else "use fp32 here"
     findings = [Finding("CPU", f"{cores} cores, {_memory()}, {fast}")]
     try:
         import torch
@@ -133,7 +135,7 @@ def _cpu_features() -> set[str]:
     path = Path("/proc/cpuinfo")
     if not path.is_file():
         return set()
-    flags = re.search(r"^flags\s*:(.*)$", path.read_text(), re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", path.read_text(), re.MULTILINE)
     return set(flags[1].split()) if flags else set()
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 from rich.console import Console
 
-from stepladder.agents import Agent, make_agent
+from stepladder.agents import Agent, is_agent_file, make_agent
 from stepladder.data import DATA_SETS, DataSet, open_data
 from stepladder.data.flashrag import load_questions
 from stepladder.engines import Engine, make_engine
@@ -40,7 +40,7 @@ def _absolute(path: Path) -> Path:
 
 def _known_agent(name: str) -> str:
     make_agent(name)
-    return name
+    return str(_absolute(Path(name))) if is_agent_file(name) else name
 
 
 def _absolute_if_file(data: str | None) -> str | None:
@@ -115,6 +115,7 @@ class SharedSettings(Settings):
 
     #: The model to begin with: a built-in name, a model folder or a hub name.
     policy: Annotated[str, Field(min_length=1), AfterValidator(absolute_if_folder)] = "nano"
+    #: One that comes along, or a Python file with one of your own.
     agent: Annotated[str, AfterValidator(_known_agent)] = "prorag"
     data: DataSettings = DataSettings()
     search: SearchSettings = SearchSettings()

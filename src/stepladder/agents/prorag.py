@@ -8,22 +8,13 @@ final answer, a valid one is (S Q R S A)* S F:
     [1] Title: text
     </retrieval>
     <step>thought</step><subanswer>a</subanswer><step>thought</step><answer>a</answer>
-
-The environment writes R, the policy everything else.
 """
 
 from typing import ClassVar
 
-from stepladder.agents.base import (
-    Agent,
-    environment_segment,
-    malformed,
-    neutralise,
-    prompt_segment,
-    render_passages,
-)
-from stepladder.agents.tags import read_blocks, write_block
-from stepladder.trace import Action, ActionKind, Segment, Trajectory
+from stepladder.agents.base import malformed
+from stepladder.agents.transcript import Transcript
+from stepladder.trace import Action, ActionKind, Trajectory
 
 PROMPT = """Answer the question by searching, one small step at a time.
 Begin each step with a thought: <step>thought</step>. Then either ask for one thing to find out,
@@ -32,57 +23,34 @@ or, when nothing is left to find out, end with a short phrase, <answer>it</answe
 Question: {question}
 """
 
-_TAG_OF = {
-    ActionKind.QUERY: "subquery",
-    ActionKind.SUB_ANSWER: "subanswer",
-    ActionKind.ANSWER: "answer",
-}
-_KINDS = {tag: kind for kind, tag in _TAG_OF.items()}
-_TAGS = ("step", "retrieval", *_KINDS)
 
-
-class ProRAG(Agent):
+class ProRAG(Transcript):
     """`<step>..</step>` followed by `<subquery>`, `<subanswer>` or `<answer>`."""
 
     name: ClassVar[str] = "prorag"
     summary: ClassVar[str] = "thinks, asks sub-questions, states sub-answers, then answers"
     prompt: ClassVar[str] = PROMPT
-    kinds: ClassVar[frozenset[ActionKind]] = frozenset(_TAG_OF)
+    thought_tag: ClassVar[str] = "step"
+    found_tag: ClassVar[str] = "retrieval"
+    tag_of: ClassVar[dict[ActionKind, str]] = {
+        ActionKind.QUERY: "subquery",
+        ActionKind.SUB_ANSWER: "subanswer",
+        ActionKind.ANSWER: "answer",
+    }
+    kinds: ClassVar[frozenset[ActionKind]] = frozenset(tag_of)
     stops: ClassVar[tuple[str, ...]] = ("</subquery>", "</subanswer>", "</answer>")
-
-    def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
-        """The transcript so far; passages of the last query are appended."""
-        if not trajectory.steps:
-            return (prompt_segment(self.prompt.format(question=neutralise(trajectory.question.text))),)
-        context = trajectory.context()
-        last = trajectory.steps[-1]
-        if last.action.kind is ActionKind.QUERY:
-            found = render_passages(last.passages)
-            return (*context, environment_segment(f"\n<retrieval>\n{found}\n</retrieval>\n"))
-        return context
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:
         """A query, sub-answer or answer in its turn, or malformed."""
-        blocks = read_blocks(text, _TAGS)
-        if isinstance(blocks, str):
-            return malformed(text, blocks)
-        if len(blocks) != 2 or blocks[0].tag != "step" or blocks[1].tag not in _KINDS:
-            return malformed(text, "expected <step> and then one of <subquery>, <subanswer>, <answer>")
-        thought, decision = blocks
-        if not decision.content:
-            return malformed(text, f"empty <{decision.tag}>")
-        kind = _KINDS[decision.tag]
+        action = super().parse(text, trajectory)
+        if action.kind is ActionKind.MALFORMED:
+            return action
         awaits_sub_answer = bool(trajectory.steps) and trajectory.steps[-1].action.kind is ActionKind.QUERY
-        if awaits_sub_answer and kind is not ActionKind.SUB_ANSWER:
-            return malformed(text, f"<{decision.tag}> where the <subanswer> to the last query is due")
-        if not awaits_sub_answer and kind is ActionKind.SUB_ANSWER:
+        if awaits_sub_answer and action.kind is not ActionKind.SUB_ANSWER:
+            return malformed(text, f"<{self.tag_of[action.kind]}> where the <subanswer> to the last query is due")
+        if not awaits_sub_answer and action.kind is ActionKind.SUB_ANSWER:
             return malformed(text, "<subanswer> without a query before it")
-        return Action(kind, decision.content, thought.content)
-
-    def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
-        """Thought and decision in their tags."""
-        thought = write_block("step", action.thought, _TAGS)
-        return thought + write_block(_TAG_OF[action.kind], action.content, _TAGS)
+        return action
 
 
 class ProRAGBrief(ProRAG):

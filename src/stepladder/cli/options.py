@@ -41,6 +41,9 @@ def _unset(what: str, default: object) -> str:
     return f"{what} [dim](default: {default})[/]"
 
 
+#: What may be given as an agent.
+AGENTS_HELP = f"{listed(AGENTS)}; or a Python file with one of your own"
+
 _MODELS = "a model folder, a hub name, nano (comes with Stepladder) or tiny (random weights)"
 
 _K = "Passages a search returns."
@@ -49,7 +52,7 @@ _DATA = f"{listed(DATA_SETS)}, or a question file (.jsonl, .jsonl.gz)."
 
 AgentName = Annotated[
     str | None,
-    typer.Option("--agent", help=_unset(f"How to work on a question: {listed(AGENTS)}.", _DEFAULTS.agent)),
+    typer.Option("--agent", help=_unset(f"How to work on a question: {AGENTS_HELP}.", _DEFAULTS.agent)),
 ]
 EngineName = Annotated[
     str | None,

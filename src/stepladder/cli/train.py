@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from stepladder.agents import AGENTS
 from stepladder.cli.options import (
+    AGENTS_HELP,
     AsJson,
     IndexPlace,
     K,
@@ -60,7 +60,7 @@ def run_command(
 def train_sft_command(
     folder: RunOut,
     model: Policy = "nano",
-    agent: Annotated[str, typer.Option("--agent", help=f"The steps to teach: {listed(AGENTS)}.")] = "prorag-brief",
+    agent: Annotated[str, typer.Option("--agent", help=f"The steps to teach: {AGENTS_HELP}.")] = "prorag-brief",
     data: Annotated[
         str, typer.Option("--data", help=f"{listed(DATA_SETS)}, or a question file to train on (.jsonl, .jsonl.gz).")
     ] = "atlas",

@@ -27,6 +27,7 @@ class Writer(Protocol):
     """What the oracle needs of an agent."""
 
     kinds: ClassVar[frozenset[ActionKind]]
+    remembers_thoughts: ClassVar[bool]
 
     def write(self, action: Action, trajectory: Trajectory) -> str: ...
 
@@ -57,7 +58,13 @@ class GoldEngine(Engine):
         if self.seed is not None:
             step = seed_of(self.seed, trajectory.question.id, trajectory.seed, len(trajectory.steps))
             thoughts = Thoughts(random.Random(step))
-        action = gold_action(trajectory, self.agent.kinds, looks_first=looks_first, thoughts=thoughts)
+        action = gold_action(
+            trajectory,
+            self.agent.kinds,
+            looks_first=looks_first,
+            plans_anew=not self.agent.remembers_thoughts,
+            thoughts=thoughts,
+        )
         text = self.agent.write(action, trajectory)
         return Generation(request.context, Segment(Author.POLICY, text), text, Finish.STOP)
 
@@ -67,9 +74,14 @@ def gold_action(
     kinds: frozenset[ActionKind],
     *,
     looks_first: bool = False,
+    plans_anew: bool = False,
     thoughts: Thoughts = Thoughts(),  # noqa: B008 - frozen
 ) -> Action:
-    """What a perfect policy does next, with the kinds of action it has. `looks_first`: it was given passages."""
+    """What a perfect policy does next, with the kinds of action it has.
+
+    `looks_first`: it was given passages. `plans_anew`: it does not see its earlier thoughts, so every search comes with
+    the whole plan.
+    """
     question = trajectory.question
     if ActionKind.QUERY not in kinds:
         known = not looks_first or answerable(question, trajectory.given)
@@ -91,7 +103,8 @@ def gold_action(
     if plan and plan[-1].found is None:
         due = plan[-1]
         planned = thoughts.plan([hop.question for hop in question.hops] or [question.text])
-        return Action(ActionKind.QUERY, due.query, planned if not trajectory.queries else thoughts.next(due.number))
+        begins = plans_anew or not trajectory.queries
+        return Action(ActionKind.QUERY, due.query, planned if begins else thoughts.next(due.number))
     return _answer(question, True, thoughts, _conclusion(question))
 
 

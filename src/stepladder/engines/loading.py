@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import cache
 from hashlib import blake2b
+from logging import getLogger
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -21,6 +23,8 @@ from transformers.utils import logging
 from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.errors import StepladderError, unknown_name
 from stepladder.models import BUILT_IN, built_in_folder
+
+log = getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -135,9 +139,22 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of that name; auto is bf16 on CUDA, else fp32. A processor that cannot compute in bf16 gets fp32."""
     if name not in ("auto", *DTYPES):
         raise unknown_name("dtype", name, ("auto", *DTYPES))
-    return DTYPES.get(name, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    wanted = DTYPES.get(name, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    if wanted is torch.bfloat16 and device.type == "cpu" and not _processor_has_bf16():
+        return torch.float32
+    return wanted
+
+
+@cache
+def _processor_has_bf16() -> bool:
+    """Where it has not, torch multiplies numbers one by one, hundreds of times slower than in fp32."""
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return True
+    log.warning("this processor does not compute in bf16: fp32 is used instead")
+    return False
 
 
 def context_limit_of(config: Any) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stepladder.engines.loading import pick_device, quiet_libraries
+from stepladder.engines.loading import pick_device, pick_dtype, quiet_libraries
 from stepladder.errors import StepladderError
 from stepladder.models import is_model_folder
 from stepladder.retrieval.dense_settings import EncoderSettings
@@ -56,7 +56,8 @@ class Encoder:
     ) -> None:
         settings = settings or EncoderSettings()
         self.device = pick_device(device)
-        self.bf16 = dtype == "bf16" or (dtype == "auto" and _is_quick_at_bf16(self.device))
+        wanted = dtype == "bf16" or (dtype == "auto" and _is_quick_at_bf16(self.device))
+        self.bf16 = wanted and pick_dtype("bf16", self.device) is torch.bfloat16
         self.batch = batch or (_BATCH_ON_GPU if self.device.type == "cuda" else _BATCH_ON_CPU)
         self._model, self.settings = _load(settings, self.device)
 

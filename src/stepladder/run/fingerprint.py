@@ -12,6 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from stepladder.agents import is_agent_file
 from stepladder.data import DATA_SETS
 from stepladder.errors import StepladderError
 from stepladder.models import built_in_folder, is_model_folder
@@ -29,7 +30,7 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
     """What each stage is made from, by stage. An outside file that is missing is an error."""
     shared = {
         "seed": recipe.seed,
-        "agent": recipe.shared.agent,
+        "agent": _agent_content(recipe.shared.agent),
         "dtype": recipe.shared.dtype,
         **dict(_flat("search", recipe.shared.search.model_dump(mode="json", exclude={"device"}, exclude_none=True))),
         **dict(_flat("episode", recipe.shared.episode.model_dump(mode="json"))),
@@ -90,6 +91,10 @@ def _stages_taken(stage: Stage) -> list[str]:
 
 def _needs_base(recipe: Recipe) -> bool:
     return any(BASE in stage.inputs.values() for stage in recipe.stages)
+
+
+def _agent_content(agent: str) -> str:
+    return f"content {content(Path(agent))}" if is_agent_file(agent) else agent
 
 
 def _policy_content(policy: str) -> str:

@@ -78,6 +78,7 @@ class FewShot(Agent):
         # Of the instance, because they are those of another agent.
         self.name, self.summary = agent.name, agent.summary  # type: ignore[misc]
         self.kinds, self.stops = agent.kinds, agent.stops  # type: ignore[misc]
+        self.remembers_thoughts = agent.remembers_thoughts  # type: ignore[misc]
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """The agent's context; a prompt that begins it anew gets the demonstrations in front."""

@@ -35,7 +35,7 @@ class TrainingSettings(Settings):
     max_grad_norm: PositiveFloat = 1.0
     #: None trains all weights.
     lora: LoraSettings | None = None
-    #: bf16 computes in bf16 and keeps the weights in fp32; auto is bf16 on CUDA, else fp32.
+    #: bf16 computes in bf16 where the processor can, and keeps the weights in fp32; auto is bf16 on CUDA, else fp32.
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     #: Updates between dev scores, and between checkpoints; 0: one epoch.
     eval_every: NonNegativeInt = 0

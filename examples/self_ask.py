@@ -1,0 +1,66 @@
+"""An agent of your own in one file: Self-Ask, which asks itself follow-up questions, a line at a time.
+
+    Follow up: Who designed Orm Tower?
+    Context: [1] Orm Tower: Orm Tower was designed by Ada Tarn in 1871.
+    Intermediate answer: Ada Tarn
+    So the final answer is: Velm
+
+Everything takes it by its path: nothing has to be registered.
+
+    stepladder ask --agent examples/self_ask.py --engine gold
+    stepladder train sft --agent examples/self_ask.py --out runs/self-ask
+    stepladder eval --run runs/self-ask
+
+`check_agent` runs when the file is loaded and says what is wrong with it, if anything is.
+"""
+
+from typing import ClassVar
+
+from stepladder.agents.base import Agent, environment_segment, malformed, one_line, prompt_segment, render_passages
+from stepladder.trace import Action, ActionKind, Segment, Trajectory
+
+PROMPT = """Answer the question by asking follow-up questions, one at a time, each on a line: Follow up: ...
+When context is given, answer it on a line: Intermediate answer: ...
+When nothing is left to ask, end with a short phrase on a line: So the final answer is: ...
+Question: {question}
+"""
+HEADS = {
+    ActionKind.QUERY: "Follow up:",
+    ActionKind.SUB_ANSWER: "Intermediate answer:",
+    ActionKind.ANSWER: "So the final answer is:",
+}
+
+
+class SelfAsk(Agent):
+    """One line a step, told by how it begins."""
+
+    name: ClassVar[str] = "self-ask"
+    summary: ClassVar[str] = "asks itself follow-up questions, then answers"
+    kinds: ClassVar[frozenset[ActionKind]] = frozenset(HEADS)
+    stops: ClassVar[tuple[str, ...]] = ("\n",)
+
+    def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
+        """The lines so far. What is retrieved, and the question, cannot begin a line: they are data."""
+        if not trajectory.steps:
+            return (prompt_segment(PROMPT.format(question=one_line(trajectory.question.text))),)
+        last = trajectory.steps[-1]
+        if last.action.kind is not ActionKind.QUERY:
+            return trajectory.context()
+        found = " ".join(render_passages(last.passages).split("\n"))
+        return (*trajectory.context(), environment_segment(f"Context: {found}\n"))
+
+    def parse(self, text: str, trajectory: Trajectory) -> Action:
+        """The action of a line, or what is wrong with it. Never raises."""
+        line = text.strip()
+        kind = next((kind for kind, head in HEADS.items() if line.startswith(head)), None)
+        if kind is None:
+            return malformed(text, f"expected a line that begins with {' or '.join(HEADS.values())}")
+        content = line.removeprefix(HEADS[kind]).strip()
+        asked = bool(trajectory.steps) and trajectory.steps[-1].action.kind is ActionKind.QUERY
+        if not content or asked is not (kind is ActionKind.SUB_ANSWER):
+            return malformed(text, f"`{HEADS[kind]}` is {'not due' if content else 'empty'}")
+        return Action(kind, content)
+
+    def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
+        """The line of an action: `parse` gives the action back."""
+        return f"{HEADS[action.kind]} {' '.join(action.content.splitlines())}\n"

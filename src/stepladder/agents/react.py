@@ -1,0 +1,80 @@
+"""ReAct: thoughts, actions and observations in turn, line by line.
+
+    Thought: thought
+    Action: Search[query]
+    Observation:
+    [1] Title: text
+    Thought: thought
+    Action: Finish[answer]
+
+One growing text. The environment writes the observations, the policy everything else. The grammar is made of lines, so
+whatever comes from outside stands on lines that begin with something else.
+"""
+
+import re
+from typing import ClassVar
+
+from stepladder.agents.base import Agent, environment_segment, malformed, one_line, prompt_segment, render_passages
+from stepladder.trace import Action, ActionKind, Segment, Trajectory
+
+PROMPT = """Answer the question with the help of a search engine. Take turns of two lines:
+Thought: what is known, and what is missing
+Action: Search[what to search for]
+What is found follows as an observation. When nothing is missing any more, end with a short phrase:
+Action: Finish[the answer]
+Question: {question}
+"""
+
+_WORD_OF = {ActionKind.QUERY: "Search", ActionKind.ANSWER: "Finish"}
+_KINDS = {word: kind for kind, word in _WORD_OF.items()}
+_ACTION_LINE = re.compile(r"^Action:", re.MULTILINE)
+_ACTION = re.compile(rf"({'|'.join(_KINDS)})\[(.*)\]")
+
+
+class ReAct(Agent):
+    """`Thought: ..` and `Action: Search[..]` or `Action: Finish[..]`."""
+
+    name: ClassVar[str] = "react"
+    summary: ClassVar[str] = "takes turns of a thought and a search, then answers"
+    prompt: ClassVar[str] = PROMPT
+    kinds: ClassVar[frozenset[ActionKind]] = frozenset(_WORD_OF)
+    stops: ClassVar[tuple[str, ...]] = ("]\n",)
+
+    def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
+        """The transcript so far; the observation of the last search is appended."""
+        if not trajectory.steps:
+            return (prompt_segment(self.prompt.format(question=one_line(trajectory.question.text))),)
+        found = render_passages(trajectory.steps[-1].passages)
+        return (*trajectory.context(), environment_segment(f"Observation:\n{found}\n"))
+
+    def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002
+        """A search or an answer with the thought before it, or malformed."""
+        if not text.strip():
+            return malformed(text, "nothing was written")
+        line = _ACTION_LINE.search(text)
+        if line is None:
+            return malformed(text, "no line `Action: ...`")
+        thought = text[: line.start()].strip()
+        if not thought.startswith("Thought:"):
+            return malformed(text, "expected `Thought: ...` before the action")
+        action = _ACTION.fullmatch(text[line.end() :].strip())
+        if action is None:
+            return malformed(text, "expected `Action: Search[...]` or `Action: Finish[...]`, on one line and last")
+        content = action[2].strip()
+        if not content:
+            return malformed(text, f"empty {action[1]}[]")
+        return Action(_KINDS[action[1]], content, thought.removeprefix("Thought:").strip())
+
+    def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
+        """Two lines, thought and action."""
+        thought, content = (" ".join(each.splitlines()) for each in (action.thought, action.content))
+        full_stop = " ." if thought.endswith("]") else ""  # a line that ends in a bracket would end the step
+        return f"Thought: {thought}{full_stop}\nAction: {_WORD_OF[action.kind]}[{content}]\n"
+
+
+class ReActBrief(ReAct):
+    """The same without instructions, for a model that has learnt the format: shorter transcripts, faster training."""
+
+    name: ClassVar[str] = "react-brief"
+    summary: ClassVar[str] = "react without instructions, for a model trained on its format"
+    prompt: ClassVar[str] = "Question: {question}\n"
