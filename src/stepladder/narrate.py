@@ -25,6 +25,7 @@ class Narrator:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.told = 0
+        self.ended = False
 
     def question(self, question: Question) -> None:
         """Announce the question."""
@@ -37,7 +38,8 @@ class Narrator:
         for step in trajectory.steps[self.told :]:
             self._step(step)
         self.told = len(trajectory.steps)
-        if trajectory.stop is not None:
+        if trajectory.stop is not None and not self.ended:
+            self.ended = True
             expected = trajectory.question.answers
             gold = f", accepted: {shown(' | '.join(expected[:3]))}" if expected else ""
             count = len(trajectory.steps)

@@ -2,9 +2,11 @@
 
 options.py   options that several commands share, and what they make
 play.py      ask, eval
+guide.py     options of guided inference
 recipes.py   recipes from what was typed: a run that begins, or one with one more stage
 train.py     run, train sft, prm, rft, dpo, grpo
 report.py    report: a run as a page
+compare.py   compare: runs side by side
 study.py     study: ways to train, compared with several seeds
 explore.py   explore, pairs, export
 prm.py       prm: how good a reward model is
@@ -23,6 +25,7 @@ from rich.console import Console
 
 from stepladder import __version__
 from stepladder.cli.about import demo, doctor
+from stepladder.cli.compare import compare_command
 from stepladder.cli.explore import explore_command, export_command, pairs_command
 from stepladder.cli.index import app as index_app
 from stepladder.cli.play import ask, evaluate_command
@@ -55,6 +58,7 @@ app.command(name="tree")(tree_command)
 app.command(name="pairs")(pairs_command)
 app.command(name="prm")(prm_command)
 app.command(name="report")(report_command)
+app.command(name="compare")(compare_command)
 app.command(name="study")(study_command)
 app.command(name="export")(export_command)
 app.add_typer(index_app, name="index")

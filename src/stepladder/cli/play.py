@@ -10,6 +10,17 @@ import typer
 from rich.console import Console
 
 from stepladder import __version__
+from stepladder.cli.guide import (
+    AggregateName,
+    Beams,
+    GuidedTemperature,
+    GuideName,
+    N,
+    Simulations,
+    StrategyName,
+    guide_options,
+    opened_scorer,
+)
 from stepladder.cli.options import (
     AgentName,
     Api,
@@ -30,7 +41,6 @@ from stepladder.cli.options import (
     Seed,
     SharedK,
     SharedWorldSeed,
-    Temperature,
     TopP,
     engine_and_model,
     open_engine,
@@ -43,6 +53,7 @@ from stepladder.errors import StepladderError
 from stepladder.evaluate.runner import check_free, compare, evaluate, load_scores
 from stepladder.evaluate.table import comparison_line, print_summary
 from stepladder.explore.episode import episode, watched
+from stepladder.explore.guided import guided
 from stepladder.narrate import Narrator, shown
 from stepladder.progress import Progress
 from stepladder.request import Algorithm
@@ -71,7 +82,13 @@ def ask(
     k: SharedK = None,
     max_steps: MaxSteps = None,
     max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
+    guide: GuideName = None,
+    n: N = None,
+    strategy: StrategyName = None,
+    aggregate: AggregateName = None,
+    beams: Beams = None,
+    simulations: Simulations = None,
+    temperature: GuidedTemperature = None,
     top_p: TopP = 1.0,
     seed: Seed = 0,
     world_seed: SharedWorldSeed = None,
@@ -93,7 +110,18 @@ def ask(
         },
     )
     workshop = Workshop(shared)
-    settings = workshop.episode(temperature, top_p)
+    chosen_by = guide_options(
+        guide,
+        run,
+        n=n,
+        strategy=strategy,
+        aggregate=aggregate,
+        beams=beams,
+        simulations=simulations,
+        temperature=temperature,
+        top_p=top_p,
+    )
+    settings = workshop.episode(chosen_by.settings.temperature if chosen_by else temperature or 0.0, top_p)
     engine, model = engine_and_model(run, engine, model, base_url)
     own_corpus = shared.data.index is not None and question is not None and engine != "gold"
     asked = _find_question(question, None if own_corpus else workshop.data, engine)
@@ -102,14 +130,24 @@ def ask(
     narrator.question(asked)
 
     def job() -> Algorithm[Trajectory]:
-        return watched(episode(workshop.agent, asked, settings, seed_of(seed, asked.id)), narrator.show)
+        own = seed_of(seed, asked.id)
+        if chosen_by is None:
+            return watched(episode(workshop.agent, asked, settings, own), narrator.show)
+        played = guided(workshop.agent, asked, settings, chosen_by.settings.guide(), own)
+        # What other strategies have in hand while they work is not what they choose in the end.
+        return watched(played, narrator.show) if chosen_by.settings.guide().strategy == "actions" else played
 
     options = {"device": shared.device, "dtype": shared.dtype}
-    with closing(workshop), open_engine(engine, workshop.agent, model, base_url, api, **options) as writer:
-        (outcome,) = Driver(writer, retriever).run([job])
+    with (
+        closing(workshop),
+        open_engine(engine, workshop.agent, model, base_url, api, **options) as writer,
+        opened_scorer(chosen_by, shared) as scorer,
+    ):
+        (outcome,) = Driver(writer, retriever, scorer).run([job])
     if outcome.failure is not None:
         raise StepladderError(outcome.failure.reason)
     assert outcome.value is not None
+    narrator.show(outcome.value)
     if as_json:
         typer.echo(dumps(outcome.value))
 
@@ -134,7 +172,13 @@ def evaluate_command(
     k: SharedK = None,
     max_steps: MaxSteps = None,
     max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
+    guide: GuideName = None,
+    n: N = None,
+    strategy: StrategyName = None,
+    aggregate: AggregateName = None,
+    beams: Beams = None,
+    simulations: Simulations = None,
+    temperature: GuidedTemperature = None,
     top_p: TopP = 1.0,
     seed: Seed = 0,
     world_seed: SharedWorldSeed = None,
@@ -165,7 +209,18 @@ def evaluate_command(
         },
     )
     workshop = Workshop(shared)
-    settings = workshop.episode(temperature, top_p)
+    chosen_by = guide_options(
+        guide,
+        run,
+        n=n,
+        strategy=strategy,
+        aggregate=aggregate,
+        beams=beams,
+        simulations=simulations,
+        temperature=temperature,
+        top_p=top_p,
+    )
+    settings = workshop.episode(chosen_by.settings.temperature if chosen_by else temperature or 0.0, top_p)
     if out_folder is not None:
         check_free(out_folder, overwrite=overwrite)
     other = load_scores(against) if against is not None else None
@@ -188,9 +243,12 @@ def evaluate_command(
     with (
         closing(workshop),
         open_engine(engine, workshop.agent, model, base_url, api, **options) as writer,
+        opened_scorer(chosen_by, shared) as scorer,
         Progress("Evaluating", len(questions)) as watch,
     ):
-        result = evaluate(Driver(writer, retriever), workshop.agent, questions, settings, seed=seed, watch=watch)
+        driver = Driver(writer, retriever, scorer)
+        by = chosen_by.settings.guide() if chosen_by is not None else None
+        result = evaluate(driver, workshop.agent, questions, settings, guide=by, seed=seed, watch=watch)
     summary = result.summary()
     description = {
         "agent": shared.agent,
@@ -207,6 +265,7 @@ def evaluate_command(
         "seed": seed,
         "world_seed": shared.data.world_seed,
         "settings": asdict(settings),
+        "guide": chosen_by and {**chosen_by.settings.model_dump(), "reward": chosen_by.reward},
         "version": __version__,
     }
     not_saved = None

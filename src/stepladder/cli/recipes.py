@@ -17,9 +17,9 @@ from stepladder.errors import StepladderError
 from stepladder.recipe import Recipe, override
 from stepladder.run.folder import RunFolder
 from stepladder.stages import stage_kind
+from stepladder.stages.base import REWARD
 from stepladder.stages.explore import TREES
 from stepladder.stages.pairs import PAIRS
-from stepladder.stages.prm import REWARD
 
 _RUN = typer.Option(
     "--run", parser=path_of, help="A run to add the stage to: its newest policy, its agent, its data.", metavar="DIR"

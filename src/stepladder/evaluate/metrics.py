@@ -139,8 +139,11 @@ class QuestionScore:
     #: 1 when answered with fewer searches than needed, else 0; None without a gold decomposition.
     under_search: int | None = None
     malformed_steps: int = 0
+    #: Of everything that was played, also what was not chosen in the end.
     tokens_read: int = 0
     tokens_written: int = 0
+    #: Searches of everything that was played; None in files that do not tell.
+    searches_made: int | None = None
     #: What broke, for episodes that failed or were cancelled.
     failure: str = ""
 

@@ -9,7 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from stepladder.engines.base import EngineDown
 from stepladder.errors import StepladderError
 from stepladder.evaluate.metrics import QuestionScore, failed_score, score
 from stepladder.evaluate.stats import Comparison, Interval, mean_interval, paired_difference
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import Cost, EpisodeSettings, episode, metered
+from stepladder.explore.guided import Guide, guided
 from stepladder.files import atomic_folder
 from stepladder.records import write_records
+from stepladder.request import Algorithm
 from stepladder.seeding import seed_of
 from stepladder.trace import Question, StopReason, Trajectory
 
@@ -41,6 +43,7 @@ METRICS: dict[str, Callable[[QuestionScore], float | None]] = {
     "gold_recall": lambda row: row.gold_recall,
     "steps": lambda row: row.steps,
     "searches": lambda row: row.searches,
+    "searches_made": lambda row: row.searches_made,
     "redundant_queries": lambda row: row.redundant_queries,
     "over_search": lambda row: row.over_search,
     "under_search": lambda row: row.under_search,
@@ -129,10 +132,11 @@ def evaluate(
     questions: Sequence[Question],
     settings: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
     *,
+    guide: Guide | None = None,
     seed: int = 0,
     watch: Watcher | None = None,
 ) -> Evaluation:
-    """Play and score every question.
+    """Play and score every question; with a guide, more is sampled and the driver's scorer chooses.
 
     When the run ends early, by Ctrl-C or an engine that goes down after it had worked, the questions not reached are
     marked as cancelled and `stopped_by` says why.
@@ -143,8 +147,16 @@ def evaluate(
         if not question.answers:
             raise StepladderError(f"question {question.id!r} has no answers: there is nothing to score against")
 
-    def job(question: Question) -> Callable[[], Any]:
-        return lambda: episode(agent, question, settings, seed_of(seed, question.id))
+    costs = {question.id: Cost() for question in questions}
+
+    def play(question: Question) -> Algorithm[Trajectory]:
+        own = seed_of(seed, question.id)
+        if guide is None:
+            return episode(agent, question, settings, own)
+        return guided(agent, question, settings, guide, own)
+
+    def job(question: Question) -> Callable[[], Algorithm[Trajectory]]:
+        return lambda: metered(play(question), costs[question.id])
 
     stopped_by: Interrupted | EngineDown | None = None
     outcomes: Sequence[Outcome[Trajectory]]
@@ -154,15 +166,22 @@ def evaluate(
         outcomes, stopped_by = stopped.outcomes, stopped
         if isinstance(stopped, EngineDown) and all(outcome.value is None for outcome in outcomes):
             raise
-    scores = tuple(_score(question, outcome) for question, outcome in zip(questions, outcomes, strict=True))
+    scores = tuple(
+        _score(question, outcome, costs[question.id]) for question, outcome in zip(questions, outcomes, strict=True)
+    )
     return Evaluation(scores, tuple(outcome.value for outcome in outcomes), stopped_by)
 
 
-def _score(question: Question, outcome: Outcome[Trajectory]) -> QuestionScore:
+def _score(question: Question, outcome: Outcome[Trajectory], cost: Cost) -> QuestionScore:
     if outcome.failure is not None:
         return failed_score(question, outcome.failure.stop, outcome.failure.reason)
     assert outcome.value is not None
-    return score(outcome.value)
+    return replace(
+        score(outcome.value),
+        tokens_read=cost.usage.read,
+        tokens_written=cost.usage.written,
+        searches_made=cost.searches,
+    )
 
 
 def summarise(scores: Iterable[QuestionScore]) -> Summary:

@@ -17,6 +17,7 @@ _ROWS = (
     ("gold_recall", "gold passages found", 3),
     ("steps", "steps", 2),
     ("searches", "searches", 2),
+    ("searches_made", "searches made in all", 2),
     ("redundant_queries", "redundant queries", 2),
     ("over_search", "searches too many", 2),
     ("under_search", "answered too early", 3),

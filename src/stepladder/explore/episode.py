@@ -1,7 +1,7 @@
 """One episode: an agent answers one question, step by step, until it answers, errs or meets a limit.
 
 In: an agent, a question, settings, a seed. Out (as the generator's return value): a `Trajectory`. `take_step` is one
-turn on its own; searches that branch, such as MCTS, are built from it.
+turn on its own, `propose_step` and `look_up` are its halves; searches that branch, such as MCTS, are built from them.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +10,20 @@ from functools import partial
 from typing import Any
 
 from stepladder.agents.base import Agent
-from stepladder.request import Algorithm, Asking, Finish, Generate, Generation, Retrieve, Sampling
+from stepladder.request import (
+    Algorithm,
+    Asking,
+    Finish,
+    Generate,
+    Generation,
+    Request,
+    Result,
+    Retrieve,
+    Sampling,
+    requests_in,
+)
 from stepladder.seeding import seed_of
-from stepladder.trace import ActionKind, Question, Segment, Step, StopReason, Trajectory
+from stepladder.trace import ActionKind, Question, Segment, Step, StopReason, Trajectory, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,12 @@ def begin(agent: Agent, question: Question, settings: EpisodeSettings, seed: int
 
 def take_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings, seed: int) -> Algorithm[Trajectory]:
     """The trajectory with one more step: written by the engine, parsed by the agent, answered by the search."""
+    proposed = yield from propose_step(agent, trajectory, settings, seed)
+    return (yield from look_up(proposed, settings))
+
+
+def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings, seed: int) -> Algorithm[Trajectory]:
+    """The trajectory with one more step as the policy wrote it. If that is a query, nobody has searched for it yet."""
     rendered = agent.render(trajectory)
     if settings.sampling.temperature == 0:
         seed = 0  # nothing is drawn, and equal states ask for the same
@@ -64,9 +81,16 @@ def take_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings, s
         return trajectory.extend(step, _CUT_OFF.get(reply.finish, StopReason.MALFORMED))
     if len(trajectory.steps) + 1 >= settings.max_steps:  # nobody would read what a search found now
         return trajectory.extend(step, StopReason.STEP_LIMIT)
-    if action.kind is ActionKind.QUERY:
-        step = replace(step, passages=(yield Retrieve(action.content, settings.k)))
     return trajectory.extend(step)
+
+
+def look_up(trajectory: Trajectory, settings: EpisodeSettings) -> Algorithm[Trajectory]:
+    """The trajectory with what the search found for its newest step, where that is a query to go on from."""
+    if trajectory.stop is not None or trajectory.steps[-1].action.kind is not ActionKind.QUERY:
+        return trajectory
+    *before, query = trajectory.steps
+    found = yield Retrieve(query.action.content, settings.k)
+    return replace(trajectory, steps=(*before, replace(query, passages=found)))
 
 
 #: Malformed text that was cut off is the limit's doing, not the policy's.
@@ -82,19 +106,57 @@ def newly_read(trajectory: Trajectory, context: Sequence[Segment]) -> tuple[tupl
 
 def watched(algorithm: Algorithm[Any], look: Callable[[Trajectory], None]) -> Algorithm[Any]:
     """The same algorithm; `look` is shown the state before every generation, and the final trajectory."""
+
+    def see(asked: Asking) -> None:
+        states = [each.trajectory for each in requests_in(asked) if isinstance(each, Generate)]
+        if states and states[0] is not None:
+            look(states[0])
+
+    found = yield from _observed(algorithm, asked=see)
+    if isinstance(found, Trajectory):
+        look(found)
+    return found
+
+
+@dataclass(slots=True)
+class Cost:
+    """What an algorithm has taken, with all that it threw away."""
+
+    usage: Usage = Usage()
+    searches: int = 0
+
+
+def metered(algorithm: Algorithm[Result], cost: Cost) -> Algorithm[Result]:
+    """The same algorithm; what it takes is added to `cost`."""
+
+    def count(asked: Asking, replies: Any) -> None:
+        for request, reply in zip(requests_in(asked), [replies] if isinstance(asked, Request) else replies):
+            if isinstance(reply, Generation):
+                cost.usage += reply.usage
+            cost.searches += isinstance(request, Retrieve)
+
+    return (yield from _observed(algorithm, answered=count))
+
+
+def _observed(
+    algorithm: Algorithm[Result],
+    *,
+    asked: Callable[[Asking], None] = lambda _: None,
+    answered: Callable[[Asking, Any], None] = lambda _, __: None,
+) -> Algorithm[Result]:
+    """The same algorithm; onlookers are told what it asks for, and what it gets."""
     go_on: Callable[[], Asking] = partial(next, algorithm)
     while True:
         try:
-            asked = go_on()
+            asking = go_on()
         except StopIteration as end:
-            if isinstance(end.value, Trajectory):
-                look(end.value)
-            return end.value
-        if isinstance(asked, Generate) and asked.trajectory is not None:
-            look(asked.trajectory)
+            found: Result = end.value
+            return found
+        asked(asking)
         try:
-            reply = yield asked
-        except Exception as error:  # noqa: BLE001 - the algorithm may handle it, as it would unwatched
+            reply = yield asking
+        except Exception as error:  # noqa: BLE001 - the algorithm may handle it, as it would unobserved
             go_on = partial(algorithm.throw, error)
         else:
+            answered(asking, reply)
             go_on = partial(algorithm.send, reply)

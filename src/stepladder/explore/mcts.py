@@ -18,12 +18,13 @@ from typing import Literal
 
 from stepladder.agents.base import Agent
 from stepladder.errors import StepladderError
-from stepladder.evaluate.metrics import normalise, score_answer
+from stepladder.evaluate.metrics import score_answer
+from stepladder.explore.candidates import candidates
 from stepladder.explore.episode import EpisodeSettings, begin, take_step
 from stepladder.request import Algorithm, Sampling, Score
 from stepladder.seeding import seed_of
 from stepladder.together import together
-from stepladder.trace import Action, ActionKind, Node, Question, Rollout, StopReason, Trajectory, Tree
+from stepladder.trace import Node, Question, Rollout, StopReason, Trajectory, Tree
 
 Selection = Literal["uct", "puct", "puct-policy"]
 
@@ -51,6 +52,8 @@ class MCTSSettings:
     decay: float = 1.0
     #: How a leaf is valued.
     evaluate: Literal["rollout", "score"] = "rollout"
+    #: How an end is valued: by the F1 of its answer, or, where no right answer is known, by the scorer.
+    ends: Literal["answer", "score"] = "answer"
     #: Simulations that are under way at once.
     parallel: int = 4
     #: Stop when no value below the root has moved by more than `tolerance` for so many simulations; None: never.
@@ -65,7 +68,7 @@ class MCTSSettings:
 
 def search(agent: Agent, question: Question, settings: MCTSSettings, seed: int) -> Algorithm[Tree]:
     """Grow the tree of one question."""
-    if not question.answers:
+    if not question.answers and settings.ends == "answer":
         raise StepladderError(f"question {question.id!r} has no answers: nothing tells a good end from a bad one")
     root = _State((yield from begin(agent, question, settings.episode, seed)))
     grove = _Grove(agent, settings, seed, root)
@@ -112,8 +115,8 @@ class _State:
         self.total = 0.0
         #: Simulations that went through here and are not back: each counts as a visit that earned nothing.
         self.under_way = 0
-        #: What it earned, where the episode has ended.
-        self.reward = None if trajectory.stop is None else outcome(trajectory)
+        #: What it earned, where the episode has ended and that is known.
+        self.reward: float | None = None
         self.rollouts: list[Rollout] = []
         self.scores: dict[str, float] = {}
 
@@ -186,25 +189,22 @@ class _Grove:
     def _may_grow(self, leaf: _State) -> bool:
         """Whether a leaf gets children: it was valued before, or is being valued, and is no end."""
         known = leaf.parent is None or leaf.visits + leaf.under_way > 1  # this simulation is one of those under way
-        return known and leaf.reward is None and len(leaf.path) < self.settings.depth
+        return known and leaf.trajectory.stop is None and len(leaf.path) < self.settings.depth
 
     def _expand(self, leaf: _State) -> Algorithm[None]:
         """Give a leaf its children. Equal actions become one child."""
         settings = self.settings
         seeds = [seed_of(self.seed, "child", *leaf.path, draw) for draw in range(settings.width)]
-        steps = yield from together(take_step(self.agent, leaf.trajectory, settings.episode, seed) for seed in seeds)
-        made = [each for each in steps if isinstance(each, Trajectory)]
-        if not made:
-            raise next(each for each in steps if isinstance(each, Exception))
+        found = yield from candidates(self.agent, leaf.trajectory, settings.episode, seeds)
+        made = [each.trajectory for each in found]
         if any(len(each.steps) == len(leaf.trajectory.steps) for each in made):  # no room was left to write anything
             leaf.trajectory = replace(leaf.trajectory, stop=StopReason.CONTEXT_LIMIT)
             leaf.reward = 0.0
             return
-        distinct: dict[tuple[str, str], Trajectory] = {}
-        for each in made:
-            distinct.setdefault(_action_key(each.steps[-1].action), each)
-        for trajectory, prior in zip(distinct.values(), self._priors(list(distinct.values())), strict=True):
+        for trajectory, prior in zip(made, self._priors(made), strict=True):
             child = _State(trajectory, len(self.states), prior)
+            if trajectory.stop is not None and settings.ends == "answer":
+                child.reward = outcome(trajectory)
             leaf.adopt(child)
             self.states.append(child)
 
@@ -225,18 +225,24 @@ class _Grove:
 
     def _evaluate(self, leaf: _State, place: int) -> Algorithm[float]:
         """What a simulation brings back to the leaf."""
+        if leaf.trajectory.stop is not None and leaf.reward is None:
+            leaf.reward = (yield from self._score(leaf)) if leaf.trajectory.answer is not None else 0.0
         if leaf.reward is not None:
             return self._worth(leaf, leaf.reward, 0)
         if self.settings.evaluate == "score":
-            if "leaf" not in leaf.scores:  # the deepest leaves come again and again
-                leaf.scores["leaf"] = float((yield Score(leaf.trajectory))[-1])
-            return leaf.scores["leaf"]
+            return (yield from self._score(leaf))
         seed = seed_of(self.seed, "rollout", *leaf.path, leaf.visits, place)
         end = yield from self._play_on(leaf.trajectory, seed)
         assert end.stop is not None
         steps = len(end.steps) - len(leaf.trajectory.steps)
         leaf.rollouts.append(Rollout(outcome(end), steps, end.stop, end.answer))
         return self._worth(leaf, outcome(end), steps)
+
+    def _score(self, leaf: _State) -> Algorithm[float]:
+        """What the scorer says of the newest step, asked once: the deepest leaves come again and again."""
+        if "leaf" not in leaf.scores:
+            leaf.scores["leaf"] = float((yield Score(leaf.trajectory))[-1])
+        return leaf.scores["leaf"]
 
     def _play_on(self, trajectory: Trajectory, seed: int) -> Algorithm[Trajectory]:
         settings = replace(self.settings.episode, sampling=self.settings.rollout)
@@ -299,9 +305,3 @@ class _Settling:
 def outcome(trajectory: Trajectory) -> float:
     """What an episode earned: the F1 of its answer."""
     return score_answer(trajectory.answer, trajectory.question.answers).f1
-
-
-def _action_key(action: Action) -> tuple[str, str]:
-    """What makes two actions the same, however the thoughts before them are worded."""
-    plain = "" if action.kind is ActionKind.MALFORMED else normalise(action.content)
-    return action.kind.value, plain or action.content

@@ -12,6 +12,9 @@ from typing import Any
 from stepladder.settings import Settings
 from stepladder.workshop import Workshop
 
+#: The role of a reward model, which one kind of stage makes and several take.
+REWARD = "reward"
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

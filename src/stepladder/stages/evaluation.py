@@ -1,8 +1,10 @@
 """The stage `eval`: play a policy on a split and score it.
 
-In: a policy. Out: `evaluation/` in the stage's folder (summary, rows, trajectories), and its main numbers.
+In: a policy and, where one guides it, a reward model. Out: `evaluation/` in the stage's folder (summary, rows,
+trajectories), and its main numbers.
 """
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -11,9 +13,10 @@ from pydantic import Field
 from stepladder.driver import Driver
 from stepladder.errors import StepladderError
 from stepladder.evaluate.runner import Summary, evaluate
+from stepladder.explore.guide_settings import GuideSettings
 from stepladder.progress import Progress
 from stepladder.settings import Settings
-from stepladder.stages.base import StageKind, StageResult, Task
+from stepladder.stages.base import REWARD, StageKind, StageResult, Task
 from stepladder.trace import StopReason
 from stepladder.workshop import Workshop
 
@@ -29,15 +32,24 @@ class EvalSettings(Settings):
     limit: int | None = Field(default=None, ge=1)
     #: 0 is greedy.
     temperature: float = Field(default=0.0, ge=0)
+    #: Sample more than one needs, and let a reward model choose. Then its own temperature counts.
+    guide: GuideSettings | None = None
 
 
 def run_eval(settings: EvalSettings, workshop: Workshop, task: Task) -> StageResult:
     """Play, score, save."""
     questions = workshop.split(settings.split)[: settings.limit]
-    episode = workshop.episode(settings.temperature)
-    with workshop.engine(task.inputs["policy"]) as engine, Progress(task.name, len(questions)) as watch:
-        driver = Driver(engine, workshop.retriever)
-        result = evaluate(driver, workshop.agent, questions, episode, seed=task.seed, watch=watch)
+    shared, guide = workshop.settings, settings.guide
+    temperature, top_p = (settings.temperature, 1.0) if guide is None else (guide.temperature, guide.top_p)
+    episode = workshop.episode(temperature, top_p)
+    with (
+        workshop.engine(task.inputs["policy"]) as engine,
+        guide.scorer(task.inputs.get(REWARD), shared.device, shared.dtype) if guide else nullcontext() as scorer,
+        Progress(task.name, len(questions)) as watch,
+    ):
+        driver = Driver(engine, workshop.retriever, scorer)
+        chosen_by = guide.guide() if guide is not None else None
+        result = evaluate(driver, workshop.agent, questions, episode, guide=chosen_by, seed=task.seed, watch=watch)
     if result.stopped_by is not None:
         raise result.stopped_by
     summary = result.summary()
@@ -50,6 +62,7 @@ def run_eval(settings: EvalSettings, workshop: Workshop, task: Task) -> StageRes
         "limit": settings.limit,
         "seed": task.seed,
         "settings": asdict(episode),
+        "guide": None if guide is None else guide.model_dump(),
     }
     result.save(task.folder / EVALUATION, description, overwrite=True)
     return StageResult(main_numbers(summary), {EVALUATION: task.folder / EVALUATION})
@@ -75,4 +88,16 @@ def check_eval(settings: EvalSettings, workshop: Workshop) -> None:
     workshop.check_index()
 
 
-KIND = StageKind(EvalSettings, run_eval, makes=(EVALUATION,), check=check_eval, plays_gold=True)
+def _left_out(settings: EvalSettings) -> frozenset[str]:
+    return frozenset() if settings.guide is not None and settings.guide.by == "prm" else frozenset({REWARD})
+
+
+KIND = StageKind(
+    EvalSettings,
+    run_eval,
+    takes=("policy", REWARD),
+    makes=(EVALUATION,),
+    check=check_eval,
+    leaves_out=_left_out,
+    plays_gold=True,
+)

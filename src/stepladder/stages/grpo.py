@@ -5,8 +5,7 @@ In: a policy and, where steps are scored by one, a reward model. Out: a policy t
 
 from stepladder.errors import StepladderError
 from stepladder.judge.gold import GoldLogits
-from stepladder.stages.base import StageKind, StageResult, Task
-from stepladder.stages.prm import REWARD
+from stepladder.stages.base import REWARD, StageKind, StageResult, Task
 from stepladder.stages.sft import expect_dev
 from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.workshop import Workshop

@@ -15,7 +15,7 @@ from stepladder.explore.values import monte_carlo
 from stepladder.pairs import dev_questions
 from stepladder.records import read_records
 from stepladder.seeding import seed_of
-from stepladder.stages.base import StageKind, StageResult, Task
+from stepladder.stages.base import REWARD, StageKind, StageResult, Task
 from stepladder.stages.explore import TREES
 from stepladder.stages.pairs import DEV, PAIRS, TRAIN
 from stepladder.trace import Pair, Question, Trajectory
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from stepladder.train.readings import StepReader
 
     Examples = tuple[Sequence[RewardExample], Sequence[RewardExample], dict[str, object]]
-
-#: What is made.
-REWARD = "reward"
 
 
 def run_prm(settings: PRMSettings, workshop: Workshop, task: Task) -> StageResult:

@@ -5,8 +5,7 @@ transcripts.
 """
 
 from stepladder.errors import StepladderError
-from stepladder.stages.base import StageKind, StageResult, Task
-from stepladder.stages.prm import REWARD
+from stepladder.stages.base import REWARD, StageKind, StageResult, Task
 from stepladder.stages.sft import expect_dev
 from stepladder.train.rft_settings import RFTSettings
 from stepladder.workshop import Workshop

@@ -5,13 +5,13 @@ advantage for each of its steps, and which of them are learnt from in this row. 
 formulas.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stepladder.evaluate.metrics import score
+from stepladder.judge.chances import sigmoid
 from stepladder.trace import ActionKind, Step, StopReason, Trajectory, Tree
 from stepladder.train.advantage import (
     Floats,
@@ -57,11 +57,6 @@ def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: Rewa
         + (-settings.step_format_bonus if step.action.kind is ActionKind.MALFORMED else settings.step_format_bonus)
         for step, score in zip(trajectory.steps, scores, strict=True)
     ]
-
-
-def sigmoid(logit: float) -> float:
-    """A score between 0 and 1."""
-    return 1 / (1 + math.exp(-logit)) if logit > -500 else 0.0
 
 
 def credit_group(

@@ -1,0 +1,68 @@
+"""What can be set about guided inference, and the scorer that it names."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
+
+from stepladder.errors import StepladderError
+from stepladder.explore.guided import Aggregate, Guide
+from stepladder.judge.chances import Chances
+from stepladder.judge.gold import GoldScorer
+from stepladder.settings import Settings
+
+if TYPE_CHECKING:
+    from stepladder.driver import Scorer
+
+
+class GuideSettings(Settings):
+    """Sample more than one needs, and choose."""
+
+    #: Who chooses: a reward model, the gold judge (to see what a perfect one would bring), or the most common answer.
+    by: Literal["prm", "gold", "vote"] = "prm"
+    #: Among what: samples of every step, of every step of several states, whole episodes, or in a search tree.
+    strategy: Literal["actions", "beam", "trajectories", "mcts"] = "actions"
+    #: Samples of a step, or of an episode.
+    n: int = Field(default=8, ge=1)
+    #: Beam: states that are kept.
+    beams: int = Field(default=2, ge=1)
+    #: Beam and trajectories: what the scores of all steps make of a trajectory.
+    aggregate: Aggregate = "min"
+    #: MCTS: simulations a question.
+    simulations: int = Field(default=32, ge=1)
+    #: How samples are drawn; equal ones would leave nothing to choose.
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _votes_are_on_answers(self) -> Self:
+        if self.by == "vote" and "strategy" in self.model_fields_set:
+            raise ValueError("a vote is among the answers of whole episodes: leave out the strategy")
+        return self
+
+    def guide(self) -> Guide:
+        """How to choose."""
+        return Guide(
+            "vote" if self.by == "vote" else self.strategy,
+            self.n,
+            self.beams,
+            self.aggregate,
+            self.simulations,
+            searched=self.by == "gold",
+        )
+
+    @contextmanager
+    def scorer(self, reward: str | None, device: str, dtype: str) -> "Iterator[Scorer | None]":
+        """Who scores; `reward` is the folder of the reward model, where one chooses."""
+        if self.by == "vote":
+            yield None
+        elif self.by == "gold":
+            yield GoldScorer()
+        elif reward is None:
+            raise StepladderError("a reward model is to choose, and there is none: train one, or name its folder")
+        else:
+            from stepladder.train.prm import ProcessRewardModel  # brings torch and transformers
+
+            # Any policy, also one of another tokenizer or behind a server: what it wrote is then encoded anew.
+            yield Chances(ProcessRewardModel.load(reward, device=device, dtype=dtype, reencode=True))
