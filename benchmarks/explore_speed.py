@@ -54,8 +54,11 @@ class Bench:
     def engine(self, max_batch: int) -> TransformersEngine:
         return TransformersEngine(self.policy, device="cpu", dtype="fp32", max_batch=max_batch)
 
+    def grow(self, question: Question, seed: int) -> Algorithm[Tree]:
+        return search(self.workshop.agent, question, self.settings, seed)
+
     def job(self, question: Question) -> Callable[[], Algorithm[Tree]]:
-        return lambda: search(self.workshop.agent, question, self.settings, seed_of(0, question.id))
+        return lambda: self.grow(question, seed_of(0, question.id))
 
     def questions(self, count: int) -> list[Question]:
         return pick(self.workshop.split("train"), count, 0, balance=True)
@@ -129,7 +132,7 @@ def together(bench: Bench, questions: Sequence[Question], folder: Path) -> tuple
     driver = Driver(engine, bench.workshop.retriever, in_flight=64, generation_cache=16_384)
     path = folder / "trees.jsonl.gz"
     path.unlink(missing_ok=True)
-    explore(driver, bench.workshop.agent, questions, bench.settings, path, seed=0)
+    explore(driver, questions, bench.grow, path, seed=0)
     engine.close()
     trees = {tree.question.id: tree for tree in read_trees(path)}
     counts = driver.counts
@@ -188,7 +191,7 @@ def grow(bench: Bench, count: int, folder: Path) -> None:
     started = time.perf_counter()
     engine = bench.engine(128)
     driver = Driver(engine, bench.workshop.retriever, in_flight=64, generation_cache=16_384)
-    explore(driver, bench.workshop.agent, bench.questions(count), bench.settings, folder / "trees.jsonl.gz", seed=0)
+    explore(driver, bench.questions(count), bench.grow, folder / "trees.jsonl.gz", seed=0)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     size = (folder / "trees.jsonl.gz").stat().st_size

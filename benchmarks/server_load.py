@@ -49,8 +49,9 @@ from stepladder.data.atlas.passages import write_library
 from stepladder.data.atlas.world import World
 from stepladder.retrieval.index import build_index, open_index
 from stepladder.retrieval.manifest import index_info
-from stepladder.retrieval.server import listen, serve
+from stepladder.retrieval.server import serve
 from stepladder.retrieval.server_settings import ServerSettings
+from stepladder.web.server import listen
 
 SECONDS, CLIENTS, PASSAGES, K = 60.0, 500, 100_000, 3
 #: Clients that ask the same queries, by workload.

@@ -277,6 +277,70 @@ def test_jobs_are_opened_as_room_comes_free_not_all_at_once() -> None:
     stream.close()
 
 
+# --- Jobs that arrive while others run ----------------------------------------------------------------------
+
+
+def test_none_is_no_job_and_the_next_one_joins_those_under_way() -> None:
+    engine = CountingEngine()
+    handed_over = 0
+
+    def jobs() -> Any:
+        yield lambda: conversation(0, 3)
+        yield None
+        assert handed_over == 0, "the first is still under way"
+        yield lambda: conversation(1, 1)
+        yield None
+
+    for outcome in Driver(engine).stream(jobs()):
+        handed_over += 1
+        assert outcome.value == [f"{outcome.index}.{turn}/{turn}" for turn in range(3 if outcome.index == 0 else 1)]
+    assert handed_over == 2
+    assert [len(batch) for batch in engine.batches] == [1, 2, 1], "the second joined the first at its second turn"
+
+
+def test_jobs_may_be_waited_for_when_all_before_were_handed_over() -> None:
+    arriving: Any = threading.Semaphore(0)
+    open_jobs = 0
+
+    def jobs() -> Any:
+        nonlocal open_jobs
+        for name in range(3):
+            while open_jobs:
+                yield None
+            arriving.acquire()  # waits for ever unless the outcome of the job before has been handed over
+            open_jobs += 1
+            yield lambda name=name: conversation(name, 1)
+
+    arriving.release()
+    seen = []
+    for outcome in Driver(ScriptedEngine(echo)).stream(jobs()):
+        open_jobs -= 1
+        seen.append((outcome.index, outcome.value))
+        arriving.release()
+    assert seen == [(name, [f"{name}.0/0"]) for name in range(3)]
+
+
+def test_a_job_that_arrives_is_not_held_up_by_a_call_under_way_in_another_thread() -> None:
+    second_is_done = threading.Event()
+
+    def say(request: Generate) -> str:
+        if request.context[0].text == "slow":
+            assert second_is_done.wait(10), "the second job waited for the first"
+        return "ok"
+
+    def jobs() -> Any:
+        yield lambda: speak("slow")
+        yield None
+        yield lambda: speak("quick")
+
+    driver = Driver(ScriptedEngine(say, max_batch=1, concurrency=2))
+    order = []
+    for outcome in driver.stream(jobs()):
+        order.append(outcome.index)
+        second_is_done.set()
+    assert order == [1, 0]
+
+
 @pytest.fixture
 def _ctrl_c_works() -> Iterator[None]:
     """Shells start background jobs with Ctrl-C switched off, and children inherit that."""

@@ -481,7 +481,7 @@ def test_closing_lets_go_of_what_was_opened_here_alone(monkeypatch: pytest.Monke
         ({"reward": "process", "process_weight": -1}, "process_weight: expected"),
         ({"max_step": 3}, "max_step: unknown key. Did you mean 'max_steps'?"),
     ],
-    ids=str,
+    ids=lambda each: each if isinstance(each, str) else "-".join(each),
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(StepladderError) as caught:

@@ -454,8 +454,12 @@ def test_a_remembered_generation_fits_the_log_probs_of_whoever_asks() -> None:
 # --- on disk ------------------------------------------------------------------------------------------------
 
 
+def tree_of(question: Question, seed: int) -> Algorithm[Tree]:
+    return search(AGENT, question, SETTINGS, seed)
+
+
 def run(questions: list[Question], path: Path, script: Any = stroll, **driver: Any) -> Any:
-    return explore(Driver(ScriptedEngine(script), WordRetriever(), **driver), AGENT, questions, SETTINGS, path, seed=3)
+    return explore(Driver(ScriptedEngine(script), WordRetriever(), **driver), questions, tree_of, path, seed=3)
 
 
 def test_an_exploration_goes_on_where_it_was_cut(tmp_path: Path) -> None:
@@ -488,9 +492,9 @@ def test_failed_questions_are_counted_and_asked_again_by_the_next_run(tmp_path: 
         return EngineError("no") if request.trajectory.question.id == "q1" else stroll(request)
 
     path = tmp_path / "trees.jsonl.gz"
-    first = explore(Driver(ScriptedEngine(broken), WordRetriever()), AGENT, many(3), SETTINGS, path, seed=0)
+    first = explore(Driver(ScriptedEngine(broken), WordRetriever()), many(3), tree_of, path, seed=0)
     assert (first.made, dict(first.failures)) == (2, {"no": 1})
-    second = explore(Driver(ScriptedEngine(stroll), WordRetriever()), AGENT, many(3), SETTINGS, path, seed=0)
+    second = explore(Driver(ScriptedEngine(stroll), WordRetriever()), many(3), tree_of, path, seed=0)
     assert (second.made, second.known) == (1, 2)
 
 
@@ -628,7 +632,7 @@ KILLED = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from test_mcts import AGENT, SETTINGS, ScriptedEngine, Driver, WordRetriever, explore, many, stroll
+from test_mcts import ScriptedEngine, Driver, WordRetriever, explore, tree_of, many, stroll
 
 def slowly(request):
     time.sleep(0.0005)
@@ -636,7 +640,7 @@ def slowly(request):
 
 driver = Driver(ScriptedEngine(slowly, max_batch=16), WordRetriever(), in_flight=6)
 print("ready", flush=True)
-explore(driver, AGENT, many(40), SETTINGS, Path(sys.argv[1]), seed=5)
+explore(driver, many(40), tree_of, Path(sys.argv[1]), seed=5)
 print("done", flush=True)
 """
 
@@ -676,7 +680,7 @@ def test_killed_ten_times_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     trees = list(read_trees(path))
     assert sorted(tree.question.id for tree in trees) == sorted(question.id for question in many(40))
     undisturbed = tmp_path / "undisturbed.jsonl.gz"
-    explore(Driver(ScriptedEngine(stroll), WordRetriever()), AGENT, many(40), SETTINGS, undisturbed, seed=5)
+    explore(Driver(ScriptedEngine(stroll), WordRetriever()), many(40), tree_of, undisturbed, seed=5)
     assert {tree.question.id: tree for tree in trees} == {t.question.id: t for t in read_trees(undisturbed)}
 
 

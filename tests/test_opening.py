@@ -17,9 +17,10 @@ from stepladder.recipe import Recipe
 from stepladder.retrieval.index import build_index, open_index
 from stepladder.retrieval.manifest import index_info
 from stepladder.retrieval.opening import info_of, is_url, open_retriever
-from stepladder.retrieval.server import SearchServer, listen, make_app
+from stepladder.retrieval.server import make_app
 from stepladder.retrieval.server_settings import ServerSettings
 from stepladder.run.fingerprint import all_ingredients
+from stepladder.web.server import DrainingServer, listen
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 def served(folder: Path, token: str | None = None, **limits: int) -> Iterator[str]:
     started, listener = threading.Event(), listen("127.0.0.1", 0)
     app = make_app(open_index(folder), ServerSettings.read({"token": token, **limits}), asdict(index_info(folder)))
-    server = SearchServer(app, 1.0, on_start=started.set)
+    server = DrainingServer(app, 1.0, on_start=started.set)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     assert started.wait(20)

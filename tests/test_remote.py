@@ -22,9 +22,9 @@ from stepladder.retrieval import check_retriever
 from stepladder.retrieval.bm25 import BM25Index
 from stepladder.retrieval.hosts import Hosts
 from stepladder.retrieval.remote import FIRST_TRIES, RemoteRetriever, SearchDown
-from stepladder.retrieval.server import listen
 from stepladder.retrieval.wire import BadReply
 from stepladder.trace import Passage
+from stepladder.web.server import listen
 from tests.conftest import PASSAGES, WordRetriever
 from tests.test_server import INFO, TARN, TOWER, child, running
 

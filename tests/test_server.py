@@ -28,9 +28,10 @@ from stepladder.errors import StepladderError
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.bm25 import BM25Index
 from stepladder.retrieval.index import build_index
-from stepladder.retrieval.server import SearchServer, listen, make_app, serve
+from stepladder.retrieval.server import make_app, serve
 from stepladder.retrieval.server_settings import ServerSettings
 from stepladder.trace import Passage
+from stepladder.web.server import DrainingServer, listen
 from tests.conftest import PASSAGES, WordRetriever
 
 INFO = {"kind": "bm25", "passages": 3, "checksum": "abc", "settings": {"k1": 1.2}}
@@ -42,7 +43,7 @@ class Running:
     """A server in a thread of this process."""
 
     url: str
-    server: SearchServer
+    server: DrainingServer
     thread: threading.Thread
     client: httpx2.Client
 
@@ -63,7 +64,7 @@ class Running:
 @contextmanager
 def running(retriever: Retriever, **settings: Any) -> Iterator[Running]:
     chosen = ServerSettings.read({"drain_seconds": 5, **settings})
-    server = SearchServer(make_app(retriever, chosen, INFO), chosen.drain_seconds)
+    server = DrainingServer(make_app(retriever, chosen, INFO), chosen.drain_seconds)
     listener = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -10,6 +10,7 @@ returned, or why it failed. The driver alone knows about batches, threads, cache
 - Where the engine allows it, requests join those under way as others are answered: nobody waits for the longest.
 - A call that raises is made again in halves, so that one bad request fails alone.
 - An algorithm that raises, or whose request fails, becomes a failed outcome; the others go on.
+- Jobs may arrive while others run (`Driver.stream`): they join them.
 - Ctrl-C ends the run: `run` raises `Interrupted` with the outcomes so far. So does `EngineDown`, which has them too.
 """
 
@@ -19,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol
 
 from stepladder.batching import Asked, Cache, Key, Lane, key_of, lane_for, score_call, search_call
@@ -40,6 +41,9 @@ from stepladder.request import (
 )
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import StopReason, Trajectory, Usage
+
+#: Where calls are made from threads, whoever may send more jobs is asked for them so many seconds apart.
+_LOOK_AGAIN = 0.02
 
 
 class Scorer(Protocol):
@@ -148,8 +152,13 @@ class Driver:
             session.close()
         return [done[index] for index in range(len(jobs))]
 
-    def stream(self, jobs: Iterable[Job[Result]]) -> Iterator[Outcome[Result]]:
-        """Run every job; outcomes come as they are finished, and nothing of them is kept here."""
+    def stream(self, jobs: Iterable[Job[Result] | None]) -> Iterator[Outcome[Result]]:
+        """Run every job; outcomes come as they are finished, and nothing of them is kept here.
+
+        Jobs may arrive while others run, as those of a server do: None says that there is none at this moment, counts
+        as no job, and `jobs` are asked again soon. They may wait for the next job themselves when no other is under
+        way, that is when the outcomes of all before it were handed over; at other times that would hold those up.
+        """
         session: _Session[Result] = _Session(self, jobs)
         try:
             yield from session.outcomes()
@@ -173,9 +182,13 @@ class _Run(Generic[Result]):
 class _Session(Generic[Result]):
     """The state of one `Driver.stream`."""
 
-    def __init__(self, driver: Driver, jobs: Iterable[Job[Result]]) -> None:
+    def __init__(self, driver: Driver, jobs: Iterable[Job[Result] | None]) -> None:
         self.driver = driver
-        self.jobs = enumerate(jobs)
+        self.jobs = iter(jobs)
+        self.opened = 0
+        #: Whether there are no more jobs; whether there was a moment without one, so that more may come at any time.
+        self.exhausted = False
+        self.arriving = False
         self.active: dict[int, _Run[Result]] = {}
         self.finished: deque[Outcome[Result]] = deque()
         self.completed: SimpleQueue[tuple[Lane, list[Asked], Any]] = SimpleQueue()
@@ -198,7 +211,7 @@ class _Session(Generic[Result]):
                 yield self.finished.popleft()
             elif self.active:
                 self._work()
-            else:
+            elif self.exhausted:
                 return
 
     def close(self) -> None:
@@ -216,9 +229,14 @@ class _Session(Generic[Result]):
         """Open jobs up to the limit, but none while there are outcomes to hand over."""
         while len(self.active) < self.driver.in_flight and not self.finished:
             try:
-                index, job = next(self.jobs)
+                job = next(self.jobs)
             except StopIteration:
+                self.exhausted = True
                 return
+            if job is None:
+                self.arriving = True
+                return
+            index, self.opened = self.opened, self.opened + 1
             try:
                 run = _Run(index, _algorithm(job))
             except Exception as error:  # noqa: BLE001 - recorded with its reason; the others go on
@@ -228,7 +246,7 @@ class _Session(Generic[Result]):
             self._advance(run, lambda run=run: next(run.algorithm))  # type: ignore[misc]
 
     def _work(self) -> None:
-        """Start what can start, then take in at least one set of replies."""
+        """Start what can start, then take in a set of replies; where jobs may arrive, do not wait for it for long."""
         for lane in self.lanes:
             while lane.pool is not None and lane.waiting and lane.calls < lane.concurrency:
                 self._start(lane, lane.take_batch())
@@ -240,7 +258,10 @@ class _Session(Generic[Result]):
                 else:
                     self._call(lane, lane.take_batch())
                 return
-        lane, batch, replies = self.completed.get()
+        try:
+            lane, batch, replies = self.completed.get(timeout=_LOOK_AGAIN if self.arriving else None)
+        except Empty:
+            return
         lane.calls -= 1
         if isinstance(replies, BaseException):
             raise replies

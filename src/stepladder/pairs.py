@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from stepladder.evaluate.metrics import normalise, token_overlap
+from stepladder.explore.ranked import best_branch
 from stepladder.explore.values import depths_of, monte_carlo, spre
 from stepladder.judge.base import Judge
 from stepladder.judge.gold import judge_tree
@@ -29,6 +30,8 @@ class PairRules(Settings):
     min_visits: int = Field(default=1, ge=0)
     #: States that were visited less give no pairs.
     min_state_visits: int = Field(default=0, ge=0)
+    #: Only states on the best branch of a tree, and only where that ends with a right answer (RAG-Gym).
+    right_branch: bool = False
     #: Whether both steps must be well formed, or only the chosen one.
     both_valid: bool = False
     #: Steps of one kind whose contents share so much of their words (F1) are rewordings of each other.
@@ -82,8 +85,9 @@ def tree_pairs(tree: Tree, judge: Judge, rules: PairRules) -> Algorithm[TreePair
 
 def judged_groups(tree: Tree, rules: PairRules) -> Iterator[tuple[Node, list[Node]]]:
     """Every state with at least two children worth comparing, and these children."""
+    right = _right_branch(tree) if rules.right_branch else None
     for state, children in zip(tree.nodes, tree.families()):
-        if state.visits < rules.min_state_visits:
+        if state.visits < rules.min_state_visits or (right is not None and state.id not in right):
             continue
         siblings = [
             child
@@ -93,6 +97,12 @@ def judged_groups(tree: Tree, rules: PairRules) -> Iterator[tuple[Node, list[Nod
         ]
         if len(siblings) > 1 and any(_step(child).action.kind is not ActionKind.MALFORMED for child in siblings):
             yield state, siblings
+
+
+def _right_branch(tree: Tree) -> frozenset[int]:
+    """The nodes of the best branch; none where its answer is not right."""
+    branch = best_branch(tree)
+    return frozenset(node.id for node in branch) if branch[-1].reward == 1.0 else frozenset()
 
 
 def are_twins(one: Action, other: Action, overlap: float) -> bool:

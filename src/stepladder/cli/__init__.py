@@ -13,6 +13,7 @@ prm.py       prm: how good a reward model is
 tree.py      tree
 index.py     index build, search, info
 serve.py     serve: an index over HTTP
+serve_agent.py  serve-agent: an agent as a chat model and as a tool
 about.py     demo, doctor
 """
 
@@ -32,6 +33,7 @@ from stepladder.cli.play import ask, evaluate_command
 from stepladder.cli.prm import prm_command
 from stepladder.cli.report import report_command
 from stepladder.cli.serve import serve_command
+from stepladder.cli.serve_agent import serve_agent_command
 from stepladder.cli.study import study_command
 from stepladder.cli.train import app as train_app
 from stepladder.cli.train import run_command
@@ -63,6 +65,7 @@ app.command(name="study")(study_command)
 app.command(name="export")(export_command)
 app.add_typer(index_app, name="index")
 app.command(name="serve")(serve_command)
+app.command(name="serve-agent")(serve_agent_command)
 app.command()(doctor)
 
 

@@ -32,8 +32,8 @@ from stepladder.narrate import shown
 from stepladder.recipe import Recipe, Stage
 from stepladder.records import read_records
 from stepladder.run.folder import RunFolder
-from stepladder.stages.explore import TREES
 from stepladder.stages.explore import dry_run as dry_run_growth
+from stepladder.stages.growing import TREES
 from stepladder.stages.pairs import PAIRS, PairSettings, dry_run
 from stepladder.trace import Pair
 from stepladder.workshop import Workshop

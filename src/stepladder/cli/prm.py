@@ -8,7 +8,7 @@ from stepladder.cli.options import AsJson, Overrides, Update
 from stepladder.cli.recipes import RunToExtend, StageName, extended, given, stages_before
 from stepladder.cli.train import carry_out
 from stepladder.stages import stage_kind
-from stepladder.stages.explore import TREES
+from stepladder.stages.growing import TREES
 from stepladder.stages.pairs import PAIRS
 
 

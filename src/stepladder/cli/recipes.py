@@ -18,7 +18,7 @@ from stepladder.recipe import Recipe, override
 from stepladder.run.folder import RunFolder
 from stepladder.stages import stage_kind
 from stepladder.stages.base import REWARD
-from stepladder.stages.explore import TREES
+from stepladder.stages.growing import TREES
 from stepladder.stages.pairs import PAIRS
 
 _RUN = typer.Option(

@@ -1,6 +1,5 @@
 """`serve` answers searches of other programs over HTTP."""
 
-import os
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,15 +10,14 @@ from rich.console import Console
 
 from stepladder.cli.options import WorldSeed, listed, path_of
 from stepladder.data import DATA_SETS, open_data
-from stepladder.errors import StepladderError
 from stepladder.narrate import shown
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.bm25 import BM25Index
 from stepladder.retrieval.index import checksum_of
 from stepladder.retrieval.manifest import IndexInfo, index_info
-from stepladder.retrieval.opening import TOKEN, open_retriever, reranked
+from stepladder.retrieval.opening import open_retriever, reranked
 from stepladder.retrieval.server_settings import ServerSettings
-from stepladder.retrieval.wire import checked_token
+from stepladder.web.token import token_from
 
 _DEFAULTS = ServerSettings()
 
@@ -89,7 +87,7 @@ def serve_command(
             "cache_entries": cache_entries,
             "cache_bytes": cache_bytes,
             "drain_seconds": drain_seconds,
-            "token": _token(token_file),
+            "token": token_from(token_file),
         }
     )
     retriever, info = _open(index, world_seed, device, rerank)
@@ -109,17 +107,6 @@ def serve_command(
             access_log=access_log,
             announce=announce,
         )
-
-
-def _token(file: Path | None) -> str | None:
-    try:
-        if file is not None:
-            return checked_token(file.read_text(encoding="utf-8"))
-        text = os.environ.get(TOKEN)
-        return None if text is None else checked_token(text)
-    except (UnicodeDecodeError, StepladderError) as error:
-        source = f"--token-file {file}" if file is not None else "STEPLADDER_TOKEN"
-        raise StepladderError(f"{source} must hold a token and nothing else: one word, printable ASCII") from error
 
 
 def _open(index: str, world_seed: int, device: str, rerank: str | None) -> tuple[Retriever, IndexInfo]:

@@ -20,7 +20,7 @@ from stepladder.files import atomic_file
 from stepladder.judge.gold import judge_tree
 from stepladder.narrate import shown
 from stepladder.run.folder import RunFolder
-from stepladder.stages.explore import TREES
+from stepladder.stages.growing import TREES
 from stepladder.trace import ActionKind, Node, StopReason, Tree, dumps
 
 out = Console()

@@ -21,7 +21,7 @@ from stepladder.report.gather import Run, gather
 from stepladder.run.folder import StageRecord
 from stepladder.seeding import seed_of
 from stepladder.stages import stage_kind
-from stepladder.stages.explore import TREES
+from stepladder.stages.growing import TREES
 from stepladder.stages.pairs import DEV, PAIRS, TRAIN
 from stepladder.trace import Pair, Question
 from stepladder.train.grpo_settings import GRPOSettings

@@ -1,8 +1,8 @@
 """Exploration: grow the trees of many questions at once, and have each on disk as soon as it is done.
 
-In: a driver, an agent, questions, settings, a file. Out: the file with a tree a question, and a `Exploration`: what it
-took. Trees that are in the file already are left as they are, so a run that was killed goes on; and as a tree depends
-on its question and the seed alone, it goes on to the trees it would have made.
+In: a driver, questions, a way to grow a tree, a file. Out: the file with a tree a question, and a `Exploration`: what
+it took. Trees that are in the file already are left as they are, so a run that was killed goes on; and as a tree
+depends on its question and the seed alone, it goes on to the trees it would have made.
 """
 
 import time
@@ -11,10 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepladder.agents.base import Agent
 from stepladder.driver import Counts, Driver, Watcher
 from stepladder.errors import StepladderError
-from stepladder.explore.mcts import MCTSSettings, search
 from stepladder.explore.store import TreeFile
 from stepladder.request import Algorithm
 from stepladder.seeding import seed_of
@@ -32,11 +30,14 @@ class Exploration:
     failures: Counter[str]
 
 
+#: Makes the algorithm that grows the tree of a question from a seed.
+Grow = Callable[[Question, int], Algorithm[Tree]]
+
+
 def explore(
     driver: Driver,
-    agent: Agent,
     questions: Sequence[Question],
-    settings: MCTSSettings,
+    grow: Grow,
     path: Path,
     *,
     seed: int,
@@ -48,7 +49,7 @@ def explore(
         raise StepladderError(f"questions need ids of their own: {len(twice):,} ids occur again, such as {twice[0]!r}")
 
     def job(question: Question) -> Callable[[], Algorithm[Tree]]:
-        return lambda: search(agent, question, settings, seed_of(seed, question.id))
+        return lambda: grow(question, seed_of(seed, question.id))
 
     failures: Counter[str] = Counter()
     with TreeFile(path) as trees:

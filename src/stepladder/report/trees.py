@@ -21,7 +21,7 @@ from stepladder.judge.history import Verdict
 from stepladder.report.gather import Run
 from stepladder.report.steps import ShownPassage, ShownStep, readable, shown_passages, shown_step
 from stepladder.run.stage_lines import told_of
-from stepladder.stages.explore import TREES
+from stepladder.stages.growing import TREES
 from stepladder.stages.prm_eval import EXAMINATION, TREE_SCORES
 from stepladder.trace import Node, StopReason, Tree
 

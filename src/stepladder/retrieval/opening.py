@@ -13,12 +13,10 @@ from stepladder.files import expanded
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.index import open_index
 from stepladder.retrieval.manifest import IndexInfo, index_info, read_info
+from stepladder.web.token import TOKEN
 
 if TYPE_CHECKING:
     from stepladder.retrieval.remote import RemoteRetriever
-
-#: The environment variable with the token of search servers, for those who serve and those who ask.
-TOKEN = "STEPLADDER_TOKEN"
 
 
 def is_url(place: str | Path) -> bool:

@@ -27,8 +27,9 @@ from stepladder.errors import StepladderError
 from stepladder.retrieval.base import Retriever, check_search
 from stepladder.retrieval.hosts import Host, Hosts, checked_urls
 from stepladder.retrieval.server_settings import LONGEST_QUERY
-from stepladder.retrieval.wire import BadReply, checked_token, read_reply, write_request
+from stepladder.retrieval.wire import BadReply, read_reply, write_request
 from stepladder.trace import Passage
+from stepladder.web.token import checked_token
 
 #: Tries to reach servers none of which has ever answered: they are more likely absent than busy.
 FIRST_TRIES = 3

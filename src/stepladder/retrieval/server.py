@@ -14,37 +14,26 @@ cannot be answered, 429 with Retry-After when the queue is full, 503 while the s
 answer what is under way first.
 """
 
-import asyncio
-import math
-import socket
-from collections.abc import Callable, Mapping
-from ipaddress import ip_address
-from time import perf_counter
-from types import FrameType
-
-import uvicorn
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
 from stepladder import __version__
-from stepladder.errors import StepladderError
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.gate import Endpoint, Gate, Receive, Reply, problem, told
 from stepladder.retrieval.openapi import openapi_schema
-from stepladder.retrieval.patience import CLIENT_GONE, Watch, read_body
 from stepladder.retrieval.server_settings import ServerSettings
-from stepladder.retrieval.serving import Metrics, QueueFull, SearchQueue
-from stepladder.retrieval.wire import BadRequest, checked_token, read_request, write_reply
-
-#: Longer than clients keep unused connections, so that none is closed under a request.
-_KEEP_ALIVE_SECONDS = 75
-#: uvloop takes one connection a turn from each socket it listens on. A busy server's turns are long, and hundreds of
-#: clients would wait for seconds to be heard at all: it listens on so many copies of the socket.
-_ACCEPTED_A_TURN = 16
+from stepladder.retrieval.serving import SearchMetrics, SearchQueue
+from stepladder.retrieval.wire import read_request, write_reply
+from stepladder.web.body import BadRequest
+from stepladder.web.gate import CLIENT_GONE, Endpoint, Gate, Receive, Refused, Reply, told
+from stepladder.web.metrics import CONTENT_TYPE
+from stepladder.web.patience import QueueFull, Watch, read_body
+from stepladder.web.server import check_host, run
+from stepladder.web.token import checked_token
 
 
 def make_app(retriever: Retriever, settings: ServerSettings, info: Mapping[str, object]) -> Gate:
     """The server as an ASGI application; `info` describes the index."""
-    metrics = Metrics()
+    metrics = SearchMetrics()
     queue = SearchQueue(
         retriever,
         max_waiting=settings.max_waiting,
@@ -57,24 +46,24 @@ def make_app(retriever: Retriever, settings: ServerSettings, info: Mapping[str, 
     schema = told(openapi_schema(settings))
 
     async def retrieve(receive: Receive) -> Reply:
-        body = await read_body(receive, settings)
+        body = await read_body(receive, settings.max_body_bytes, settings.body_seconds, "send fewer queries a request")
         try:
             asked = read_request(body, settings)
             ticket = queue.ask(asked.queries, asked.k)
         except BadRequest as error:
-            return problem(422, str(error))
+            raise Refused(422, str(error)) from error
         except QueueFull as error:
-            return problem(429, str(error), {"retry-after": str(error.wait)})
+            raise error.refusal from error
         if ticket.missing:
             try:
-                with Watch(ticket, receive):
+                with Watch(ticket.leave, receive):
                     if not await ticket.ready:
                         return CLIENT_GONE
             finally:
                 queue.drop(ticket)
         results = ticket.results
         if results is None:
-            return problem(500, "the search failed; the server's log says why")
+            raise Refused(500, "the search failed; the server's log says why")
         return Reply(200, write_reply(results, asked.with_scores))
 
     async def health(_: Receive) -> Reply:
@@ -84,10 +73,16 @@ def make_app(retriever: Retriever, settings: ServerSettings, info: Mapping[str, 
         return about
 
     async def count(_: Receive) -> Reply:
-        return Reply(200, generate_latest(metrics.registry), content_type=CONTENT_TYPE_LATEST.encode())
+        return Reply(200, metrics.page(), content_type=CONTENT_TYPE)
 
     async def describe(_: Receive) -> Reply:
         return schema
+
+    @asynccontextmanager
+    async def searching() -> AsyncIterator[None]:
+        queue.start()
+        yield
+        queue.close()
 
     endpoints = {
         "/retrieve": Endpoint("POST", retrieve),
@@ -96,61 +91,7 @@ def make_app(retriever: Retriever, settings: ServerSettings, info: Mapping[str, 
         "/metrics": Endpoint("GET", count),
         "/openapi.json": Endpoint("GET", describe),
     }
-    return Gate(endpoints, queue, metrics, token)
-
-
-# --- Running ----------------------------------------------------------------------------------------------
-
-
-class SearchServer(uvicorn.Server):
-    """A uvicorn server that ends in good order: it sends new requests away while it answers those under way."""
-
-    def __init__(
-        self,
-        app: Gate,
-        drain_seconds: float,
-        *,
-        access_log: bool = False,
-        on_start: Callable[[], None] = lambda: None,
-    ) -> None:
-        config = uvicorn.Config(
-            app,
-            ws="none",
-            lifespan="on",
-            log_level="info" if access_log else "warning",
-            access_log=access_log,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        )
-        super().__init__(config)
-        self._traffic = app.traffic
-        self._drain_seconds = drain_seconds
-        self._on_start = on_start
-
-    def drain(self) -> None:
-        """Ask the server to end; from any thread."""
-        self._traffic.draining = True
-        self.should_exit = True
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """A signal: the first drains, the second ends at once. Neither is passed on: this is a good end."""
-        self.force_exit = self.should_exit
-        self.drain()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and say so when requests and signals are heard."""
-        self._copies = [each.dup() for each in sockets or [] for _ in range(_ACCEPTED_A_TURN - 1)]
-        await super().startup([*(sockets or []), *self._copies])
-        self._on_start()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for the requests under way, as long as they may take, then end as uvicorn does."""
-        deadline = perf_counter() + self._drain_seconds
-        while self._traffic.under_way and perf_counter() < deadline and not self.force_exit:
-            await asyncio.sleep(0.02)
-        self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - perf_counter()))
-        await super().shutdown([*(sockets or []), *self._copies])
+    return Gate(endpoints, metrics, life=searching, timed="/retrieve", token=token)
 
 
 def serve(
@@ -169,36 +110,6 @@ def serve(
     Other addresses than this machine's own need a token, unless `insecure` says that everyone may search. Port 0
     takes a free one.
     """
-    if settings.token is None and not insecure and not _is_loopback(host):
-        raise StepladderError(
-            f"{host} can be reached from other machines, and no token was given: set STEPLADDER_TOKEN, or say insecure "
-            "(--insecure) when everyone who can connect may search"
-        )
+    check_host(host, has_token=settings.token is not None, insecure=insecure, may="search")
     app = make_app(retriever, settings, info)
-    listener = listen(host, port)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    server = SearchServer(app, settings.drain_seconds, access_log=access_log, on_start=lambda: announce(url))
-    server.run(sockets=[listener])
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections; port 0 takes a free one."""
-    # The protocol is named because asyncio sends small packets at once only where it sees TCP.
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise StepladderError(
-            f"cannot listen on {host}, port {port}: {error}. Choose another --port or --host"
-        ) from error
-    return listener
+    run(app, settings.drain_seconds, host=host, port=port, access_log=access_log, announce=announce)

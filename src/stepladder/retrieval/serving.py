@@ -10,7 +10,6 @@ daemons, so that a search that hangs cannot keep a server from ending.
 
 import asyncio
 import logging
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,15 +18,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from stepladder.errors import StepladderError
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.recent import Recent
 from stepladder.retrieval.wire import Found, write_found
+from stepladder.web.metrics import Metrics
+from stepladder.web.patience import QueueFull
 
-#: The longest time, in seconds, that a refused client is asked to stay away.
-LONGEST_AWAY = 60
 #: How long the threads are waited for at the end, in seconds.
 _LAST_WAIT = 2.0
 #: Bytes that Python needs beside the text, for a result and for a passage in it.
@@ -36,26 +35,13 @@ _RESULT_BYTES, _PASSAGE_BYTES = 800, 130
 log = logging.getLogger(__name__)
 
 
-class QueueFull(StepladderError):
-    """No room for more queries; `wait` says in how many seconds there should be."""
-
-    def __init__(self, waiting: int, wait: int) -> None:
-        super().__init__(f"{waiting:,} queries are waiting and there is no room for more: try again in {wait} s")
-        self.wait = wait
-
-
-class Metrics:
-    """What a server counts, in a registry of its own."""
+class SearchMetrics(Metrics):
+    """What a search server counts."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("stepladder_requests", "Requests by status.", ["status"], registry=registry)
-        self.seconds = Histogram(
-            "stepladder_retrieve_seconds",
-            "Time to answer POST /retrieve, waiting included.",
-            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
-            registry=registry,
-        )
+        buckets = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+        super().__init__("stepladder_retrieve_seconds", "Time to answer POST /retrieve, waiting included.", buckets)
+        registry = self.registry
         self.queries = Counter("stepladder_queries", "Queries asked.", registry=registry)
         self.cache_hits = Counter("stepladder_cache_hits", "Queries answered from the cache.", registry=registry)
         self.shared = Counter("stepladder_shared", "Queries that joined an equal one.", registry=registry)
@@ -69,14 +55,6 @@ class Metrics:
         )
         self.queue_length = Gauge("stepladder_queue_length", "Queries that wait for a search.", registry=registry)
         self.cache_bytes = Gauge("stepladder_cache_bytes", "Bytes of the results that are kept.", registry=registry)
-        self._by_status: dict[int, Counter] = {}
-
-    def answered(self, status: int) -> None:
-        """Count a request; the library's own look-up of a status takes longer than counting."""
-        counter = self._by_status.get(status)
-        if counter is None:
-            counter = self._by_status[status] = self.requests.labels(status)
-        counter.inc()
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +102,7 @@ class SearchQueue:
     """Queries of all requests. `start` it on the event loop on which it is asked."""
 
     def __init__(
-        self, retriever: Retriever, *, max_waiting: int, cache_entries: int, cache_bytes: int, metrics: Metrics
+        self, retriever: Retriever, *, max_waiting: int, cache_entries: int, cache_bytes: int, metrics: SearchMetrics
     ) -> None:
         self._retriever = retriever
         self._max_waiting = max_waiting
@@ -211,7 +189,7 @@ class SearchQueue:
         with self._changed:
             if self._length + len(fresh) > self._max_waiting:
                 seconds = self._length * self._seconds_a_query / self._retriever.concurrency
-                raise QueueFull(self._length, min(max(1, math.ceil(seconds)), LONGEST_AWAY))
+                raise QueueFull("queries", self._length, seconds)
             for search in fresh:
                 self._waiting.setdefault(search.k, OrderedDict())[search.query] = search
                 self._open[search.query, search.k] = search

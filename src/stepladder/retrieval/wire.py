@@ -13,19 +13,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NoReturn
+from typing import Any
 
 from stepladder.errors import StepladderError
 from stepladder.retrieval.server_settings import LONGEST_QUERY, ServerSettings
 from stepladder.trace import Passage
 from stepladder.unicode import well_formed
+from stepladder.web.body import BadRequest, json_object, kind_of
 
 #: The passages of one query as JSON: document and score of each.
 Found = tuple[tuple[bytes, bytes], ...]
-
-
-class BadRequest(StepladderError):
-    """A request that cannot be answered, and what is wrong with it."""
 
 
 class BadReply(StepladderError):
@@ -39,14 +36,6 @@ class SearchRequest:
     queries: list[str]
     k: int
     with_scores: bool
-
-
-def checked_token(token: str) -> str:
-    """A token that fits into a header, without the blanks around it. The error does not show it."""
-    token = token.strip()
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise StepladderError("the token is empty, or holds a blank, a line break or a character beyond ASCII")
-    return token
 
 
 # --- Requests ---------------------------------------------------------------------------------------------
@@ -67,17 +56,17 @@ def read_request(body: bytes, limits: ServerSettings) -> SearchRequest:
     >>> read_request(b'{"queries": ["Who?"], "topk": null}', ServerSettings())
     SearchRequest(queries=['Who?'], k=3, with_scores=False)
     """
-    asked = _json_object(body)
+    asked = json_object(body, '{"queries": ["..."]}')
     if "queries" not in asked:
         raise BadRequest('"queries" is missing; expected {"queries": ["..."], "topk": 3, "return_scores": true}')
     queries = asked["queries"]
     if not isinstance(queries, list):
-        raise BadRequest(f'"queries" must be a list of strings, found {_kind(queries)}')
+        raise BadRequest(f'"queries" must be a list of strings, found {kind_of(queries)}')
     if len(queries) > limits.max_queries:
         raise BadRequest(f'"queries" holds {len(queries):,}; this server takes {limits.max_queries:,} a request')
     for position, query in enumerate(queries):
         if not isinstance(query, str):
-            raise BadRequest(f'"queries"[{position}] must be a string, found {_kind(query)}')
+            raise BadRequest(f'"queries"[{position}] must be a string, found {kind_of(query)}')
         if len(query) > limits.max_characters:
             raise BadRequest(
                 f'"queries"[{position}] has {len(query):,} characters; this server takes {limits.max_characters:,}'
@@ -88,55 +77,13 @@ def read_request(body: bytes, limits: ServerSettings) -> SearchRequest:
     if isinstance(k, float) and k.is_integer():
         k = int(k)  # to JSON, 3.0 and 3 are the same number
     if isinstance(k, bool) or not isinstance(k, int):
-        raise BadRequest(f'"topk" must be a whole number, found {_kind(k)}')
+        raise BadRequest(f'"topk" must be a whole number, found {kind_of(k)}')
     if not 1 <= k <= limits.max_topk:
         raise BadRequest(f'"topk" must be from 1 to {limits.max_topk}')
     with_scores = asked.get("return_scores", False)
     if not isinstance(with_scores, bool):
-        raise BadRequest(f'"return_scores" must be true or false, found {_kind(with_scores)}')
+        raise BadRequest(f'"return_scores" must be true or false, found {kind_of(with_scores)}')
     return SearchRequest([well_formed(query) for query in queries], k, with_scores)
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        found = _DECODER.decode(body.decode("utf-8"))
-    except BadRequest:
-        raise
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"the body is not UTF-8 (byte {error.start})") from error
-    except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    except RecursionError as error:
-        raise BadRequest("the body is not a request: it is nested too deeply") from error
-    if not isinstance(found, dict):
-        raise BadRequest(f'the body must be an object such as {{"queries": ["..."]}}, found {_kind(found)}')
-    return found
-
-
-def _no_number(word: str) -> NoReturn:
-    raise BadRequest(f"the body is not JSON: {word} is not a number")
-
-
-def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise BadRequest("the body has the same key twice; which of the values is meant?")
-    return found
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_number, object_pairs_hook=_distinct_keys)
-
-
-def _kind(value: object) -> str:
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a decimal number",
-        str: "a string",
-        list: "a list",
-        dict: "an object",
-    }
-    return names.get(type(value), "null")
 
 
 # --- Replies ----------------------------------------------------------------------------------------------
@@ -215,7 +162,7 @@ def _passage(item: dict[str, Any]) -> Passage:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"expected text, found {_kind(value)}")
+        raise TypeError(f"expected text, found {kind_of(value)}")
     return value
 
 

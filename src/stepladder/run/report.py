@@ -24,6 +24,7 @@ from stepladder.workshop import BASE, GOLD
 
 _COMPARED = ("em", "f1")
 _PAIR_KINDS = ("pairs", "pairs-file")
+_TREE_KINDS = ("explore", "rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ def _print_told(console: Console, report: RunReport, *, before_pairs: bool) -> N
     """What stages tell of themselves: first those that pairs are made from, then those that learn from pairs."""
     for stage in report.stages:
         told = told_of(stage)
-        if told is not None and (stage.kind == "explore") is before_pairs:
+        if told is not None and (stage.kind in _TREE_KINDS) is before_pairs:
             headline, lines = told
             console.print(f"\n[bold]{stage.name}[/]: {shown(headline)}", highlight=False, soft_wrap=True)
             _print_lines(console, lines)

@@ -50,6 +50,15 @@ def _explored(numbers: Numbers) -> Told:
     ), _judge_lines(numbers)
 
 
+def _ranked(numbers: Numbers) -> Told:
+    failed = f"; {numbers['failed']:,} failed: {next(iter(numbers['failures']))}" if numbers["failed"] else ""
+    written = "" if numbers["tokens_written"] is None else f"; {numbers['tokens_written']:,} tokens written"
+    return (
+        f"{numbers['trees']:,} questions, on average {numbers['nodes'] - 1:.1f} different actions; a right answer was "
+        f"among them for {numbers['solved']:.0%}{written}{failed}"
+    ), _judge_lines(numbers)
+
+
 def _reward_model(numbers: Numbers) -> Told:
     unit, learnt, held_out = (
         ("pairs", "pairs", "held_out_pairs") if "pairs" in numbers else ("steps", "scored_steps", "held_out_steps")
@@ -154,6 +163,7 @@ _LEFT = {
 }
 _TELLERS: dict[str, Callable[[Numbers], Told]] = {
     "explore": _explored,
+    "rank": _ranked,
     "prm": _reward_model,
     "prm-eval": _examined,
     "rft": _refined,

@@ -17,6 +17,7 @@ KINDS: dict[str, str | StageKind] = {
     "pairs-file": "stepladder.stages.pairs_file",
     "prm": "stepladder.stages.prm",
     "prm-eval": "stepladder.stages.prm_eval",
+    "rank": "stepladder.stages.rank",
     "rft": "stepladder.stages.rft",
     "sft": "stepladder.stages.sft",
 }

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 
 from stepladder.driver import Driver
 from stepladder.errors import StepladderError
+from stepladder.explore.ranked import RANK
 from stepladder.explore.store import read_trees
 from stepladder.explore.values import monte_carlo, spre
 from stepladder.files import atomic_folder
@@ -31,7 +32,7 @@ from stepladder.pairs import PairRules, TreePairs, balanced, dev_questions, judg
 from stepladder.progress import Progress
 from stepladder.request import Algorithm
 from stepladder.stages.base import StageKind, StageResult, Task
-from stepladder.stages.explore import TREES
+from stepladder.stages.growing import TREES
 from stepladder.trace import Pair, Tree, dumps, loads
 from stepladder.workshop import Workshop
 
@@ -48,8 +49,8 @@ _TREES_AT_ONCE = 64
 class PairSettings(PairRules):
     """Who prefers, what makes a pair, and which pairs are kept."""
 
-    #: A value (spre, mc, or q, the search's own), or a judge (gold, llm).
-    judge: Literal["spre", "mc", "q", "gold", "llm"] = "spre"
+    #: A value (spre, mc, or q, the search's own), what a stage `rank` was told (rank), or a judge (gold, llm).
+    judge: Literal["spre", "mc", "q", "rank", "gold", "llm"] = "spre"
     #: Least difference of two values, which are between 0 and 1.
     margin: float = Field(default=0.01, gt=0, le=1)
     #: With judge `llm`: which model, how it is asked, and what it may cost.
@@ -76,6 +77,7 @@ def make_judge(settings: PairSettings) -> Judge:
         "spre": lambda tree: spre(tree, settings.decay),
         "mc": monte_carlo,
         "q": lambda tree: [node.value if node.visits else None for node in tree.nodes],
+        "rank": lambda tree: [node.scores.get(RANK) for node in tree.nodes],
     }
     return ValueJudge(settings.judge, values[settings.judge], settings.margin)
 

@@ -16,7 +16,7 @@ from stepladder.pairs import dev_questions
 from stepladder.records import read_records
 from stepladder.seeding import seed_of
 from stepladder.stages.base import REWARD, StageKind, StageResult, Task
-from stepladder.stages.explore import TREES
+from stepladder.stages.growing import TREES
 from stepladder.stages.pairs import DEV, PAIRS, TRAIN
 from stepladder.trace import Pair, Question, Trajectory
 from stepladder.train.prm_settings import PRMSettings

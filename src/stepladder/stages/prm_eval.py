@@ -34,7 +34,7 @@ from stepladder.records import read_records
 from stepladder.seeding import seed_of
 from stepladder.settings import Settings
 from stepladder.stages.base import REWARD, StageKind, StageResult, Task
-from stepladder.stages.explore import TREES
+from stepladder.stages.growing import TREES
 from stepladder.stages.pairs import DEV, PAIRS
 from stepladder.trace import Pair, Question, Trajectory
 from stepladder.train.transcripts import pick

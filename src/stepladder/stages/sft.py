@@ -1,10 +1,14 @@
 """The stage `sft`: the warm-up, supervised fine-tuning on transcripts. The work is done by train/sft.py.
 
-In: a policy. Out: a policy that has learnt the agent's format and to search step by step.
+In: a policy and, where these are imitated, trees. Out: a policy that has learnt the agent's format and to search step
+by step.
 """
+
+from pathlib import Path
 
 from stepladder.errors import StepladderError
 from stepladder.stages.base import StageKind, StageResult, Task
+from stepladder.stages.growing import TREES
 from stepladder.train.sft_settings import SFTSettings
 from stepladder.workshop import Workshop
 
@@ -26,6 +30,7 @@ def run_sft(settings: SFTSettings, workshop: Workshop, task: Task) -> StageResul
         device=workshop.settings.device,
         dtype=workshop.settings.dtype,
         max_batch=workshop.settings.batch,
+        trees=Path(task.inputs[TREES]) if TREES in task.inputs else None,
     )
     return StageResult(report.summary(), {"policy": report.policy})
 
@@ -46,4 +51,12 @@ def expect_dev(kind: str, questions: int, workshop: Workshop) -> None:
         )
 
 
-KIND = StageKind(SFTSettings, run_sft, makes=("policy",), check=check_sft, keeps=("teacher.jsonl",))
+KIND = StageKind(
+    SFTSettings,
+    run_sft,
+    takes=("policy", TREES),
+    makes=("policy",),
+    check=check_sft,
+    leaves_out=lambda settings: frozenset() if settings.source == "trees" else frozenset({TREES}),
+    keeps=("teacher.jsonl",),
+)

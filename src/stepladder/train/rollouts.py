@@ -20,10 +20,11 @@ from stepladder.errors import StepladderError
 from stepladder.evaluate.metrics import normalise, score
 from stepladder.explore.branching import branching
 from stepladder.explore.episode import EpisodeSettings, episode, newly_read
+from stepladder.judge.chances import sigmoid
 from stepladder.request import Algorithm
 from stepladder.seeding import seed_of
 from stepladder.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, StopReason, Trajectory, Tree
-from stepladder.train.credit import Credited, credit_group, credit_tree, sigmoid
+from stepladder.train.credit import Credited, credit_group, credit_tree
 from stepladder.train.fit import Precision
 from stepladder.train.grpo_settings import GRPOSettings
 

@@ -59,13 +59,14 @@ def train_sft(
     device: str = "auto",
     dtype: str = "auto",
     max_batch: int = 64,
+    trees: Path | None = None,
     watch: Watcher | None = None,
 ) -> SFTReport:
     """Train a model on transcripts; the same call goes on where an earlier one was killed.
 
     `dtype`: of the weights in `policy/`, fp32 or bf16; auto is that of the model's own files. `max_batch`: episodes at
-    a time. `watch` is told of every episode that becomes a transcript and of every update; without one,
-    progress is shown on standard error.
+    a time. `trees`: for the source `trees`, the file they are in. `watch` is told of every episode that becomes a
+    transcript and of every update; without one, progress is shown on standard error.
     """
     place = place_for(settings, seed, device, "sft")
     pick_dtype(dtype, place.device)  # a wrong name should not wait until the end
@@ -81,7 +82,7 @@ def train_sft(
             playing(),
         ):
             transcripts = transcripts_in(
-                folder, settings, engine, agent, chosen, retriever, episode, seed=seed, watch=told
+                folder, settings, engine, agent, chosen, retriever, episode, trees=trees, seed=seed, watch=told
             )
         asked = pick(dev, settings.dev_questions, seed)
         dev_score = dev_player(engine, agent, asked, retriever, episode, seed, playing)

@@ -33,15 +33,16 @@ class SFTSettings(TranscriptTrainingSettings):
     questions: PositiveInt = 300
     #: Take as many questions of each number of searches needed as there are, instead of a plain sample.
     balance: bool = False
-    #: Who plays them: the gold decomposition, a teacher behind a server, or the model itself with worked examples.
-    source: Literal["gold", "teacher", "bootstrap"] = "gold"
+    #: Who plays them: the gold decomposition, a teacher behind a server, or the model itself with worked examples. Or
+    #: the best branches of trees, all of those that end with a right answer; then `questions` does not count.
+    source: Literal["gold", "teacher", "bootstrap", "trees"] = "gold"
     #: An OpenAI-compatible server and the name of the model there. The key comes from OPENAI_API_KEY.
     teacher_url: str | None = None
     teacher_model: str | None = None
     #: Teacher and bootstrap: episodes a question, and how they are sampled.
     samples: PositiveInt = 4
     temperature: NonNegativeFloat = 0.8
-    #: Teacher and bootstrap: the F1 from which an answer counts as right, and most transcripts kept of a question.
+    #: Teacher, bootstrap and trees: the F1 from which an answer counts as right; most transcripts kept of a question.
     min_f1: Annotated[float, Field(gt=0, le=1)] = 1.0
     keep: PositiveInt = 1
 

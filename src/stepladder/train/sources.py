@@ -17,18 +17,20 @@ from stepladder.engines.openai import OpenAIEngine
 from stepladder.engines.replies import RememberingEngine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.store import read_trees
 from stepladder.files import atomic_file
 from stepladder.records import read_records, write_records
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Question, Trajectory
 from stepladder.train.sft_settings import SFTSettings
-from stepladder.train.transcripts import Transcripts, gold_transcripts, sampled_transcripts
+from stepladder.train.transcripts import Transcripts, gold_transcripts, sampled_transcripts, tree_transcripts
 
 _TRANSCRIPTS, _DROPPED, _REPLIES = "transcripts.jsonl", "dropped.json", "teacher.jsonl"
 
 _ADVICE = {
     "gold": "Give questions with decompositions and the index they belong to, or use source teacher or bootstrap.",
     "teacher": "Try another teacher_model, more samples, or a lower min_f1.",
+    "trees": "No best branch ends with a right answer: take a better policy or judge, more questions, a lower min_f1.",
     "bootstrap": "The model cannot answer any yet: try more samples, a lower min_f1, or source gold or teacher.",
 }
 
@@ -42,15 +44,24 @@ def transcripts_in(
     retriever: Retriever | None,
     episode: EpisodeSettings,
     *,
+    trees: Path | None = None,
     seed: int,
     watch: Watcher | None = None,
 ) -> Transcripts:
-    """Transcripts of these questions, from the folder or else from their source. `engine`: the model to be trained."""
+    """Transcripts of these questions, from the folder or else from their source.
+
+    `engine`: the model to be trained. `trees`: a file of them, for the source `trees`.
+    """
     path, counts = folder / _TRANSCRIPTS, folder / _DROPPED
     if path.exists() and counts.exists():
         dropped = json.loads(counts.read_text(encoding="utf-8"))
         return Transcripts(tuple(read_records(path, Trajectory)), dropped)
-    made = _make(folder, settings, engine, agent, questions, retriever, episode, seed, watch)
+    if settings.source == "trees":
+        if trees is None:
+            raise StepladderError("source 'trees' learns from trees, and there are none: explore or rank first")
+        made = tree_transcripts(read_trees(trees), settings.min_f1)
+    else:
+        made = _make(folder, settings, engine, agent, questions, retriever, episode, seed, watch)
     if not made.kept:
         why = ", ".join(f"{reason} {count:,}" for reason, count in sorted(made.dropped.items())) or "no questions"
         failure = f" The first failure: {made.first_failure}." if made.first_failure else ""

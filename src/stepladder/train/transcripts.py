@@ -1,15 +1,16 @@
-"""Transcripts to learn an agent's format from, by one of three sources.
+"""Transcripts to learn from, by one of four sources.
 
     gold        a question's gold decomposition, played by the oracle: exact and free, where there is a decomposition
     teacher     a stronger model behind an OpenAI-compatible server, sampled; its replies are kept on disk
     bootstrap   the model itself, shown worked examples and sampled: needs only questions and answers
+    trees       the best branch of each tree of an earlier stage
 
 In: questions, an agent, an index. Out: `Transcripts`: finished trajectories whose answer is right, all played through
 the driver and the agent's own renderer, and how many were dropped for which reason.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,10 +21,11 @@ from stepladder.engines.base import Engine
 from stepladder.engines.gold import GoldEngine
 from stepladder.evaluate.metrics import Miss, score
 from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.ranked import best_branch
 from stepladder.request import Algorithm
 from stepladder.retrieval.base import Retriever
 from stepladder.seeding import seed_of
-from stepladder.trace import ActionKind, Question, Trajectory
+from stepladder.trace import ActionKind, Question, Trajectory, Tree
 from stepladder.train.fewshot import FewShot
 
 
@@ -80,6 +82,12 @@ def gold_transcripts(
     )
     outcomes = _play(driver, agent, playable, settings, seed, samples=1, watch=watch)
     return _sift(outcomes, dropped, min_f1=1.0, keep=1)
+
+
+def tree_transcripts(trees: Iterable[Tree], min_f1: float) -> Transcripts:
+    """The best branch of every tree, where its answer is right."""
+    branches = [tree.trajectory(best_branch(tree)[-1]) for tree in trees]
+    return _sift([Outcome(number, branch) for number, branch in enumerate(branches)], Counter(), min_f1=min_f1, keep=1)
 
 
 def sampled_transcripts(

@@ -1,33 +1,47 @@
-"""How long the search server bears with a client: while its request comes, and while it waits for the answer.
+"""How long a server bears with a client: while its request comes, while it waits, and when there are too many.
 
 In: what is heard of the client. Out: the body of its request, or a refusal; and the news that it went away.
 """
 
 import asyncio
-from collections.abc import MutableMapping
+import math
+from collections.abc import Callable, MutableMapping
 from typing import Any, Self
 
-from stepladder.retrieval.gate import Receive, Refused, Reply, problem
-from stepladder.retrieval.server_settings import ServerSettings
-from stepladder.retrieval.serving import Ticket
+from stepladder.errors import StepladderError
+from stepladder.web.gate import Receive, Refused
 
 #: Of a body that is too long, so many times the limit is read and thrown away: clients listen when they have spoken.
 _PATIENCE = 8
-#: A client that waits for longer is watched: when it goes away, its queries are not searched for.
+#: A client that waits for longer is watched: when it goes away, nothing more is done for it.
 _WATCH_AFTER_SECONDS = 0.25
-#: Nobody hears it, but it is counted.
-CLIENT_GONE = Reply(499, b"")
+#: The longest time, in seconds, that a refused client is asked to stay away.
+_LONGEST_AWAY = 60
 
 
-async def read_body(receive: Receive, settings: ServerSettings) -> bytes:
-    """The body, if it comes in time and is not longer than the limit."""
-    limit, length = settings.max_body_bytes, 0
+class QueueFull(StepladderError):
+    """No room for more; `wait` says in how many seconds there should be."""
+
+    def __init__(self, what: str, waiting: int, seconds: float) -> None:
+        """`what` waits, in the plural; what waits should be done in so many seconds."""
+        self.wait = min(max(1, math.ceil(seconds)), _LONGEST_AWAY)
+        super().__init__(f"{waiting:,} {what} are waiting and there is no room for more: try again in {self.wait} s")
+
+    @property
+    def refusal(self) -> Refused:
+        """What the client is told."""
+        return Refused(429, str(self), {"retry-after": str(self.wait)})
+
+
+async def read_body(receive: Receive, limit: int, seconds: float, advice: str) -> bytes:
+    """The body, if it comes within so many seconds and is not longer than the limit; `advice` if it is."""
+    length = 0
     parts: list[bytes] = []
-    with _Deadline(settings.body_seconds) as deadline:
+    with _Deadline(seconds) as deadline:
         while length <= _PATIENCE * limit:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Refused(CLIENT_GONE)
+                raise Refused(499, "the client went away")
             part = message.get("body", b"")
             length += len(part)
             if length <= limit:
@@ -35,11 +49,9 @@ async def read_body(receive: Receive, settings: ServerSettings) -> bytes:
             if not message.get("more_body", False):
                 break
     if deadline.passed:
-        late = f"the body did not come within {settings.body_seconds:g} s"
-        raise Refused(problem(408, late, {"connection": "close"}))
+        raise Refused(408, f"the body did not come within {seconds:g} s", {"connection": "close"})
     if length > limit:
-        reason = f"the body is longer than {limit:,} bytes: send fewer queries a request"
-        raise Refused(problem(413, reason, {"connection": "close"}))
+        raise Refused(413, f"the body is longer than {limit:,} bytes: {advice}", {"connection": "close"})
     return b"".join(parts)
 
 
@@ -73,13 +85,13 @@ class _Deadline:
 
 
 class Watch:
-    """Notices that a client went away while it waits for a ticket.
+    """Notices that a client went away while it waits, and calls `leave`.
 
     Most answers are there before that, and a timer is cheaper than a task: it begins after a moment.
     """
 
-    def __init__(self, ticket: Ticket, receive: Receive) -> None:
-        self._ticket, self._receive = ticket, receive
+    def __init__(self, leave: Callable[[], None], receive: Receive) -> None:
+        self._leave, self._receive = leave, receive
         self._gone: asyncio.Future[MutableMapping[str, Any]] | None = None
 
     def __enter__(self) -> None:
@@ -88,7 +100,7 @@ class Watch:
     def _begin(self) -> None:
         # After the body, the next that is heard of a client is its end.
         self._gone = gone = asyncio.ensure_future(self._receive())
-        gone.add_done_callback(lambda _: self._ticket.leave())
+        gone.add_done_callback(lambda _: self._leave())
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()

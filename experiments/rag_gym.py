@@ -1,0 +1,281 @@
+"""Agents, recipes and guides on equal terms: the tables and the picture of docs/results.md.
+
+    python experiments/rag_gym.py --out runs/rag-gym --seeds 3 --jobs 12
+    python experiments/rag_gym.py --out runs/rag-gym --larger path/to/SmolLM2-135M   # a policy of another size as well
+
+1. agents: nine of them, warmed up on the same questions (recipe warmup-nano)
+2. recipes: prorag, reasonrag, rag-gym, search-r1, tree
+3. guided: the warmed-up policy of every prorag run, guided by that run's reward model: n = 1 to 16, other strategies
+4. transfer: the reward model of the first seed with policies that it has never seen
+
+Every run is a folder and every evaluation is kept: the same command goes on where it was stopped. `--only` names parts.
+The tables of 1 and 2 are printed by `stepladder compare`, those of 3 and 4 here; `guided.json` and `guided.svg` are
+written beside the runs. All parts use the test questions of Atlas; nothing was chosen by them.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+AGENTS = (
+    "direct",
+    "cot",
+    "rag",
+    "react-brief",
+    "search-o1-brief",
+    "research-brief",
+    "search-r1-brief",
+    "prorag-brief",
+    "reasonrag-brief",
+)
+RECIPES = ("prorag", "reasonrag", "rag-gym", "search-r1", "tree")
+SIZES = (1, 2, 4, 8, 16)
+QUESTIONS = 300
+#: Beside best-of-n actions: label, arguments of `stepladder eval` behind --guide.
+STRATEGIES = {
+    "greedy, no guide": None,
+    "vote of 8": ("vote", "--n", "8"),
+    "best of 8 episodes, min": ("PRM", "--strategy", "trajectories", "--n", "8"),
+    "best of 8 episodes, mean": ("PRM", "--strategy", "trajectories", "--n", "8", "--aggregate", "mean"),
+    "best of 8 episodes, last": ("PRM", "--strategy", "trajectories", "--n", "8", "--aggregate", "last"),
+    "beam of 2, 4 actions each": ("PRM", "--strategy", "beam", "--n", "4", "--aggregate", "mean"),
+    "MCTS, 4 actions, 32 simulations": ("PRM", "--strategy", "mcts", "--n", "4"),
+    "gold judge, 8 actions": ("gold", "--n", "8"),
+}
+VOTES = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A command, and the file that is there when it is done."""
+
+    name: str
+    arguments: tuple[str, ...]
+    done: Path
+
+
+def run_job(recipe: str, folder: Path, *changes: str) -> Job:
+    settings = tuple(part for change in changes for part in ("--set", change))
+    return Job(folder.name, ("run", recipe, *settings, "--out", str(folder)), folder / "DONE")
+
+
+def eval_job(out: Path, run: Path, policy: Path, guide: Sequence[str] | None, reward: Path) -> Job:
+    chosen = () if guide is None else ("--guide", *(str(reward) if each == "PRM" else each for each in guide))
+    arguments = ("eval", "--run", str(run), "--model", str(policy), "--limit", str(QUESTIONS), *chosen)
+    return Job(out.name, (*arguments, "--json", "--out", str(out)), out / "summary.json")
+
+
+def carry_out(jobs: Iterable[Job], at_once: int, logs: Path) -> None:
+    """Run what is not done yet, some at a time; what fails is told, and the others go on."""
+    logs.mkdir(parents=True, exist_ok=True)
+    missing = [job for job in jobs if not job.done.exists()]
+
+    def work(job: Job) -> None:
+        began = time.monotonic()
+        with (logs / f"{job.name}.log").open("w") as log:
+            command = [sys.executable, "-m", "stepladder", *job.arguments]
+            environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+            failed = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False)
+        if not failed.returncode and job.done.name == "DONE":
+            job.done.touch()
+        told = "failed: see its log" if failed.returncode else "done"
+        print(f"{job.name}: {told} ({time.monotonic() - began:.0f} s)", flush=True)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(work, missing))
+
+
+# --- What there is to do ------------------------------------------------------------------------------------
+
+
+class Plan:
+    """The jobs of every part, for so many seeds."""
+
+    def __init__(self, out: Path, seeds: int, larger: Path | None) -> None:
+        self.out, self.seeds, self.larger = out, range(seeds), larger
+
+    def prorag(self, seed: int) -> Path:
+        return self.out / f"prorag-{seed}"
+
+    def reward(self, seed: int) -> Path:
+        return self.prorag(seed) / "prm" / "reward"
+
+    def agents(self) -> list[Job]:
+        return [
+            run_job("warmup-nano", self.out / f"agent-{agent}-{seed}", f"agent={agent}", f"seed={seed}")
+            for agent in AGENTS
+            for seed in self.seeds
+        ]
+
+    def recipes(self) -> list[Job]:
+        runs = [
+            run_job(f"{recipe}-nano", self.out / f"{recipe}-{seed}", f"seed={seed}")
+            for recipe in RECIPES
+            for seed in self.seeds
+        ]
+        if self.larger is None:
+            return runs
+        changes = (f"policy={self.larger}", "stages.sft.lr=1e-4", "batch=64")
+        return [*runs, run_job("warmup-nano", self.out / "larger-0", *changes)]
+
+    def guided(self) -> list[Job]:
+        jobs = []
+        for seed in self.seeds:
+            run, policy = self.prorag(seed), self.prorag(seed) / "sft" / "policy"
+            ways: dict[str, Sequence[str] | None] = {
+                **{f"actions-{n}": ("PRM", "--n", str(n)) for n in SIZES},
+                **{f"vote-{n}": ("vote", "--n", str(n)) for n in VOTES},
+                **{slug(label): guide for label, guide in STRATEGIES.items()},
+            }
+            for name, guide in ways.items():
+                jobs.append(eval_job(self.out / f"guided-{name}-{seed}", run, policy, guide, self.reward(seed)))
+        return jobs
+
+    def policies(self) -> dict[str, tuple[Path, Path]]:
+        """Those that the first seed's reward model is tried on: run and model folder, by what they are."""
+        first = self.prorag(0)
+        found = {
+            "its own policy, warmed up": (first, first / "sft" / "policy"),
+            "the same, refined": (first, first / "rft" / "policy"),
+            "the same, trained": (first, first / "grpo" / "policy"),
+        }
+        for seed in self.seeds[1:]:
+            other = self.prorag(seed)
+            found[f"another policy, warmed up (seed {seed})"] = (other, other / "sft" / "policy")
+            found[f"another policy, trained (seed {seed})"] = (other, other / "grpo" / "policy")
+        if self.larger is not None:
+            found["SmolLM2-135M, warmed up"] = (self.out / "larger-0", self.out / "larger-0" / "sft" / "policy")
+        return found
+
+    def transfer(self) -> list[Job]:
+        ways: dict[str, Sequence[str] | None] = {
+            "greedy": None,
+            "1": ("PRM", "--n", "1"),
+            "8": ("PRM", "--n", "8"),
+        }
+        return [
+            eval_job(self.out / f"transfer-{slug(label)}-{way}", run, policy, guide, self.reward(0))
+            for label, (run, policy) in self.policies().items()
+            for way, guide in ways.items()
+        ]
+
+
+def slug(label: str) -> str:
+    return "".join(each if each.isalnum() else "-" for each in label.lower()).strip("-")
+
+
+# --- What came of it ----------------------------------------------------------------------------------------
+
+
+def summary_of(folder: Path) -> dict[str, Any] | None:
+    path = folder / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def tell_agents(plan: Plan) -> None:
+    folders = [job.done.parent for job in (*plan.agents(), *plan.recipes()) if "larger" not in job.name]
+    done = [folder for folder in folders if (folder / "DONE").exists()]
+    labels = [f"{folder.name.rsplit('-', 1)[0].removeprefix('agent-')}={folder}" for folder in done]
+    if labels:
+        html = ("--html", str(plan.out / "compare.html"))
+        subprocess.run([sys.executable, "-m", "stepladder", "compare", *labels, *html], check=False)
+
+
+def tell_guided(plan: Plan) -> None:
+    from stepladder.studies.plot import Point, bands_svg
+
+    def row(name: str) -> list[dict[str, Any]]:
+        found = [summary_of(plan.out / f"guided-{name}-{seed}") for seed in plan.seeds]
+        return [each for each in found if each is not None]
+
+    ways = {
+        **{f"actions, n = {n}": f"actions-{n}" for n in SIZES},
+        **{f"vote of {n}": f"vote-{n}" for n in VOTES},
+        **{label: slug(label) for label in STRATEGIES},
+    }
+    numbers = {}
+    print(f"\n{'way':34} {'F1 by seed':26} {'mean':>6} {'EM':>6} {'written':>8} {'searches':>8}")
+    for label, name in ways.items():
+        if not (found := row(name)):
+            continue
+        f1 = [each["f1"]["mean"] for each in found]
+        mean = {key: fmean(each[key]["mean"] for each in found) for key in ("em", "tokens_written", "searches_made")}
+        numbers[label] = {"f1": f1, **mean}
+        shown = " ".join(f"{each:.3f}" for each in f1)
+        written, searches = mean["tokens_written"], mean["searches_made"]
+        print(f"{label:34} {shown:26} {fmean(f1):6.3f} {mean['em']:6.3f} {written:8.0f} {searches:8.1f}")
+    (plan.out / "guided.json").write_text(json.dumps(numbers, indent=2) + "\n")
+
+    def points(prefix: str, sizes: Sequence[int]) -> list[Point]:
+        known = [(n, numbers[prefix.format(n)]["f1"]) for n in sizes if prefix.format(n) in numbers]
+        return [Point(n, fmean(f1), min(f1), max(f1), len(f1)) for n, f1 in known]
+
+    series = {"reward model chooses actions": points("actions, n = {}", SIZES), "vote": points("vote of {}", VOTES)}
+    series = {name: some for name, some in series.items() if some}
+    if series:
+        greedy = numbers.get("greedy, no guide")
+        marks = {"greedy": fmean(greedy["f1"])} if greedy else None
+        picture = bands_svg(
+            "Guided inference", series, across="samples", up="F1", log=True, marks=marks,
+            subtitle=f"warmed-up policy, {QUESTIONS} test questions, lines: mean of seeds, bands: least and greatest",
+        )  # fmt: skip
+        (plan.out / "guided.svg").write_text(picture)
+
+
+def tell_transfer(plan: Plan) -> None:
+    from stepladder.evaluate.runner import compare, load_scores
+
+    head = f"{'greedy':>7} {'n = 1':>7} {'n = 8':>7}  n = 8 less n = 1"
+    print(f"\n{'policy, guided by the reward model of seed 0':44} {head}")
+    rows = []
+    for label in plan.policies():
+        folders = {way: plan.out / f"transfer-{slug(label)}-{way}" for way in ("greedy", "1", "8")}
+        found = {way: each for way, folder in folders.items() if (each := summary_of(folder))}
+        if len(found) < 3:
+            continue
+        change = compare(load_scores(folders["8"]), load_scores(folders["1"]), "f1")
+        gain = f"{change.difference.mean:+.3f} [{change.difference.low:+.3f}, {change.difference.high:+.3f}]"
+        f1 = {way: each["f1"]["mean"] for way, each in found.items()}
+        rows.append({"policy": label, **f1, "gain": gain, "p": change.p_value})
+        print(f"{label:44} {f1['greedy']:7.3f} {f1['1']:7.3f} {f1['8']:7.3f}  {gain}")
+    (plan.out / "transfer.json").write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2, help="commands at once")
+    parser.add_argument("--larger", type=Path, help="a model folder of another size")
+    parser.add_argument("--only", default="agents,recipes,guided,transfer")
+    parser.add_argument("--report", action="store_true", help="only tell what is there")
+    chosen = parser.parse_args()
+    plan = Plan(chosen.out.absolute(), chosen.seeds, chosen.larger and chosen.larger.absolute())
+    parts = chosen.only.split(",")
+    if not chosen.report:
+        runs = [job for part in ("recipes", "agents") if part in parts for job in getattr(plan, part)()]
+        carry_out(runs, chosen.jobs, plan.out / "logs")  # the longest first
+        carry_out(
+            [job for part in ("guided", "transfer") if part in parts for job in getattr(plan, part)()],
+            chosen.jobs,
+            plan.out / "logs",
+        )
+    if {"agents", "recipes"} & set(parts):
+        tell_agents(plan)
+    if "guided" in parts:
+        tell_guided(plan)
+    if "transfer" in parts:
+        tell_transfer(plan)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""`serve-agent` lets other programs ask a trained agent: as a chat model over HTTP, or as a tool (MCP)."""
+
+import sys
+from contextlib import ExitStack, closing, redirect_stdout
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stepladder.cli.options import (
+    AgentName,
+    Api,
+    ApiName,
+    BaseUrl,
+    Batch,
+    Concurrency,
+    DataName,
+    Device,
+    DType,
+    EngineName,
+    IndexPlace,
+    MaxSteps,
+    MaxTokens,
+    ModelName,
+    SharedK,
+    SharedWorldSeed,
+    Temperature,
+    TopP,
+    engine_and_model,
+    open_engine,
+    path_of,
+    shared_settings,
+)
+from stepladder.driver import Driver
+from stepladder.errors import StepladderError
+from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.narrate import shown
+from stepladder.request import Algorithm, Sampling
+from stepladder.serving.agent import Play, ServedAgent
+from stepladder.serving.settings import AgentServerSettings
+from stepladder.trace import Question, Trajectory
+from stepladder.web.token import token_from
+from stepladder.workshop import Workshop
+
+_DEFAULTS = AgentServerSettings()
+
+
+def serve_agent_command(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN", parser=path_of, help="A run: its newest policy, agent, data, index and limits are served."
+        ),
+    ] = None,
+    agent: AgentName = None,
+    engine: EngineName = None,
+    model: ModelName = None,
+    base_url: BaseUrl = None,
+    api: ApiName = Api.chat,
+    device: Device = None,
+    dtype: DType = None,
+    batch: Batch = None,
+    concurrency: Concurrency = 32,
+    data: DataName = None,
+    index: IndexPlace = None,
+    k: SharedK = None,
+    max_steps: MaxSteps = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    world_seed: SharedWorldSeed = None,
+    mcp: Annotated[
+        bool, typer.Option("--mcp", help="Speak MCP over standard input and output, instead of HTTP.")
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", help="What clients call the model [dim](default: the name of the run, or the model's)[/]"
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is all of this machine's.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8001,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            parser=path_of,
+            help="File with a token that clients must send [dim](default: STEPLADDER_TOKEN, if set)[/]",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let everyone ask who can connect, also from other machines.")
+    ] = False,
+    max_characters: Annotated[int, typer.Option("--max-characters", help="Most characters a question.")] = (
+        _DEFAULTS.max_characters
+    ),
+    max_body_bytes: Annotated[int, typer.Option("--max-body-bytes", help="Most bytes a request.")] = (
+        _DEFAULTS.max_body_bytes
+    ),
+    max_playing: Annotated[int, typer.Option("--max-playing", help="Most questions that are played at once.")] = (
+        _DEFAULTS.max_playing
+    ),
+    max_waiting: Annotated[
+        int, typer.Option("--max-waiting", help="Most questions that wait; further clients are told to come back.")
+    ] = _DEFAULTS.max_waiting,
+    max_topk: Annotated[int, typer.Option("--max-topk", help="Most passages a search of a client.")] = (
+        _DEFAULTS.max_topk
+    ),
+    body_seconds: Annotated[float, typer.Option("--body-seconds", help="What a client gets to send a request.")] = (
+        _DEFAULTS.body_seconds
+    ),
+    answer_seconds: Annotated[float, typer.Option("--answer-seconds", help="Most seconds an answer may take.")] = (
+        _DEFAULTS.answer_seconds
+    ),
+    drain_seconds: Annotated[
+        float, typer.Option("--drain-seconds", help="What requests under way get when the server is asked to end.")
+    ] = _DEFAULTS.drain_seconds,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for every request.")] = False,
+) -> None:
+    """Serve an agent: OpenAI's POST /v1/chat/completions with the steps and citations, and MCP (at /mcp, or --mcp)."""
+    if run is None and model is None:
+        raise StepladderError(
+            "nothing to serve: name a RUN (`stepladder serve-agent runs/mine`) or a --model. The gold engine, which "
+            "other commands fall back to, knows the questions of its data set alone"
+        )
+    if mcp and find_spec("mcp") is None:
+        raise StepladderError("--mcp needs the library of the protocol: pip install 'stepladder[mcp]'")
+    engine, model = engine_and_model(run, engine, model, base_url)
+    if engine == "gold":
+        raise StepladderError("the gold engine knows the questions of its data set alone: serve a RUN or a --model")
+    settings = AgentServerSettings.read(
+        {
+            "model": name or (run.absolute().name if run is not None else Path(str(model)).name) or _DEFAULTS.model,
+            "max_characters": max_characters,
+            "max_body_bytes": max_body_bytes,
+            "max_playing": max_playing,
+            "max_waiting": max_waiting,
+            "max_topk": max_topk,
+            "body_seconds": body_seconds,
+            "answer_seconds": answer_seconds,
+            "drain_seconds": drain_seconds,
+            "token": None if mcp else token_from(token_file),
+        }
+    )
+    shared = shared_settings(
+        run,
+        {
+            "agent": agent,
+            "data.name": data,
+            "data.world_seed": world_seed,
+            "data.index": index,
+            "search.k": k,
+            "episode.max_steps": max_steps,
+            "episode.max_tokens": max_tokens,
+            "device": device,
+            "dtype": dtype,
+            "batch": batch,
+        },
+    )
+    workshop = Workshop(shared)
+    limits = workshop.episode(temperature, top_p)
+    options = {
+        "device": shared.device,
+        "dtype": shared.dtype,
+        "max_batch": shared.batch,
+        "concurrency": concurrency,
+    }
+    with ExitStack() as opened:
+        with redirect_stdout(sys.stderr):  # a client of MCP reads what is written to standard output
+            opened.enter_context(closing(workshop))
+            retriever = workshop.retriever
+            writer = opened.enter_context(open_engine(engine, workshop.agent, model, base_url, api, **options))
+        driver = Driver(writer, retriever, in_flight=settings.max_playing)
+        info = {
+            "agent": shared.agent,
+            "engine": engine,
+            "policy": model,
+            "index": shared.data.index or (shared.data.name if retriever is not None else None),
+            "episode": asdict(limits),
+        }
+        served = ServedAgent(driver, _episodes(workshop, limits), limits.sampling, limits.k, info)
+        if mcp:
+            _serve_stdio(served, settings)
+            return
+        from stepladder.serving.server import serve_agent  # the libraries of a server are of no use to other commands
+
+        def announce(url: str) -> None:
+            told = f"[bold]{url}/v1[/] serves {shown(settings.model)} to OpenAI clients (Ctrl-C ends it)"
+            Console(stderr=True).print(told, highlight=False, soft_wrap=True)
+
+        serve_agent(served, settings, host=host, port=port, insecure=insecure, access_log=access_log, announce=announce)
+
+
+def _episodes(workshop: Workshop, limits: EpisodeSettings) -> Play:
+    """How a question is played: one episode."""
+
+    def play(question: Question, sampling: Sampling, seed: int) -> Algorithm[Trajectory]:
+        return episode(workshop.agent, question, replace(limits, sampling=sampling), seed)
+
+    return play
+
+
+def _serve_stdio(agent: ServedAgent, settings: AgentServerSettings) -> None:
+    import asyncio
+
+    from stepladder.serving.mcp_server import serve_stdio
+    from stepladder.serving.player import Player, PlayMetrics
+
+    player = Player(agent.driver, max_waiting=settings.max_waiting, metrics=PlayMetrics())
+    asyncio.run(serve_stdio(agent, player, settings))

@@ -1,0 +1,86 @@
+"""RAG-Gym's process data: several actions at every step, the best by a scorer gone on with, the others kept beside it.
+
+In: an agent, a question, settings, a seed. Out (as the generator's return value): a `Tree` of one branch with all its
+siblings: the chosen actions are what to imitate, best and worst of a state make a pair, and every action has its score.
+A node's value is its score, its visits are the samples that said the same.
+"""
+
+from dataclasses import dataclass
+
+from stepladder.agents.base import Agent
+from stepladder.errors import StepladderError
+from stepladder.explore.candidates import Candidate, candidates
+from stepladder.explore.episode import EpisodeSettings, begin
+from stepladder.explore.mcts import outcome
+from stepladder.request import Algorithm, Score
+from stepladder.seeding import seed_of
+from stepladder.trace import ActionKind, Node, Question, Tree
+
+#: The name of the score in `Node.scores`.
+RANK = "rank"
+
+
+@dataclass(frozen=True, slots=True)
+class RankedSettings:
+    """How many actions to sample; `episode` says how."""
+
+    episode: EpisodeSettings
+    n: int = 10
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError(f"n is {self.n}; at least 1 action must be sampled")
+
+
+def ranked(agent: Agent, question: Question, settings: RankedSettings, seed: int) -> Algorithm[Tree]:
+    """Play one question, the best action at every step."""
+    if not question.answers:
+        raise StepladderError(f"question {question.id!r} has no answers: nothing tells a good end from a bad one")
+    state = yield from begin(agent, question, settings.episode, seed)
+    root = Node(0, None, None, visits=settings.n)
+    nodes, place = [root], root
+    given = state.given
+    while state.stop is None:
+        seeds = [seed_of(seed, len(state.steps), draw) for draw in range(settings.n)]
+        found = yield from candidates(agent, state, settings.episode, seeds)
+        written = [each for each in found if len(each.trajectory.steps) > len(state.steps)]
+        if not written:  # no room was left
+            break
+        scores = yield [Score(each.trajectory) for each in written]
+        made = [
+            _node(len(nodes) + number, place.id, each, float(score[-1]))
+            for number, (each, score) in enumerate(zip(written, scores, strict=True))
+        ]
+        nodes += made
+        place = max(made, key=lambda node: (_sound(node), node.value, node.visits))
+        state = written[place.id - made[0].id].trajectory
+    return Tree(question, agent.name, tuple(nodes), given, seed)
+
+
+def _node(number: int, parent: int, candidate: Candidate, score: float) -> Node:
+    trajectory = candidate.trajectory
+    ended = trajectory.stop is not None
+    return Node(
+        number,
+        parent,
+        trajectory.steps[-1],
+        visits=candidate.count,
+        value=score,
+        stop=trajectory.stop,
+        reward=outcome(trajectory) if ended else None,
+        scores={RANK: score},
+    )
+
+
+def best_branch(tree: Tree) -> tuple[Node, ...]:
+    """The nodes from the root down that were gone on with, of several the best: the branch that was chosen."""
+    families = tree.families()
+    path = [tree.nodes[0]]
+    while children := families[path[-1].id]:
+        grown = [child for child in children if families[child.id]] or children
+        path.append(max(grown, key=lambda child: (_sound(child), child.value, child.visits)))
+    return tuple(path)
+
+
+def _sound(node: Node) -> bool:
+    return node.step is not None and node.step.action.kind is not ActionKind.MALFORMED

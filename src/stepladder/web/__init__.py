@@ -1,0 +1,1 @@
+"""What every server of Stepladder has in front: a gate, limits on clients, counters, a good end."""
