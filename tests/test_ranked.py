@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from conftest import QUESTION, WordRetriever
+from stepladder.comparison.lineage import Lineages
+from stepladder.comparison.sources import open_sources
 from stepladder.driver import Driver
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
@@ -130,5 +132,14 @@ def test_a_run_ranks_then_imitates_prefers_and_scores(tmp_path: Path) -> None:
     assert 0 < stages["imitated"].summary["transcripts"] <= 12
     for tree in read_trees(tmp_path / "run" / "reranked" / "trees.jsonl.gz"):
         assert all(0 < node.value < 1 for node in tree.nodes[1:])
+    warm, questions = stages["warm"].summary["asked"], {tree.question.id for tree in trees}
+    trained = {name: Lineages().training_of(tmp_path / "run", name) for name in ("warm", "imitated")}
+    warmed = trained["warm"].stages[0].questions or frozenset()
+    both = {each for _, each in warmed} | questions
+    assert (len(warmed), trained["imitated"].questions) == (warm, len(both))
+    assert trained["imitated"].tokens_written == stages["rank"].summary["tokens_written"]
+    (guided,) = open_sources([str(tmp_path / "run")])
+    assert guided.training is not None
+    assert {use.stage for use in guided.training.stages} == {"warm", "rank", "pairs", "imitated", "prm"}
     rows = (tmp_path / "run" / "after" / "evaluation" / "scores.jsonl").read_text().splitlines()
     assert all(json.loads(row)["searches_made"] is not None for row in rows)

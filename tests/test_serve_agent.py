@@ -24,6 +24,7 @@ from stepladder.engines.gold import gold_action
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.guided import Guide, guided
 from stepladder.request import Algorithm, Generate, Generation, Sampling
 from stepladder.retrieval.base import Retriever
 from stepladder.serving.agent import ServedAgent
@@ -103,11 +104,11 @@ class Running:
 
 @contextmanager
 def running(
-    engine: Engine, retriever: Retriever | None = None, play: Any = gold_play, **settings: Any
+    engine: Engine, retriever: Retriever | None = None, play: Any = gold_play, live: bool = True, **settings: Any
 ) -> Iterator[Running]:
     chosen = AgentServerSettings.read({"drain_seconds": 5, **settings})
     driver = Driver(engine, retriever or WordRetriever(), in_flight=chosen.max_playing)
-    agent = ServedAgent(driver, play, LIMITS.sampling, info={"agent": AGENT.name})
+    agent = ServedAgent(driver, play, LIMITS.sampling, info={"agent": AGENT.name}, live=live)
     server = DrainingServer(make_agent_app(agent, chosen), chosen.drain_seconds)
     listener = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -729,3 +730,21 @@ def test_the_command_serves_the_newest_policy_of_a_run(tmp_path: Path, monkeypat
     (trajectory,) = played
     assert (trajectory.agent, len(trajectory.given)) == ("rag", 2)
     assert trajectory.steps[0].written.vocabulary, "a model wrote it"
+
+
+def test_steps_that_may_be_dropped_again_are_told_at_the_end() -> None:
+    """A search among several episodes has many steps in hand; the client sees those of the one that was chosen."""
+
+    def vote(question: Question, sampling: Sampling, seed: int) -> Algorithm[Trajectory]:
+        warm = replace(LIMITS, sampling=replace(sampling, temperature=1.0))
+        return guided(AGENT, replace(QUESTION, id=question.text), warm, Guide("vote", n=5), seed)
+
+    with running(Oracle(), play=vote, live=False) as server:
+        chunks = list(server.openai().chat.completions.create(model="stepladder", messages=asking(), stream=True))
+    told = [each for chunk in chunks if chunk.choices for each in [getattr(chunk.choices[0].delta, "stepladder", None)]]
+    steps = [each["step"] for each in told if each and "step" in each]
+    (whole,) = [each["steps"] for each in told if each and "steps" in each]
+    assert [step["number"] for step in steps] == [1, 2, 3, 4, 5]
+    assert steps == whole
+    places = [place for place, each in enumerate(told) if each and "step" in each]
+    assert places == list(range(places[0], places[0] + 5))

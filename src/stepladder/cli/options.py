@@ -96,7 +96,6 @@ MaxSteps = Annotated[
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", min=1, help=_unset("Most tokens a step.", _DEFAULTS.episode.max_tokens))
 ]
-Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
 TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, help="Nucleus sampling.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all that is random.")]
 WorldSeed = Annotated[int, typer.Option("--world-seed", help=_WORLD_SEED)]

@@ -10,6 +10,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from stepladder.cli.guide import (
+    AggregateName,
+    Beams,
+    GuidedTemperature,
+    GuideName,
+    N,
+    Simulations,
+    StrategyName,
+    guide_options,
+    opened_scorer,
+)
 from stepladder.cli.options import (
     AgentName,
     Api,
@@ -27,7 +38,6 @@ from stepladder.cli.options import (
     ModelName,
     SharedK,
     SharedWorldSeed,
-    Temperature,
     TopP,
     engine_and_model,
     open_engine,
@@ -37,6 +47,7 @@ from stepladder.cli.options import (
 from stepladder.driver import Driver
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.guided import Guide, guided
 from stepladder.narrate import shown
 from stepladder.request import Algorithm, Sampling
 from stepladder.serving.agent import Play, ServedAgent
@@ -69,7 +80,13 @@ def serve_agent_command(
     k: SharedK = None,
     max_steps: MaxSteps = None,
     max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
+    guide: GuideName = None,
+    n: N = None,
+    strategy: StrategyName = None,
+    aggregate: AggregateName = None,
+    beams: Beams = None,
+    simulations: Simulations = None,
+    temperature: GuidedTemperature = None,
     top_p: TopP = 1.0,
     world_seed: SharedWorldSeed = None,
     mcp: Annotated[
@@ -163,7 +180,22 @@ def serve_agent_command(
         },
     )
     workshop = Workshop(shared)
-    limits = workshop.episode(temperature, top_p)
+    chosen_by = guide_options(
+        guide,
+        run,
+        n=n,
+        strategy=strategy,
+        aggregate=aggregate,
+        beams=beams,
+        simulations=simulations,
+        temperature=temperature,
+        top_p=top_p,
+    )
+    if chosen_by is not None and chosen_by.settings.by == "gold":
+        raise StepladderError(
+            "the gold judge knows the questions of its data set alone: serve with --guide prm or vote"
+        )
+    limits = workshop.episode(chosen_by.settings.temperature if chosen_by else temperature or 0.0, top_p)
     options = {
         "device": shared.device,
         "dtype": shared.dtype,
@@ -175,15 +207,19 @@ def serve_agent_command(
             opened.enter_context(closing(workshop))
             retriever = workshop.retriever
             writer = opened.enter_context(open_engine(engine, workshop.agent, model, base_url, api, **options))
-        driver = Driver(writer, retriever, in_flight=settings.max_playing)
+            scorer = opened.enter_context(opened_scorer(chosen_by, shared))
+        driver = Driver(writer, retriever, scorer, in_flight=settings.max_playing)
         info = {
             "agent": shared.agent,
             "engine": engine,
             "policy": model,
             "index": shared.data.index or (shared.data.name if retriever is not None else None),
             "episode": asdict(limits),
+            "guide": None if chosen_by is None else chosen_by.settings.model_dump(),
         }
-        served = ServedAgent(driver, _episodes(workshop, limits), limits.sampling, limits.k, info)
+        by = None if chosen_by is None else chosen_by.settings.guide()
+        live = by is None or by.strategy == "actions"
+        served = ServedAgent(driver, _way_to_play(workshop, limits, by), limits.sampling, limits.k, info, live)
         if mcp:
             _serve_stdio(served, settings)
             return
@@ -196,11 +232,14 @@ def serve_agent_command(
         serve_agent(served, settings, host=host, port=port, insecure=insecure, access_log=access_log, announce=announce)
 
 
-def _episodes(workshop: Workshop, limits: EpisodeSettings) -> Play:
-    """How a question is played: one episode."""
+def _way_to_play(workshop: Workshop, limits: EpisodeSettings, guide: Guide | None) -> Play:
+    """How a question is played: by one episode, or by several of which the guide chooses."""
 
     def play(question: Question, sampling: Sampling, seed: int) -> Algorithm[Trajectory]:
-        return episode(workshop.agent, question, replace(limits, sampling=sampling), seed)
+        settings = replace(limits, sampling=sampling)
+        if guide is None:
+            return episode(workshop.agent, question, settings, seed)
+        return guided(workshop.agent, question, settings, guide, seed)
 
     return play
 
@@ -211,5 +250,5 @@ def _serve_stdio(agent: ServedAgent, settings: AgentServerSettings) -> None:
     from stepladder.serving.mcp_server import serve_stdio
     from stepladder.serving.player import Player, PlayMetrics
 
-    player = Player(agent.driver, max_waiting=settings.max_waiting, metrics=PlayMetrics())
+    player = Player(agent.driver, max_waiting=settings.max_waiting, metrics=PlayMetrics(), live=agent.live)
     asyncio.run(serve_stdio(agent, player, settings))

@@ -23,7 +23,7 @@ from stepladder.trace import StopReason
 #: A corrected p-value below this is called beyond noise.
 NOISE = 0.05
 #: Means that every line has, beside its scores.
-MEANS = ("searches", "tokens_read", "tokens_written", "malformed")
+MEANS = ("searches_made", "tokens_read", "tokens_written", "malformed")
 #: Zero of all questions is what an engine says that does not count.
 _COUNTED = ("tokens_read", "tokens_written")
 

@@ -100,10 +100,15 @@ class Lineages:
         self._runs: dict[Path, tuple[Run, dict[str, Cost]]] = {}
         self._train: dict[DataSettings, tuple[Question, ...]] = {}
 
-    def training_of(self, run: Path, stage: str) -> Training:
-        """What the output of a stage was made from."""
+    def training_of(self, run: Path, *stages: str) -> Training:
+        """What the outputs of some stages of a run were made from."""
+        return self.training_from([(run, stage) for stage in stages])
+
+    def training_from(self, origins: Iterable[tuple[Path, str]]) -> Training:
+        """What the outputs of stages, each with its run, were made from."""
         found: dict[tuple[Path, str], StageUse] = {}
-        self._add(run.resolve(), stage, found)
+        for run, stage in origins:
+            self._add(run.resolve(), stage, found)
         return Training(tuple(found.values()))
 
     def _add(self, folder: Path, name: str, found: dict[tuple[Path, str], StageUse]) -> None:
@@ -144,8 +149,8 @@ class Lineages:
                 questions = frozenset((data, each) for each in ids)
         except (StepladderError, OSError, ValueError) as error:  # data or trees that have gone: told, not guessed
             problem = str(error)
-        gold = isinstance(settings, SFTSettings) and settings.source == "gold"
-        if written is None and (stage.kind in _SILENT or gold):
+        copied = isinstance(settings, SFTSettings) and settings.source in ("gold", "trees")
+        if written is None and (stage.kind in _SILENT or copied):
             written = 0
         return StageUse(run.folder, stage.name, stage.kind, questions, written, record.seconds, problem)
 
@@ -162,6 +167,8 @@ class Lineages:
         if isinstance(settings, PRMSettings):
             return self._of_chains(run, settings, record, seed) if settings.chains else ()
         if isinstance(settings, SFTSettings):
+            if settings.source == "trees":
+                return ()
             chosen = pick(self._split(run), settings.questions, seed, balance=settings.balance)
         elif isinstance(settings, RFTSettings | GRPOSettings):
             answerable = [question for question in self._split(run) if question.answers]

@@ -17,6 +17,7 @@ from stepladder.evaluate.runner import load_scores
 from stepladder.files import expanded
 from stepladder.recipe import Stage
 from stepladder.run.folder import RunFolder
+from stepladder.stages.base import REWARD
 from stepladder.stages.evaluation import EVALUATION
 from stepladder.trace import StopReason
 from stepladder.workshop import BASE, GOLD
@@ -128,8 +129,9 @@ def _evaluated(label: str | None, run: RunFolder, stage: Stage, lineages: Lineag
         rather = f", or compare another evaluation of it: {run.path}:{others[-1]}" if others else ""
         raise StepladderError(f"the stage '{stage.name}' of the run {run.path} is not done: go on with the run{rather}")
     recipe, policy = run.recipe(), stage.inputs["policy"]
+    guides = [(run.path, source) for role, source in stage.inputs.items() if role == REWARD]
     origin = origin_of(recipe.shared.policy) if policy == BASE else (run.path, policy) if policy != GOLD else None
-    training = None if origin is None else lineages.training_of(*origin)
+    training = None if origin is None else lineages.training_from([origin, *guides])
     stages = [] if training is None else training.names_in(run.path)
     plain = recipe.plain()
     made_from = {
@@ -160,8 +162,11 @@ def _saved(label: str | None, path: Path, lineages: Lineages) -> Source:
     own: dict[str, Any] = {name: described.get(name) for name in _DESCRIPTION}
     name, seed = path.resolve().name, described.get("seed")
     training: Training | None = None
+    guide = described.get("guide") or {}
+    guiding = origin_of(guide.get("reward"))
+    own["guide"] = {**guide, "reward": guide.get("reward") and _made_as(guiding, lineages)}
     if isinstance(model, str) and (origin := origin_of(expanded(model))) is not None:
-        training = lineages.training_of(*origin)
+        training = lineages.training_from([origin, *([guiding] if guiding else [])])
         recipe = RunFolder.open(origin[0]).recipe()
         plain = recipe.plain()["stages"]
         own |= {"model": [recipe.name, {each: plain[each] for each in training.names_in(origin[0])}], "seed": seed}
@@ -179,6 +184,15 @@ def _saved(label: str | None, path: Path, lineages: Lineages) -> Source:
         *_reached(load_scores(path)),
         training,
     )
+
+
+def _made_as(origin: tuple[Path, str] | None, lineages: Lineages) -> object:
+    """How something was made that a run has made: the same for all seeds. A folder of no run is what it is."""
+    if origin is None:
+        return "of no run"
+    recipe = RunFolder.open(origin[0]).recipe()
+    plain = recipe.plain()["stages"]
+    return [recipe.name, {each: plain[each] for each in lineages.training_from([origin]).names_in(origin[0])}]
 
 
 def _description(path: Path) -> dict[str, Any]:

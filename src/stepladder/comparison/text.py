@@ -163,7 +163,7 @@ def _columns(compared: Compared) -> list[_Column]:
     malformed = [line.mean("malformed") for line in lines]
     return [
         *found,
-        _Column("search-\nes", "searches a question", tuple(decimal(line.mean("searches"), 1) for line in lines)),
+        _Column("search-\nes", "searches a question", tuple(decimal(line.mean("searches_made"), 1) for line in lines)),
         _Column("read", "tokens read a question", tuple(brief(line.mean("tokens_read")) for line in lines)),
         _Column("wrote", "tokens written a question", tuple(brief(line.mean("tokens_written")) for line in lines)),
         _Column(

@@ -43,7 +43,7 @@ METRICS: dict[str, Callable[[QuestionScore], float | None]] = {
     "gold_recall": lambda row: row.gold_recall,
     "steps": lambda row: row.steps,
     "searches": lambda row: row.searches,
-    "searches_made": lambda row: row.searches_made,
+    "searches_made": lambda row: row.searches if row.searches_made is None else row.searches_made,
     "redundant_queries": lambda row: row.redundant_queries,
     "over_search": lambda row: row.over_search,
     "under_search": lambda row: row.under_search,

@@ -30,6 +30,8 @@ class ServedAgent:
     k: int = 3
     #: For clients that want to know: the agent, its model, its index.
     info: Mapping[str, object] = field(default_factory=dict)
+    #: Whether the steps in hand while it plays are those of the trajectory in the end.
+    live: bool = True
 
     @property
     def searches(self) -> bool:

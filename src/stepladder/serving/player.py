@@ -107,8 +107,9 @@ class Ticket:
 class Player:
     """Plays what it is asked to. `start` it on the event loop on which it is asked."""
 
-    def __init__(self, driver: Driver, *, max_waiting: int, metrics: PlayMetrics) -> None:
-        self._driver, self._max_waiting, self._metrics = driver, max_waiting, metrics
+    def __init__(self, driver: Driver, *, max_waiting: int, metrics: PlayMetrics, live: bool = True) -> None:
+        """`live`: whether steps are told as they come, or all at the end, by ways to play that may drop them again."""
+        self._driver, self._max_waiting, self._metrics, self._live = driver, max_waiting, metrics, live
         #: Whether the engine, or the index, could not work when it was last tried.
         self.down = False
         #: Guards what follows, which the thread shares with the event loop.
@@ -206,6 +207,8 @@ class Player:
             """Pass on what is new on the way that was shown; another branch of a search is not on it."""
             if ticket.gone:
                 raise _Left
+            if not self._live and trajectory.stop is None:
+                return
             if shown and (len(trajectory.steps) < len(shown) or trajectory.steps[len(shown) - 1] is not shown[-1]):
                 return
             if new := trajectory.steps[len(shown) :]:

@@ -47,7 +47,7 @@ CHAT = "/v1/chat/completions"
 def make_agent_app(agent: ServedAgent, settings: AgentServerSettings, *, local: bool = True) -> Gate:
     """The server as an ASGI application. `local`: it is reached from this machine alone."""
     metrics = PlayMetrics()
-    player = Player(agent.driver, max_waiting=settings.max_waiting, metrics=metrics)
+    player = Player(agent.driver, max_waiting=settings.max_waiting, metrics=metrics, live=agent.live)
     token = checked_token(settings.token.get_secret_value()) if settings.token else None
     model = {"id": settings.model, "object": "model", "created": int(time.time()), "owned_by": "stepladder"}
     has_mcp = find_spec("mcp") is not None
