@@ -1,7 +1,7 @@
 """Agents, recipes and guides on equal terms: the tables and the picture of docs/results.md.
 
     python experiments/rag_gym.py --out runs/rag-gym --seeds 3 --jobs 12
-    python experiments/rag_gym.py --out runs/rag-gym --larger path/to/SmolLM2-135M   # a policy of another size as well
+    python experiments/rag_gym.py --out runs/rag-gym --larger path/to/SmolLM2-135M   # one more policy of another size
 
 1. agents: nine of them, warmed up on the same questions (recipe warmup-nano)
 2. recipes: prorag, reasonrag, rag-gym, search-r1, tree
@@ -9,8 +9,9 @@
 4. transfer: the reward model of the first seed with policies that it has never seen
 
 Every run is a folder and every evaluation is kept: the same command goes on where it was stopped. `--only` names parts.
-The tables of 1 and 2 are printed by `stepladder compare`, those of 3 and 4 here; `guided.json` and `guided.svg` are
-written beside the runs. All parts use the test questions of Atlas; nothing was chosen by them.
+The tables of 1 and 2 are printed by `stepladder compare`, those of 3 and 4 here; `guided.json`, `guided.svg` and
+`transfer.json` are written beside the runs. All parts are evaluated on test questions of Atlas. The temperature of
+guided samples was chosen on dev questions (`--tune`).
 """
 
 import argparse
@@ -52,6 +53,9 @@ STRATEGIES = {
     "gold judge, 8 actions": ("gold", "--n", "8"),
 }
 VOTES = (2, 4, 8, 16)
+#: Of guided samples, the best of 0.3, 0.5 and 0.7 on dev questions. RAG-Gym's 1.0 is too much for a model this small.
+TEMPERATURE = 0.5
+TRIED = (0.3, 0.5, 0.7, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,19 @@ def run_job(recipe: str, folder: Path, *changes: str) -> Job:
     return Job(folder.name, ("run", recipe, *settings, "--out", str(folder)), folder / "DONE")
 
 
-def eval_job(out: Path, run: Path, policy: Path, guide: Sequence[str] | None, reward: Path) -> Job:
-    chosen = () if guide is None else ("--guide", *(str(reward) if each == "PRM" else each for each in guide))
-    arguments = ("eval", "--run", str(run), "--model", str(policy), "--limit", str(QUESTIONS), *chosen)
+def eval_job(
+    out: Path,
+    run: Path,
+    policy: Path,
+    guide: Sequence[str] | None,
+    reward: Path,
+    *,
+    temperature: float = TEMPERATURE,
+    asked: Sequence[str] = ("--limit", str(QUESTIONS)),
+) -> Job:
+    by = () if guide is None else tuple(str(reward) if each == "PRM" else each for each in guide)
+    chosen = ("--guide", *by, "--temperature", str(temperature)) if by else ()
+    arguments = ("eval", "--run", str(run), "--model", str(policy), *asked, *chosen)
     return Job(out.name, (*arguments, "--json", "--out", str(out)), out / "summary.json")
 
 
@@ -127,6 +141,31 @@ class Plan:
         changes = (f"policy={self.larger}", "stages.sft.lr=1e-4", "batch=64")
         return [*runs, run_job("warmup-nano", self.out / "larger-0", *changes)]
 
+    def smaller(self) -> list[Job]:
+        """nano without every other layer, which takes more questions to come to something."""
+        folder = self.out / "half"
+        if not folder.exists():
+            halve_nano(folder)
+        changes = (f"policy={folder}", "stages.sft.questions=300", "stages.sft.epochs=6", "stages.sft.eval_every=225")
+        return [run_job("warmup-nano", self.out / "half-0", *changes)]
+
+    def tuning(self) -> list[Job]:
+        """The temperatures on dev questions."""
+        ways = {"greedy": None, **{str(each): ("PRM", "--n", "8") for each in TRIED}}
+        return [
+            eval_job(
+                self.out / f"dev-{way}-{seed}",
+                self.prorag(seed),
+                self.prorag(seed) / "sft" / "policy",
+                guide,
+                self.reward(seed),
+                temperature=float(way) if guide else 0.0,
+                asked=("--split", "dev", "--limit", "150"),
+            )
+            for seed in self.seeds
+            for way, guide in ways.items()
+        ]
+
     def guided(self) -> list[Job]:
         jobs = []
         for seed in self.seeds:
@@ -152,6 +191,7 @@ class Plan:
             other = self.prorag(seed)
             found[f"another policy, warmed up (seed {seed})"] = (other, other / "sft" / "policy")
             found[f"another policy, trained (seed {seed})"] = (other, other / "grpo" / "policy")
+        found["nano with half of its layers, warmed up"] = (self.out / "half-0", self.out / "half-0" / "sft" / "policy")
         if self.larger is not None:
             found["SmolLM2-135M, warmed up"] = (self.out / "larger-0", self.out / "larger-0" / "sft" / "policy")
         return found
@@ -167,6 +207,22 @@ class Plan:
             for label, (run, policy) in self.policies().items()
             for way, guide in ways.items()
         ]
+
+
+def halve_nano(folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from stepladder.models import built_in_folder
+
+    nano = built_in_folder("nano")
+    model = AutoModelForCausalLM.from_pretrained(nano, dtype=torch.float32)
+    model.model.layers = torch.nn.ModuleList(model.model.layers[::2])
+    for number, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = number
+    model.config.num_hidden_layers = len(model.model.layers)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(nano).save_pretrained(folder)
 
 
 def slug(label: str) -> str:
@@ -191,29 +247,45 @@ def tell_agents(plan: Plan) -> None:
 
 
 def tell_guided(plan: Plan) -> None:
+    from stepladder.evaluate.runner import load_scores
+    from stepladder.evaluate.stats import paired_difference
     from stepladder.studies.plot import Point, bands_svg
-
-    def row(name: str) -> list[dict[str, Any]]:
-        found = [summary_of(plan.out / f"guided-{name}-{seed}") for seed in plan.seeds]
-        return [each for each in found if each is not None]
 
     ways = {
         **{f"actions, n = {n}": f"actions-{n}" for n in SIZES},
         **{f"vote of {n}": f"vote-{n}" for n in VOTES},
         **{label: slug(label) for label in STRATEGIES},
     }
-    numbers = {}
-    print(f"\n{'way':34} {'F1 by seed':26} {'mean':>6} {'EM':>6} {'written':>8} {'searches':>8}")
+    rows: dict[str, list[dict[str, Any]]] = {}
     for label, name in ways.items():
-        if not (found := row(name)):
-            continue
-        f1 = [each["f1"]["mean"] for each in found]
-        mean = {key: fmean(each[key]["mean"] for each in found) for key in ("em", "tokens_written", "searches_made")}
-        numbers[label] = {"f1": f1, **mean}
+        folders = [plan.out / f"guided-{name}-{seed}" for seed in plan.seeds]
+        found = [{row.question_id: row for row in load_scores(each)} for each in folders if summary_of(each)]
+        if found:
+            rows[label] = found
+    common = sorted(set.intersection(*(set(each) for found in rows.values() for each in found)))
+    first = rows.get("actions, n = 1")
+    numbers = {}
+    print(f"\n{len(common)} questions that all have; differences are of seeds that both have, paired by question")
+    print(f"{'way':34} {'F1 by seed':24} {'mean':>6} {'EM':>6} {'written':>8} {'searches':>8}  less n = 1")
+    for label, found in rows.items():
+
+        def mean(value: str, found: list[dict[str, Any]] = found) -> float:
+            return fmean(getattr(each[name], value) or 0 for each in found for name in common)
+
+        f1 = [fmean(each[name].f1 for name in common) for each in found]
+        gain = ""
+        if first is not None and len(found) == len(first) and found is not first:
+            ours, theirs = ([fmean(each[name].f1 for each in some) for name in common] for some in (found, first))
+            change = paired_difference(ours, theirs)
+            difference = change.difference
+            gain = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}], p = {change.p_value:.4f}"
+        told = {"em": mean("em"), "written": mean("tokens_written"), "searches": mean("searches_made")}
+        numbers[label] = {"f1": f1, **told, "less n = 1": gain}
         shown = " ".join(f"{each:.3f}" for each in f1)
-        written, searches = mean["tokens_written"], mean["searches_made"]
-        print(f"{label:34} {shown:26} {fmean(f1):6.3f} {mean['em']:6.3f} {written:8.0f} {searches:8.1f}")
-    (plan.out / "guided.json").write_text(json.dumps(numbers, indent=2) + "\n")
+        line = f"{label:34} {shown:24} {fmean(f1):6.3f} {told['em']:6.3f}"
+        print(f"{line} {told['written']:8.0f} {told['searches']:8.1f}  {gain}")
+    result = {"questions": len(common), "temperature": TEMPERATURE, "ways": numbers}
+    (plan.out / "guided.json").write_text(json.dumps(result, indent=2) + "\n")
 
     def points(prefix: str, sizes: Sequence[int]) -> list[Point]:
         known = [(n, numbers[prefix.format(n)]["f1"]) for n in sizes if prefix.format(n) in numbers]
@@ -224,10 +296,10 @@ def tell_guided(plan: Plan) -> None:
     if series:
         greedy = numbers.get("greedy, no guide")
         marks = {"greedy": fmean(greedy["f1"])} if greedy else None
+        told_below = f"warmed-up policy, {len(common)} test questions; lines: mean of seeds, bands: least and greatest"
         picture = bands_svg(
-            "Guided inference", series, across="samples", up="F1", log=True, marks=marks,
-            subtitle=f"warmed-up policy, {QUESTIONS} test questions, lines: mean of seeds, bands: least and greatest",
-        )  # fmt: skip
+            "Guided inference", series, across="samples", up="F1", log=True, marks=marks, subtitle=told_below
+        )
         (plan.out / "guided.svg").write_text(picture)
 
 
@@ -242,10 +314,13 @@ def tell_transfer(plan: Plan) -> None:
         found = {way: each for way, folder in folders.items() if (each := summary_of(folder))}
         if len(found) < 3:
             continue
-        change = compare(load_scores(folders["8"]), load_scores(folders["1"]), "f1")
+        rows_of = {way: load_scores(folder) for way, folder in folders.items()}
+        asked = set.intersection(*({row.question_id for row in each} for each in rows_of.values()))
+        rows_of = {way: [row for row in each if row.question_id in asked] for way, each in rows_of.items()}
+        change = compare(rows_of["8"], rows_of["1"], "f1")
         gain = f"{change.difference.mean:+.3f} [{change.difference.low:+.3f}, {change.difference.high:+.3f}]"
-        f1 = {way: each["f1"]["mean"] for way, each in found.items()}
-        rows.append({"policy": label, **f1, "gain": gain, "p": change.p_value})
+        f1 = {way: fmean(row.f1 for row in each) for way, each in rows_of.items()}
+        rows.append({"policy": label, "questions": len(asked), **f1, "gain": gain, "p": change.p_value})
         print(f"{label:44} {f1['greedy']:7.3f} {f1['1']:7.3f} {f1['8']:7.3f}  {gain}")
     (plan.out / "transfer.json").write_text(json.dumps(rows, indent=2) + "\n")
 
@@ -257,12 +332,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="commands at once")
     parser.add_argument("--larger", type=Path, help="a model folder of another size")
     parser.add_argument("--only", default="agents,recipes,guided,transfer")
+    parser.add_argument("--tune", action="store_true", help="try temperatures of guided samples on dev questions")
     parser.add_argument("--report", action="store_true", help="only tell what is there")
     chosen = parser.parse_args()
     plan = Plan(chosen.out.absolute(), chosen.seeds, chosen.larger and chosen.larger.absolute())
     parts = chosen.only.split(",")
+    if chosen.tune:
+        carry_out(plan.tuning(), chosen.jobs, plan.out / "logs")
+        for way in ("greedy", *map(str, TRIED)):
+            found = [each for seed in plan.seeds if (each := summary_of(plan.out / f"dev-{way}-{seed}"))]
+            print(f"{way:8}" + " ".join(f"{each['f1']['mean']:.3f}" for each in found))
+        return
     if not chosen.report:
         runs = [job for part in ("recipes", "agents") if part in parts for job in getattr(plan, part)()]
+        runs += plan.smaller() if "transfer" in parts else []
         carry_out(runs, chosen.jobs, plan.out / "logs")  # the longest first
         carry_out(
             [job for part in ("guided", "transfer") if part in parts for job in getattr(plan, part)()],
