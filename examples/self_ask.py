@@ -46,8 +46,9 @@ class SelfAsk(Agent):
         last = trajectory.steps[-1]
         if last.action.kind is not ActionKind.QUERY:
             return trajectory.context()
+        line_break = "" if last.written.text.endswith("\n") else "\n"  # chat models end their turn without one
         found = " ".join(render_passages(last.passages).split("\n"))
-        return (*trajectory.context(), environment_segment(f"Context: {found}\n"))
+        return (*trajectory.context(), environment_segment(f"{line_break}Context: {found}\n"))
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:
         """The action of a line, or what is wrong with it. Never raises."""

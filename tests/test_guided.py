@@ -257,6 +257,11 @@ def test_logits_become_chances() -> None:
     [
         ({"by": "vote", "strategy": "beam"}, "leave out the strategy"),
         ({"n": 0}, "n: expected"),
+        ({"beams": 3}, "beams counts for the strategy beam, and not for actions"),
+        (
+            {"by": "vote", "aggregate": "mean"},
+            "for the strategy beam or trajectories, and not for vote",
+        ),
         ({"temperature": 0}, "temperature: expected"),
         ({"strategy": "beams"}, "strategy: expected"),
     ],
@@ -264,6 +269,13 @@ def test_logits_become_chances() -> None:
 def test_settings_that_make_no_sense(settings: dict[str, object], message: str) -> None:
     with pytest.raises(StepladderError, match=message):
         GuideSettings.read(settings)
+
+
+def test_settings_in_full_can_be_read_again() -> None:
+    for settings in ({"by": "vote"}, {"strategy": "beam", "beams": 3}, {"strategy": "mcts"}):
+        chosen = GuideSettings.read(settings)
+        assert GuideSettings.read(chosen.model_dump()) == chosen
+    assert GuideSettings.read({"by": "vote"}).told()["strategy"] == "vote"
 
 
 def test_ask_and_eval_take_a_guide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,6 +288,7 @@ def test_ask_and_eval_take_a_guide(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--n", "4"], "--n goes with --guide"),
         (["--guide", "prm"], "say --run DIR, or --guide FOLDER"),
         (["--guide", "gold", "--temperature", "0"], "nothing to choose"),
+        (["What is love?", "--guide", "gold", "--model", "tiny"], "--guide gold knows the questions of its data set"),
         (["--guide", str(tmp_path)], "expected prm, gold, vote or the folder of a reward model"),
     ):
         assert main(["ask", *data, *arguments]) == 2

@@ -21,7 +21,7 @@ from stepladder.recipe import Recipe
 from stepladder.request import Sampling
 from stepladder.run import run_recipe
 from stepladder.stages.pairs import PairSettings, make_judge
-from stepladder.trace import ActionKind, Pair, Question, StopReason, Tree
+from stepladder.trace import ActionKind, Node, Pair, Question, StopReason, Tree
 from stepladder.train.transcripts import tree_transcripts
 from test_guided import AGENT, BAD, GOOD, OTHER, Likes, Sampled
 
@@ -59,6 +59,18 @@ def test_nothing_outside_the_grammar_is_gone_on_with_whatever_its_score() -> Non
     tree = grown([OTHER, BAD], Likes(nonsense=1.0))
     assert tree.trajectory(best_branch(tree)[-1]).stop is StopReason.ANSWERED
     assert [node.reward for node in tree.nodes if node.stop is StopReason.MALFORMED] == [0.0] * 3
+
+
+def test_the_best_branch_of_a_search_tree_is_the_most_visited() -> None:
+    """Also where that ends sooner than others."""
+    step = grown([GOOD]).nodes[1].step
+    nodes = (
+        Node(0, None, None, 20),
+        Node(1, 0, step, 15, 1.0, stop=StopReason.ANSWERED, reward=1.0),
+        Node(2, 0, step, 5, 0.1),
+        Node(3, 2, step, 4, 0.1, stop=StopReason.ANSWERED, reward=0.0),
+    )
+    assert [node.id for node in best_branch(Tree(QUESTION, AGENT.name, nodes))] == [0, 1]
 
 
 def test_a_question_without_answers_is_refused() -> None:

@@ -31,7 +31,7 @@ from stepladder.serving.agent import ServedAgent
 from stepladder.serving.citations import cite
 from stepladder.serving.server import make_agent_app, serve_agent
 from stepladder.serving.settings import AgentServerSettings
-from stepladder.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, StopReason, Trajectory
+from stepladder.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, StopReason, Trajectory, Usage
 from stepladder.web.server import DrainingServer, listen
 from tests.conftest import PASSAGES, QUESTION, WordRetriever
 from tests.test_server import child, until
@@ -461,7 +461,7 @@ def crowd(server: Running, questions: Sequence[str]) -> list[tuple[int, dict[str
     async def client(question: str) -> tuple[int, dict[str, str], Any]:
         reader, writer = await asyncio.open_connection(host, int(port))
         body = json.dumps({"messages": asking(question)}).encode()
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: [::1]\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
         writer.write(head % len(body) + body)
         fields, _, content = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
@@ -748,3 +748,41 @@ def test_steps_that_may_be_dropped_again_are_told_at_the_end() -> None:
     assert steps == whole
     places = [place for place, each in enumerate(told) if each and "step" in each]
     assert places == list(range(places[0], places[0] + 5))
+
+
+def test_what_was_thrown_away_is_paid_for_too() -> None:
+    def vote(question: Question, sampling: Sampling, seed: int) -> Algorithm[Trajectory]:
+        warm = replace(LIMITS, sampling=replace(sampling, temperature=1.0))
+        return guided(AGENT, replace(QUESTION, id=question.text), warm, Guide("vote", n=3), seed)
+
+    class Counting(Oracle):
+        def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+            return [
+                replace(each, usage=Usage(10, 2)) if isinstance(each, Generation) else each
+                for each in super().generate(requests)
+            ]
+
+    with running(Counting(), play=vote, live=False) as server:
+        answer = server.openai().chat.completions.create(model="stepladder", messages=asking())
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3 * 5 * 10, 3 * 5 * 2)
+        assert server.metric('stepladder_tokens_total{kind="written"}') == 30
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:1234", "Origin": "http://localhost:3000"}, 200),
+        ({"Host": "[::1]:80"}, 200),
+        ({"Host": "evil.example"}, 421),
+        ({"Origin": "http://evil.example"}, 421),
+        ({"Origin": "null"}, 421),
+        ({"Host": "localhost.evil.example"}, 421),
+    ],
+)
+def test_web_pages_cannot_ask_a_server_of_this_machine(shared: Running, headers: dict[str, str], status: int) -> None:
+    body = json.dumps({"messages": asking()}).encode()
+    reply = shared.client.post("/v1/chat/completions", content=body, headers={"content-type": "text/plain", **headers})
+    assert reply.status_code == status
+    assert shared.client.get("/health", headers=headers).status_code == 200

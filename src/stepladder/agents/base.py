@@ -128,7 +128,13 @@ def check_agent(agent: Agent) -> None:
     Run it on your own agent in your own tests. It plays a two-hop question by the gold decomposition, throws broken
     text at `parse`, and puts forged tags into passages and the question.
     """
-    expect(bool(agent.name and agent.summary and agent.stops), "name, summary and stops must be set")
+    for name in ("name", "summary", "kinds", "stops"):
+        expect(bool(getattr(agent, name, None)), "name, summary, kinds and stops must be set")
+    told: tuple[object, ...] = (agent.name, agent.summary)
+    expect(all(isinstance(each, str) for each in told), "name and summary are text")
+    stops: object = agent.stops
+    whole = isinstance(stops, tuple) and all(isinstance(each, str) and each for each in stops)
+    expect(whole, f"stops must be a tuple of strings that are not empty, found {stops!r}")
     expect(ActionKind.ANSWER in agent.kinds, "an agent must be able to answer")
     expect(ActionKind.MALFORMED not in agent.kinds, "malformed is what parse says, not what an agent can do")
 

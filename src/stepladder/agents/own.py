@@ -7,6 +7,7 @@ wrong with it. The file is run, as any program of one's own is: it is named by t
 import importlib.util
 import inspect
 import sys
+import traceback
 from hashlib import blake2b
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def load_agent(path: Path) -> Agent:
     try:
         source = path.read_bytes()
     except OSError as error:
-        raise StepladderError(f"the agent file {path} cannot be read: {error.strerror or error}") from error
+        raise StepladderError(f"the agent file {path.absolute()} cannot be read: {error.strerror or error}") from error
     module_name = f"stepladder_own_agent_{blake2b(str(path.absolute()).encode() + source, digest_size=8).hexdigest()}"
     if module_name not in _checked:
         _checked[module_name] = _checked_agent(path, module_name)
@@ -42,24 +43,34 @@ def _checked_agent(path: Path, module_name: str) -> Agent:
     sys.modules[module_name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise StepladderError(f"the agent file {path} does not run: {type(error).__name__}: {error}") from error
-    found = [
-        each
+        raise StepladderError(f"the agent file {path} does not run: {_said(error, path)}") from error
+    found = {
+        each: None
         for each in vars(module).values()
         if inspect.isclass(each) and issubclass(each, Agent) and each.__module__ == module_name
-    ]
+    }
     whole = [each for each in found if not inspect.isabstract(each)]
     if len(whole) != 1:
-        missing = ", ".join(sorted(found[0].__abstractmethods__)) if found and not whole else ""
-        names = (
-            f" ({missing} missing)" if missing else f": {', '.join(each.__name__ for each in whole)}" if whole else ""
-        )
-        raise StepladderError(f"{path} must hold one class that implements Agent; it holds {len(whole)}{names}")
-    agent = whole[0]()
+        why = ""
+        if whole:
+            why = f": {', '.join(each.__name__ for each in whole)}"
+        elif found:
+            why = f" ({', '.join(sorted(next(iter(found)).__abstractmethods__))} missing)"
+        raise StepladderError(f"{path} must hold one class that implements Agent; it holds {len(whole)}{why}")
     try:
+        agent = whole[0]()
         check_agent(agent)
     except ContractViolation as error:
         raise StepladderError(f"the agent in {path} breaks the contract of agents: {error}") from error
+    except Exception as error:
+        raise StepladderError(f"the agent in {path} fails when it is tried: {_said(error, path)}") from error
     return agent
+
+
+def _said(error: BaseException, path: Path) -> str:
+    """What went wrong, and in which line of the file."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    place = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -29,6 +29,8 @@ _WORD_OF = {ActionKind.QUERY: "Search", ActionKind.ANSWER: "Finish"}
 _KINDS = {word: kind for kind, word in _WORD_OF.items()}
 _ACTION_LINE = re.compile(r"^Action:", re.MULTILINE)
 _ACTION = re.compile(rf"({'|'.join(_KINDS)})\[(.*)\]")
+#: Another action behind the bracket of the first.
+_MORE = re.compile(rf"\].*\b({'|'.join(_KINDS)})\[")
 
 
 class ReAct(Agent):
@@ -44,8 +46,10 @@ class ReAct(Agent):
         """The transcript so far; the observation of the last search is appended."""
         if not trajectory.steps:
             return (prompt_segment(self.prompt.format(question=one_line(trajectory.question.text))),)
-        found = render_passages(trajectory.steps[-1].passages)
-        return (*trajectory.context(), environment_segment(f"Observation:\n{found}\n"))
+        last = trajectory.steps[-1]
+        line_break = "" if last.written.text.endswith("\n") else "\n"  # chat models end their turn at the bracket
+        found = render_passages(last.passages)
+        return (*trajectory.context(), environment_segment(f"{line_break}Observation:\n{found}\n"))
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002
         """A search or an answer with the thought before it, or malformed."""
@@ -61,6 +65,8 @@ class ReAct(Agent):
         if action is None:
             return malformed(text, "expected `Action: Search[...]` or `Action: Finish[...]`, on one line and last")
         content = action[2].strip()
+        if _MORE.search(content):
+            return malformed(text, "more than one action on a line")
         if not content:
             return malformed(text, f"empty {action[1]}[]")
         return Action(_KINDS[action[1]], content, thought.removeprefix("Thought:").strip())

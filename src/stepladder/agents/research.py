@@ -12,6 +12,7 @@ cannot be is malformed.
 """
 
 import json
+import math
 from typing import Any, ClassVar
 
 from json_repair import repair_json
@@ -21,6 +22,8 @@ from stepladder.agents.prompted import Prompted, Prompts, State
 from stepladder.trace import Action, ActionKind, Trajectory
 
 UNKNOWN = "unknown"
+#: Characters: a step is far shorter, and a repair takes its time.
+_LONGEST_REPAIR = 20_000
 
 _REASONING = """You answer a question with the help of a search engine. What was searched for and found so far is below.
 Reason step by step to an answer, as if you had to answer now. Then check each claim that you made: is it grounded in
@@ -127,20 +130,33 @@ class ReSearchBrief(ReSearch):
 
 def _read_object(text: str) -> dict[str, str] | str:
     """The fields of an object that are text, or what is wrong with it."""
+    begin = text.find("{")
+    if begin < 0:  # the repair would make an object of anything
+        return "no JSON object"
     try:
-        found: Any = json.loads(text)
+        found, end = json.JSONDecoder().raw_decode(text, begin)
+        if "{" in text[end:]:
+            return "more than one JSON object"
     except (ValueError, RecursionError):
-        if "{" not in text:  # the repair would make an object of anything
-            return "no JSON object"
+        if len(text) > _LONGEST_REPAIR:
+            return f"not JSON, and too long to repair: {len(text):,} characters"
         try:
-            found = repair_json(text[text.index("{") :], return_objects=True, skip_json_loads=True)
+            found = repair_json(text[begin:], return_objects=True, skip_json_loads=True)
         except (ValueError, RecursionError) as error:
             return f"not JSON, and beyond repair: {error}"
     if not isinstance(found, dict):
         return f"expected a JSON object, found {type(found).__name__}"
-    # Numbers are answers too; lists and objects are none.
-    return {str(name): str(value).strip() for name, value in found.items() if isinstance(value, str | int | float)}
+    return {str(name): text for name, value in found.items() if (text := _text(value))}
+
+
+def _text(value: Any) -> str:
+    """A value as text; numbers are answers too, what else there is in JSON is none."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return ""
+    return str(value)
 
 
 def _listed(fields: dict[str, str]) -> str:
-    return ", ".join(f'"{name}"' for name, value in fields.items() if value) or "nothing"
+    return ", ".join(f'"{name}"' for name in fields) or "nothing"

@@ -12,6 +12,7 @@ from stepladder.cli.options import path_of
 from stepladder.driver import Scorer
 from stepladder.errors import StepladderError
 from stepladder.explore.guide_settings import GuideSettings
+from stepladder.models import built_in_folder
 from stepladder.run.folder import RunFolder
 from stepladder.stages.base import REWARD
 from stepladder.workshop import SharedSettings
@@ -96,7 +97,7 @@ def opened_scorer(options: GuideOptions | None, shared: SharedSettings) -> Itera
 
 def _reward(guide: str, run: Path | None) -> str:
     if guide != "prm":
-        folder = path_of(guide)
+        folder = built_in_folder(guide) or path_of(guide)
         if not (folder / "config.json").is_file():
             raise StepladderError(f"--guide {guide}: expected prm, gold, vote or the folder of a reward model")
         return str(folder)

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from stepladder.agents import AGENTS, Agent
+from stepladder.agents import AGENTS, Agent, is_agent_file
 from stepladder.data import DATA_SETS
 from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.errors import StepladderError
 from stepladder.files import expanded
 from stepladder.recipe import with_value
+from stepladder.run.fingerprint import agent_content
 from stepladder.run.folder import RunFolder
 from stepladder.workshop import SharedSettings
 
@@ -115,7 +116,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")
 
 def shared_settings(run: Path | None, given: dict[str, object]) -> SharedSettings:
     """The settings of a run, or the defaults, with those that were given (by name, such as `search.k`; None is not)."""
-    plain: object = RunFolder.open(run).recipe().shared.model_dump() if run is not None else {}
+    plain: object = {}
+    if run is not None:
+        folder = RunFolder.open(run)
+        plain = folder.recipe().shared.model_dump()
+        if given.get("agent") is None:
+            _expect_same_agent(folder)
     if given.get("data.name") is not None:
         for split in ("train", "dev", "test"):  # question files of the run give way to what is asked for
             plain = with_value(plain, ["data", split], None)
@@ -123,6 +129,17 @@ def shared_settings(run: Path | None, given: dict[str, object]) -> SharedSetting
         if value is not None:
             plain = with_value(plain, name.split("."), value)
     return SharedSettings.read(plain)
+
+
+def _expect_same_agent(run: RunFolder) -> None:
+    """Refuse an agent file that has changed since the run's stages were made with it."""
+    agent = run.recipe().shared.agent
+    records = [record for name in run.stage_names() if (record := run.known(name)) is not None]
+    if is_agent_file(agent) and any(record.ingredients.get("agent") != agent_content(agent) for record in records):
+        raise StepladderError(
+            f"the agent file {agent} has changed since the run {run.path} was made with it: put back what was there, "
+            f"or say --agent {agent} to use it as it is now"
+        )
 
 
 def engine_and_model(

@@ -125,6 +125,8 @@ def ask(
     engine, model = engine_and_model(run, engine, model, base_url)
     own_corpus = shared.data.index is not None and question is not None and engine != "gold"
     asked = _find_question(question, None if own_corpus else workshop.data, engine)
+    if chosen_by is not None and chosen_by.settings.by == "gold" and not asked.answers:
+        raise StepladderError("--guide gold knows the questions of its data set alone, and this is none of them")
     retriever = workshop.retriever
     narrator = Narrator(Console(stderr=True) if as_json else out)
     narrator.question(asked)
@@ -265,7 +267,7 @@ def evaluate_command(
         "seed": seed,
         "world_seed": shared.data.world_seed,
         "settings": asdict(settings),
-        "guide": chosen_by and {**chosen_by.settings.model_dump(), "reward": chosen_by.reward},
+        "guide": chosen_by and {**chosen_by.settings.told(), "reward": chosen_by.reward},
         "version": __version__,
     }
     not_saved = None

@@ -215,7 +215,7 @@ def serve_agent_command(
             "policy": model,
             "index": shared.data.index or (shared.data.name if retriever is not None else None),
             "episode": asdict(limits),
-            "guide": None if chosen_by is None else chosen_by.settings.model_dump(),
+            "guide": None if chosen_by is None else chosen_by.settings.told(),
         }
         by = None if chosen_by is None else chosen_by.settings.guide()
         live = by is None or by.strategy == "actions"

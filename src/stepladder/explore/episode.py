@@ -23,7 +23,8 @@ from stepladder.request import (
     requests_in,
 )
 from stepladder.seeding import seed_of
-from stepladder.trace import ActionKind, Question, Segment, Step, StopReason, Trajectory, Usage
+from stepladder.trace import Action, ActionKind, Question, Segment, Step, StopReason, Trajectory, Usage
+from stepladder.unicode import well_formed
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings
     reply: Generation = yield Generate(rendered, agent.stops, settings.sampling, seed, trajectory)
     if reply.finish is Finish.NO_ROOM and not reply.text:
         return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
-    action = agent.parse(reply.text, trajectory)
+    action = _writable(agent.parse(reply.text, trajectory))
     read, restarts = newly_read(trajectory, reply.context)
     step = Step(read, reply.written, action, restarts=restarts, usage=reply.usage)
     if action.kind is ActionKind.ANSWER:
@@ -82,6 +83,11 @@ def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings
     if len(trajectory.steps) + 1 >= settings.max_steps:  # nobody would read what a search found now
         return trajectory.extend(step, StopReason.STEP_LIMIT)
     return trajectory.extend(step)
+
+
+def _writable(action: Action) -> Action:
+    """An action that can be kept in a file: escapes of JSON can stand for halves of characters."""
+    return replace(action, content=well_formed(action.content), thought=well_formed(action.thought))
 
 
 def look_up(trajectory: Trajectory, settings: EpisodeSettings) -> Algorithm[Trajectory]:

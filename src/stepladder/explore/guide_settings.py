@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from stepladder.driver import Scorer
 
 
+#: Strategies for which a setting counts, where that is not all of them.
+_COUNT_FOR = {"beams": ("beam",), "aggregate": ("beam", "trajectories"), "simulations": ("mcts",)}
+
+
 class GuideSettings(Settings):
     """Sample more than one needs, and choose."""
 
@@ -36,10 +40,23 @@ class GuideSettings(Settings):
     top_p: float = Field(default=1.0, gt=0, le=1)
 
     @model_validator(mode="after")
-    def _votes_are_on_answers(self) -> Self:
-        if self.by == "vote" and "strategy" in self.model_fields_set:
+    def _nothing_is_said_in_vain(self) -> Self:
+        # What a recipe in full says of all settings are their defaults.
+        fields, strategy = type(self).model_fields, self.guide().strategy
+        given = {name for name, field in fields.items() if getattr(self, name) != field.default}
+        if self.by == "vote" and "strategy" in given:
             raise ValueError("a vote is among the answers of whole episodes: leave out the strategy")
+        for name, counts in _COUNT_FOR.items():
+            if name in given and strategy not in counts:
+                raise ValueError(f"{name} counts for the strategy {' or '.join(counts)}, and not for {strategy}")
         return self
+
+    def told(self) -> dict[str, object]:
+        """What was used, for those who read a result."""
+        guide = self.guide()
+        used = [name for name, counts in _COUNT_FOR.items() if guide.strategy in counts]
+        plain = self.model_dump(include={"by", "n", "temperature", "top_p", *used})
+        return {**plain, "strategy": guide.strategy}
 
     def guide(self) -> Guide:
         """How to choose."""

@@ -83,7 +83,9 @@ def _by_beam(
     agent: Agent, question: Question, settings: EpisodeSettings, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
     start = yield from begin(agent, question, settings, seed)
-    depth, ends, open_states = 0, list[_Scored](), [start]
+    depth = 0
+    ends: list[_Scored] = []
+    open_states: list[Trajectory] = [start]
     while open_states:
         grown = yield from together(
             candidates(
@@ -102,9 +104,10 @@ def _by_beam(
         best = sorted([*ends, *scored], key=lambda each: each.rank)[: guide.beams]
         ends = [each for each in best if each.candidate.trajectory.stop is not None]
         going_on = [each.candidate.trajectory for each in best if each.candidate.trajectory.stop is None]
-        open_states = []
-        for state in going_on:
-            open_states.append((yield from _complete(state, settings, guide)))
+        completed = yield from together(_complete(state, settings, guide) for state in going_on)
+        open_states = [each for each in completed if isinstance(each, Trajectory)]
+        if not ends and not open_states:  # every search has failed
+            raise next(each for each in completed if isinstance(each, Exception))
         depth += 1
     return ends[0].candidate.trajectory
 

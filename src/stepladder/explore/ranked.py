@@ -73,12 +73,16 @@ def _node(number: int, parent: int, candidate: Candidate, score: float) -> Node:
 
 
 def best_branch(tree: Tree) -> tuple[Node, ...]:
-    """The nodes from the root down that were gone on with, of several the best: the branch that was chosen."""
+    """The nodes from the root down, the best child at every node: by rank or, in a search tree, by visits and value."""
+
+    def standing(node: Node) -> tuple[bool, float, float]:
+        rank = node.scores.get(RANK)
+        return (_sound(node), node.visits, node.value) if rank is None else (_sound(node), rank, node.visits)
+
     families = tree.families()
     path = [tree.nodes[0]]
     while children := families[path[-1].id]:
-        grown = [child for child in children if families[child.id]] or children
-        path.append(max(grown, key=lambda child: (_sound(child), child.value, child.visits)))
+        path.append(max(children, key=standing))
     return tuple(path)
 
 

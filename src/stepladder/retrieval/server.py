@@ -27,12 +27,14 @@ from stepladder.web.body import BadRequest
 from stepladder.web.gate import CLIENT_GONE, Endpoint, Gate, Receive, Refused, Reply, told
 from stepladder.web.metrics import CONTENT_TYPE
 from stepladder.web.patience import QueueFull, Watch, read_body
-from stepladder.web.server import check_host, run
+from stepladder.web.server import check_host, is_loopback, run
 from stepladder.web.token import checked_token
 
 
-def make_app(retriever: Retriever, settings: ServerSettings, info: Mapping[str, object]) -> Gate:
-    """The server as an ASGI application; `info` describes the index."""
+def make_app(
+    retriever: Retriever, settings: ServerSettings, info: Mapping[str, object], *, local: bool = False
+) -> Gate:
+    """The server as an ASGI application; `info` describes the index. `local`: web pages are kept out."""
     metrics = SearchMetrics()
     queue = SearchQueue(
         retriever,
@@ -91,7 +93,7 @@ def make_app(retriever: Retriever, settings: ServerSettings, info: Mapping[str, 
         "/metrics": Endpoint("GET", count),
         "/openapi.json": Endpoint("GET", describe),
     }
-    return Gate(endpoints, metrics, life=searching, timed="/retrieve", token=token)
+    return Gate(endpoints, metrics, life=searching, timed="/retrieve", token=token, local=local)
 
 
 def serve(
@@ -111,5 +113,5 @@ def serve(
     takes a free one.
     """
     check_host(host, has_token=settings.token is not None, insecure=insecure, may="search")
-    app = make_app(retriever, settings, info)
+    app = make_app(retriever, settings, info, local=is_loopback(host) and not insecure)
     run(app, settings.drain_seconds, host=host, port=port, access_log=access_log, announce=announce)

@@ -30,7 +30,7 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
     """What each stage is made from, by stage. An outside file that is missing is an error."""
     shared = {
         "seed": recipe.seed,
-        "agent": _agent_content(recipe.shared.agent),
+        "agent": agent_content(recipe.shared.agent),
         "dtype": recipe.shared.dtype,
         **dict(_flat("search", recipe.shared.search.model_dump(mode="json", exclude={"device"}, exclude_none=True))),
         **dict(_flat("episode", recipe.shared.episode.model_dump(mode="json"))),
@@ -93,7 +93,8 @@ def _needs_base(recipe: Recipe) -> bool:
     return any(BASE in stage.inputs.values() for stage in recipe.stages)
 
 
-def _agent_content(agent: str) -> str:
+def agent_content(agent: str) -> str:
+    """What tells one agent from another: its name or, of one in a file, what is in it."""
     return f"content {content(Path(agent))}" if is_agent_file(agent) else agent
 
 

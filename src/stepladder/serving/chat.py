@@ -52,7 +52,7 @@ class Chat:
             async with aclosing(followed(self._player, ticket, self._settings.answer_seconds)) as news:
                 async for each in news:
                     if isinstance(each, Ended):
-                        return told(answer.whole(each.value))
+                        return told(answer.whole(each.value, each.usage))
         raise AssertionError("a question ends, or is refused")
 
     async def _events(self, asked: ChatRequest, ticket: Ticket, receive: Receive) -> AsyncGenerator[bytes, None]:
@@ -67,7 +67,7 @@ class Chat:
                             yield event(answer.answer(each.value))
                             yield event(answer.end(each.value))
                             if asked.with_usage:
-                                yield event(answer.cost(each.value))
+                                yield event(answer.cost(each.usage))
                             continue
                         for step in each:
                             number += 1

@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote
 
 from stepladder.serving.citations import Citation, cite
-from stepladder.serving.transcript import answer_text, citations_data, episode_data, step_data, step_text, usage_of
-from stepladder.trace import Step, StopReason, Trajectory
+from stepladder.serving.transcript import answer_text, citations_data, episode_data, step_data, step_text
+from stepladder.trace import Step, StopReason, Trajectory, Usage
 
 #: Ends a stream.
 DONE = b"data: [DONE]\n\n"
@@ -62,8 +62,8 @@ class Completion:
     id: str = field(default_factory=lambda: f"chatcmpl-{token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, trajectory: Trajectory) -> dict[str, Any]:
-        """The answer, all at once."""
+    def whole(self, trajectory: Trajectory, spent: Usage) -> dict[str, Any]:
+        """The answer, all at once, and what it took."""
         text = answer_text(trajectory)
         citations = cite(trajectory)
         message = {
@@ -74,7 +74,7 @@ class Completion:
             "stepladder": {**episode_data(trajectory), "citations": citations_data(citations)},
         }
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(trajectory)}
-        return {**self._head("chat.completion"), "choices": [choice], "usage": usage(trajectory)}
+        return {**self._head("chat.completion"), "choices": [choice], "usage": usage(spent)}
 
     def opening(self) -> dict[str, Any]:
         """The first chunk."""
@@ -86,16 +86,16 @@ class Completion:
 
     def answer(self, trajectory: Trajectory) -> dict[str, Any]:
         """The chunk with the answer. How the episode went is told again as a whole: it may be other than the steps."""
-        message = self.whole(trajectory)["choices"][0]["message"]
+        message = self.whole(trajectory, Usage())["choices"][0]["message"]
         return self._chunk({name: message[name] for name in ("content", "annotations", "stepladder")})
 
     def end(self, trajectory: Trajectory) -> dict[str, Any]:
         """The last chunk with a choice."""
         return self._chunk({}, finish_reason(trajectory))
 
-    def cost(self, trajectory: Trajectory) -> dict[str, Any]:
+    def cost(self, spent: Usage) -> dict[str, Any]:
         """The chunk with what the answer cost, for clients that asked for it."""
-        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(trajectory)}
+        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(spent)}
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
@@ -111,9 +111,8 @@ def finish_reason(trajectory: Trajectory) -> str:
     return "length" if stop.is_truncation else "stop"
 
 
-def usage(trajectory: Trajectory) -> dict[str, int]:
+def usage(spent: Usage) -> dict[str, int]:
     """Tokens over all steps: each reads its own context, so that a long search costs more than its last step."""
-    spent = usage_of(trajectory)
     return {"prompt_tokens": spent.read, "completion_tokens": spent.written, "total_tokens": spent.read + spent.written}
 
 

@@ -67,7 +67,7 @@ def make_mcp(agent: ServedAgent, player: Player, settings: AgentServerSettings) 
 
     async def search(context: Context, arguments: dict[str, Any]) -> types.CallToolResult:
         query = read_question(arguments.get("query"), settings.max_characters, "the query")
-        k = arguments.get("k", agent.k)
+        k = arguments.get("k", min(agent.k, settings.max_topk))
         if isinstance(k, bool) or not isinstance(k, int):
             raise BadRequest(f"k must be a whole number, found {kind_of(k)}")
         if not 1 <= k <= settings.max_topk:

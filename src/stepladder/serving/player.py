@@ -19,9 +19,9 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 
 from stepladder.driver import Driver, Failure, Outcome
-from stepladder.explore.episode import watched
+from stepladder.explore.episode import Cost, metered, watched
 from stepladder.request import Algorithm, Job
-from stepladder.trace import Step, StopReason, Trajectory
+from stepladder.trace import Step, StopReason, Trajectory, Usage
 from stepladder.web.metrics import Metrics
 from stepladder.web.patience import QueueFull
 
@@ -46,15 +46,14 @@ class PlayMetrics(Metrics):
         self.waiting = Gauge("stepladder_waiting", "Questions that wait to be played.", registry=registry)
         self.playing = Gauge("stepladder_playing", "Questions being played.", registry=registry)
 
-    def ended(self, outcome: Outcome[Any]) -> None:
-        """Count what became of a question."""
+    def ended(self, outcome: Outcome[Any], spent: Usage) -> None:
+        """Count what became of a question, and what it took."""
+        self.tokens.labels("read").inc(spent.read)
+        self.tokens.labels("written").inc(spent.written)
         if outcome.failure is not None:
             self.stops.labels(outcome.failure.stop.value).inc()
         elif isinstance(trajectory := outcome.value, Trajectory):
             self.stops.labels(trajectory.stop.value if trajectory.stop else "").inc()
-            for step in trajectory.steps:
-                self.tokens.labels("read").inc(step.usage.read)
-                self.tokens.labels("written").inc(step.usage.written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,8 @@ class Ended:
 
     value: Any = None
     failure: Failure | None = None
+    #: Tokens of everything that was played, also of what was not chosen in the end.
+    usage: Usage = Usage()
     #: Whether the engine, or the index, cannot work at all.
     down: bool = False
 
@@ -85,6 +86,7 @@ class Ticket:
     """What one client waits for. Its news are read on the event loop."""
 
     algorithm: Algorithm[Any]
+    cost: Cost = field(default_factory=Cost)
     news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
     #: Set on the event loop, read by the thread that plays.
     gone: bool = False
@@ -145,7 +147,8 @@ class Player:
         """Queue an algorithm, if there is room. `drop` the ticket when nobody waits for it any more."""
         ticket = Ticket(algorithm)
         with self._changed:
-            if len(self._waiting) >= self._max_waiting:
+            # What was taken from the queue but not begun yet still has its place there.
+            if len(self._waiting) + len(self._playing) >= self._max_waiting + self._driver.in_flight:
                 seconds = len(self._waiting) * self._seconds / self._driver.in_flight
                 raise QueueFull("questions", len(self._waiting), seconds)
             self._waiting.append(ticket)
@@ -178,7 +181,7 @@ class Player:
                 failure = Failure(StopReason.FAILED, str(error))
                 for index in list(self._playing):
                     ticket = self._playing.pop(index)
-                    self._metrics.ended(Outcome(index, failure=failure))
+                    self._metrics.ended(Outcome(index, failure=failure), ticket.cost.usage)
                     self._tell(ticket, Ended(failure=failure, down=True))
 
     def _jobs(self) -> Iterator[Job[Any] | None]:
@@ -215,14 +218,14 @@ class Player:
                 shown.extend(new)
                 self._tell(ticket, new)
 
-        return lambda: watched(ticket.algorithm, look)
+        return lambda: metered(watched(ticket.algorithm, look), ticket.cost)
 
     def _tell_end(self, ticket: Ticket, outcome: Outcome[Any]) -> None:
         if outcome.failure is not None and not ticket.gone:
             log.error("a question failed: %s\n%s", outcome.failure.reason, outcome.failure.traceback)
         if not ticket.gone:
-            self._metrics.ended(outcome)
-        self._tell(ticket, Ended(outcome.value, outcome.failure))
+            self._metrics.ended(outcome, ticket.cost.usage)
+        self._tell(ticket, Ended(outcome.value, outcome.failure, ticket.cost.usage))
 
     def _tell(self, ticket: Ticket, news: News) -> None:
         with suppress(RuntimeError):  # the loop has ended meanwhile: nobody is left to hear it

@@ -94,7 +94,7 @@ def make_agent_app(agent: ServedAgent, settings: AgentServerSettings, *, local: 
             stack.callback(player.close)
             yield
 
-    return Gate(endpoints, metrics, life=playing, timed=CHAT, token=token, shape=error)
+    return Gate(endpoints, metrics, life=playing, timed=CHAT, token=token, local=local, shape=error)
 
 
 def _always(content: object) -> Endpoint:
@@ -122,5 +122,5 @@ def serve_agent(
     free one.
     """
     check_host(host, has_token=settings.token is not None, insecure=insecure, may="ask")
-    app = make_agent_app(agent, settings, local=is_loopback(host))
+    app = make_agent_app(agent, settings, local=is_loopback(host) and not insecure)
     run(app, settings.drain_seconds, host=host, port=port, access_log=access_log, announce=announce)

@@ -18,7 +18,7 @@ def listed_tools(agent: ServedAgent, settings: AgentServerSettings) -> list[dict
     """The tools of an agent; one without an index has no search."""
     question = {"type": "string", "maxLength": settings.max_characters, "description": "A whole question."}
     query = {"type": "string", "maxLength": settings.max_characters, "description": "What to search for."}
-    k = {"type": "integer", "minimum": 1, "maximum": settings.max_topk, "default": agent.k}
+    k = {"type": "integer", "minimum": 1, "maximum": settings.max_topk, "default": min(agent.k, settings.max_topk)}
     answer = {
         "name": ANSWER,
         "title": "Answer a question",

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepladder.agents.base import neutralise
 from stepladder.serving.citations import Citation
-from stepladder.trace import ActionKind, Passage, Step, StopReason, Trajectory, Usage
+from stepladder.trace import ActionKind, Passage, Step, StopReason, Trajectory
 
 #: Said in place of an answer.
 _NO_ANSWER = {
@@ -94,11 +94,6 @@ def step_text(step: Step) -> str:
     if action.kind is ActionKind.QUERY:
         lines += [f"- {passage.title or passage.id}" for passage in step.passages] or ["- nothing was found"]
     return "".join(neutralise(" ".join(line.split())) + "\n" for line in lines)
-
-
-def usage_of(trajectory: Trajectory) -> Usage:
-    """Tokens that all steps together read and wrote."""
-    return sum((step.usage for step in trajectory.steps), start=Usage())
 
 
 def _finite(score: float | None) -> float | None:

@@ -62,7 +62,7 @@ def run_eval(settings: EvalSettings, workshop: Workshop, task: Task) -> StageRes
         "limit": settings.limit,
         "seed": task.seed,
         "settings": asdict(episode),
-        "guide": None if guide is None else guide.model_dump(),
+        "guide": None if guide is None else guide.told(),
     }
     result.save(task.folder / EVALUATION, description, overwrite=True)
     return StageResult(main_numbers(summary), {EVALUATION: task.folder / EVALUATION})

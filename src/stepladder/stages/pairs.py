@@ -194,6 +194,8 @@ def _nothing(settings: PairSettings, made: _Made) -> str:
         often = "" if problem is None else f", most often: {problem}"
         return f"the model found no pair in the trees ({listed(made.judged['asked'])}; dropped: {dropped}){often}"
     found = f"judge '{settings.judge}' found no pair in the trees (dropped: {dropped})"
+    if settings.judge == "rank":
+        return f"{found}. It needs trees of a stage `rank`, with different actions in them: raise its n or temperature"
     if settings.judge == "gold":
         return f"{found}. It needs questions with a gold decomposition or gold passages; other judges need neither"
     return f"{found}. Explore with more simulations, a larger width or a higher temperature, or lower the margin"

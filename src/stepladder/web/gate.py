@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
@@ -113,15 +114,18 @@ class Gate:
         life: Callable[[], AbstractAsyncContextManager[None]],
         timed: str,
         token: str | None = None,
+        local: bool = False,
         shape: Callable[[int, str], dict[str, object]] = plainly,
     ) -> None:
         """What works behind the endpoints is entered (`life`) when the server starts, and left when it ends.
 
         Requests to the path `timed` are timed. `shape` makes the JSON of an error from its status and what is wrong.
+        `local`: only this machine can connect; where there is no token, web pages that it has open are kept out.
         """
         self.traffic = Traffic()
         self._endpoints, self._metrics, self._life, self._timed, self._shape = endpoints, metrics, life, timed, shape
         self._expected = f"bearer {token}".encode() if token else None
+        self._keeps_pages_out = local and token is None
         ours = ", ".join(f"{endpoint.method} {path}" for path, endpoint in endpoints.items())
         self._there_is = f"this server has {ours}"
         #: For requests that come, or are still there, when the server ends.
@@ -175,8 +179,11 @@ class Gate:
         """The endpoint that is asked for."""
         method, path = scope["method"], scope["path"]
         endpoint = self._endpoints.get(path)
-        if self._expected is not None and not (endpoint and endpoint.public):
-            self._check_token(scope)
+        if not (endpoint and endpoint.public):
+            if self._expected is not None:
+                self._check_token(scope)
+            elif self._keeps_pages_out:
+                _check_is_local(scope)
         if endpoint is None:
             raise Refused(404, f"no {method} {path} here: {self._there_is}")
         if method not in endpoint.methods:
@@ -200,3 +207,22 @@ class Gate:
 def told(content: object, status: int = 200) -> Reply:
     """Plain data, as an answer."""
     return Reply(status, json.dumps(content).encode())
+
+
+#: Names of this machine, as they stand in the headers Host and Origin, with or without a port.
+_THIS_MACHINE = re.compile(rb"(https?://)?(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
+
+
+def _check_is_local(scope: Scope) -> None:
+    """Refuse what a web page sends, which reaches a server on this machine through its user's browser.
+
+    Such a request names the page (Origin), or the name of the page's own site, pointed at this machine (Host).
+    """
+    for name, value in scope["headers"]:
+        if name in (b"host", b"origin") and not _THIS_MACHINE.fullmatch(value):
+            what = value.decode("latin-1")[:100]
+            raise Refused(
+                421,
+                f"this server answers to this machine alone, and the request's {name.decode()} is {what!r}: ask it at "
+                "localhost, or give the server a token and send that",
+            )
