@@ -1,6 +1,7 @@
 """Guided inference: what is sampled, who chooses, what it costs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -129,6 +130,16 @@ def test_what_breaks_the_grammar_is_taken_only_when_there_is_nothing_else() -> N
 def test_of_equal_scores_the_most_frequent_goes_first() -> None:
     outcome, _, _ = play(Guide(n=33), Sampled([GOOD, *[OTHER] * 6]), Likes())
     assert texts(outcome) == ["Orm River", "Ada", "Oss"]
+
+
+def test_what_the_policy_says_often_can_count_beside_the_score() -> None:
+    """The other way scores a little higher; the good one is sampled three times as often."""
+    scorer = Likes(designed=0.6, born=0.6, Velm=0.6, River=0.7, Ada=0.7, Oss=0.7)
+    engine = Sampled([GOOD, GOOD, GOOD, OTHER])
+    for strategy in ("actions", "beam", "trajectories"):
+        alone = Guide(strategy, n=24, aggregate="last")  # type: ignore[arg-type]
+        found = [play(guide, engine, scorer)[0] for guide in (alone, replace(alone, weighted=True))]
+        assert [texts(each)[-1] for each in found] == ["Oss", "Velm"], strategy
 
 
 @pytest.mark.parametrize("strategy", ["actions", "beam", "trajectories", "vote", "mcts"])

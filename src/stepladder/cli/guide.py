@@ -39,6 +39,9 @@ AggregateName = Annotated[
         help="With --strategy beam or trajectories: min [dim](the default)[/], mean or last of scores.",
     ),
 ]
+Weighted = Annotated[
+    bool, typer.Option("--weighted", help="With --guide: multiply scores by the samples that say the same.")
+]
 Beams = Annotated[
     int | None, typer.Option("--beams", min=1, help="With --strategy beam: states that are kept [dim](default: 2)[/]")
 ]
@@ -65,13 +68,21 @@ def guide_options(
     n: int | None = None,
     strategy: str | None = None,
     aggregate: str | None = None,
+    weighted: bool = False,
     beams: int | None = None,
     simulations: int | None = None,
     temperature: float | None = None,
     top_p: float = 1.0,
 ) -> GuideOptions | None:
     """The guide that was asked for; None without --guide."""
-    given = {"n": n, "strategy": strategy, "aggregate": aggregate, "beams": beams, "simulations": simulations}
+    given = {
+        "n": n,
+        "strategy": strategy,
+        "aggregate": aggregate,
+        "weighted": weighted or None,
+        "beams": beams,
+        "simulations": simulations,
+    }
     asked = {name: value for name, value in given.items() if value is not None}
     if guide is None:
         if asked:

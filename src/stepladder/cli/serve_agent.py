@@ -18,6 +18,7 @@ from stepladder.cli.guide import (
     N,
     Simulations,
     StrategyName,
+    Weighted,
     guide_options,
     opened_scorer,
 )
@@ -84,6 +85,7 @@ def serve_agent_command(
     n: N = None,
     strategy: StrategyName = None,
     aggregate: AggregateName = None,
+    weighted: Weighted = False,
     beams: Beams = None,
     simulations: Simulations = None,
     temperature: GuidedTemperature = None,
@@ -186,6 +188,7 @@ def serve_agent_command(
         n=n,
         strategy=strategy,
         aggregate=aggregate,
+        weighted=weighted,
         beams=beams,
         simulations=simulations,
         temperature=temperature,

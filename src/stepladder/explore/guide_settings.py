@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 #: Strategies for which a setting counts, where that is not all of them.
-_COUNT_FOR = {"beams": ("beam",), "aggregate": ("beam", "trajectories"), "simulations": ("mcts",)}
+_COUNT_FOR = {
+    "beams": ("beam",),
+    "aggregate": ("beam", "trajectories"),
+    "weighted": ("actions", "beam", "trajectories"),
+    "simulations": ("mcts",),
+}
 
 
 class GuideSettings(Settings):
@@ -33,6 +38,8 @@ class GuideSettings(Settings):
     beams: int = Field(default=2, ge=1)
     #: Beam and trajectories: what the scores of all steps make of a trajectory.
     aggregate: Aggregate = "min"
+    #: Multiply scores by the samples that say the same.
+    weighted: bool = False
     #: MCTS: simulations a question.
     simulations: int = Field(default=32, ge=1)
     #: How samples are drawn; equal ones would leave nothing to choose.
@@ -65,6 +72,7 @@ class GuideSettings(Settings):
             self.n,
             self.beams,
             self.aggregate,
+            self.weighted,
             self.simulations,
             searched=self.by == "gold",
         )

@@ -43,6 +43,9 @@ class Guide:
     beams: int = 2
     #: Beam and trajectories: what the scores of a trajectory's steps make of it.
     aggregate: Aggregate = "min"
+    #: Multiply a score by the samples that say the same: what the policy thinks counts beside what the scorer thinks.
+    #: With many samples the highest score alone finds what fools the scorer.
+    weighted: bool = False
     #: MCTS: simulations a question.
     simulations: int = 32
     #: Whether a query's results must be at hand when it is scored. A judge may look at them; a reward model does not,
@@ -116,7 +119,8 @@ def _by_trajectories(
     agent: Agent, question: Question, settings: EpisodeSettings, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
     played = yield from _episodes(agent, question, settings, guide.n, seed)
-    scored = yield from _scored([Candidate(each, 1) for each in played], guide)
+    alike = Counter(_answer_key(each) for each in played)
+    scored = yield from _scored([Candidate(each, alike[_answer_key(each)]) for each in played], guide)
     return scored[0].candidate.trajectory
 
 
@@ -124,11 +128,14 @@ def _by_vote(
     agent: Agent, question: Question, settings: EpisodeSettings, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
     played = yield from _episodes(agent, question, settings, guide.n, seed)
-    answers = [(normalise(each.answer) or each.answer, each) for each in played if each.answer is not None]
-    if not answers:
-        return played[0]
-    winner, _ = Counter(answer for answer, _ in answers).most_common(1)[0]
-    return next(each for answer, each in answers if answer == winner)
+    winner, _ = Counter(map(_answer_key, played)).most_common(1)[0]
+    return next(each for each in played if _answer_key(each) == winner)
+
+
+def _answer_key(trajectory: Trajectory) -> str:
+    """What makes two answers the same."""
+    answer = trajectory.answer or ""
+    return normalise(answer) or answer
 
 
 def _by_search(
@@ -186,7 +193,10 @@ def _scored(found: Sequence[Candidate], guide: Guide) -> Algorithm[list[_Scored]
     sound = [each for each in found if each.is_sound]
     asked = sound if len(sound) > 1 or guide.strategy == "beam" else []
     scores = (yield [Score(each.trajectory) for each in asked]) if asked else []
-    worths = {id(each): guide.worth(scores) for each, scores in zip(asked, scores, strict=True)}
+    worths = {
+        id(each): guide.worth(scores) * (each.count if guide.weighted else 1)
+        for each, scores in zip(asked, scores, strict=True)
+    }
     return sorted((_Scored(each, worths.get(id(each), 0.0)) for each in found), key=lambda each: each.rank)
 
 
