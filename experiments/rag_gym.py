@@ -141,14 +141,6 @@ class Plan:
         changes = (f"policy={self.larger}", "stages.sft.lr=1e-4", "batch=64")
         return [*runs, run_job("warmup-nano", self.out / "larger-0", *changes)]
 
-    def smaller(self) -> list[Job]:
-        """nano without every other layer, which takes more questions to come to something."""
-        folder = self.out / "half"
-        if not folder.exists():
-            halve_nano(folder)
-        changes = (f"policy={folder}", "stages.sft.questions=300", "stages.sft.epochs=6", "stages.sft.eval_every=225")
-        return [run_job("warmup-nano", self.out / "half-0", *changes)]
-
     def tuning(self) -> list[Job]:
         """The temperatures on dev questions."""
         ways = {"greedy": None, **{str(each): ("PRM", "--n", "8") for each in TRIED}}
@@ -172,6 +164,7 @@ class Plan:
             run, policy = self.prorag(seed), self.prorag(seed) / "sft" / "policy"
             ways: dict[str, Sequence[str] | None] = {
                 **{f"actions-{n}": ("PRM", "--n", str(n)) for n in SIZES},
+                **{f"weighted-{n}": ("PRM", "--weighted", "--n", str(n)) for n in SIZES[1:]},
                 **{f"vote-{n}": ("vote", "--n", str(n)) for n in VOTES},
                 **{slug(label): guide for label, guide in STRATEGIES.items()},
             }
@@ -191,7 +184,6 @@ class Plan:
             other = self.prorag(seed)
             found[f"another policy, warmed up (seed {seed})"] = (other, other / "sft" / "policy")
             found[f"another policy, trained (seed {seed})"] = (other, other / "grpo" / "policy")
-        found["nano with half of its layers, warmed up"] = (self.out / "half-0", self.out / "half-0" / "sft" / "policy")
         if self.larger is not None:
             found["SmolLM2-135M, warmed up"] = (self.out / "larger-0", self.out / "larger-0" / "sft" / "policy")
         return found
@@ -207,22 +199,6 @@ class Plan:
             for label, (run, policy) in self.policies().items()
             for way, guide in ways.items()
         ]
-
-
-def halve_nano(folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from stepladder.models import built_in_folder
-
-    nano = built_in_folder("nano")
-    model = AutoModelForCausalLM.from_pretrained(nano, dtype=torch.float32)
-    model.model.layers = torch.nn.ModuleList(model.model.layers[::2])
-    for number, layer in enumerate(model.model.layers):
-        layer.self_attn.layer_idx = number
-    model.config.num_hidden_layers = len(model.model.layers)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(nano).save_pretrained(folder)
 
 
 def slug(label: str) -> str:
@@ -253,6 +229,7 @@ def tell_guided(plan: Plan) -> None:
 
     ways = {
         **{f"actions, n = {n}": f"actions-{n}" for n in SIZES},
+        **{f"actions weighted, n = {n}": f"weighted-{n}" for n in SIZES[1:]},
         **{f"vote of {n}": f"vote-{n}" for n in VOTES},
         **{label: slug(label) for label in STRATEGIES},
     }
@@ -291,8 +268,12 @@ def tell_guided(plan: Plan) -> None:
         known = [(n, numbers[prefix.format(n)]["f1"]) for n in sizes if prefix.format(n) in numbers]
         return [Point(n, fmean(f1), min(f1), max(f1), len(f1)) for n, f1 in known]
 
-    series = {"reward model chooses actions": points("actions, n = {}", SIZES), "vote": points("vote of {}", VOTES)}
-    series = {name: some for name, some in series.items() if some}
+    series = {
+        "highest score": points("actions, n = {}", SIZES),
+        "score x samples": points("actions, n = {}", SIZES[:1]) + points("actions weighted, n = {}", SIZES[1:]),
+        "vote on answers": points("vote of {}", VOTES),
+    }
+    series = {name: some for name, some in series.items() if len(some) > 1}
     if series:
         greedy = numbers.get("greedy, no guide")
         marks = {"greedy": fmean(greedy["f1"])} if greedy else None
@@ -345,7 +326,6 @@ def main() -> None:
         return
     if not chosen.report:
         runs = [job for part in ("recipes", "agents") if part in parts for job in getattr(plan, part)()]
-        runs += plan.smaller() if "transfer" in parts else []
         carry_out(runs, chosen.jobs, plan.out / "logs")  # the longest first
         carry_out(
             [job for part in ("guided", "transfer") if part in parts for job in getattr(plan, part)()],
