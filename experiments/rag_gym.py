@@ -123,6 +123,10 @@ class Plan:
     def reward(self, seed: int) -> Path:
         return self.prorag(seed) / "prm" / "reward"
 
+    def base(self) -> list[Job]:
+        """The runs whose policies and reward models guided inference takes."""
+        return [job for job in self.recipes() if job.name.startswith(("prorag-", "larger-"))]
+
     def agents(self) -> list[Job]:
         return [
             run_job("warmup-nano", self.out / f"agent-{agent}-{seed}", f"agent={agent}", f"seed={seed}")
@@ -319,6 +323,7 @@ def main() -> None:
     plan = Plan(chosen.out.absolute(), chosen.seeds, chosen.larger and chosen.larger.absolute())
     parts = chosen.only.split(",")
     if chosen.tune:
+        carry_out(plan.base(), chosen.jobs, plan.out / "logs")
         carry_out(plan.tuning(), chosen.jobs, plan.out / "logs")
         for way in ("greedy", *map(str, TRIED)):
             found = [each for seed in plan.seeds if (each := summary_of(plan.out / f"dev-{way}-{seed}"))]
@@ -326,6 +331,8 @@ def main() -> None:
         return
     if not chosen.report:
         runs = [job for part in ("recipes", "agents") if part in parts for job in getattr(plan, part)()]
+        if {"guided", "transfer"} & set(parts):
+            runs += [job for job in plan.base() if job not in runs]
         carry_out(runs, chosen.jobs, plan.out / "logs")  # the longest first
         carry_out(
             [job for part in ("guided", "transfer") if part in parts for job in getattr(plan, part)()],

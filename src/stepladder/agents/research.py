@@ -19,6 +19,7 @@ from json_repair import repair_json
 
 from stepladder.agents.base import malformed, one_line
 from stepladder.agents.prompted import Prompted, Prompts, State
+from stepladder.agents.search_o1 import BRIEF
 from stepladder.trace import Action, ActionKind, Trajectory
 
 UNKNOWN = "unknown"
@@ -55,14 +56,6 @@ Reason step by step to an answer. Reply with one JSON object and nothing else:
 
 Question: {question}
 {history}""",
-)
-
-#: For a model that has learnt the format.
-BRIEF = Prompts(
-    begin_reasoning="Question: {question}\n",
-    document_analysis="Question: {question}\nSearch: {query}\n<retrieval>\n{passages}\n</retrieval>\n",
-    reasoning="Question: {question}\n{history}",
-    answer_generation="Question: {question}\n{history}No search is left.\n",
 )
 
 _HISTORY_LINE = {ActionKind.QUERY: "Search: ", ActionKind.SUB_ANSWER: "Result: ", ActionKind.ANSWER: "Answer: "}

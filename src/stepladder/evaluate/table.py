@@ -44,6 +44,8 @@ def print_summary(console: Console, summary: Summary, title: str) -> None:
     table.add_column("mean", justify="right")
     table.add_column("95% interval", justify="right")
     for name, label, digits in _ROWS:
+        if name == "searches_made" and summary.metrics.get(name) == summary.metrics.get("searches"):
+            continue  # nothing was thrown away
         if name in summary.metrics:
             mean, _, bounds = interval_text(summary.metrics[name], digits).partition(" ")
             table.add_row(label, mean, bounds)
