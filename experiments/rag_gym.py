@@ -19,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,6 @@ QUESTIONS = 300
 #: Beside best-of-n actions: label, arguments of `stepladder eval` behind --guide.
 STRATEGIES = {
     "greedy, no guide": None,
-    "vote of 8": ("vote", "--n", "8"),
     "best of 8 episodes, min": ("PRM", "--strategy", "trajectories", "--n", "8"),
     "best of 8 episodes, mean": ("PRM", "--strategy", "trajectories", "--n", "8", "--aggregate", "mean"),
     "best of 8 episodes, last": ("PRM", "--strategy", "trajectories", "--n", "8", "--aggregate", "last"),
@@ -60,11 +60,12 @@ TRIED = (0.3, 0.5, 0.7, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command, and the file that is there when it is done."""
+    """A command, the file that is there when it is done, and those that must be there before it can begin."""
 
     name: str
     arguments: tuple[str, ...]
     done: Path
+    needs: tuple[Path, ...] = ()
 
 
 def run_job(recipe: str, folder: Path, *changes: str) -> Job:
@@ -85,27 +86,52 @@ def eval_job(
     by = () if guide is None else tuple(str(reward) if each == "PRM" else each for each in guide)
     chosen = ("--guide", *by, "--temperature", str(temperature)) if by else ()
     arguments = ("eval", "--run", str(run), "--model", str(policy), *asked, *chosen)
-    return Job(out.name, (*arguments, "--json", "--out", str(out)), out / "summary.json")
+    needs = [stage / "stage.json" for stage in (policy.parent, reward.parent)]
+    return Job(out.name, (*arguments, "--json", "--out", str(out)), out / "summary.json", tuple(needs))
 
 
 def carry_out(jobs: Iterable[Job], at_once: int, logs: Path) -> None:
-    """Run what is not done yet, some at a time; what fails is told, and the others go on."""
-    logs.mkdir(parents=True, exist_ok=True)
-    missing = [job for job in jobs if not job.done.exists()]
+    """Run what is not done yet, some at a time, in order but none before its needs are there.
 
-    def work(job: Job) -> None:
-        began = time.monotonic()
-        with (logs / f"{job.name}.log").open("w") as log:
-            command = [sys.executable, "-m", "stepladder", *job.arguments]
-            environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-            failed = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False)
-        if not failed.returncode and job.done.name == "DONE":
-            job.done.touch()
-        told = "failed: see its log" if failed.returncode else "done"
-        print(f"{job.name}: {told} ({time.monotonic() - began:.0f} s)", flush=True)
+    What fails is told, what needs it is left out, and the others go on.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    waiting = [job for job in jobs if not job.done.exists()]
+    running: list[Job] = []
+    turn = threading.Lock()
+
+    def take() -> Job | None:
+        """The first job that can begin, once there is one."""
+        while True:
+            with turn:
+                for job in waiting:
+                    if all(need.exists() for need in job.needs):
+                        waiting.remove(job)
+                        running.append(job)
+                        return job
+                if not running:
+                    return None
+            time.sleep(1)
+
+    def work() -> None:
+        while job := take():
+            began = time.monotonic()
+            with (logs / f"{job.name}.log").open("w") as log:
+                command = [sys.executable, "-m", "stepladder", *job.arguments]
+                environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+                failed = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False)
+            if not failed.returncode and job.done.name == "DONE":
+                job.done.touch()
+            with turn:
+                running.remove(job)
+            told = "failed: see its log" if failed.returncode else "done"
+            print(f"{job.name}: {told} ({time.monotonic() - began:.0f} s)", flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(work, missing))
+        for each in [pool.submit(work) for _ in range(at_once)]:
+            each.result()
+    for job in waiting:
+        print(f"{job.name}: left out, it needs {', '.join(str(need) for need in job.needs if not need.exists())}")
 
 
 # --- What there is to do ------------------------------------------------------------------------------------
@@ -163,18 +189,23 @@ class Plan:
         ]
 
     def guided(self) -> list[Job]:
-        jobs = []
-        for seed in self.seeds:
-            run, policy = self.prorag(seed), self.prorag(seed) / "sft" / "policy"
-            ways: dict[str, Sequence[str] | None] = {
-                **{f"actions-{n}": ("PRM", "--n", str(n)) for n in SIZES},
-                **{f"weighted-{n}": ("PRM", "--weighted", "--n", str(n)) for n in SIZES[1:]},
-                **{f"vote-{n}": ("vote", "--n", str(n)) for n in VOTES},
-                **{slug(label): guide for label, guide in STRATEGIES.items()},
-            }
-            for name, guide in ways.items():
-                jobs.append(eval_job(self.out / f"guided-{name}-{seed}", run, policy, guide, self.reward(seed)))
-        return jobs
+        ways: dict[str, Sequence[str] | None] = {
+            **{f"actions-{n}": ("PRM", "--n", str(n)) for n in SIZES},
+            **{f"weighted-{n}": ("PRM", "--weighted", "--n", str(n)) for n in SIZES[1:]},
+            **{f"vote-{n}": ("vote", "--n", str(n)) for n in VOTES},
+            **{slug(label): guide for label, guide in STRATEGIES.items()},
+        }
+        return [
+            eval_job(
+                self.out / f"guided-{name}-{seed}",
+                self.prorag(seed),
+                self.prorag(seed) / "sft" / "policy",
+                guide,
+                self.reward(seed),
+            )
+            for name, guide in ways.items()
+            for seed in self.seeds
+        ]
 
     def policies(self) -> dict[str, tuple[Path, Path]]:
         """Those that the first seed's reward model is tried on: run and model folder, by what they are."""
@@ -192,17 +223,21 @@ class Plan:
             found["SmolLM2-135M, warmed up"] = (self.out / "larger-0", self.out / "larger-0" / "sft" / "policy")
         return found
 
-    def transfer(self) -> list[Job]:
+    def transfer(self) -> dict[str, dict[str, Job]]:
+        """By policy: greedy, one sample and eight. What guided inference measures too is the same job, done once."""
         ways: dict[str, Sequence[str] | None] = {
             "greedy": None,
             "1": ("PRM", "--n", "1"),
             "8": ("PRM", "--n", "8"),
         }
-        return [
-            eval_job(self.out / f"transfer-{slug(label)}-{way}", run, policy, guide, self.reward(0))
-            for label, (run, policy) in self.policies().items()
-            for way, guide in ways.items()
-        ]
+        known = {job.arguments[:-1]: job for job in self.guided()}  # the last one says where to
+        jobs: dict[str, dict[str, Job]] = {}
+        for label, (run, policy) in self.policies().items():
+            jobs[label] = {}
+            for way, guide in ways.items():
+                job = eval_job(self.out / f"transfer-{slug(label)}-{way}", run, policy, guide, self.reward(0))
+                jobs[label][way] = known.get(job.arguments[:-1], job)
+        return jobs
 
 
 def slug(label: str) -> str:
@@ -294,8 +329,8 @@ def tell_transfer(plan: Plan) -> None:
     head = f"{'greedy':>7} {'n = 1':>7} {'n = 8':>7}  n = 8 less n = 1"
     print(f"\n{'policy, guided by the reward model of seed 0':44} {head}")
     rows = []
-    for label in plan.policies():
-        folders = {way: plan.out / f"transfer-{slug(label)}-{way}" for way in ("greedy", "1", "8")}
+    for label, jobs in plan.transfer().items():
+        folders = {way: job.done.parent for way, job in jobs.items()}
         found = {way: each for way, folder in folders.items() if (each := summary_of(folder))}
         if len(found) < 3:
             continue
@@ -330,15 +365,14 @@ def main() -> None:
             print(f"{way:8}" + " ".join(f"{each['f1']['mean']:.3f}" for each in found))
         return
     if not chosen.report:
-        runs = [job for part in ("recipes", "agents") if part in parts for job in getattr(plan, part)()]
+        jobs = [job for part in ("recipes", "agents") if part in parts for job in getattr(plan, part)()]
         if {"guided", "transfer"} & set(parts):
-            runs += [job for job in plan.base() if job not in runs]
-        carry_out(runs, chosen.jobs, plan.out / "logs")  # the longest first
-        carry_out(
-            [job for part in ("guided", "transfer") if part in parts for job in getattr(plan, part)()],
-            chosen.jobs,
-            plan.out / "logs",
-        )
+            jobs = plan.base() + [job for job in jobs if job not in plan.base()]
+        if "transfer" in parts:  # the slowest first
+            jobs += [job for ways in reversed(plan.transfer().values()) for job in reversed(ways.values())]
+        if "guided" in parts:
+            jobs += plan.guided()
+        carry_out(dict.fromkeys(jobs), chosen.jobs, plan.out / "logs")
     if {"agents", "recipes"} & set(parts):
         tell_agents(plan)
     if "guided" in parts:
