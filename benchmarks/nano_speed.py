@@ -61,7 +61,7 @@ class Work:
 
 def write_by_engine(engine: TransformersEngine, work: Work) -> list[list[int]]:
     def request(context: list[int], limit: int) -> Generate:
-        segment = Segment(Author.PROMPT, "?", tuple(context), vocabulary=engine.vocabulary)
+        segment = Segment(Author.PROMPT, "?", tuple(context), vocabulary=engine.encoding.vocabulary)
         return Generate((segment,), stop=NEVER, sampling=Sampling(max_tokens=limit))
 
     written = []

@@ -47,7 +47,7 @@ def test_a_question_with_all_its_gold(tmp_path: Path) -> None:
             answers=("Ena Voss", "Voss"),
             hops=(
                 Hop("Which bridge is in Orla?", "Span One", ("p7",)),
-                Hop("Who designed #1?", "Ena Voss", ("p9", "p10")),
+                Hop("Who designed #1?", "Ena Voss", ("p9", "p10"), aliases=("Voss",)),
             ),
             gold_passages=(("p7",), ("p9", "p10")),
             kind="bridge",

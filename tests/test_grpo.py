@@ -39,7 +39,7 @@ from stepladder.run import run_recipe
 from stepladder.stages import Task
 from stepladder.stages.grpo import KIND, run_grpo
 from stepladder.trace import Action, ActionKind, Author, Question, Segment, Step, StopReason, Trajectory
-from stepladder.train import grpo
+from stepladder.train import grpo, playing
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.credit import Credited
 from stepladder.train.curves import read_curves
@@ -422,7 +422,7 @@ def train_told(
         engine.update = outcome.index + 2
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "TransformersEngine", engine)
+        patch.setattr(playing, "TransformersEngine", engine)
         return train(folder, settings, watch, agent=PRORAG, **options), made
 
 

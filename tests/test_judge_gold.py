@@ -68,6 +68,27 @@ BOTH = (*FIRST, query("Where was Ada Tarn born?", ARCHITECT), sub_answer("Velm")
 # --- Queries --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("told", "verdict"),
+    [
+        ("Orm Tower is an office tower of steel and glass that was opened in Velm in 1931", "ok"),
+        ("an office tower of steel and glass in Velm, opened in 1931", "ok"),
+        ("an office tower of steel", "ok"),
+        ("a tower", "wrong"),
+        ("Velm is a city by the sea", "wrong"),
+    ],
+)
+def test_an_answer_that_is_a_sentence_may_be_retold(told: str, verdict: str) -> None:
+    sentence = "Orm Tower is an office tower of steel and glass that was opened in Velm in 1931"
+    about = Question(
+        "q", "Is Orm Tower taller than Ada Tarn?", ("yes",), (Hop("What is Orm Tower?", sentence, ("1",)),)
+    )
+    assert last(query("What is Orm Tower?", replace(TOWER, id="1")), sub_answer(told), question=about) == verdict
+    inside = evidence(f"The first passage says: {told}, and more.")
+    expected = "ok" if verdict == "ok" and told != "an office tower of steel" else "wrong"
+    assert last(query("What is Orm Tower?", replace(TOWER, id="1")), inside, question=about) == expected
+
+
 def test_the_gold_way_is_good_all_along() -> None:
     assert faults(*BOTH, answer("Velm City")) == ["ok"] * 5
 

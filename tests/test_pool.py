@@ -1,5 +1,6 @@
 """Rows that write in one block, by passes that are recorded: the same words as in the ordinary way."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -199,10 +200,33 @@ def test_a_model_that_is_changed_while_it_writes_is_noticed(recorded: list[Repla
     session = engine.open()
     assert session is not None
     first, second = requests(limit=9)[8], requests()[0]
-    session.add({0: first})
+    short = replace(first, sampling=Sampling(max_tokens=1))
+    session.add({0: first, "short": short})
+    assert list(session.work()) == ["short"]
     engine.model.lm_head.weight = torch.nn.Parameter(engine.model.lm_head.weight.detach() * 2)
+    session.add({1: second})
     with pytest.raises(EngineDown, match="changed while it was writing"):
-        session.add({1: second})
+        session.work()
+
+
+def test_new_rows_wait_until_it_is_worth_it() -> None:
+    engine = engine_with(True)
+    session = engine.open()
+    assert session is not None
+    groups: list[int] = []
+    add = session.decoding.add  # type: ignore[attr-defined]
+    session.decoding.add = lambda rows: (groups.append(len(rows)), add(rows))  # type: ignore[attr-defined]
+    asked = replace(requests()[0], sampling=Sampling(max_tokens=3))
+    session.add({place: replace(asked, sampling=Sampling(max_tokens=place + 1)) for place in range(20)})
+    done = session.work()
+    for late in range(100, 104):  # one for each that has ended; there are 19 to 16 left
+        session.add({late: asked})
+        done |= session.work()
+    assert groups == [20, 3]
+    while len(done) < 24:
+        done |= session.work()
+    assert groups == [20, 3, 1]
+    assert set(done) == {*range(20), *range(100, 104)}
 
 
 def test_rest_frees_what_was_read_and_keeps_what_was_recorded(recorded: list[Replayed]) -> None:

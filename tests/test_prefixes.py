@@ -213,7 +213,7 @@ def test_contexts_too_long_for_one_pass_are_read_in_several(monkeypatch: pytest.
         Generate((Segment(Author.PROMPT, "abc" * length),), sampling=Sampling(max_tokens=4)) for length in (9, 2, 3, 40)
     ]
     at_once = generate(TransformersEngine("tiny", device="cpu"), *requests)
-    monkeypatch.setattr(decoding, "PASS_TOKENS", 20)
+    monkeypatch.setitem(decoding.PASS_TOKENS, "cpu", 20)
     engine = TransformersEngine("tiny", device="cpu")
     with tokens_read(engine) as sizes:
         assert_alike(generate(engine, *requests), at_once)

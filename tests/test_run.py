@@ -297,7 +297,7 @@ def test_a_recipe_of_the_user_s_own_is_never_written_over(stages: Stages, tmp_pa
 
 @pytest.mark.parametrize(
     ("policy", "message"),
-    [("./none", "the model folder ./none does not exist"), (".", "is not a model folder: it has no config.json")],
+    [("./none", "the model ./none does not exist"), (".", "is not a model folder: it has no config.json")],
 )
 def test_a_policy_that_is_no_model_folder_is_refused_at_once(
     stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, message: str

@@ -34,7 +34,7 @@ from stepladder.engines.transformers import TransformersEngine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.records import read_records
-from stepladder.request import Generate, Sampling
+from stepladder.request import Generate, Generation, Sampling
 from stepladder.trace import Author, Hop, Segment, Trajectory
 from stepladder.train import fine_tune, sft
 from stepladder.train.batches import collate, window_of
@@ -43,6 +43,8 @@ from stepladder.train.curves import read_curves
 from stepladder.train.examples import Example, examples_of
 from stepladder.train.fit import Place
 from stepladder.train.loss import weighted_nll
+from stepladder.train.playing import as_it_is, player_of
+from stepladder.train.policy import load_policy
 from stepladder.train.sft import SFTReport, train_sft
 from stepladder.train.sft_settings import SFTSettings
 from stepladder.train.training_settings import LoraSettings
@@ -381,19 +383,54 @@ def test_a_small_model_writes_in_the_precision_of_its_weights_though_it_is_train
     ids = torch.ones(1, 4, dtype=torch.long)
     layer = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
     layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
-    place = Place(torch.device("cpu"), True, 0, None)
     model(input_ids=ids)
-    with place.playing(model):
+    with as_it_is(model):
         model(input_ids=ids)
     model(input_ids=ids)
     assert seen == [torch.bfloat16, torch.float32, torch.bfloat16]
 
 
-def test_a_large_model_writes_in_the_precision_it_is_trained_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepladder.train.fit._WORTH_CONVERTING", 1)
-    for bf16 in (True, False):
-        with Place(torch.device("cpu"), bf16, 0, None).playing(tiny_model()):
-            assert torch.is_autocast_enabled("cpu") == bf16
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["all weights", "lora"])
+def test_a_large_model_is_played_by_a_copy_that_keeps_in_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lora: LoraSettings | None
+) -> None:
+    monkeypatch.setattr("stepladder.train.playing._WORTH_A_COPY", 1)
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    place = Place(torch.device("cpu"), True, 0, None)
+    policy = load_policy(tmp_path, lora, bf16=True, device=place.device)
+    engine, playing = player_of(policy, place, 4)
+    assert isinstance(engine, TransformersEngine)
+    assert engine.dtype is torch.bfloat16
+    request = Generate((Segment(Author.PROMPT, "Where?"),), sampling=Sampling(max_tokens=8))
+
+    def played() -> Generation:
+        with playing():
+            (reply,) = engine.generate([request])
+        assert isinstance(reply, Generation)
+        return reply
+
+    before = played()
+    with torch.no_grad():  # a step of an optimizer
+        for name, weights in policy.model.named_parameters():
+            if weights.requires_grad:
+                weights.add_(0.2 if "lora" in name else 0.02 * torch.randn_like(weights))
+    after = played()
+    assert after.written.logprobs != before.written.logprobs
+    tokens = [*after.context[0].tokens, *after.written.tokens]
+    logits = policy.model(input_ids=torch.tensor([tokens])).logits[0, len(after.context[0].tokens) - 1 : -1]
+    expected = logits.float().log_softmax(-1)[range(len(after.written.tokens)), list(after.written.tokens)]
+    assert list(after.written.logprobs) == pytest.approx(expected.tolist(), abs=0.2)  # as far as bf16 goes
+
+
+def test_a_small_model_and_one_trained_in_fp32_play_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bf16, worth in ((True, 100e6), (False, 1)):
+        monkeypatch.setattr("stepladder.train.playing._WORTH_A_COPY", worth)
+        place = Place(torch.device("cpu"), bf16, 0, None)
+        policy = load_policy("tiny", None, bf16=False, device=place.device)
+        engine, _ = player_of(policy, place, 4)
+        assert isinstance(engine, TransformersEngine)
+        assert engine.model is policy.model
 
 
 def test_a_batch_is_not_padded_beyond_the_window_of_its_model() -> None:

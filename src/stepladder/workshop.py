@@ -14,8 +14,8 @@ from pydantic import AfterValidator, Field, model_validator
 from rich.console import Console
 
 from stepladder.agents import Agent, is_agent_file, make_agent
-from stepladder.data import DATA_SETS, DataSet, open_data
-from stepladder.data.flashrag import load_questions
+from stepladder.data import DATA_SETS, PUBLISHED, SPLITS, DataSet, absolute_name, open_data, open_files
+from stepladder.data.holdout import held_out
 from stepladder.engines import Engine, make_engine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
@@ -31,8 +31,6 @@ from stepladder.trace import Question
 #: In place of a policy: the one the recipe begins with, and the oracle that plays gold decompositions.
 BASE, GOLD = "base", "gold"
 
-SPLITS = ("train", "dev", "test")
-
 
 def _absolute(path: Path) -> Path:
     return expanded(path).absolute()
@@ -43,10 +41,8 @@ def _known_agent(name: str) -> str:
     return str(_absolute(Path(name))) if is_agent_file(name) else name
 
 
-def _absolute_if_file(data: str | None) -> str | None:
-    if data is None or data in DATA_SETS or not expanded(data).is_file():
-        return data
-    return str(_absolute(Path(data)))
+def _absolute_data(name: str | None) -> str | None:
+    return name if name is None else absolute_name(name)
 
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
@@ -55,13 +51,16 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 class DataSettings(Settings):
     """Questions and corpus: a data set by `name`, or question files by split; an index where no corpus comes along."""
 
-    #: A data set, or a question file, which has the one split `all`.
-    name: Annotated[str | None, AfterValidator(_absolute_if_file)] = "atlas"
+    #: A data set, a folder of question files, a question file, which has the one split `all`; or several joined by +.
+    name: Annotated[str | None, AfterValidator(_absolute_data)] = "atlas"
     #: Seed of the Atlas world.
     world_seed: int = 0
     train: AbsolutePath | None = None
     dev: AbsolutePath | None = None
     test: AbsolutePath | None = None
+    #: So many train questions are set aside as `dev`, to choose checkpoints by; what was `dev` is the `test` then,
+    #: unless there is one, and where there is neither, as many again are set aside as `test`.
+    holdout: int = Field(default=0, ge=0)
     #: Folder of an index, or URLs of search servers, instead of an index of the data set's own passages.
     index: Annotated[str, Field(min_length=1), AfterValidator(absolute_unless_url)] | None = None
 
@@ -72,7 +71,8 @@ class DataSettings(Settings):
             return data
         if not any(data.get(split) for split in SPLITS):
             if "name" in data and data["name"] is None:
-                raise ValueError(f"expected a name ({', '.join(DATA_SETS)}, a question file) or files by split")
+                known = ", ".join((*DATA_SETS, *PUBLISHED))
+                raise ValueError(f"expected a name ({known}, a folder, a question file) or files by split")
             return data
         if data.get("name") is not None:
             raise ValueError(f"found both the name {data['name']!r} and files by split; leave out one of them")
@@ -85,9 +85,9 @@ class DataSettings(Settings):
 
     def open(self) -> DataSet:
         """The questions, with the passages that come with them."""
-        if self.name is not None:
-            return open_data(self.name, seed=self.world_seed)
-        return DataSet("the data", {split: load_questions(path) for split, path in self.files.items()})
+        name = self.name
+        data = open_files("the data", self.files) if name is None else open_data(name, seed=self.world_seed)
+        return held_out(data, self.holdout) if self.holdout else data
 
 
 class SearchSettings(Settings):
@@ -120,6 +120,8 @@ class SharedSettings(Settings):
     data: DataSettings = DataSettings()
     search: SearchSettings = SearchSettings()
     episode: LimitSettings = LimitSettings()
+    #: What plays a policy: transformers, or vLLM where it is installed.
+    engine: Literal["transformers", "vllm"] = "transformers"
     device: str = "auto"
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     #: Most questions in one batch of a local model that is played.
@@ -132,6 +134,7 @@ class Workshop:
     def __init__(self, settings: SharedSettings, console: Console | None = None) -> None:
         self.settings = settings
         self.console = console or Console(stderr=True)
+        self._told: set[str] = set()
 
     @cached_property
     def agent(self) -> Agent:
@@ -168,8 +171,12 @@ class Workshop:
             )
 
     def split(self, name: str) -> tuple[Question, ...]:
-        """The questions of one split."""
-        return self.data.split(name)
+        """The questions of one split; what the files have and is left out is told once."""
+        questions = self.data.split(name)
+        for reason, count in self.data.left_out(name).items() if name not in self._told else ():
+            self.console.print(f"{self.data.name} {name}: left out {count:,} {reason}", highlight=False, markup=False)
+        self._told.add(name)
+        return questions
 
     def all_questions(self) -> list[Question]:
         """The questions of all splits."""
@@ -192,7 +199,7 @@ class Workshop:
             make_engine("gold", self.agent)
             if policy == GOLD
             else make_engine(
-                "transformers",
+                shared.engine,
                 self.agent,
                 model=policy,
                 device=shared.device,

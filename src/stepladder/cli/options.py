@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from stepladder.agents import AGENTS, Agent, is_agent_file
-from stepladder.data import DATA_SETS
+from stepladder.data import DATA_SETS, PUBLISHED
 from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.errors import StepladderError
 from stepladder.files import expanded
@@ -45,11 +45,14 @@ def _unset(what: str, default: object) -> str:
 #: What may be given as an agent.
 AGENTS_HELP = f"{listed(AGENTS)}; or a Python file with one of your own"
 
-_MODELS = "a model folder, a hub name, nano (comes with Stepladder) or tiny (random weights)"
+_MODELS = (
+    "a model folder, a GGUF file, a hub name, nano (comes with Stepladder), smollm2-135m (see docs/models.md) or tiny "
+    "(random weights)"
+)
 
 _K = "Passages a search returns."
 _WORLD_SEED = "Seed of the Atlas world."
-_DATA = f"{listed(DATA_SETS)}, or a question file (.jsonl, .jsonl.gz)."
+_DATA = f"{listed((*DATA_SETS, *PUBLISHED))}, a folder of question files, or a question file; several joined by +."
 
 AgentName = Annotated[
     str | None,
@@ -148,7 +151,7 @@ def engine_and_model(
     """What was named, or what goes with the rest: the newest policy of a run, a server for its URL, else the oracle."""
     if engine is None and base_url is not None:
         engine = "openai"
-    if run is not None and model is None and engine in (None, "transformers"):
+    if run is not None and model is None and engine in (None, "transformers", "vllm"):
         policy = RunFolder.open(run).newest("policy")
         if policy is None:
             raise StepladderError(f"no stage of the run {run} has made a policy yet: go on with it, or name a --model")

@@ -73,7 +73,7 @@ def train_sft_command(
     world_seed: WorldSeed = 0,
     questions: Annotated[int | None, typer.Option("--questions", min=1, help="Questions to train on.")] = None,
     source: Annotated[
-        str | None, typer.Option("--source", help="Where transcripts come from: gold, teacher or bootstrap.")
+        str | None, typer.Option("--source", help="Where transcripts come from: gold, mined, bootstrap or teacher.")
     ] = None,
     teacher: Annotated[
         str | None, typer.Option("--teacher", help="URL of the OpenAI-compatible server of a teacher.")

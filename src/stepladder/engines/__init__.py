@@ -1,4 +1,4 @@
-"""Engines write text: transformers in process, any OpenAI-compatible server, the gold oracle, a script."""
+"""Engines write text: transformers and vLLM in process, any OpenAI-compatible server, the gold oracle, a script."""
 
 from typing import Literal
 
@@ -13,6 +13,7 @@ ENGINES = {
     "gold": "the oracle: plays the gold decomposition of a question",
     "openai": "any OpenAI-compatible server",
     "transformers": "a model in this process, on CPU or CUDA",
+    "vllm": "a model in this process, in vLLM on CUDA",
 }
 
 
@@ -43,4 +44,10 @@ def make_engine(
         from stepladder.engines.transformers import TransformersEngine
 
         return TransformersEngine(model or "nano", device=device, dtype=dtype, max_batch=max_batch)
+    if name == "vllm":
+        from stepladder.engines.vllm import VLLMEngine
+
+        if model is None:
+            raise StepladderError("the vllm engine needs a model: --model FOLDER or a hub name")
+        return VLLMEngine(model, dtype=dtype, max_batch=max_batch)
     raise unknown_name("engine", name, ENGINES)

@@ -23,7 +23,7 @@ BLOCK_ROWS = {"cpu": 32, "cuda": 512}
 #: Columns reserved for what will be written; more are added when needed.
 AHEAD = 64
 #: Most tokens of contexts that are read at once: bounds the memory that long ones take.
-PASS_TOKENS = 8192
+PASS_TOKENS = {"cpu": 8192, "cuda": 32768}
 
 
 class PackedDecoding:
@@ -126,11 +126,11 @@ class Group:
     def _passes(self) -> Iterator[list[tuple[int, range]]]:
         """The new tokens, by context and positions, in passes of bounded size. A longer context takes several."""
         pieces: list[tuple[int, range]] = []
-        size = 0
+        size, most = 0, PASS_TOKENS.get(self.device.type, PASS_TOKENS["cuda"])
         for place, (context, known) in enumerate(zip(self.contexts, self.known)):
-            for start in range(known, len(context), PASS_TOKENS):
-                piece = range(start, min(start + PASS_TOKENS, len(context)))
-                if size + len(piece) > PASS_TOKENS:
+            for start in range(known, len(context), most):
+                piece = range(start, min(start + most, len(context)))
+                if size + len(piece) > most:
                     yield pieces
                     pieces, size = [], 0
                 pieces.append((place, piece))

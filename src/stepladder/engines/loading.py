@@ -1,4 +1,4 @@
-"""Models of transformers by name: a folder, a hub name or a built-in one; and what an engine must know of them.
+"""Models of transformers by name: a folder, a GGUF file, a hub name, a built-in one; what engines must know of them.
 
 In: a name, a device, a dtype. Out: model and tokenizer, or an error that says what was found and what was expected.
 """
@@ -6,7 +6,6 @@ In: a name, a device, a dtype. Out: model and tokenizer, or an error that says w
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import cache
 from hashlib import blake2b
 from logging import getLogger
@@ -22,7 +21,9 @@ from transformers.utils import logging
 
 from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.errors import StepladderError, unknown_name
-from stepladder.models import BUILT_IN, built_in_folder
+from stepladder.models import NAMED
+from stepladder.models.adapters import base_of, is_adapter, merged
+from stepladder.models.places import place_of
 
 log = getLogger(__name__)
 
@@ -32,7 +33,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def load_model(
     model: str | Path, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype | None
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """A causal model with its tokenizer, by built-in name, folder or hub name; without a dtype in that of its files."""
+    """A causal model with its tokenizer, by its name (`places.py`); without a dtype in that of its files."""
     if str(model) == "tiny":
         return tiny_model().to(dtype), tokenizer or tiny_tokenizer()  # type: ignore[arg-type]
     return load_pretrained(model, AutoModelForCausalLM, _expect_causal, tokenizer, dtype)
@@ -46,19 +47,11 @@ def load_pretrained(
     dtype: torch.dtype | None,
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """A model of a kind (a class of transformers); `expect` raises where its configuration is of another."""
-    folder = built_in_folder(model) or Path(model).expanduser()
-    looks_like_path = isinstance(model, Path) or str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            adapter = (folder / "adapter_config.json").is_file()
-            hint = "; it is an adapter, to be merged into its model first" if adapter else ""
-            raise StepladderError(f"{folder} is not a model folder: it has no config.json{hint}")
-    elif looks_like_path or folder.exists():
-        found = "is a file" if folder.exists() else "does not exist"
-        raise StepladderError(f"model path {folder} {found}; expected a folder with config.json and weights")
-    elif near := get_close_matches(str(model), BUILT_IN, n=1, cutoff=0.7):  # rather than to ask the hub for a typo
-        raise StepladderError(f"there is no folder and no built-in model '{model}'. Did you mean '{near[0]}'?")
-    name = str(folder if folder.is_dir() else model)
+    with quiet_libraries():  # a GGUF file is unpacked by them
+        place = place_of(model)
+    if isinstance(place, Path) and is_adapter(place):
+        return _load_adapted(place, kind, tokenizer, dtype)
+    name = str(place)
     loaded: nn.Module
     try:
         with quiet_libraries():
@@ -74,9 +67,30 @@ def load_pretrained(
         why = shorten(" ".join(str(error).splitlines()[:2]), 200, placeholder=" ...") or type(error).__name__
         raise StepladderError(
             f"model '{model}' could not be loaded: {why.rstrip('.,:')}. "
-            f"Give a folder with a transformers model, a hub name, or one of: {', '.join(BUILT_IN)}."
+            f"Give a folder with a transformers model, a GGUF file, a hub name, or one of: {', '.join(NAMED)}."
         ) from error
     return loaded, tokenizer
+
+
+def _load_adapted(
+    folder: Path, kind: Any, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype | None
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """The model that an adapter names, with the adapter merged; the tokenizer is the adapter's where it has one."""
+    if kind is not AutoModelForCausalLM:
+        raise StepladderError(f"{folder} is an adapter; expected a whole model: merge it into its model first")
+    base, words = load_model(base_of(folder), tokenizer, None)
+    try:
+        with quiet_libraries():
+            if tokenizer is None and (folder / "tokenizer_config.json").is_file():
+                words = AutoTokenizer.from_pretrained(str(folder))
+            model = merged(base, folder)
+    except StepladderError:
+        raise
+    except Exception as error:  # files of others, read by libraries that fail in many ways
+        why = shorten(" ".join(str(error).split()), 200, placeholder=" ...") or type(error).__name__
+        raise StepladderError(f"the adapter {folder} could not be merged into '{base_of(folder)}': {why}") from error
+    model.name_or_path = str(folder.absolute())  # an adapter that is trained on top of it names it, not its base
+    return model.to(dtype or model.dtype), words
 
 
 def _expect_causal(model: str | Path, config: Any) -> None:

@@ -24,18 +24,19 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stepladder.engines.base import Engine, EngineDown, EngineError, Session, cut_at_stop
+from stepladder.engines.base import EngineDown, EngineError, Session
 from stepladder.engines.blocks import CannotPack, can_pack, core_of, packing
 from stepladder.engines.decoding import PackedDecoding, decode_padded
-from stepladder.engines.encoding import Encoding
+from stepladder.engines.in_process import InProcessEngine
 from stepladder.engines.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
 from stepladder.engines.pool import Pool, PooledDecoding
 from stepladder.engines.prefixes import PrefixStore, default_capacity, weights_mark
-from stepladder.engines.sampling import Row, start_row
+from stepladder.engines.sampling import Row
 from stepladder.errors import StepladderError
-from stepladder.request import Finish, Generate, Generation, nothing_written
-from stepladder.trace import Author, Segment, Usage
+from stepladder.request import Generate, Generation
 
+#: On a GPU new rows wait until there is one for every so many that write.
+_WAIT_FOR = 8
 #: A model attends in another way while an engine writes with it, so engines in different threads take turns.
 _TURNS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
@@ -44,7 +45,7 @@ def _turn_of(model: nn.Module) -> threading.Lock:
     return _TURNS.setdefault(core_of(model) or model, threading.Lock())
 
 
-class TransformersEngine(Engine):
+class TransformersEngine(InProcessEngine):
     """A causal language model of transformers."""
 
     name = "transformers"
@@ -72,21 +73,21 @@ class TransformersEngine(Engine):
         """
         if isinstance(model, str | Path):
             where = pick_device(device)
-            loaded, self.tokenizer = load_model(model, tokenizer, pick_dtype(dtype, where))
+            loaded, words = load_model(model, tokenizer, pick_dtype(dtype, where))
             self.model = cast(Any, loaded.to(where).eval())
         elif tokenizer is None:
             raise StepladderError("a model object needs its tokenizer: TransformersEngine(model, tokenizer)")
         elif (device, dtype) != ("auto", "auto"):
             raise StepladderError("a model object is used as it is: leave out device and dtype, and move it yourself")
         else:
-            self.model, self.tokenizer = cast(Any, model), tokenizer
+            self.model, words = cast(Any, model), tokenizer
         weights = next(self.model.parameters())
         self.device, self.dtype = weights.device, weights.dtype
         self.max_batch = max_batch
         self.config = self.model.config.get_text_config()
         self.context_limit = context_limit or context_limit_of(self.config)
-        self.end_tokens = end_tokens(self.model, self.tokenizer)
-        self.encoding = Encoding(self.tokenizer, chat=chat, chat_options=chat_options)
+        self.end_tokens = end_tokens(self.model, words)
+        self.read_with(words, chat, chat_options)
         self.prefixes = PrefixStore(default_capacity(self.device) if prefix_bytes is None else prefix_bytes)
         self._packs = can_pack(self.model)
         #: Whether rows that write stand in one block: a GPU saves by that, and a CPU by looking at no column too many.
@@ -96,52 +97,22 @@ class TransformersEngine(Engine):
         self._closing_tokens: dict[tuple[str, ...], frozenset[int]] = {}
         self._pieces: list[str] = []
 
-    def encode(self, segment: Segment) -> Segment:
-        """The segment with token ids; one that has them is returned as it is."""
-        return self.encoding.encode(segment)
-
-    def decode(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
-        """The text of tokens that follow others."""
-        return self.encoding.decode(tokens, after)
-
     # --- generation ----------------------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
         """Answer every request, in order."""
-        rows, replies = self._begin(dict(enumerate(requests)))
+        rows, replies = self.begin(dict(enumerate(requests)))
         rows.sort(key=lambda row: len(row.tokens_in))  # like lengths together
         with self._at_work():
             self._notice_new_weights()
             for start in range(0, len(rows), self.max_batch):
                 self._decode_batch(rows[start : start + self.max_batch])
-        replies.update((row.key, self._reply(row)) for row in rows)
+        replies.update((row.key, self.reply_of(row)) for row in rows)
         return [replies[number] for number in range(len(requests))]
 
     def open(self) -> "Session | None":
         """Room for requests that come and go one by one, where the model allows it."""
         return _Session(self) if self._packs else None
-
-    def _begin(
-        self, requests: Mapping[Hashable, Generate]
-    ) -> tuple[list[Row], dict[Hashable, Generation | EngineError]]:
-        """The rows to be written, and the replies to requests that need none."""
-        rows: list[Row] = []
-        replies: dict[Hashable, Generation | EngineError] = {}
-        for key, request in requests.items():
-            try:
-                context = tuple(self.encode(segment) for segment in request.context)
-            except EngineError as error:
-                replies[key] = error
-                continue
-            tokens_in = [token for segment in context for token in segment.tokens]
-            room = self.context_limit - len(tokens_in)
-            if not tokens_in:
-                replies[key] = EngineError("the context is empty: there is nothing to continue")
-            elif room < 1:
-                replies[key] = nothing_written(context)
-            else:
-                rows.append(start_row(key, request, context, tokens_in, room))
-        return rows, replies
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
@@ -206,12 +177,7 @@ class TransformersEngine(Engine):
             )
         row.tokens.append(token)
         row.logprobs.append(logprob)
-        if token in self.end_tokens:
-            row.finish = Finish.END
-        elif row.stops and token in self._may_close(row.stops) and cut_at_stop(self._text(row), row.stops)[1]:
-            row.finish = Finish.STOP
-        elif len(row.tokens) >= row.limit:
-            row.finish = Finish.LENGTH if row.limit == row.sampling.max_tokens else Finish.NO_ROOM
+        row.finish = self.end_of(row, may_close=not row.stops or token in self._may_close(row.stops))
 
     def _may_close(self, stops: tuple[str, ...]) -> frozenset[int]:
         """The tokens that can hold the end of a stop string. Spares decoding after every token."""
@@ -225,19 +191,6 @@ class TransformersEngine(Engine):
             self._closing_tokens[stops] = frozenset(closing)
         return self._closing_tokens[stops]
 
-    def _text(self, row: Row) -> str:
-        """What the row has written, without the token that ends a turn."""
-        spoken = row.tokens[:-1] if row.tokens and row.tokens[-1] in self.end_tokens else row.tokens
-        return self.decode(spoken, after=row.tokens_in)
-
-    def _reply(self, row: Row) -> Generation:
-        assert row.finish is not None
-        whole = self._text(row)
-        text, _ = cut_at_stop(whole, row.stops)
-        written = Segment(Author.POLICY, whole, tuple(row.tokens), tuple(row.logprobs), self.encoding.vocabulary)
-        usage = Usage(read=len(row.tokens_in), written=len(row.tokens))
-        return Generation(row.context, written, text, row.finish, usage)
-
 
 class _Session(Session):
     """Rows that join and leave one by one."""
@@ -245,19 +198,16 @@ class _Session(Session):
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
         self.decoding = engine._decoding()
+        #: Rows that have not begun.
+        self.waiting: list[Row] = []
         #: Replies that cost no work.
         self.ready: dict[Hashable, Generation | EngineError] = {}
 
     def add(self, requests: Mapping[Hashable, Generate]) -> None:
-        """Begin with requests. The weights must be those that the others under way began with."""
-        rows, replies = self.engine._begin(requests)
+        """Take requests in. The weights must be those that the others under way began with."""
+        rows, replies = self.engine.begin(requests)
         self.ready |= replies
-        if not rows:
-            return
-        with self.engine._at_work(), packing(self.engine.model), self._room():
-            if self.engine._notice_new_weights() and self.decoding.rows:
-                raise EngineDown("the model's weights were changed while it was writing")
-            self.decoding.add(rows)
+        self.waiting += rows
 
     def work(self) -> dict[Hashable, Generation | EngineError]:
         """Go on until at least one row has ended."""
@@ -265,10 +215,22 @@ class _Session(Session):
         if not replies:
             with self.engine._at_work(), packing(self.engine.model), self._room():
                 ended: list[Row] = []
-                while not ended and self.decoding.rows:
+                while not ended and (self.decoding.rows or self.waiting):
+                    if self.waiting and self._is_time():
+                        self._begin()
                     ended = self.decoding.step()
-            replies = {row.key: self.engine._reply(row) for row in ended}
+            replies = {row.key: self.engine.reply_of(row) for row in ended}
         return replies
+
+    def _is_time(self) -> bool:
+        """Whether those that wait should begin. A GPU reads many contexts in the time it takes to read one."""
+        return not self.engine.pools or len(self.waiting) * _WAIT_FOR >= self.decoding.rows
+
+    def _begin(self) -> None:
+        if self.engine._notice_new_weights() and self.decoding.rows:
+            raise EngineDown("the model's weights were changed while it was writing")
+        rows, self.waiting = self.waiting, []
+        self.decoding.add(rows)
 
     @contextmanager
     def _room(self) -> Iterator[None]:

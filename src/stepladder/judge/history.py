@@ -10,6 +10,7 @@ A hop is *in view* once a passage that states it was found, *stated* once a sub-
     sub-answer  good when it answers the query before it and the hop is in view; "unknown" is good when it is not. What
                 replies to a query for no hop, and states none, cannot be judged: nobody says what the reply should be
     evidence    the same, but the answer may stand inside a longer text
+                An answer that is a whole sentence need not be repeated: most of its words do, or a good part of it
     answer      good when it is right and all hops that need a search are in view
 
 An honest "unknown" concludes nothing, but it is the best reply to a search that found nothing, so it is no fault. The
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepladder.decomposition import answerable, holds, is_conclusion, references
-from stepladder.evaluate.metrics import covers, normalise, score_answer
+from stepladder.evaluate.metrics import covers, normalise, score_answer, token_overlap
 from stepladder.judge.asking import Decomposition
 from stepladder.trace import ActionKind, Passage, Question, Step
 
@@ -63,6 +64,20 @@ _NOTHING_SAID = re.compile(
     r"|(\bnot|n['’]t) (there|know|known|found|given|stated?|say|said|tell|mention|mentioned|specified|provided?)\b",
     re.IGNORECASE,
 )
+
+
+#: A sub-answer of more words than this tells what a passage says, rather than naming something.
+_NAME_WORDS = 8
+
+
+def _retells(text: str, answer: str, *, whole: bool) -> bool:
+    """Whether a text says what a whole sentence says, in much of its words; `whole`: and says nothing else."""
+    if len(normalise(answer).split()) <= _NAME_WORDS:
+        return False
+    f1, precision, recall = token_overlap(text, answer)
+    if not whole:
+        return recall >= 0.6
+    return f1 >= 0.5 or (precision >= 0.8 and len(normalise(text).split()) >= 4)
 
 
 def _good(hop: int | None, reason: str) -> Verdict:
@@ -210,6 +225,8 @@ class History:
     def _states(self, text: str, number: int, whole: bool) -> bool:
         """Whether a text gives the answer of a hop, on its own or in a text that adds only the hop's own words."""
         hop = self.question.hops[number - 1]
+        if any(_retells(text, answer, whole=whole) for answer in (hop.answer, *hop.aliases)):
+            return whole or number not in self.conclusions
         given = [answer for answer in (hop.answer, *hop.aliases) if covers(text, answer)]
         if not whole:
             return bool(given) and number not in self.conclusions

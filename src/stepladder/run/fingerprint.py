@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.agents import is_agent_file
-from stepladder.data import DATA_SETS
+from stepladder.data import DATA_SETS, data_files
 from stepladder.errors import StepladderError
-from stepladder.models import built_in_folder, is_model_folder
+from stepladder.models import NAMED, built_in_folder, is_gguf_file, is_model_folder
+from stepladder.models.adapters import base_of, is_adapter
 from stepladder.recipe import Recipe, Stage
 from stepladder.retrieval.opening import info_of
 from stepladder.stages import stage_kind
@@ -99,14 +100,17 @@ def agent_content(agent: str) -> str:
 
 
 def _policy_content(policy: str) -> str:
-    folder = built_in_folder(policy) or (Path(policy) if is_model_folder(policy) else None)
-    if folder is None:
+    is_local = is_model_folder(policy) or (policy not in NAMED and is_gguf_file(Path(policy)))
+    place = built_in_folder(policy) or (Path(policy) if is_local else None)
+    if place is None:
         if policy[0] in "./~":  # no hub name begins like this
-            raise StepladderError(f"policy: the model folder {policy} does not exist")
+            raise StepladderError(f"policy: the model {policy} does not exist")
         return policy
-    if not (folder / "config.json").is_file():
-        raise StepladderError(f"policy: {folder} is not a model folder: it has no config.json")
-    return f"content {content(folder)}"
+    if is_adapter(place):
+        return f"content {content(place)} on {_policy_content(base_of(place))}"
+    if place.is_dir() and not (place / "config.json").is_file():
+        raise StepladderError(f"policy: {place} is not a model folder: it has no config.json")
+    return f"content {content(place)}"
 
 
 def _data_ingredients(data: DataSettings) -> Ingredients:
@@ -114,9 +118,14 @@ def _data_ingredients(data: DataSettings) -> Ingredients:
     if data.name in DATA_SETS:
         found |= {"data.name": data.name, "data.world_seed": data.world_seed}
     elif data.name is not None:
-        if not Path(data.name).is_file():
-            data.open()  # raises, with what is wrong about the name
-        found["data.name"] = _file_content(Path(data.name))
+        files = data_files(data.name)
+        for path in files:
+            shown = "data.name" if len(files) == 1 else f"data.name.{path.parent.name}/{path.name}"
+            found[shown] = _file_content(path)
+        if any(part in DATA_SETS for part in data.name.split("+")):
+            found |= {"data.joined": data.name, "data.world_seed": data.world_seed}
+    if data.holdout:
+        found["data.holdout"] = data.holdout
     if data.index is not None:
         info = info_of(data.index)
         found["data.index"] = f"{info.kind} of content {info.checksum}" if info else data.index

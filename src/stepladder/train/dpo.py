@@ -26,7 +26,6 @@ from trl import DPOConfig  # type: ignore[attr-defined]
 from stepladder.agents.base import Agent
 from stepladder.driver import Watcher
 from stepladder.engines.loading import DTYPES, load_model, pick_dtype, quiet_libraries
-from stepladder.engines.transformers import TransformersEngine
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Pair, Question, Trajectory
@@ -36,6 +35,7 @@ from stepladder.train.dpo_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.examples import examples_of
 from stepladder.train.fine_tune import dev_player
 from stepladder.train.fit import Place, curve_numbers, fit, place_for
+from stepladder.train.playing import player_of
 from stepladder.train.policy import Policy, load_policy, lora_config, write_policy
 from stepladder.train.trainer import DevScore, WatchedTrainer
 from stepladder.train.training_settings import LoraSettings
@@ -78,8 +78,7 @@ def train_dpo(
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
-        playing = partial(place.playing, policy.model)
-        engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
+        engine, playing = player_of(policy, place, max_batch)
         check = PairCheck(agent, questions, engine.encoding, engine.context_limit)
         usable, checked = check.sift(pairs), check.sift(held_out)
         usable.expect_some("the pairs to train on")

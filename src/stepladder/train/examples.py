@@ -17,7 +17,7 @@ from stepladder.trace import Author, Segment, Trajectory
 
 
 class Encoder(Protocol):
-    """What is needed of an engine; `TransformersEngine` has it."""
+    """What is needed of an engine; `InProcessEngine` has it."""
 
     tokenizer: Any
 

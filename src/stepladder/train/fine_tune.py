@@ -20,7 +20,7 @@ from transformers import TrainingArguments
 
 from stepladder.agents.base import Agent
 from stepladder.driver import Driver, Watcher
-from stepladder.engines.transformers import TransformersEngine
+from stepladder.engines.in_process import InProcessEngine
 from stepladder.errors import StepladderError
 from stepladder.evaluate.runner import evaluate
 from stepladder.explore.episode import EpisodeSettings
@@ -54,7 +54,7 @@ class TranscriptTrainer(WatchedTrainer):
 
 def fine_tune(
     policy: Policy,
-    engine: TransformersEngine,
+    engine: InProcessEngine,
     transcripts: Sequence[Trajectory],
     settings: TranscriptTrainingSettings,
     folder: Path,
@@ -99,7 +99,7 @@ def _fit(
 
 
 def dev_player(
-    engine: TransformersEngine,
+    engine: InProcessEngine,
     agent: Agent,
     questions: Sequence[Question],
     retriever: Retriever | None,
@@ -138,7 +138,7 @@ def dev_player(
 
 
 def _fitting(
-    transcripts: Sequence[Trajectory], engine: TransformersEngine, settings: TranscriptTrainingSettings
+    transcripts: Sequence[Trajectory], engine: InProcessEngine, settings: TranscriptTrainingSettings
 ) -> tuple[list[Example], int]:
     """Examples that fit into the model's window, and how many do not."""
     examples = [each for trajectory in transcripts for each in examples_of(trajectory, engine, settings.tag_weights)]

@@ -6,8 +6,8 @@ goes on from the newest checkpoint and ends with the same weights.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,6 @@ from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import Curves
 from stepladder.train.trainer import DevScore, WatchedTrainer, Watching
 from stepladder.train.training_settings import LoraSettings, TrainingSettings
-
-#: Parameters from which on a model writes faster under autocast.
-_WORTH_CONVERTING = 100e6
-
 
 #: Makes a context within which models compute in some precision.
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -50,25 +46,6 @@ class Place:
     def autocast(self) -> torch.autocast:
         """Within, models compute in the precision that was asked for."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
-
-    @contextmanager
-    def playing(self, model: nn.Module) -> Iterator[None]:
-        """Within, an engine writes with the model: in the precision of its weights if it is small.
-
-        Autocast converts every weight and every input for every token; with few weights that takes longer than it
-        saves. A trainer has put it into the model's own forward pass, which is gone around.
-        """
-        parameters = sum(weights.numel() for weights in model.parameters())
-        converts = self.bf16 and parameters >= _WORTH_CONVERTING
-        trained = vars(model).get("forward")
-        if trained is not None:
-            model.forward = vars(model).get("_original_forward", trained)
-        try:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=converts):
-                yield
-        finally:
-            if trained is not None:
-                model.forward = trained
 
 
 def place_for(settings: TrainingSettings, seed: int, device: str, kind: str) -> Place:

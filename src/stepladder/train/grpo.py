@@ -15,7 +15,6 @@ other episodes of its question did. `credit.py` says what is earned, `rollouts.p
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from trl import GRPOConfig  # type: ignore[attr-defined]
 from stepladder.agents.base import Agent
 from stepladder.driver import Driver, Watcher
 from stepladder.engines.loading import DTYPES, load_model, pick_dtype, quiet_libraries
-from stepladder.engines.transformers import TransformersEngine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.retrieval.base import Retriever
@@ -42,6 +40,7 @@ from stepladder.train.fit import Place, curve_numbers, fit, place_for
 from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.grpo_trainer import EpisodeTrainer, is_late
 from stepladder.train.guards import ALARMS, Alarm, read_alarms
+from stepladder.train.playing import player_of
 from stepladder.train.policy import Policy, load_policy, lora_config, write_policy
 from stepladder.train.prm import ProcessRewardModel, expect_same_words
 from stepladder.train.retreat import before_trouble
@@ -85,8 +84,9 @@ def train_grpo(
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
-        playing = partial(place.playing, policy.model)
-        engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
+        engine, playing = player_of(
+            policy, place, max_batch, vllm_memory=settings.vllm_memory if settings.engine == "vllm" else None
+        )
         if settings.needs_reward_model and isinstance(reward, ProcessRewardModel):
             expect_same_words(engine.encoding, reward)
         chosen = _chosen(questions, settings, seed, place.processes.num_processes)

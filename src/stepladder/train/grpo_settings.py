@@ -58,6 +58,10 @@ class GRPOSettings(PolicyTrainingSettings):
     passes: PositiveInt = 1
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    #: Who plays: transformers with the weights that are trained, or vLLM with a copy that is renewed every update; and
+    #: the share of the GPU's memory that vLLM takes.
+    engine: Literal["transformers", "vllm"] = "transformers"
+    vllm_memory: Annotated[float, Field(gt=0, lt=1)] = 0.3
     rewards: RewardSettings = RewardSettings()
     #: Who scores steps: the reward model; or the gold judge, where questions have a gold decomposition, to see how far
     #: a perfect reward model would come.

@@ -15,13 +15,11 @@ warm-up. A folder belongs to one set of inputs, and a killed call goes on where 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from stepladder.agents.base import Agent
 from stepladder.driver import Driver, Watcher
 from stepladder.engines.loading import DTYPES, pick_dtype, quiet_libraries
-from stepladder.engines.transformers import TransformersEngine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.files import atomic_file
@@ -30,6 +28,7 @@ from stepladder.retrieval.base import Retriever
 from stepladder.trace import Question, Trajectory
 from stepladder.train.fine_tune import dev_player, fine_tune
 from stepladder.train.fit import place_for, shown
+from stepladder.train.playing import player_of
 from stepladder.train.policy import load_policy, write_policy
 from stepladder.train.prm import ProcessRewardModel, expect_same_words
 from stepladder.train.rft_settings import RFTSettings
@@ -74,8 +73,7 @@ def train_rft(
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, settings.lora, bf16=place.bf16, device=place.device)
-        playing = partial(place.playing, policy.model)
-        engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
+        engine, playing = player_of(policy, place, max_batch)
         if reward is not None:
             expect_same_words(engine.encoding, reward)
         answerable = [question for question in questions if question.answers]

@@ -14,18 +14,17 @@ what it holds is not compared with those of a later call (a run's fingerprints d
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from stepladder.agents.base import Agent
 from stepladder.driver import Watcher
 from stepladder.engines.loading import DTYPES, pick_dtype, quiet_libraries
-from stepladder.engines.transformers import TransformersEngine
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Question
 from stepladder.train.fine_tune import dev_player, fine_tune
 from stepladder.train.fit import place_for, shown
+from stepladder.train.playing import player_of
 from stepladder.train.policy import load_policy, write_policy
 from stepladder.train.sft_settings import SFTSettings
 from stepladder.train.sources import transcripts_in
@@ -72,10 +71,9 @@ def train_sft(
     pick_dtype(dtype, place.device)  # a wrong name should not wait until the end
     with quiet_libraries():
         policy = load_policy(model, settings.lora, bf16=place.bf16, device=place.device)
-        playing = partial(place.playing, policy.model)
-        engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
+        engine, playing = player_of(policy, place, max_batch)
         chosen = pick(questions, settings.questions, seed, balance=settings.balance)
-        episodes = len(chosen) * (1 if settings.source == "gold" else settings.samples)
+        episodes = len(chosen) * (1 if settings.source in ("gold", "mined") else settings.samples)
         with (
             place.processes.main_process_first(),
             shown(watch, "Transcripts", episodes) as told,

@@ -33,9 +33,10 @@ class SFTSettings(TranscriptTrainingSettings):
     questions: PositiveInt = 300
     #: Take as many questions of each number of searches needed as there are, instead of a plain sample.
     balance: bool = False
-    #: Who plays them: the gold decomposition, a teacher behind a server, or the model itself with worked examples. Or
-    #: the best branches of trees, all of those that end with a right answer; then `questions` does not count.
-    source: Literal["gold", "teacher", "bootstrap", "trees"] = "gold"
+    #: Who plays them: the gold decomposition; one that is mined from the corpus, where there are only answers; the
+    #: model itself with worked examples; a teacher behind a server. Or the best branches of trees, all of those that
+    #: end with a right answer; then `questions` does not count.
+    source: Literal["gold", "mined", "bootstrap", "teacher", "trees"] = "gold"
     #: An OpenAI-compatible server and the name of the model there. The key comes from OPENAI_API_KEY.
     teacher_url: str | None = None
     teacher_model: str | None = None

@@ -23,12 +23,19 @@ from stepladder.records import read_records, write_records
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Question, Trajectory
 from stepladder.train.sft_settings import SFTSettings
-from stepladder.train.transcripts import Transcripts, gold_transcripts, sampled_transcripts, tree_transcripts
+from stepladder.train.transcripts import (
+    Transcripts,
+    gold_transcripts,
+    mined_transcripts,
+    sampled_transcripts,
+    tree_transcripts,
+)
 
 _TRANSCRIPTS, _DROPPED, _REPLIES = "transcripts.jsonl", "dropped.json", "teacher.jsonl"
 
 _ADVICE = {
-    "gold": "Give questions with decompositions and the index they belong to, or use source teacher or bootstrap.",
+    "gold": "Give questions with decompositions and the index they belong to, or say source mined, bootstrap, teacher.",
+    "mined": "The index has no passages with the answers in them that the questions lead to: is it the right one?",
     "teacher": "Try another teacher_model, more samples, or a lower min_f1.",
     "trees": "No best branch ends with a right answer: take a better policy or judge, more questions, a lower min_f1.",
     "bootstrap": "The model cannot answer any yet: try more samples, a lower min_f1, or source gold or teacher.",
@@ -86,8 +93,9 @@ def _make(
     seed: int,
     watch: Watcher | None,
 ) -> Transcripts:
-    if settings.source == "gold":
-        return gold_transcripts(agent, questions, retriever, episode, seed=seed, watch=watch)
+    if settings.source in ("gold", "mined"):
+        play = gold_transcripts if settings.source == "gold" else mined_transcripts
+        return play(agent, questions, retriever, episode, seed=seed, watch=watch)
 
     def sampled(writer: Engine) -> Transcripts:
         return sampled_transcripts(

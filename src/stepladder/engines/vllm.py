@@ -1,0 +1,250 @@
+"""Generation in process with vLLM: for models from about a billion parameters on, the fastest way to write on a GPU.
+
+In: `Generate` requests. Out: `Generation`s with the token ids and log-probs of vLLM's own sampler. Requests come and go
+one by one (`open`), what was read before is not read again (vLLM's prefix cache), adapters are changed without a
+restart (`use_adapter`), and a trainer hands over its weights as they become (`take_weights`).
+
+Log-probs are those of the model itself, at temperature 1 and without top-p. vLLM computes in batches of changing shape,
+so logits, and with them close calls, differ by rounding from one run to the next.
+"""
+
+import os
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from stepladder.engines.base import EngineDown, EngineError, Session
+from stepladder.engines.in_process import InProcessEngine
+from stepladder.engines.loading import context_limit_of, quiet_libraries
+from stepladder.engines.sampling import GREEDY_BELOW, Row
+from stepladder.errors import StepladderError
+from stepladder.models.adapters import base_of, is_adapter
+from stepladder.models.places import place_of
+from stepladder.request import Finish, Generate, Generation
+
+#: Set before vLLM is imported: it works in this process, where its weights can be reached, and calls nobody.
+_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+#: Passes of these many rows are recorded (CUDA graphs); nothing is compiled, which would take minutes.
+_RECORDED = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+_DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16"}
+
+
+class VLLMEngine(InProcessEngine):
+    """A causal language model in vLLM."""
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "auto",
+        max_batch: int = 1024,
+        memory: float = 0.85,
+        context_limit: int | None = None,
+        adapter: str | Path | None = None,
+        adapter_rank: int | None = None,
+        seeded: bool = True,
+        chat: bool | None = None,
+        chat_options: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`model`: a folder, a GGUF file, a hub name, a built-in name, or an adapter, which names its model.
+
+        `max_batch`: rows that write at the same time. `memory`: the share of the GPU's memory that vLLM takes, weights
+        and cache together. `adapter`: a LoRA folder to begin with; `adapter_rank`: the highest rank of those that will
+        be used, where one is to come later. `seeded`: draws depend on the request's seed alone; without, on what else
+        is in the batch too, and many rows at once are faster. `chat`, `chat_options`: as for transformers. `options` go
+        to `vllm.LLM` as they are, and win.
+        """
+        vllm = _import_vllm()
+        place = place_of(model)
+        if isinstance(place, Path) and is_adapter(place):
+            if adapter is not None:
+                raise StepladderError(f"{place} is an adapter itself: give its model, or no other adapter")
+            adapter, place = place, place_of(base_of(place))
+        if adapter is not None:
+            adapter_rank = max(adapter_rank or 0, _rank_of(Path(adapter)))
+        name = str(place)
+        with quiet_libraries():
+            config = AutoConfig.from_pretrained(name).get_text_config()
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        self.context_limit = context_limit or context_limit_of(config)
+        self.max_batch = max_batch
+        self.seeded = seeded
+        self.end_tokens = _end_tokens(name, tokenizer.eos_token_id)
+        self.read_with(tokenizer, chat, chat_options)
+        self._params: Any = vllm.SamplingParams
+        self._final: Any = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
+        self._adapter: Any = None
+        self._adapters: dict[Path, int] = {}
+        self._requests = 0
+        arguments = {
+            "dtype": _DTYPES[dtype],
+            "max_model_len": self.context_limit,
+            "max_num_seqs": max_batch,
+            "gpu_memory_utilization": memory,
+            "enable_prefix_caching": True,
+            "generation_config": "vllm",  # else top-p, top-k and penalties of the checkpoint would be applied
+            "logprobs_mode": "raw_logprobs",
+            "compilation_config": {
+                "mode": 0,
+                "cudagraph_mode": "FULL_DECODE_ONLY",
+                "cudagraph_capture_sizes": [rows for rows in _RECORDED if rows <= max_batch] or [1],
+            },
+            "disable_log_stats": True,
+        }
+        if adapter_rank is not None:
+            arguments |= {"enable_lora": True, "max_lora_rank": _allowed_rank(adapter_rank), "max_loras": 1}
+        try:
+            self.llm: Any = vllm.LLM(name, **(arguments | dict(options or {})))
+        except (RuntimeError, ValueError) as error:
+            raise EngineDown(f"vLLM could not load '{model}': {error}") from error
+        if adapter is not None:
+            self.use_adapter(adapter)
+
+    # --- generation
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        """Answer every request, in order."""
+        session = _Session(self)
+        session.add(dict(enumerate(requests)))
+        replies: dict[Hashable, Generation | EngineError] = {}
+        while len(replies) < len(requests):
+            replies |= session.work()
+        return [replies[number] for number in range(len(requests))]
+
+    def open(self) -> "Session":
+        """Room for requests that come and go one by one."""
+        return _Session(self)
+
+    def _start(self, row: Row) -> str:
+        """Hand a row to vLLM; by which name it answers."""
+        hot = row.sampling.temperature >= GREEDY_BELOW
+        params = self._params(
+            temperature=row.sampling.temperature if hot else 0.0,
+            top_p=row.sampling.top_p if hot else 1.0,
+            max_tokens=row.limit,
+            seed=row.seed % 2**63 if hot and self.seeded else None,
+            stop=list(row.stops) or None,
+            stop_token_ids=sorted(self.end_tokens),
+            ignore_eos=True,  # those above are all that count
+            include_stop_str_in_output=True,
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
+            logprobs=0,
+            output_kind=self._final,
+        )
+        self._requests += 1
+        name = str(self._requests)
+        self.llm.llm_engine.add_request(name, {"prompt_token_ids": row.tokens_in}, params, lora_request=self._adapter)
+        return name
+
+    def _ended(self, row: Row, output: Any) -> Generation:
+        """The reply to a row that vLLM has written."""
+        (written,) = output.outputs
+        row.tokens = list(written.token_ids)
+        row.logprobs = [min(at[token].logprob, 0.0) for token, at in zip(row.tokens, written.logprobs)]
+        row.finish = (self.end_of(row) if row.tokens else None) or Finish.END
+        return self.reply_of(row)
+
+    # --- weights
+
+    def use_adapter(self, folder: str | Path | None) -> None:
+        """Write with this LoRA adapter from now on, or with none. Requests under way keep theirs."""
+        if folder is None:
+            self._adapter = None
+            return
+        from vllm.lora.request import LoRARequest  # type: ignore[import-not-found, unused-ignore]
+
+        place = Path(folder).expanduser().absolute()
+        number = self._adapters.setdefault(place, len(self._adapters) + 1)
+        self._adapter = LoRARequest(place.name, number, str(place))
+
+    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Write with these weights from now on; their names are those of the model's files."""
+        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+        with torch.no_grad():
+            for weight in weights:
+                runner.model.load_weights([weight])
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was kept of earlier transcripts."""
+        if not self.llm.llm_engine.reset_prefix_cache():
+            raise EngineDown("vLLM is still writing: its cache can only be dropped between requests")
+
+    def close(self) -> None:
+        """Give the GPU's memory back."""
+        engine = getattr(self.llm, "llm_engine", None)
+        shutdown = getattr(getattr(engine, "engine_core", None), "shutdown", None)
+        if shutdown is not None:
+            shutdown()
+
+
+class _Session(Session):
+    """Requests under way in vLLM, which schedules them by itself."""
+
+    def __init__(self, engine: VLLMEngine) -> None:
+        self.engine = engine
+        self.rows: dict[str, Row] = {}
+        #: Replies that cost no work.
+        self.ready: dict[Hashable, Generation | EngineError] = {}
+
+    def add(self, requests: Mapping[Hashable, Generate]) -> None:
+        """Begin with requests."""
+        rows, replies = self.engine.begin(requests)
+        self.ready |= replies
+        for row in rows:
+            self.rows[self.engine._start(row)] = row
+
+    def work(self) -> dict[Hashable, Generation | EngineError]:
+        """Go on until at least one request is answered."""
+        replies, self.ready = self.ready, {}
+        while not replies and self.rows:
+            for output in self.engine.llm.llm_engine.step():
+                row = self.rows.pop(output.request_id, None) if output.finished else None
+                if row is not None:  # else one of a session that was given up
+                    replies[row.key] = self.engine._ended(row, output)
+        return replies
+
+
+def _import_vllm() -> Any:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import vllm  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise StepladderError(
+            f"the vllm engine needs vLLM, which is not here ({error}): pip install 'stepladder[vllm]' on a machine "
+            "with an NVIDIA GPU, or use the engine transformers"
+        ) from error
+    return vllm
+
+
+def _end_tokens(model: str, end: int | None) -> frozenset[int]:
+    """Every token that ends a turn, by the tokenizer and by the model's generation settings."""
+    try:
+        configured = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:  # it has no such file
+        configured = None
+    several = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in (*several, end) if token is not None)
+
+
+def _rank_of(adapter: Path) -> int:
+    from peft import PeftConfig
+
+    rank = getattr(PeftConfig.from_pretrained(str(adapter)), "r", None)
+    if not isinstance(rank, int):
+        raise StepladderError(f"the adapter {adapter} is none of LoRA; vLLM can use no other kind")
+    return rank
+
+
+def _allowed_rank(rank: int) -> int:
+    """vLLM knows some ranks only: the least that is enough."""
+    allowed = (8, 16, 32, 64, 128, 256, 320, 512)
+    return next((each for each in allowed if each >= rank), rank)

@@ -1,0 +1,69 @@
+"""Adapters: the small matrices that LoRA trained, without the model that they change.
+
+In: a folder with adapter_config.json and its weights, as peft writes it, and the model that it names. Out: that model
+with the adapter in its weights.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stepladder.errors import StepladderError
+from stepladder.files import expanded
+from stepladder.models import NAMED
+
+_CONFIG = "adapter_config.json"
+_BASE = "base_model_name_or_path"
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter and no whole model."""
+    return (folder / _CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def base_of(folder: Path) -> str:
+    """The model that an adapter belongs to, by the name that the adapter has for it."""
+    file = folder / _CONFIG
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StepladderError(f"{file} cannot be read as JSON: {error}") from error
+    base = settings.get(_BASE) if isinstance(settings, dict) else None
+    how = f"Write the folder, the hub name or the built-in name ({', '.join(NAMED)}) of that model as {_BASE} into it"
+    if not isinstance(base, str) or not base:
+        raise StepladderError(f"{folder} has no config.json; it is an adapter, and {_CONFIG} names no model. {how}")
+    if (task := settings.get("task_type")) not in (None, "CAUSAL_LM"):
+        raise StepladderError(f"{folder} is an adapter for {task}; expected one for CAUSAL_LM")
+    path = expanded(base)
+    is_path = base.startswith((".", "/", "~")) or base.count("/") > 1 or "\\" in base
+    if base not in NAMED and is_path and not path.exists():
+        raise StepladderError(
+            f"{folder} is an adapter for the model {base}, which is not on this machine ({file}). {how}"
+        )
+    if path.is_dir() and path.resolve() == folder.resolve():
+        raise StepladderError(f"{folder} is an adapter that names itself as its model ({file}). {how}")
+    return base
+
+
+def merged(model: Any, folder: Path) -> Any:
+    """The model with the adapter in its weights, which keep their dtype. Sums are made in fp32, a layer at a time."""
+    import torch
+    from peft import PeftModel, get_peft_model_state_dict
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import load_peft_weights
+
+    dtype = next(model.parameters()).dtype
+    adapted: Any = PeftModel.from_pretrained(model, str(folder))
+    expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    given = load_peft_weights(str(folder), device="cpu")
+    if wrong := sorted(expected.keys() ^ given.keys()):
+        raise StepladderError(
+            f"the adapter {folder} does not fit its model: {len(wrong)} weights are on one side only, such as "
+            f"{wrong[0]}. See {_BASE} in its {_CONFIG}"
+        )
+    for layer in adapted.modules():
+        if isinstance(layer, BaseTunerLayer):
+            layer.get_base_layer().to(torch.float32)
+            layer.merge()
+            layer.get_base_layer().to(dtype)
+    return adapted.unload().to(dtype)

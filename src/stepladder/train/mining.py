@@ -1,0 +1,53 @@
+"""Decompositions of questions that come with nothing but their answers, found in the corpus.
+
+In: a question with its answers, and an index to search. Out: the question with hops, where a way from it to the answer
+can be seen: a passage that the question itself finds has the answer in it (one hop), or such a passage and one that has
+the answer mention each other's titles (two). What is found is a guess: an answer may stand in a passage for other
+reasons. It is good enough to teach how to search, which is all that a warm-up is for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stepladder.data.chains import chain_hops
+from stepladder.data.gold import Gold
+from stepladder.decomposition import mentions
+from stepladder.request import Algorithm, Retrieve
+from stepladder.trace import Hop, Passage, Question
+
+#: How many passages are looked at for the beginning of a way, and for its end.
+BEGINNINGS, ENDS = 5, 10
+#: Answers that stand in any text.
+_ANYWHERE = frozenset({"yes", "no", "true", "false"})
+
+
+def mined(question: Question, k: int) -> Algorithm[Question]:
+    """The question with hops, or as it came; `k`: passages that a search returns to the agent."""
+    if question.hops or not question.answers or question.answers[0].lower() in _ANYWHERE:
+        return question
+    first, second = yield [
+        Retrieve(question.text, max(k, BEGINNINGS)),
+        Retrieve(f"{question.text} {question.answers[0]}", ENDS),
+    ]
+    direct = [passage for passage in first[:k] if mentions(question.answers, (passage,))]
+    if direct:
+        return _with(question, (Hop(question.text, question.answers[0], tuple(each.id for each in direct)),))
+    ends = [passage for passage in (*first, *second) if mentions(question.answers, (passage,))]
+    for begin in first:
+        for end in ends:
+            hops = _way(question, begin, end)
+            if hops:
+                return _with(question, hops)
+    return question
+
+
+def _way(question: Question, begin: Passage, end: Passage) -> Sequence[Hop]:
+    if begin.id == end.id or begin.title == end.title:
+        return ()
+    golds = [Gold(passage.title, (passage.id,), passage.text) for passage in (begin, end)]
+    hops = chain_hops(question.text, question.answers, golds, "bridge")
+    return hops if len(hops) == 2 and hops[0].passages == (begin.id,) else ()
+
+
+def _with(question: Question, hops: Sequence[Hop]) -> Question:
+    return replace(question, hops=tuple(hops), gold_passages=tuple(hop.passages for hop in hops))
