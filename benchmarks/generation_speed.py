@@ -8,8 +8,8 @@ of tokens, sampled at temperature 1:
 
 - generate: transformers as it is; every step reads the whole transcript again, in one left-padded batch that goes on
   until its longest row has ended (tokens beyond a row's own limit are computed, but not counted);
-- transformers: our engine on transformers;
-- vllm: our engine on vLLM, where that is installed, with a seed for every row; and without.
+- transformers: our driver and our engine on transformers; a transcript goes on as soon as its step is written;
+- vllm: the same with our engine on vLLM, where that is installed; with a seed for every row, and without.
 
 What is read are random tokens: speed does not depend on what they mean. Without a GPU the sizes are small.
 """
@@ -19,16 +19,18 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 
+from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.in_process import InProcessEngine
 from stepladder.engines.transformers import TransformersEngine
-from stepladder.request import Generate, Generation, Sampling
+from stepladder.request import Algorithm, Generate, Sampling
 from stepladder.trace import Author, Segment
 
 PROMPT, READ, WRITTEN = 60, (300, 461), (16, 65)
@@ -38,98 +40,93 @@ NEVER = ("</never written>",)
 
 
 @dataclass
-class Work:
-    """Contexts to go on from, as runs of tokens, and how many tokens to write behind each."""
+class Transcript:
+    """What is read before each step that writes, and how many tokens that writes."""
 
-    contexts: list[list[list[int]]]
+    reads: list[list[int]]
     limits: list[int]
 
 
-Way = Callable[[Work], list[list[int]]]
+#: Writes all transcripts.
+Way = Callable[[list[Transcript]], None]
+
+
+def transcripts(vocabulary: int, count: int) -> list[Transcript]:
+    rng = np.random.default_rng(0)
+
+    def read(turn: int) -> list[int]:
+        size = PROMPT if turn == 0 else int(rng.integers(*READ)) if TURNS[turn] else 0
+        return [int(token) for token in rng.integers(5, vocabulary, size)]
+
+    return [
+        Transcript([read(turn) for turn in range(len(TURNS))], rng.integers(*WRITTEN, len(TURNS)).tolist())
+        for _ in range(count)
+    ]
 
 
 def by_engine(engine: InProcessEngine) -> Way:
     engine.end_tokens = frozenset()  # every row runs to its limit
 
-    def write(work: Work) -> list[list[int]]:
-        def segment(part: list[int], place: int) -> Segment:
-            author = Author.POLICY if place % 2 else Author.ENVIRONMENT
-            return Segment(author, "?", tuple(part), vocabulary=engine.encoding.vocabulary)
+    def job(work: Transcript, number: int) -> Algorithm[None]:
+        context: tuple[Segment, ...] = ()
+        for read, limit in zip(work.reads, work.limits):
+            if read:
+                context = (*context, Segment(Author.ENVIRONMENT, "?", tuple(read), (), engine.encoding.vocabulary))
+            sampling = Sampling(temperature=1.0, max_tokens=limit)
+            reply = yield Generate(context, stop=NEVER, sampling=sampling, seed=number)
+            assert len(reply.written.tokens) == limit
+            context = (*reply.context, reply.written)
 
-        requests = [
-            Generate(
-                tuple(segment(part, place) for place, part in enumerate(context)),
-                stop=NEVER,
-                sampling=Sampling(temperature=1.0, max_tokens=limit),
-                seed=number,
-            )
-            for number, (context, limit) in enumerate(zip(work.contexts, work.limits))
-        ]
-        session = engine.open()
-        assert session is not None
-        session.add(dict(enumerate(requests)))
-        replies: dict[Any, Any] = {}
-        while len(replies) < len(requests):
-            replies |= session.work()
-        found = [replies[number] for number in range(len(requests))]
-        assert all(isinstance(reply, Generation) for reply in found), found[:3]
-        return [list(reply.written.tokens) for reply in found]
+    def write(work: list[Transcript]) -> None:
+        driver = Driver(engine, in_flight=len(work))
+        outcomes = driver.run([partial(job, each, number) for number, each in enumerate(work)])
+        failed = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+        assert not failed, failed[0]
 
     return write
 
 
 def by_generate(model: Any, batch: int) -> Way:
     @torch.inference_mode()
-    def write(work: Work) -> list[list[int]]:
-        written: list[list[int]] = []
-        for start in range(0, len(work.contexts), batch):
-            rows = [[token for part in each for token in part] for each in work.contexts[start : start + batch]]
-            limits = work.limits[start : start + batch]
-            width, longest = max(map(len, rows)), max(limits)
-            ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=model.device)
-            mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
-            out = model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                max_new_tokens=longest,
-                min_new_tokens=longest,
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                pad_token_id=0,
-            )[:, width:].tolist()
-            written += [tokens[:limit] for tokens, limit in zip(out, limits)]
-        return written
+    def step(contexts: list[list[int]], limits: list[int]) -> list[list[int]]:
+        width, longest = max(map(len, contexts)), max(limits)
+        ids = torch.tensor([[0] * (width - len(row)) + row for row in contexts], device=model.device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in contexts], device=model.device)
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=longest,
+            min_new_tokens=longest,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            pad_token_id=0,
+        )[:, width:].tolist()
+        return [tokens[:limit] for tokens, limit in zip(out, limits)]
+
+    def write(work: list[Transcript]) -> None:
+        for start in range(0, len(work), batch):
+            some = work[start : start + batch]
+            contexts: list[list[int]] = [[] for _ in some]
+            for turn in range(len(TURNS)):
+                contexts = [context + each.reads[turn] for context, each in zip(contexts, some)]
+                written = step(contexts, [each.limits[turn] for each in some])
+                contexts = [context + tokens for context, tokens in zip(contexts, written)]
 
     return write
 
 
-def play(way: Way, vocabulary: int, count: int) -> tuple[int, int]:
-    """Play transcripts; how many tokens were written, and how long the transcripts became on average."""
-    rng = np.random.default_rng(0)
-    contexts = [[each] for each in rng.integers(5, vocabulary, (count, PROMPT)).tolist()]
-    total = 0
-    for reads in TURNS:
-        if reads:
-            for context in contexts:
-                context.append(rng.integers(5, vocabulary, rng.integers(*READ)).tolist())
-        limits = rng.integers(*WRITTEN, count).tolist()
-        written = way(Work(contexts, limits))
-        assert list(map(len, written)) == limits
-        total += sum(limits)
-        for context, tokens in zip(contexts, written):
-            context.append(tokens)
-    return total, sum(len(part) for context in contexts for part in context) // count
-
-
 def measure(label: str, way: Way, vocabulary: int, count: int, rounds: int, base: float | None) -> float:
     """The median rate after one round that does not count, unless there is but one."""
+    work = transcripts(vocabulary, count)
+    tokens = sum(sum(each.limits) for each in work)
+    length = (tokens + sum(len(read) for each in work for read in each.reads)) // count
     rates = []
     for _ in range(rounds):
         _sync()
         began = time.perf_counter()
-        tokens, length = play(way, vocabulary, count)
+        way(work)
         _sync()
         rates.append(tokens / (time.perf_counter() - began))
     rate = float(np.median(rates[1:] or rates))

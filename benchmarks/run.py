@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+#: What is here and measures nothing: this file, and those that keep the published tables.
+TOOLS = ("run", "build_results", "record")
 
 
 def main(words: list[str]) -> int:
-    scripts = sorted(path for path in HERE.glob("*.py") if path.name != "run.py")
+    scripts = sorted(path for path in HERE.glob("*.py") if path.stem not in TOOLS)
     chosen = [path for path in scripts if not words or any(word in path.stem for word in words)]
     if not chosen:
         print(f"no benchmark matches {' '.join(words)}; there are: {', '.join(path.stem for path in scripts)}")

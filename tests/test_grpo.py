@@ -503,9 +503,13 @@ def test_episodes_that_break_are_counted_and_the_run_goes_on(tmp_path: Path) -> 
     assert report.numbers["episodes"] == 16
 
 
-def test_an_update_in_parts_is_the_same_update(tmp_path: Path) -> None:
-    for accumulate in (1, 2):
-        train(tmp_path / str(accumulate), changed(epochs=1, passes=2, accumulate=accumulate, dev_questions=0))
+@pytest.mark.parametrize("parts", ["by settings", "by memory"])
+def test_an_update_in_parts_is_the_same_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: str) -> None:
+    train(tmp_path / "1", changed(epochs=1, passes=2, dev_questions=0))
+    if parts == "by memory":
+        monkeypatch.setattr("stepladder.train.trainer.tokens_at_once", lambda *_: 100)
+    accumulate = 2 if parts == "by settings" else 1
+    train(tmp_path / "2", changed(epochs=1, passes=2, accumulate=accumulate, dev_questions=0))
     pairs = list(zip(updates(tmp_path / "1"), updates(tmp_path / "2"), strict=True))
     assert len(pairs) == 4
     for ours, theirs in pairs:

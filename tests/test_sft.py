@@ -134,9 +134,19 @@ def test_the_same_seed_gives_the_same_numbers(finished: SFTReport, tmp_path: Pat
 def test_an_update_in_parts_is_the_same_update(finished: SFTReport, tmp_path: Path) -> None:
     """Parts differ in length and weight: each counts by its share of the whole, not as an equal part."""
     train(tmp_path, changed(SETTINGS, accumulate=2, dev_questions=0))
-    ours = [row["loss"] for row in read_curves(tmp_path / "curves.jsonl")]
-    whole = [row["loss"] for row in read_curves(finished.policy.parent / "curves.jsonl") if "loss" in row]
-    assert ours[:3] == pytest.approx(whole[:3], rel=1e-4)
+    assert losses(tmp_path)[:3] == pytest.approx(losses(finished.policy.parent)[:3], rel=1e-4)
+
+
+def test_so_is_one_for_which_there_is_little_memory(
+    finished: SFTReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepladder.train.trainer.tokens_at_once", lambda *_: 1)
+    train(tmp_path, changed(SETTINGS, dev_questions=0))
+    assert losses(tmp_path) == pytest.approx(losses(finished.policy.parent), rel=1e-4)
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in read_curves(folder / "curves.jsonl") if "loss" in row]
 
 
 def test_the_loss_is_the_mean_over_an_update_by_another_implementation(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ compare.py   compare: runs side by side
 study.py     study: ways to train, compared with several seeds
 explore.py   explore, pairs, export
 prm.py       prm: how good a reward model is
+adapter.py   adapter: a trained policy as a small folder
 tree.py      tree
 index.py     index build, search, info
 serve.py     serve: an index over HTTP
@@ -26,6 +27,7 @@ from rich.console import Console
 
 from stepladder import __version__
 from stepladder.cli.about import demo, doctor
+from stepladder.cli.adapter import adapter_command
 from stepladder.cli.compare import compare_command
 from stepladder.cli.explore import explore_command, export_command, pairs_command
 from stepladder.cli.index import app as index_app
@@ -63,6 +65,7 @@ app.command(name="report")(report_command)
 app.command(name="compare")(compare_command)
 app.command(name="study")(study_command)
 app.command(name="export")(export_command)
+app.command(name="adapter")(adapter_command)
 app.add_typer(index_app, name="index")
 app.command(name="serve")(serve_command)
 app.command(name="serve-agent")(serve_agent_command)

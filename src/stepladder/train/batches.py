@@ -77,12 +77,6 @@ def window_of(model: Any) -> int | None:
     return window if isinstance(window, int) else None
 
 
-def wanted_columns(wanted_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The columns in which some row is wanted; and the same with the last one repeated, for fewer different shapes."""
-    columns_K = wanted_BT.any(dim=0).nonzero()[:, 0]
-    return columns_K, torch.cat([columns_K, columns_K[-1:].expand(-len(columns_K) % WIDTHS)])
-
-
 def collate(examples: Sequence[Example], window: int | None = None) -> Batch:
     """Examples as tensors, for a model that takes so many tokens."""
     width = padded_width((len(example.tokens) for example in examples), window)

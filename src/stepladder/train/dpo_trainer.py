@@ -11,11 +11,13 @@ from typing import Any, TypedDict
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from trl import DPOTrainer  # type: ignore[attr-defined]
 
 from stepladder.train.batches import padded_width, window_of
 from stepladder.train.examples import Example
 from stepladder.train.trainer import DevScore, WatchedTrainer
+from stepladder.train.wanted import wanted_logits
 
 #: Curves by the names that trl gives them.
 _MEASURES = {
@@ -146,10 +148,7 @@ class PairTrainer(DPOTrainer, WatchedTrainer):
         ids_BT, predicted_BT = ids_BT.to(self.args.device), written_BT[:, 1:].to(self.args.device)
 
         def logprobs(model: Any) -> torch.Tensor:
-            # No mask: what is padded stands behind all that is compared.
-            logits_BTV = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
-            found: torch.Tensor = logits_BTV[predicted_BT].float().log_softmax(-1)
-            return found
+            return wanted_logits(model, ids_BT, pad(predicted_BT, (0, 1))).float().log_softmax(-1)
 
         with torch.no_grad(), self.accelerator.autocast():
             ours_NV = logprobs(self.model)

@@ -8,7 +8,7 @@ forward pass and its own loss into the model, and has no place for token weights
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from stepladder.train.curves import Curves
 from stepladder.train.examples import Example, examples_of
 from stepladder.train.fit import Place, Precision, curve_numbers, fit, lr_for
 from stepladder.train.loss import weight_of, weighted_nll
+from stepladder.train.parts import in_parts
 from stepladder.train.policy import Policy
 from stepladder.train.sft_settings import TranscriptTrainingSettings
 from stepladder.train.trainer import DevScore, WatchedTrainer
@@ -46,6 +47,11 @@ class TranscriptTrainer(WatchedTrainer):
     def policy_tokens_of(self, batch: Any) -> float:
         """Tokens with any weight."""
         return float((batch["weights"] > 0).sum())
+
+    def parts_of(self, batch: Any) -> Iterator[Any]:
+        """Some rows after the other."""
+        rows, width = batch["input_ids"].shape
+        return in_parts(batch, torch.full((rows,), width), self.at_once)
 
     def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Weighted, over the policy's tokens."""

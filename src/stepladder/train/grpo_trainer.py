@@ -12,7 +12,7 @@ not write. So nothing is padded on the left, and positions are those that the en
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from stepladder.train.credit import Credited
 from stepladder.train.curves import Curves
 from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.guards import ALARMS, Guards, write_alarms
+from stepladder.train.parts import in_parts
 from stepladder.train.retreat import Retreat
 from stepladder.train.rollouts import Played, Rollouts, not_one_text
 from stepladder.train.token_logps import token_logps
@@ -211,10 +212,18 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """trl's loss; on the way the policy's log-probs are compared with those that the engine reported."""
+        """trl's loss, which is a sum over tokens by the number of all."""
         assert not return_outputs
+        return self.in_parts(inputs, lambda part: self._loss(model, part, num_items_in_batch))
+
+    def parts_of(self, batch: Any) -> Iterator[Any]:
+        """Some rows after the other."""
+        return in_parts(batch, batch["completion_mask"].sum(dim=1) + 1, self.at_once)
+
+    def _loss(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
+        """Of some rows; on the way the policy's log-probs are compared with those that the engine reported."""
         self._learnt_BT, self._logps_BT = (inputs["completion_mask"] * inputs["tool_mask"]).bool(), None
-        loss: torch.Tensor = super().compute_loss(model, inputs, False, num_items_in_batch)
+        loss: torch.Tensor = GRPOTrainer.compute_loss(self, model, inputs, False, num_items_in_batch)
         engine = inputs.get("sampling_per_token_logps")
         fresh = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
         if engine is not None and self._logps_BT is not None and fresh and self.temperature == 1:

@@ -1,8 +1,7 @@
 """Log-probs and entropies of the tokens that are learnt from, and of no others.
 
 In: a causal model, rows of token ids padded on the right, and which tokens are wanted. Out: two tensors of the rows'
-shape, 0 where nothing is wanted. In a transcript the policy wrote a third of the tokens: logits are made only for
-columns in which some row has one, and rows of like length are computed together, so that there is less to pad.
+shape, 0 where nothing is wanted. Rows of like length are computed together, so that there is less to pad.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from stepladder.train.batches import padded_width, wanted_columns, window_of
+from stepladder.train.batches import padded_width, window_of
+from stepladder.train.wanted import wanted_logits
 
 #: Rows computed together: small parts of like length have less padding, large ones keep a GPU busy.
 _AT_ONCE_CPU, _AT_ONCE = 8, 64
@@ -34,18 +34,15 @@ def token_logps(
         own_BT = wanted_BT[part, : width - 1]  # a token's log-prob is found at the one before it
         if not own_BT.any():
             continue
-        columns_K, kept = wanted_columns(own_BT)
         ids = ids_BT[part, :width]
         ids = pad(ids, (0, width - ids.shape[1]))
         with autocast():
-            # No mask: a causal model does not see what is padded behind its rows.
-            logits_BKV = model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[:, : len(columns_K)]
-        own_BK = own_BT[:, columns_K]
-        logps_NV = (logits_BKV[own_BK].float() / temperature).log_softmax(-1)
-        row_N, column_N = own_BK.nonzero(as_tuple=True)
-        written_N = ids[:, 1:][:, columns_K][own_BK]
+            logits_NV = wanted_logits(model, ids, pad(own_BT, (0, width - own_BT.shape[1])))
+        logps_NV = (logits_NV.float() / temperature).log_softmax(-1)
+        row_N, column_N = own_BT.nonzero(as_tuple=True)
+        written_N = ids[row_N, column_N + 1]
         rows.append(part[row_N])
-        columns.append(columns_K[column_N])
+        columns.append(column_N)
         logps.append(logps_NV.gather(1, written_N[:, None])[:, 0])
         entropies.append(-(logps_NV.detach().exp() * logps_NV.detach()).sum(dim=-1))
     empty_BT = torch.zeros(wanted_BT.shape, device=ids_BT.device)

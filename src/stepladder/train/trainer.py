@@ -27,6 +27,7 @@ from stepladder.files import atomic_file
 from stepladder.train.batches import SimilarLengths
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import Curves
+from stepladder.train.parts import tokens_at_once
 
 #: What was found on held-out data, by name.
 DevScore = Mapping[str, float]
@@ -51,11 +52,15 @@ class WatchedTrainer(Trainer):
 
     #: The loss is normalised over the whole update, in however many parts it is computed.
     loss_is_scaled_for_ga = True
+    #: Tokens that are computed at once with gradients; None is any number.
+    at_once: int | None = None
 
     def watch_over(self, lengths: Sequence[int] | None, watching: Watching) -> None:
         """Complete the trainer; `lengths` are those of its examples, if it has any before it begins."""
         self.remove_callback(PrinterCallback)
         self.watching = watching
+        assert isinstance(self.model, nn.Module)
+        self.at_once = tokens_at_once(self.model, self.args.device)
         self.add_callback(_Keeper(watching))
         if lengths is not None:
             arguments = self.args
@@ -84,6 +89,10 @@ class WatchedTrainer(Trainer):
         """The loss of a batch, summed over what `weight_of` counts."""
         raise NotImplementedError
 
+    def parts_of(self, batch: Any) -> Iterator[Any]:
+        """A batch in parts, whose losses add up to its own, each with no more than there is memory for."""
+        yield batch
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -93,10 +102,23 @@ class WatchedTrainer(Trainer):
     ) -> torch.Tensor:
         """This batch's share of the update's loss: its sum over the weight of the whole update."""
         assert not return_outputs
-        assert num_items_in_batch is not None
+        return self.in_parts(inputs, lambda part: self._share(model, part, num_items_in_batch))
+
+    def _share(self, model: nn.Module, batch: Any, of: torch.Tensor | int | None) -> torch.Tensor:
+        assert of is not None
         # Gradients are averaged over processes, while each of them has only its share: hence times their number.
-        loss: torch.Tensor = self.summed_loss(model, inputs) / num_items_in_batch * self.accelerator.num_processes
+        loss: torch.Tensor = self.summed_loss(model, batch) / of * self.accelerator.num_processes
         return loss
+
+    def in_parts(self, batch: Any, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        """The loss of a batch; the gradients of all parts but the last are already there, and their memory is free."""
+        parts = list(self.parts_of(batch)) if torch.is_grad_enabled() else [batch]
+        before = [self._learnt(loss_of(part)) for part in parts[:-1]]
+        return loss_of(parts[-1]) + sum(before)
+
+    def _learnt(self, loss: torch.Tensor) -> torch.Tensor:
+        self.accelerator.backward(loss)  # as the trainer does with what it is given
+        return loss.detach()
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of like length, in the order of the seed and the epoch."""

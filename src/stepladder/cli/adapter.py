@@ -1,0 +1,71 @@
+"""`adapter` writes what training has changed in a model as a small folder."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stepladder.cli.options import AsJson, path_of
+from stepladder.errors import StepladderError
+from stepladder.narrate import shown
+from stepladder.run.folder import RunFolder
+
+console = Console()
+
+
+def adapter_command(
+    run: Annotated[
+        Path, typer.Argument(parser=path_of, metavar="RUN", help="A run, or the folder of a trained model.")
+    ],
+    out: Annotated[Path, typer.Option("--out", parser=path_of, help="Folder of the adapter.")],
+    base: Annotated[
+        str | None,
+        typer.Option("--base", help="The model that was begun with [dim](default: the policy of the run's recipe)[/]."),
+    ] = None,
+    rank: Annotated[int, typer.Option("--rank", min=1, help="Of the matrices: more keep more, and take more.")] = 16,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained policy as an adapter: megabytes instead of the whole model, to send, keep and ask with."""
+    # Imported here because they take seconds to import.
+    from stepladder.engines.loading import load_model
+    from stepladder.models.difference import write_difference
+
+    trained, begun = _models(run, base)
+    if out.exists():
+        raise StepladderError(f"--out: {out} exists already; give a new folder")
+    with console.status("comparing the models"):
+        model, tokenizer = load_model(trained, None, None)
+        found = write_difference(model, load_model(begun, None, None)[0], begun, tokenizer, rank, out)
+    if as_json:
+        told = {"folder": str(found.folder), "layers": found.layers, "kept": found.kept, "bytes": found.bytes}
+        typer.echo(json.dumps({**told, "left_out": found.left_out, "lost": found.lost}, indent=2))
+        return
+    console.print(
+        f"{shown(str(found.folder))}: {found.bytes / 1e6:.1f} MB for {shown(begun)}, with {found.kept:.1%} of what was "
+        f"changed in {found.layers} layers",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if found.left_out:
+        console.print(
+            f"{found.left_out} other weights were changed too (embeddings, norms: {found.lost:.1%} of the change), "
+            "which an adapter cannot have; train with lora to have none of that",
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print(f"next: stepladder eval --model {shown(str(found.folder))} ...", highlight=False, soft_wrap=True)
+
+
+def _models(run: Path, base: str | None) -> tuple[str, str]:
+    """The trained model, and the one that it began with."""
+    if (run / "config.json").is_file():
+        if base is None:
+            raise StepladderError(f"{run} is a model folder, which does not say what it began with: add --base NAME")
+        return str(run), base
+    folder = RunFolder.open(run)
+    policy = folder.newest("policy")
+    if policy is None:
+        raise StepladderError(f"no stage of the run {run} has made a policy yet")
+    return str(policy), base or folder.recipe().shared.policy
