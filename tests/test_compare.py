@@ -683,7 +683,7 @@ def test_the_command_prints_a_table_or_json_and_writes_a_page(tmp_path: Path) ->
 def test_every_recipe_has_an_entry_in_the_index_and_every_entry_a_recipe() -> None:
     index = (next(iter(shipped().values())).parent / "README.md").read_text()
     entries = re.split(r"^## ", index, flags=re.MULTILINE)[1:]
-    names = [re.match(r"`([\w-]+)`", entry) for entry in entries]
+    names = [re.match(r"`([\w.-]+)`", entry) for entry in entries]
     assert [name and name[1] for name in names] == sorted(shipped(), key=lambda name: index.index(f"## `{name}`"))
     for entry, name in zip(entries, names, strict=True):
         assert name is not None

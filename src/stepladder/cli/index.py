@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from stepladder.cli.options import AsJson, K, WorldSeed, listed, path_of
-from stepladder.data import DATA_SETS, open_data
+from stepladder.cli.options import AsJson, K, WorldSeed, listed, passages_of, path_of
+from stepladder.data import DATA_SETS, PUBLISHED, names_data
 from stepladder.errors import StepladderError
 from stepladder.narrate import shown
 from stepladder.progress import Phases
@@ -35,7 +35,10 @@ ThisIndex = Annotated[
 def index_build(
     corpus: Annotated[
         str,
-        typer.Argument(help=f"A file, folder or pattern (.jsonl, .parquet, .tsv, .txt, .md), or {listed(DATA_SETS)}."),
+        typer.Argument(
+            help="A file, folder or pattern (.jsonl, .parquet, .tsv, .txt, .md); or the passages of data sets: "
+            f"{listed((*DATA_SETS, *PUBLISHED))}, several joined by +."
+        ),
     ],
     folder: Annotated[Path, typer.Option("--out", parser=path_of, help="Folder of the index.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an index that is there.")] = False,
@@ -67,8 +70,8 @@ def index_build(
     for change in changes or ():
         settings = override(settings, change)
     source: Path | Sequence[Passage] = path_of(corpus)
-    if corpus in DATA_SETS:
-        source = open_data(corpus, seed=world_seed).passages or ()
+    if names_data(corpus):
+        source = passages_of(corpus, world_seed)
     with Phases() as watch:
         info = build_index(
             source,

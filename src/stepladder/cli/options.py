@@ -1,6 +1,6 @@
 """Options that several commands share, and the things they make: shared settings, an engine."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from stepladder.agents import AGENTS, Agent, is_agent_file
-from stepladder.data import DATA_SETS, PUBLISHED
+from stepladder.data import DATA_SETS, PUBLISHED, open_data
 from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.errors import StepladderError
 from stepladder.files import expanded
 from stepladder.recipe import with_value
 from stepladder.run.fingerprint import agent_content
 from stepladder.run.folder import RunFolder
+from stepladder.trace import Passage
 from stepladder.workshop import SharedSettings
 
 
@@ -32,6 +33,14 @@ def path_of(text: str) -> Path:
 
 def listed(names: Iterable[str]) -> str:
     return ", ".join(names)
+
+
+def passages_of(data: str, world_seed: int) -> Sequence[Passage]:
+    """The passages of a data set, or of several."""
+    passages = open_data(data, seed=world_seed).passages
+    if passages is None:
+        raise StepladderError(f"{data} comes without passages: give a corpus to index")
+    return passages
 
 
 _DEFAULTS = SharedSettings()

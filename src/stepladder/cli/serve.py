@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stepladder.cli.options import WorldSeed, listed, path_of
-from stepladder.data import DATA_SETS, open_data
+from stepladder.cli.options import WorldSeed, listed, passages_of, path_of
+from stepladder.data import DATA_SETS, names_data
 from stepladder.narrate import shown
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.bm25 import BM25Index
@@ -112,8 +112,8 @@ def serve_command(
 def _open(index: str, world_seed: int, device: str, rerank: str | None) -> tuple[Retriever, IndexInfo]:
     """An index, and what `/info` tells about it; one of a data set lives in memory."""
     retriever: Retriever
-    if index in DATA_SETS:
-        passages = open_data(index, seed=world_seed).passages or ()
+    if names_data(index):
+        passages = passages_of(index, world_seed)
         retriever = reranked(BM25Index.from_passages(passages), rerank, device)
         info = IndexInfo("bm25", len(passages), {"world_seed": world_seed}, index, "", checksum_of(passages), {})
     else:

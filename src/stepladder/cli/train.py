@@ -62,7 +62,10 @@ def train_sft_command(
     model: Policy = "nano",
     agent: Annotated[str, typer.Option("--agent", help=f"The steps to teach: {AGENTS_HELP}.")] = "prorag-brief",
     data: Annotated[
-        str, typer.Option("--data", help=f"{listed(DATA_SETS)}, or a question file to train on (.jsonl, .jsonl.gz).")
+        str,
+        typer.Option(
+            "--data", help=f"{listed(DATA_SETS)}, a published set, a folder or a file of questions to train on."
+        ),
     ] = "atlas",
     dev: Annotated[
         Path | None,

@@ -22,6 +22,7 @@ __all__ = [
     "DataSet",
     "absolute_name",
     "data_files",
+    "names_data",
     "open_data",
     "open_files",
 ]
@@ -40,6 +41,12 @@ def open_data(name: str, *, seed: int = 0) -> DataSet:
     if len(named) < len(parts):
         raise StepladderError(f"{name}: two of the sets have the same name, so their ids would be mixed up; rename one")
     return join("+".join(named), named)
+
+
+def names_data(name: str) -> bool:
+    """Whether a name is one of data sets, rather than of a file or a folder."""
+    parts = _parts(name)
+    return len(parts) > 1 or (name in (*DATA_SETS, *PUBLISHED) and not expanded(name).exists())
 
 
 def absolute_name(name: str) -> str:

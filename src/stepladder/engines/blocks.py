@@ -3,9 +3,9 @@
 In: tokens of any number of rows, behind one another in a single line (packed), as a model of transformers reads them
 through its own attention interface. Out: the attention of each token to its own row alone.
 
-A `Block` holds rows of like length, one buffer of keys and one of values a layer. A token's column is its position, so
-that a block can be filled from other blocks, cut anywhere, and written to in place. Linear layers see all rows of all
-blocks as one matrix; attention is computed block by block, each as long as its own longest row.
+A `Block` holds rows of like length, with a buffer of keys and one of values a layer. A token's column is its position,
+so that a block can be filled from other blocks, cut anywhere, and written to in place. Linear layers see all rows of
+all blocks as one matrix; attention is computed block by block, each as long as its own longest row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +21,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from stepladder.engines.decode_kernel import decode_attention
+
 #: The name under which transformers knows `packed_attention`.
 PACKED = "stepladder_packed"
 #: Columns come in multiples of this, as fast kernels want masks to be.
@@ -31,61 +33,87 @@ _SPECIAL = ("sliding_window", "softcap", "s_aux", "position_bias")
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
+#: The number of a stack, and a layer's place in it.
+_Place = tuple[int, int]
+
+
 class CannotPack(Exception):
     """The model's attention is more than `packed_attention` knows: it has to be run in the ordinary way."""
 
 
 class Block:
-    """Keys and values of some rows, by layer: buffers of [rows, heads, columns, head size]."""
+    """Keys and values of some rows, by layer: buffers of [rows, heads, columns, head size].
+
+    Those of all layers lie in one tensor, so that rows are copied in one go: on a GPU it takes longer to begin with
+    copying than to copy. Layers that differ from the first, in size or device, have tensors of their own.
+    """
 
     def __init__(self, size: int, columns: int) -> None:
         self.size = size
         self.columns = _round_up(columns)
-        self.keys: dict[int, torch.Tensor] = {}
-        self.values: dict[int, torch.Tensor] = {}
-
-    @property
-    def buffers(self) -> Iterator[torch.Tensor]:
-        yield from self.keys.values()
-        yield from self.values.values()
+        #: [layers, rows, heads, columns, head size] each; and by layer the places of its keys and of its values.
+        self.stacks: list[torch.Tensor] = []
+        self.places: dict[int, tuple[_Place, _Place]] = {}
 
     @property
     def bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.buffers)
+        return sum(stack.nbytes for stack in self.stacks)
 
-    def layer(self, number: int, key_MHD: torch.Tensor, value_MHD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffers of a layer, made when its first keys and values come."""
-        if number not in self.keys:
-            # Zeros, since columns beyond a row's end are read, if with no weight: 0 * nan would be nan.
-            self.keys[number] = key_MHD.new_zeros(self.size, key_MHD.shape[1], self.columns, key_MHD.shape[2])
-            self.values[number] = value_MHD.new_zeros(self.size, value_MHD.shape[1], self.columns, value_MHD.shape[2])
-        return self.keys[number], self.values[number]
+    def layer(
+        self, number: int, layers: int, key_MHD: torch.Tensor, value_MHD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The buffers of a layer of so many, made when their first keys and values come."""
+        if number not in self.places:
+            if not self.stacks and number < layers:
+                keys, values = self._new(layers, key_MHD), self._new(layers, value_MHD)
+                self.places = {each: ((keys, each), (values, each)) for each in range(layers)}
+            else:
+                self.places[number] = (self._new(1, key_MHD), 0), (self._new(1, value_MHD), 0)
+        found = self._buffers(number)
+        if not all(_fits(buffer, states) for buffer, states in zip(found, (key_MHD, value_MHD))):
+            self.places[number] = (self._new(1, key_MHD), 0), (self._new(1, value_MHD), 0)
+            found = self._buffers(number)
+        return found
+
+    def _buffers(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        (keys, key), (values, value) = self.places[number]
+        return self.stacks[keys][key], self.stacks[values][value]
+
+    def _new(self, layers: int, states_MHD: torch.Tensor) -> int:
+        """A stack for such keys or values; its number."""
+        # Zeros, since columns beyond a row's end are read, if with no weight: 0 * nan would be nan.
+        heads, size = states_MHD.shape[1:]
+        self.stacks.append(states_MHD.new_zeros(layers, self.size, heads, self.columns, size))
+        return len(self.stacks) - 1
 
     def copy(self, other: "Block", rows: Sequence[int], from_rows: Sequence[int], columns: int) -> None:
         """Take the first columns of some rows of another block, or of this one."""
+        if len(self.stacks) < len(other.stacks):
+            for stack in other.stacks[len(self.stacks) :]:
+                layers, _, heads, _, size = stack.shape
+                self.stacks.append(stack.new_zeros(layers, self.size, heads, self.columns, size))
+            self.places = dict(other.places)
         to, of = _Index(rows), _Index(from_rows)
-        for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
-            for number, buffer in theirs.items():
-                if number not in mine:
-                    mine[number] = buffer.new_zeros(self.size, buffer.shape[1], self.columns, buffer.shape[3])
-                mine[number][to.on(buffer.device), :, :columns] = buffer[of.on(buffer.device), :, :columns]
+        for mine, theirs in zip(self.stacks, other.stacks):
+            device = theirs.device
+            mine[:, to.on(device), :, :columns] = theirs[:, of.on(device), :, :columns]
 
     def exchange(self, rows: Sequence[int], others: Sequence[int]) -> None:
         """Swap rows with others."""
         to, of = _Index([*rows, *others]), _Index([*others, *rows])
-        for buffer in self.buffers:
-            buffer[to.on(buffer.device)] = buffer[of.on(buffer.device)]
+        for stack in self.stacks:
+            stack[:, to.on(stack.device)] = stack[:, of.on(stack.device)]
 
     def reserve(self, columns: int) -> None:
         """See to it that there are so many columns."""
         if columns <= self.columns:
             return
         before, self.columns = self.columns, _round_up(max(columns, self.columns + self.columns // 4))
-        for buffers in (self.keys, self.values):
-            for number, buffer in buffers.items():
-                longer = buffer.new_zeros(self.size, buffer.shape[1], self.columns, buffer.shape[3])
-                longer[:, :, :before] = buffer
-                buffers[number] = longer
+        for number, stack in enumerate(self.stacks):
+            layers, rows, heads, _, size = stack.shape
+            longer = stack.new_zeros(layers, rows, heads, self.columns, size)
+            longer[:, :, :, :before] = stack
+            self.stacks[number] = longer
 
 
 @dataclass
@@ -129,13 +157,23 @@ class Reading:
         return self._masks[dtype]
 
     def attend(
-        self, layer: int, query_MHD: torch.Tensor, key_MKD: torch.Tensor, value_MKD: torch.Tensor, scale: float | None
+        self,
+        layer: int,
+        layers: int,
+        query_MHD: torch.Tensor,
+        key_MKD: torch.Tensor,
+        value_MKD: torch.Tensor,
+        scale: float | None,
     ) -> torch.Tensor:
         """Write the tokens' keys and values down, and attend to all of their rows up to them. Heads K, H = K x G."""
         window = slice(self.first, self.first + self.rows), slice(None), slice(self.columns)
-        keys_RKTD, values_RKTD = (buffer[window] for buffer in self.block.layer(layer, key_MKD, value_MKD))
+        keys_RKTD, values_RKTD = (buffer[window] for buffer in self.block.layer(layer, layers, key_MKD, value_MKD))
         keys_RKTD[self.rows_M, :, self.positions_M] = key_MKD
         values_RKTD[self.rows_M, :, self.positions_M] = value_MKD
+        if self.width == 1:
+            out = decode_attention(query_MHD, keys_RKTD, values_RKTD, self.positions_M, scale)
+            if out is not None:
+                return out
         (tokens, heads, size), kept = query_MHD.shape, keys_RKTD.shape[1]
         groups = heads // kept
         mask = self._mask(query_MHD.dtype, groups)
@@ -172,12 +210,13 @@ def packed_attention(
     if attention_mask is not None or special or query.device != packed[0].rows_M.device:
         raise CannotPack(f"{type(module).__name__} asks for {special or 'a mask'}, or is on another device")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layers = getattr(getattr(module, "config", None), "num_hidden_layers", None) or layer + 1
     query_MHD, key_MKD, value_MKD = (states[0].transpose(0, 1) for states in (query, key, value))
     parts = []
     start = 0
     for reading in packed:
         span = slice(start, start := start + len(reading.rows_M))
-        parts.append(reading.attend(layer, query_MHD[span], key_MKD[span], value_MKD[span], scaling))
+        parts.append(reading.attend(layer, layers, query_MHD[span], key_MKD[span], value_MKD[span], scaling))
     return torch.cat(parts)[None], None
 
 
@@ -194,7 +233,7 @@ def read(model: Any, ids_M: torch.Tensor, readings: Sequence[Reading], ends: tor
         logits_to_keep=ends,
         packed=readings,
     )
-    if not readings[0].block.keys:
+    if not readings[0].block.stacks:
         raise CannotPack(f"{type(model).__name__} does not use transformers' attention interface")
     logits: torch.Tensor = output.logits[0]
     return logits
@@ -241,6 +280,11 @@ class _Index:
         if device not in self._sent:
             self._sent[device] = self._rows.to(device)
         return self._sent[device]
+
+
+def _fits(buffer: torch.Tensor, states_MHD: torch.Tensor) -> bool:
+    same_size = (buffer.shape[1], buffer.shape[3]) == tuple(states_MHD.shape[1:])
+    return same_size and buffer.dtype == states_MHD.dtype and buffer.device == states_MHD.device
 
 
 def _round_up(columns: int) -> int:

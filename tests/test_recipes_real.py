@@ -1,0 +1,119 @@
+"""The recipes for real models: what they name exists, and what their comments say can be typed."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepladder.data import PUBLISHED
+from stepladder.models import NAMED
+from stepladder.recipe import Recipe, load_recipe, shipped
+from stepladder.train.dpo_settings import DPOSettings
+from stepladder.train.grpo_settings import GRPOSettings
+
+REAL = tuple(name for name in shipped() if "smollm2" in name or "qwen" in name)
+#: A model of the hub: who made it, and what it is called.
+HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")
+
+
+@cache
+def as_shipped(name: str) -> Recipe:
+    return load_recipe(name)
+
+
+def settings_of(recipe: Recipe, stage: str) -> Any:
+    return next(each.settings for each in recipe.stages if each.name == stage)
+
+
+def header_of(name: str) -> str:
+    """The comment that a recipe begins with, as one line; a command may go on in the next line."""
+    lines = shipped()[name].read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+    return re.sub(r"\s+", " ", " ".join(line.removeprefix("#").removesuffix("\\") for line in lines))
+
+
+def overrides_in(text: str) -> list[str]:
+    """What a text says behind --set, less what ends its sentence."""
+    found = re.findall(r"--set (?:'([^']+)'|(\S+))", text)
+    return [(quoted or plain).rstrip(".,;:") for quoted, plain in found]
+
+
+def changes_in(name: str) -> list[list[str]]:
+    """The changes that the comment of a recipe speaks of, those in one sentence or command together."""
+    groups = re.split(r"\. |, | stepladder run | and on ", header_of(name))
+    return [overrides_in(group) for group in groups if overrides_in(group)]
+
+
+def test_there_are_recipes_for_real_models() -> None:
+    methods = {"prorag-smollm2", "reasonrag-smollm2", "search-r1-smollm2"}
+    larger = {"prorag-qwen1.5b", "prorag-qwen3-8b", "reasonrag-qwen2.5-7b"}
+    assert set(REAL) >= methods | larger
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_model_and_the_questions_have_names_that_exist(name: str) -> None:
+    shared = as_shipped(name).shared
+    assert shared.policy in NAMED if "smollm2" in name else HUB_NAME.fullmatch(shared.policy)
+    assert shared.data.name is not None
+    # Sets that are on this machine have become the folders that they lie in.
+    assert {Path(part).name for part in shared.data.name.split("+")} <= set(PUBLISHED)
+    assert shared.data.holdout > 0
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_no_stage_asks_for_more_dev_questions_than_are_held_out(name: str) -> None:
+    recipe = as_shipped(name)
+    asked = [getattr(stage.settings, "dev_questions", 0) for stage in recipe.stages]
+    assert max(asked) <= recipe.shared.data.holdout
+
+
+@pytest.mark.parametrize("name", [name for name in REAL if "qwen" in name])
+def test_what_nobody_has_run_says_that_its_figures_are_estimates(name: str) -> None:
+    assert "Nobody has run it yet. Memory and time are ESTIMATES, worked out and not measured" in header_of(name)
+    recipe = as_shipped(name)
+    assert recipe.shared.engine == "vllm"
+    players = [stage.settings.engine for stage in recipe.stages if isinstance(stage.settings, GRPOSettings)]
+    assert set(players) <= {"vllm"}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_changes_that_a_comment_speaks_of_can_be_made(name: str) -> None:
+    assert changes_in(name)
+    for overrides in changes_in(name):
+        assert load_recipe(name, overrides) != as_shipped(name), overrides
+
+
+def test_search_r1_plays_four_times_the_questions_of_prorag_and_grades_no_step() -> None:
+    ours, prorag = as_shipped("search-r1-smollm2"), as_shipped("prorag-smollm2")
+    assert ours.shared == prorag.shared
+    assert settings_of(ours, "sft") == settings_of(prorag, "sft")
+    graded, alone = settings_of(prorag, "grpo"), settings_of(ours, "grpo")
+    assert alone.questions == 4 * graded.questions
+    assert alone.mode == "outcome"
+    assert not alone.needs_reward_model
+    assert (alone.samples, alone.batch, alone.lr) == (graded.samples, graded.batch, graded.lr)
+
+
+def test_prorag_at_its_papers_size_has_its_papers_constants() -> None:
+    recipe = as_shipped("prorag-qwen3-8b")
+    explore, grpo = settings_of(recipe, "explore"), settings_of(recipe, "grpo")
+    assert (explore.selection, explore.c, explore.gamma, explore.simulations) == ("puct", 2.5, 0.99, 200)
+    assert (explore.width, explore.depth, explore.temperature, explore.top_p) == (5, 10, 0.9, 0.95)
+    assert explore.questions == 728
+    assert (grpo.questions, grpo.samples, grpo.lr, grpo.process_weight) == (10_000, 8, 1e-5, 0.3)
+    assert (grpo.lora.rank, grpo.lora.alpha, grpo.temperature, grpo.normalise) == (16, 32, 1.0, "tokens")
+    assert (grpo.rewards.f1_weight, grpo.rewards.min_f1, grpo.rewards.format_bonus) == (2.0, 0.2, 1.0)
+    assert (settings_of(recipe, "prm").objective, settings_of(recipe, "prm").epochs) == ("pairs", 3)
+    assert (settings_of(recipe, "rft").temperature, settings_of(recipe, "rft").threshold) == (0.8, 0.0)
+
+
+def test_reasonrag_at_its_papers_size_has_its_papers_constants() -> None:
+    recipe = as_shipped("reasonrag-qwen2.5-7b")
+    explore, pairs = settings_of(recipe, "explore"), settings_of(recipe, "pairs")
+    assert (explore.selection, explore.c, explore.width) == ("uct", 1.414, 2)
+    assert (explore.simulations, explore.depth, explore.decay, explore.questions) == (64, 7, 0.9, 5_000)
+    assert (pairs.judge, pairs.margin, pairs.decay, pairs.dev_share) == ("spre", 0.01, 0.9, 0.1)
+    dpo = settings_of(recipe, "dpo")
+    assert isinstance(dpo, DPOSettings)
+    assert (dpo.beta, dpo.loss, dpo.epochs, dpo.warmup, dpo.schedule) == (0.3, "sigmoid", 1, 0.2, "cosine")
