@@ -5,8 +5,8 @@
 
 For every seed: the recipe prorag-smollm2 up to its refinement, then reinforcement learning from there by the answer
 alone, by the answer and graded steps, and by the answer alone with four times the questions; and the recipe
-reasonrag-smollm2. All are evaluated on the same questions. `--search hybrid` does the same over an index of BM25 and embeddings
-instead of BM25; give it another folder. Every run is a folder and the same command goes on where it was stopped.
+reasonrag-smollm2. All are evaluated on the same questions. `--search hybrid` does the same over an index of BM25 and
+embeddings; give it another folder. Every run is a folder and the same command goes on where it was stopped.
 
 The table is printed, and written as `table.json` beside the runs: F1 and EM by data set with intervals over questions,
 of all seeds together, and each stage less the one before it.
@@ -101,7 +101,7 @@ def scores(folder: Path) -> dict[str, Any] | None:
 
 
 def tell(out: Path, seeds: Sequence[int]) -> None:
-    from stepladder.evaluate.stats import mean_with_interval, paired_difference
+    from stepladder.evaluate.stats import mean_interval, paired_difference
 
     found: dict[str, list[dict[str, Any]]] = {}
     for label, (place, _) in ROWS.items():
@@ -109,16 +109,16 @@ def tell(out: Path, seeds: Sequence[int]) -> None:
         if known := [some for some in each if some is not None]:
             found[label] = known
     table: dict[str, Any] = {}
-    print(
-        f"{'':36}{'seeds':>6}"
-        + "".join(f"{name + ' F1 / EM':>34}" for name in (*SETS, "all"))
-        + "  less the row before"
-    )
+    heads = "".join(f"{name + ' F1 / EM':>34}" for name in (*SETS, "all"))
+    print(f"{'':36}{'seeds':>6}{heads}  less the row it builds on")
     for label, runs in found.items():
-        line, row = f"{label:36}{len(runs):>6}", {"seeds": len(runs)}
+        row: dict[str, Any] = {"seeds": len(runs)}
+        line = f"{label:36}{len(runs):>6}"
         for name in (*SETS, "all"):
             ids = [key for key in runs[0] if name == "all" or key.startswith(f"{name}/")]
-            f1 = mean_with_interval([fmean(run[key].f1 for run in runs) for key in ids])
+            if not ids:
+                continue
+            f1 = mean_interval([fmean(run[key].f1 for run in runs) for key in ids])
             em = fmean(run[key].em for run in runs for key in ids)
             row[name] = {"questions": len(ids), "f1": [f1.mean, f1.low, f1.high], "em": em}
             row[name]["f1_by_seed"] = [fmean(run[key].f1 for key in ids) for run in runs]

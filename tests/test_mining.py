@@ -14,8 +14,8 @@ from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.retrieval.bm25 import BM25Index
 from stepladder.trace import Passage, Question
-from stepladder.train.mining import mined
-from stepladder.train.transcripts import gold_transcripts, mined_transcripts
+from stepladder.train.mining import mined, mined_questions
+from stepladder.train.transcripts import gold_transcripts
 from stepladder.workshop import DataSettings
 
 PASSAGES = (
@@ -69,7 +69,7 @@ def test_mined_questions_are_played_like_gold_ones() -> None:
     ]
     agent, settings = make_agent("prorag-brief"), EpisodeSettings(max_steps=8, k=1)
     assert gold_transcripts(agent, questions, INDEX, settings, seed=0).kept == ()
-    made = mined_transcripts(agent, questions, INDEX, settings, seed=0)
+    made = gold_transcripts(agent, mined_questions(questions, INDEX, 1), INDEX, settings, seed=0)
     assert {each.question.id: len(each.queries) for each in made.kept} == {"a": 2, "b": 1}
     assert made.dropped == {"no_decomposition": 1}
 

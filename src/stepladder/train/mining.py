@@ -2,17 +2,22 @@
 
 In: a question with its answers, and an index to search. Out: the question with hops, where a way from it to the answer
 can be seen: a passage that the question itself finds has the answer in it (one hop), or such a passage and one that has
-the answer mention each other's titles (two). What is found is a guess: an answer may stand in a passage for other
-reasons. It is good enough to teach how to search, which is all that a warm-up is for.
+the answer mention each other's titles (two). Questions that ask to choose between things they name are left alone. What
+is found is a guess: an answer may stand in a passage for other reasons. It is good enough to teach how to search, which
+is all that a warm-up is for.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from stepladder.data.chains import chain_hops
 from stepladder.data.gold import Gold
+from stepladder.data.names import mentions as is_named
 from stepladder.decomposition import mentions
+from stepladder.driver import Driver
 from stepladder.request import Algorithm, Retrieve
+from stepladder.retrieval.base import Retriever
 from stepladder.trace import Hop, Passage, Question
 
 #: How many passages are looked at for the beginning of a way, and for its end.
@@ -21,24 +26,39 @@ BEGINNINGS, ENDS = 5, 10
 _ANYWHERE = frozenset({"yes", "no", "true", "false"})
 
 
+def mined_questions(questions: Sequence[Question], retriever: Retriever | None, k: int) -> list[Question]:
+    """The questions, with hops where any are known or found."""
+    outcomes = Driver(None, retriever).run([partial(mined, question, k) for question in questions])
+    return [outcome.value or question for outcome, question in zip(outcomes, questions)]
+
+
 def mined(question: Question, k: int) -> Algorithm[Question]:
     """The question with hops, or as it came; `k`: passages that a search returns to the agent."""
-    if question.hops or not question.answers or question.answers[0].lower() in _ANYWHERE:
+    if question.hops or not question.answers or _says_nothing(question):
         return question
     first, second = yield [
         Retrieve(question.text, max(k, BEGINNINGS)),
         Retrieve(f"{question.text} {question.answers[0]}", ENDS),
     ]
     direct = [passage for passage in first[:k] if mentions(question.answers, (passage,))]
-    if direct:
-        return _with(question, (Hop(question.text, question.answers[0], tuple(each.id for each in direct)),))
-    ends = [passage for passage in (*first, *second) if mentions(question.answers, (passage,))]
-    for begin in first:
-        for end in ends:
-            hops = _way(question, begin, end)
-            if hops:
-                return _with(question, hops)
+    # Of what the question names, the answer may be said at once. Where it stands in a passage about something else, that
+    # is more likely to be found by way of what the question names.
+    named = [passage for passage in direct if is_named(question.text, passage.title)]
+    if not named:
+        ends = [passage for passage in (*first, *second) if mentions(question.answers, (passage,))]
+        for begin in sorted(first, key=lambda passage: not is_named(question.text, passage.title)):
+            for end in ends:
+                if hops := _way(question, begin, end):
+                    return _with(question, hops)
+    if found := named or direct:
+        return _with(question, (Hop(question.text, question.answers[0], tuple(each.id for each in found)),))
     return question
+
+
+def _says_nothing(question: Question) -> bool:
+    """Whether an answer stands in many texts, or in the question itself, which then asks to choose."""
+    answer = question.answers[0]
+    return answer.lower() in _ANYWHERE or is_named(question.text, answer)
 
 
 def _way(question: Question, begin: Passage, end: Passage) -> Sequence[Hop]:

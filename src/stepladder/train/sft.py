@@ -24,10 +24,11 @@ from stepladder.retrieval.base import Retriever
 from stepladder.trace import Question
 from stepladder.train.fine_tune import dev_player, fine_tune
 from stepladder.train.fit import place_for, shown
+from stepladder.train.mining import mined_questions
 from stepladder.train.playing import player_of
 from stepladder.train.policy import load_policy, write_policy
 from stepladder.train.sft_settings import SFTSettings
-from stepladder.train.sources import transcripts_in
+from stepladder.train.sources import are_made, transcripts_in
 from stepladder.train.transcripts import pick
 
 
@@ -72,6 +73,8 @@ def train_sft(
     with quiet_libraries():
         policy = load_policy(model, settings.lora, bf16=place.bf16, device=place.device)
         engine, playing = player_of(policy, place, max_batch)
+        if settings.source == "mined" and not are_made(folder):  # first of all: how many searches each takes
+            questions = mined_questions(questions, retriever, episode.k)
         chosen = pick(questions, settings.questions, seed, balance=settings.balance)
         episodes = len(chosen) * (1 if settings.source in ("gold", "mined") else settings.samples)
         with (

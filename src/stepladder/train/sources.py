@@ -26,7 +26,6 @@ from stepladder.train.sft_settings import SFTSettings
 from stepladder.train.transcripts import (
     Transcripts,
     gold_transcripts,
-    mined_transcripts,
     sampled_transcripts,
     tree_transcripts,
 )
@@ -42,6 +41,11 @@ _ADVICE = {
 }
 
 
+def are_made(folder: Path) -> bool:
+    """Whether the transcripts are there."""
+    return (folder / _TRANSCRIPTS).exists() and (folder / _DROPPED).exists()
+
+
 def transcripts_in(
     folder: Path,
     settings: SFTSettings,
@@ -55,12 +59,12 @@ def transcripts_in(
     seed: int,
     watch: Watcher | None = None,
 ) -> Transcripts:
-    """Transcripts of these questions, from the folder or else from their source.
+    """Transcripts of these questions, from the folder or else from their source. Those to be mined have been.
 
     `engine`: the model to be trained. `trees`: a file of them, for the source `trees`.
     """
     path, counts = folder / _TRANSCRIPTS, folder / _DROPPED
-    if path.exists() and counts.exists():
+    if are_made(folder):
         dropped = json.loads(counts.read_text(encoding="utf-8"))
         return Transcripts(tuple(read_records(path, Trajectory)), dropped)
     if settings.source == "trees":
@@ -94,8 +98,7 @@ def _make(
     watch: Watcher | None,
 ) -> Transcripts:
     if settings.source in ("gold", "mined"):
-        play = gold_transcripts if settings.source == "gold" else mined_transcripts
-        return play(agent, questions, retriever, episode, seed=seed, watch=watch)
+        return gold_transcripts(agent, questions, retriever, episode, seed=seed, watch=watch)
 
     def sampled(writer: Engine) -> Transcripts:
         return sampled_transcripts(

@@ -1,7 +1,7 @@
 """Transcripts to learn from, by one of five sources.
 
     gold        a question's gold decomposition, played by the oracle: exact and free, where there is a decomposition
-    mined       the same, with decompositions that are guessed from the corpus: needs only questions and answers
+    mined       the same, with decompositions that are guessed from the corpus (mining.py): needs questions and answers
     teacher     a stronger model behind an OpenAI-compatible server, sampled; its replies are kept on disk
     bootstrap   the model itself, shown worked examples and sampled: needs only questions and answers
     trees       the best branch of each tree of an earlier stage
@@ -13,7 +13,6 @@ the driver and the agent's own renderer, and how many were dropped for which rea
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from stepladder.retrieval.base import Retriever
 from stepladder.seeding import seed_of
 from stepladder.trace import ActionKind, Question, Trajectory, Tree
 from stepladder.train.fewshot import FewShot
-from stepladder.train.mining import mined
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +83,6 @@ def gold_transcripts(
     )
     outcomes = _play(driver, agent, playable, settings, seed, samples=1, watch=watch)
     return _sift(outcomes, dropped, min_f1=1.0, keep=1)
-
-
-def mined_transcripts(
-    agent: Agent,
-    questions: Sequence[Question],
-    retriever: Retriever | None,
-    settings: EpisodeSettings,
-    *,
-    seed: int,
-    watch: Watcher | None = None,
-) -> Transcripts:
-    """As `gold_transcripts`, after a look for decompositions in the corpus where a question has none."""
-    outcomes = Driver(None, retriever).run([partial(mined, question, settings.k) for question in questions])
-    found = [outcome.value or question for outcome, question in zip(outcomes, questions)]
-    return gold_transcripts(agent, found, retriever, settings, seed=seed, watch=watch)
 
 
 def tree_transcripts(trees: Iterable[Tree], min_f1: float) -> Transcripts:
