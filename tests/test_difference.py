@@ -58,7 +58,8 @@ def test_a_smaller_rank_keeps_less_and_a_larger_one_does_no_harm(tmp_path: Path)
         write_difference(model, tiny_model(), "base", tiny_tokenizer(), rank, tmp_path / str(rank)).kept
         for rank in (1, 4, 8, 100)
     ]
-    assert shares == sorted(shares)
+    assert shares[0] < shares[1] < 0.99
+    assert shares[3] == pytest.approx(shares[2], abs=1e-6)
     assert shares[0] < 0.6
     assert shares[2] > 0.999
 

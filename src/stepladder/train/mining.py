@@ -41,8 +41,8 @@ def mined(question: Question, k: int) -> Algorithm[Question]:
         Retrieve(f"{question.text} {question.answers[0]}", ENDS),
     ]
     direct = [passage for passage in first[:k] if mentions(question.answers, (passage,))]
-    # Of what the question names, the answer may be said at once. Where it stands in a passage about something else, that
-    # is more likely to be found by way of what the question names.
+    # Of what the question names, the answer may be said at once. Where it stands in a passage about something else,
+    # that is more likely to be found by way of what the question names.
     named = [passage for passage in direct if is_named(question.text, passage.title)]
     if not named:
         ends = [passage for passage in (*first, *second) if mentions(question.answers, (passage,))]
