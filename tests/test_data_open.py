@@ -175,7 +175,9 @@ def test_a_run_depends_on_the_files_of_its_data(folder: Path, other: Path, tmp_p
     assert {key.removeprefix("data.name.") for key in before} == {
         *("rain/train.jsonl", "rain/dev.jsonl.gz", "rain/corpus.jsonl"),
         *("dust/train.jsonl", "dust/test.jsonl", "dust/corpus.jsonl"),
+        "data.joined",
     }
+    assert before["data.joined"] == "rain+dust"  # the order of the sets is that of their questions
     (folder / "README.md").write_text("# Something else")
     assert ingredients() == before
     write(other / "corpus.jsonl", CORPUS[1])

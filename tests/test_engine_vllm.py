@@ -158,11 +158,19 @@ def test_adapters_are_changed_without_a_restart(tmp_path: Path, folder: Path, ac
         return adapter and adapter.lora_path
 
     assert used() == str(tmp_path / "adapter")
+    first = adapted._adapter
     adapted.use_adapter(None)
     assert used() is None
-    adapted.use_adapter(tmp_path / "other")
-    assert used() == str(tmp_path / "other")
+    (tmp_path / "other" / "adapter").mkdir(parents=True)
+    adapted.use_adapter(tmp_path / "other" / "adapter")
+    assert used() == str(tmp_path / "other" / "adapter")
     assert adapted._adapter.lora_int_id == 2
+    assert adapted._adapter.lora_name != first.lora_name  # vLLM keeps what it has read by that name
+    adapted.use_adapter(tmp_path / "adapter")
+    assert (adapted._adapter.lora_int_id, adapted._adapter.lora_name) == (1, first.lora_name)
+    os.utime(tmp_path / "adapter" / "adapter_model.safetensors", ns=(1, 1))  # new weights in the same folder
+    adapted.use_adapter(tmp_path / "adapter")
+    assert adapted._adapter.lora_int_id == 3
 
 
 def test_where_vllm_is_missing_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

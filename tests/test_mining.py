@@ -74,6 +74,17 @@ def test_mined_questions_are_played_like_gold_ones() -> None:
     assert made.dropped == {"no_decomposition": 1}
 
 
+def test_searches_that_fail_are_told() -> None:
+    class Broken(BM25Index):
+        def __init__(self) -> None: ...
+
+        def search(self, *_: object) -> list[tuple[Passage, ...]]:
+            raise RuntimeError("no answer from the server")
+
+    with pytest.raises(StepladderError, match=r"1 of 1 searches failed; the first: .*no answer from the server"):
+        mined_questions([Question("q", "How high is Mount Teal?", ("2,310 metres",))], Broken(), 1)
+
+
 # --- questions set aside
 
 

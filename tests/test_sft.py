@@ -44,7 +44,7 @@ from stepladder.train.examples import Example, examples_of
 from stepladder.train.fit import Place
 from stepladder.train.loss import weighted_nll
 from stepladder.train.playing import as_it_is, player_of
-from stepladder.train.policy import load_policy
+from stepladder.train.policy import expect_targets, load_policy
 from stepladder.train.sft import SFTReport, train_sft
 from stepladder.train.sft_settings import SFTSettings
 from stepladder.train.training_settings import LoraSettings
@@ -431,6 +431,17 @@ def test_a_large_model_is_played_by_a_copy_that_keeps_in_step(
     logits = policy.model(input_ids=torch.tensor([tokens])).logits[0, len(after.context[0].tokens) - 1 : -1]
     expected = logits.float().log_softmax(-1)[range(len(after.written.tokens)), list(after.written.tokens)]
     assert list(after.written.logprobs) == pytest.approx(expected.tolist(), abs=0.2)  # as far as bf16 goes
+
+
+def test_lora_of_an_output_layer_that_is_the_embeddings_too_is_refused() -> None:
+    cpu = torch.device("cpu")
+    for targets, tied in ((("q_proj",), True), (("lm_head",), False)):
+        model = tiny_model()
+        model.config.tie_word_embeddings = tied
+        expect_targets(model, LoraSettings(targets=targets), "tiny")
+    assert tiny_model().config.tie_word_embeddings
+    with pytest.raises(StepladderError, match="the output layer lm_head"):
+        load_policy("tiny", LoraSettings(targets=("q_proj", "lm_head")), bf16=False, device=cpu)
 
 
 def test_a_small_model_and_one_trained_in_fp32_play_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from stepladder.cli.options import AsJson, path_of
 from stepladder.errors import StepladderError
+from stepladder.models import absolute_if_folder
 from stepladder.narrate import shown
 from stepladder.run.folder import RunFolder
 
@@ -55,6 +56,13 @@ def adapter_command(
             highlight=False,
             soft_wrap=True,
         )
+    if Path(begun).exists():
+        console.print(
+            f"it names {shown(begun)}, a place on this machine: for others, write the name they have for that model "
+            "into adapter_config.json (base_model_name_or_path)",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(f"next: stepladder eval --model {shown(str(found.folder))} ...", highlight=False, soft_wrap=True)
 
 
@@ -63,9 +71,9 @@ def _models(run: Path, base: str | None) -> tuple[str, str]:
     if (run / "config.json").is_file():
         if base is None:
             raise StepladderError(f"{run} is a model folder, which does not say what it began with: add --base NAME")
-        return str(run), base
+        return str(run), absolute_if_folder(base)
     folder = RunFolder.open(run)
     policy = folder.newest("policy")
     if policy is None:
         raise StepladderError(f"no stage of the run {run} has made a policy yet")
-    return str(policy), base or folder.recipe().shared.policy
+    return str(policy), absolute_if_folder(base) if base else folder.recipe().shared.policy

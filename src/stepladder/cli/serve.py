@@ -23,7 +23,9 @@ _DEFAULTS = ServerSettings()
 
 
 def serve_command(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help=f"Index folder, or one of {listed(DATA_SETS)}.")],
+    index: Annotated[
+        str, typer.Argument(metavar="INDEX", help=f"Index folder, or data sets: {listed(DATA_SETS)}, hotpotqa ...")
+    ],
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is all of this machine's.")] = (
         "127.0.0.1"
     ),

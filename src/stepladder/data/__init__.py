@@ -46,7 +46,10 @@ def open_data(name: str, *, seed: int = 0) -> DataSet:
 def names_data(name: str) -> bool:
     """Whether a name is one of data sets, rather than of a file or a folder."""
     parts = _parts(name)
-    return len(parts) > 1 or (name in (*DATA_SETS, *PUBLISHED) and not expanded(name).exists())
+    known = (*DATA_SETS, *PUBLISHED)
+    if len(parts) > 1:
+        return all(part in known or expanded(part).exists() for part in parts)
+    return name in known and not expanded(name).exists()
 
 
 def absolute_name(name: str) -> str:

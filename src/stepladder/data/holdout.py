@@ -26,7 +26,8 @@ def held_out(data: DataSet, count: int) -> DataSet:
             raise StepladderError(f"{data.name} has {len(questions):,} train questions: {wanted:,} cannot be held out")
         order = np.random.default_rng(seed_of(0, "holdout")).permutation(len(questions))
         chosen = set(order[begin:end].tolist())
-        return Read(tuple(question for place, question in enumerate(questions) if place in chosen), {})
+        left_out = data.left_out(whole) if end is None else {}  # told once, with the questions that are left
+        return Read(tuple(question for place, question in enumerate(questions) if place in chosen), left_out)
 
     def others() -> Read:
         assert asked is not None

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from stepladder.engines.base import EngineDown, EngineError, Session
 from stepladder.engines.in_process import InProcessEngine
 from stepladder.engines.loading import context_limit_of, quiet_libraries
 from stepladder.engines.sampling import GREEDY_BELOW, Row
 from stepladder.errors import StepladderError
-from stepladder.models.adapters import base_of, is_adapter
-from stepladder.models.places import place_of
+from stepladder.models.adapters import is_adapter
+from stepladder.models.places import place_of, whole_model
 from stepladder.request import Finish, Generate, Generation
 
 #: Set before vLLM is imported: it works in this process, where its weights can be reached, and calls nobody.
@@ -48,6 +48,7 @@ class VLLMEngine(InProcessEngine):
         adapter: str | Path | None = None,
         adapter_rank: int | None = None,
         seeded: bool = True,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         chat: bool | None = None,
         chat_options: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
@@ -57,21 +58,23 @@ class VLLMEngine(InProcessEngine):
         `max_batch`: rows that write at the same time. `memory`: the share of the GPU's memory that vLLM takes, weights
         and cache together. `adapter`: a LoRA folder to begin with; `adapter_rank`: the highest rank of those that will
         be used, where one is to come later. `seeded`: draws depend on the request's seed alone; without, on what else
-        is in the batch too, and many rows at once are faster. `chat`, `chat_options`: as for transformers. `options` go
-        to `vllm.LLM` as they are, and win.
+        is in the batch too, and many rows at once are faster. `tokenizer`: another than the model's own, with the same
+        ids. `chat`, `chat_options`: as for transformers. `options` go to `vllm.LLM` as they are, and win.
         """
         vllm = _import_vllm()
         place = place_of(model)
+        words = None
         if isinstance(place, Path) and is_adapter(place):
             if adapter is not None:
                 raise StepladderError(f"{place} is an adapter itself: give its model, or no other adapter")
-            adapter, place = place, place_of(base_of(place))
+            words = str(place) if (place / "tokenizer_config.json").is_file() else None
+            adapter, place = place, whole_model(place)
         if adapter is not None:
             adapter_rank = max(adapter_rank or 0, _rank_of(Path(adapter)))
         name = str(place)
         with quiet_libraries():
             config = AutoConfig.from_pretrained(name).get_text_config()
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(words or name)
         self.context_limit = context_limit or context_limit_of(config)
         self.max_batch = max_batch
         self.seeded = seeded
@@ -80,9 +83,10 @@ class VLLMEngine(InProcessEngine):
         self._params: Any = vllm.SamplingParams
         self._final: Any = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         self._adapter: Any = None
-        self._adapters: dict[Path, int] = {}
+        self._adapters: dict[tuple[Any, ...], int] = {}
         self._requests = 0
-        arguments = {
+        arguments: dict[str, Any] = {
+            "tokenizer": words or name,
             "dtype": _DTYPES[dtype],
             "max_model_len": self.context_limit,
             "max_num_seqs": max_batch,
@@ -161,8 +165,11 @@ class VLLMEngine(InProcessEngine):
         from vllm.lora.request import LoRARequest  # type: ignore[import-not-found, unused-ignore]
 
         place = Path(folder).expanduser().absolute()
-        number = self._adapters.setdefault(place, len(self._adapters) + 1)
-        self._adapter = LoRARequest(place.name, number, str(place))
+        # vLLM keeps what it has read by the adapter's name, so adapters in folders of one name, and new files in the
+        # same folder, must have names of their own.
+        files = tuple(sorted((each.name, each.stat().st_mtime_ns) for each in place.glob("adapter_*")))
+        number = self._adapters.setdefault((place, files), len(self._adapters) + 1)
+        self._adapter = LoRARequest(f"{number} {place}", number, str(place))
 
     def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Write with these weights from now on; their names are those of the model's files."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from stepladder.errors import StepladderError
 from stepladder.files import expanded
 from stepladder.models import NAMED, SMOLLM2, built_in_folder, is_gguf_file
-from stepladder.models.adapters import is_adapter
+from stepladder.models.adapters import base_of, is_adapter
 from stepladder.models.cache import converted
 
 #: The package that brings SmolLM2-135M-Instruct. It is not imported: its file is all that is wanted.
@@ -37,6 +37,14 @@ def place_of(model: str | Path) -> Path | str:
     if near := get_close_matches(str(model), NAMED, n=1, cutoff=0.7):  # rather than to ask the hub for a typo
         raise StepladderError(f"there is no folder and no built-in model '{model}'. Did you mean '{near[0]}'?")
     return str(model)
+
+
+def whole_model(model: str | Path) -> str | Path:
+    """The model itself; of an adapter the model that it belongs to."""
+    place = place_of(model)
+    while isinstance(place, Path) and is_adapter(place):
+        place = place_of(base_of(place))
+    return place
 
 
 def _expect_model(folder: Path) -> None:

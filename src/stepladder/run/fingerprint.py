@@ -15,6 +15,7 @@ from typing import Any
 from stepladder.agents import is_agent_file
 from stepladder.data import DATA_SETS, data_files
 from stepladder.errors import StepladderError
+from stepladder.files import expanded
 from stepladder.models import NAMED, built_in_folder, is_gguf_file, is_model_folder
 from stepladder.models.adapters import base_of, is_adapter
 from stepladder.recipe import Recipe, Stage
@@ -100,8 +101,8 @@ def agent_content(agent: str) -> str:
 
 
 def _policy_content(policy: str) -> str:
-    is_local = is_model_folder(policy) or (policy not in NAMED and is_gguf_file(Path(policy)))
-    place = built_in_folder(policy) or (Path(policy) if is_local else None)
+    is_local = is_model_folder(policy) or (policy not in NAMED and is_gguf_file(expanded(policy)))
+    place = built_in_folder(policy) or (expanded(policy) if is_local else None)
     if place is None:
         if policy[0] in "./~":  # no hub name begins like this
             raise StepladderError(f"policy: the model {policy} does not exist")
@@ -122,8 +123,11 @@ def _data_ingredients(data: DataSettings) -> Ingredients:
         for path in files:
             shown = "data.name" if len(files) == 1 else f"data.name.{path.parent.name}/{path.name}"
             found[shown] = _file_content(path)
-        if any(part in DATA_SETS for part in data.name.split("+")):
-            found |= {"data.joined": data.name, "data.world_seed": data.world_seed}
+        if len(parts := data.name.split("+")) > 1 and not Path(data.name).exists():
+            # The order of the sets is that of their questions; where they lie does not matter.
+            found["data.joined"] = "+".join(part if part in DATA_SETS else Path(part).name for part in parts)
+            if any(part in DATA_SETS for part in parts):
+                found["data.world_seed"] = data.world_seed
     if data.holdout:
         found["data.holdout"] = data.holdout
     if data.index is not None:

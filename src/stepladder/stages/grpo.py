@@ -61,5 +61,11 @@ def _left_out(settings: GRPOSettings) -> frozenset[str]:
 
 
 KIND = StageKind(
-    GRPOSettings, run_grpo, takes=("policy", REWARD), makes=("policy",), check=check_grpo, leaves_out=_left_out
+    GRPOSettings,
+    run_grpo,
+    takes=("policy", REWARD),
+    makes=("policy",),
+    check=check_grpo,
+    leaves_out=_left_out,
+    free=frozenset({"engine", "vllm_memory"}),
 )

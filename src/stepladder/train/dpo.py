@@ -36,7 +36,7 @@ from stepladder.train.examples import examples_of
 from stepladder.train.fine_tune import dev_player
 from stepladder.train.fit import Place, curve_numbers, fit, place_for
 from stepladder.train.playing import player_of
-from stepladder.train.policy import Policy, load_policy, lora_config, write_policy
+from stepladder.train.policy import Policy, expect_targets, load_policy, lora_config, write_policy
 from stepladder.train.trainer import DevScore, WatchedTrainer
 from stepladder.train.training_settings import LoraSettings
 from stepladder.train.transcripts import pick
@@ -78,6 +78,8 @@ def train_dpo(
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
+        if settings.lora is not None:
+            expect_targets(policy.model, settings.lora, model)
         engine, playing = player_of(policy, place, max_batch)
         check = PairCheck(agent, questions, engine.encoding, engine.context_limit)
         usable, checked = check.sift(pairs), check.sift(held_out)

@@ -41,7 +41,7 @@ from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.grpo_trainer import EpisodeTrainer, is_late
 from stepladder.train.guards import ALARMS, Alarm, read_alarms
 from stepladder.train.playing import player_of
-from stepladder.train.policy import Policy, load_policy, lora_config, write_policy
+from stepladder.train.policy import Policy, expect_targets, load_policy, lora_config, write_policy
 from stepladder.train.prm import ProcessRewardModel, expect_same_words
 from stepladder.train.retreat import before_trouble
 from stepladder.train.rollouts import Rollouts, StepScorer
@@ -84,6 +84,8 @@ def train_grpo(
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
+        if settings.lora is not None:
+            expect_targets(policy.model, settings.lora, model)
         engine, playing = player_of(
             policy, place, max_batch, vllm_memory=settings.vllm_memory if settings.engine == "vllm" else None
         )

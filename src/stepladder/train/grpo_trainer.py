@@ -214,7 +214,21 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
     ) -> torch.Tensor:
         """trl's loss, which is a sum over tokens by the number of all."""
         assert not return_outputs
-        return self.in_parts(inputs, lambda part: self._loss(model, part, num_items_in_batch))
+        told = self._metrics["train" if self.model.training else "eval"]
+        before = {name: len(values) for name, values in told.items()}
+        learnt: list[float] = []
+
+        def loss_of(part: Any) -> torch.Tensor:
+            learnt.append(float((part["completion_mask"] * part["tool_mask"]).sum()))
+            return self._loss(model, part, num_items_in_batch)
+
+        loss = self.in_parts(inputs, loss_of)
+        for name, values in told.items() if len(learnt) > 1 else ():
+            parts = values[before.get(name, 0) :]
+            if len(parts) == len(learnt):  # trl has told it once a part, as a mean over what is learnt there
+                mean = sum(value * count for value, count in zip(parts, learnt)) / max(sum(learnt), 1.0)
+                values[before.get(name, 0) :] = [mean]
+        return loss
 
     def parts_of(self, batch: Any) -> Iterator[Any]:
         """Some rows after the other."""

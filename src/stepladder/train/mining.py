@@ -15,7 +15,8 @@ from stepladder.data.chains import chain_hops
 from stepladder.data.gold import Gold
 from stepladder.data.names import mentions as is_named
 from stepladder.decomposition import mentions
-from stepladder.driver import Driver
+from stepladder.driver import Driver, Watcher
+from stepladder.errors import StepladderError
 from stepladder.request import Algorithm, Retrieve
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Hop, Passage, Question
@@ -26,10 +27,14 @@ BEGINNINGS, ENDS = 5, 10
 _ANYWHERE = frozenset({"yes", "no", "true", "false"})
 
 
-def mined_questions(questions: Sequence[Question], retriever: Retriever | None, k: int) -> list[Question]:
+def mined_questions(
+    questions: Sequence[Question], retriever: Retriever | None, k: int, watch: Watcher | None = None
+) -> list[Question]:
     """The questions, with hops where any are known or found."""
-    outcomes = Driver(None, retriever).run([partial(mined, question, k) for question in questions])
-    return [outcome.value or question for outcome, question in zip(outcomes, questions)]
+    outcomes = Driver(None, retriever).run([partial(mined, question, k) for question in questions], watch)
+    if failed := [outcome.failure for outcome in outcomes if outcome.failure is not None]:
+        raise StepladderError(f"{len(failed):,} of {len(questions):,} searches failed; the first: {failed[0].reason}")
+    return [outcome.value for outcome in outcomes if outcome.value is not None]
 
 
 def mined(question: Question, k: int) -> Algorithm[Question]:

@@ -28,7 +28,8 @@ def tokens_at_once(model: nn.Module, device: torch.device) -> int | None:
     if core is None or sum(weights.numel() for weights in model.parameters()) < _SMALL:
         return None
     if device.type == "cuda":
-        room = torch.cuda.mem_get_info(device)[0] * _SHARE_CUDA
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's, to be used again
+        room = (torch.cuda.mem_get_info(device)[0] + kept) * _SHARE_CUDA
     else:
         room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE_CPU
     return max(int(room / _kept_bytes(core.config.get_text_config(), device)), _LEAST)

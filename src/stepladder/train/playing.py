@@ -3,8 +3,8 @@
 In: the policy in training. Out: an engine, and the context within which it plays. There are three players:
 
     the policy itself   where it is small, or trained in the precision of its weights
-    a copy in bf16      where it is trained in bf16 with fp32 weights: to convert them, and all that was kept of the
-                        transcripts, for every token would take longer than to write it
+    a copy in bf16      where it is trained in bf16 and not small: to convert fp32 weights, and all that was kept of the
+                        transcripts, for every token would take longer than to write it; and LoRA's matrices are merged
     vLLM                where it was asked for: a copy of its own
 
 A copy takes over the policy's weights, with what LoRA has learnt, each time before it plays.
@@ -23,6 +23,7 @@ from stepladder.engines.in_process import InProcessEngine
 from stepladder.engines.loading import load_model
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.errors import StepladderError
+from stepladder.models.places import whole_model
 from stepladder.train.fit import Place, Precision
 from stepladder.train.policy import Policy
 
@@ -57,7 +58,9 @@ def _in_vllm(policy: Policy, place: Place, max_batch: int, memory: float) -> tup
     # Imported here because it may not be installed.
     from stepladder.engines.vllm import VLLMEngine
 
-    engine = VLLMEngine(policy.source, max_batch=max_batch, memory=memory, dtype="bf16")
+    # Of an adapter its model: the adapter is in the weights that it takes over.
+    whole = whole_model(policy.source)
+    engine = VLLMEngine(whole, tokenizer=policy.tokenizer, max_batch=max_batch, memory=memory, dtype="bf16")
 
     @contextmanager
     def playing() -> Iterator[None]:
@@ -102,6 +105,8 @@ def take_over(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> 
     """Put weights into a model, where they lie: what was recorded of its passes stays valid."""
     own = dict(model.named_parameters())
     for name, weight in weights:
+        if name not in own:
+            raise StepladderError(f"the policy in training has a weight that its copy has not: {name}")
         own.pop(name).copy_(weight)
     if own:
         raise StepladderError(f"the policy in training has no weights for {len(own)} of its copy, such as {min(own)}")

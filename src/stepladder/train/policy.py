@@ -46,6 +46,18 @@ def load_policy(source: str | Path, lora: LoraSettings | None, *, bf16: bool, de
     return Policy(source, model, tokenizer, dtype)
 
 
+def expect_targets(model: Any, lora: LoraSettings, source: str | Path) -> None:
+    """Refuse the output layer where it is the embeddings too: what is learnt there could not be told from them."""
+    config = model.config.get_text_config()
+    head = model.get_output_embeddings()
+    name = next((name for name, layer in model.named_modules() if layer is head), "")
+    if config.tie_word_embeddings and not isinstance(lora.targets, str) and name.rpartition(".")[2] in lora.targets:
+        raise StepladderError(
+            f"lora.targets has the output layer {name}, which in model '{source}' has the weights of the embeddings; "
+            "leave it out"
+        )
+
+
 def lora_config(lora: LoraSettings, task: str, also_trained: Sequence[str] = ()) -> LoraConfig:
     """Our settings as peft wants them."""
     return LoraConfig(
@@ -62,6 +74,8 @@ def with_lora(
     model: Any, lora: LoraSettings, source: str | Path, task: str, also_trained: Sequence[str] = ()
 ) -> PeftModel:
     """The model with small matrices to train, and the layers `also_trained` as a whole."""
+    if task == "CAUSAL_LM":
+        expect_targets(model, lora, source)
     try:
         adapted = get_peft_model(model, lora_config(lora, task, also_trained))
     except ValueError as error:

@@ -74,7 +74,8 @@ def train_sft(
         policy = load_policy(model, settings.lora, bf16=place.bf16, device=place.device)
         engine, playing = player_of(policy, place, max_batch)
         if settings.source == "mined" and not are_made(folder):  # first of all: how many searches each takes
-            questions = mined_questions(questions, retriever, episode.k)
+            with shown(watch, "Guesses", len(questions)) as told:
+                questions = mined_questions(questions, retriever, episode.k, told)
         chosen = pick(questions, settings.questions, seed, balance=settings.balance)
         episodes = len(chosen) * (1 if settings.source in ("gold", "mined") else settings.samples)
         with (

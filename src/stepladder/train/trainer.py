@@ -60,7 +60,9 @@ class WatchedTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.watching = watching
         assert isinstance(self.model, nn.Module)
-        self.at_once = tokens_at_once(self.model, self.args.device)
+        # Processes must go through the same parts together; what is free differs from one to the other.
+        alone = self.accelerator.num_processes == 1
+        self.at_once = tokens_at_once(self.model, self.args.device) if alone else None
         self.add_callback(_Keeper(watching))
         if lengths is not None:
             arguments = self.args
