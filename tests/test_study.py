@@ -110,8 +110,8 @@ def test_an_interrupt_ends_the_runs_too(study: Study, tmp_path: Path) -> None:
 def test_a_job_tells_why_it_cannot_be_done(study: Study, tmp_path: Path) -> None:
     (tmp_path / "seed-0").mkdir()
     job = jobs_of(study, tmp_path, 0)[0]
-    job = replace(job, recipe={**job.recipe, "policy": "no-such-model-anywhere"})
-    with pytest.raises(StepladderError, match=r"1 of 1 runs failed; seed-0 shared: .*no-such-model-anywhere"):
+    job = replace(job, recipe={**job.recipe, "policy": "./no-such-model"})  # a hub name would be asked for
+    with pytest.raises(StepladderError, match=r"1 of 1 runs failed; seed-0 shared: .*no-such-model"):
         carry_out_all([job], 1, Console(file=StringIO()))
 
 
