@@ -94,7 +94,7 @@ class RolloutsByText(Rollouts):
         super().__init__(ours.driver, ours.agent, ours.episode, settings, ours.reward)
         self.ours, self.policy, self.plain_reward, self.meter = ours, policy, reward, meter
         self.encoding = Encoding(policy.tokenizer)
-        self.ends = end_tokens(policy.model, policy.tokenizer) | {policy.tokenizer.pad_token_id}
+        self.ends = end_tokens(policy.model.generation_config, policy.tokenizer) | {policy.tokenizer.pad_token_id}
         self.scores: list[float] = []
         self.episodes: list[Trajectory] = []
         #: Through the network in the roll-out of this round; written in all rounds.

@@ -24,15 +24,10 @@ from statistics import fmean
 from typing import Any
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
-#: Of the reinforcement learning with few questions, and of that with many.
-FEW, MANY = 256, 1024
-#: The last stage that all arms share, and what differs.
-SHARED = "refined"
-ARMS = {
-    "outcome": ("stages.grpo.mode=outcome", f"stages.grpo.questions={FEW}"),
-    "dual": ("stages.grpo.mode=dual", f"stages.grpo.questions={FEW}"),
-    "outcome-4x": ("stages.grpo.mode=outcome", f"stages.grpo.questions={MANY}"),
-}
+#: Questions of an update of the reinforcement learning: 256 episodes, eight of each.
+AN_UPDATE = 32
+#: The arms: what is learnt from, and how often each question is played. All make as many updates.
+ARMS = {"outcome": ("outcome", 4), "dual": ("dual", 4), "outcome-4x": ("outcome", 1)}
 #: The rows of the table: where the evaluation is, and which row it is compared with.
 ROWS = {
     "warm-up": ("shared/after", None),
@@ -67,11 +62,16 @@ def jobs_of(out: Path, seed: int, changes: Sequence[str], updates: int) -> list[
         Job(
             "prorag-smollm2",
             place / arm,
-            (*common, *own, f"stages.grpo.epochs={updates * 32 / (MANY if arm.endswith('4x') else FEW)}"),
+            (
+                *common,
+                f"stages.grpo.mode={mode}",
+                f"stages.grpo.questions={updates * AN_UPDATE // times}",
+                f"stages.grpo.epochs={times}",
+            ),
             shared.folder,
             ("oracle",) if arm == "dual" else ("oracle", "guided"),
         )
-        for arm, own in ARMS.items()
+        for arm, (mode, times) in ARMS.items()
     ]
     return [shared, *arms, Job("reasonrag-smollm2", place / "reasonrag", common, without=("oracle",))]
 
@@ -108,6 +108,8 @@ def tell(out: Path, seeds: Sequence[int]) -> None:
         each = [scores(out / f"seed-{seed}" / place) for seed in seeds]
         if known := [some for some in each if some is not None]:
             found[label] = known
+    if not found:
+        sys.exit(f"{out} has no evaluations yet")
     table: dict[str, Any] = {}
     heads = "".join(f"{name + ' F1 / EM':>34}" for name in (*SETS, "all"))
     print(f"{'':36}{'seeds':>6}{heads}  less the row it builds on")
@@ -150,7 +152,7 @@ def main() -> None:
     parser.add_argument("--policy", default="smollm2-135m")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--updates", type=int, default=24, help="of the reinforcement learning, 32 questions each")
+    parser.add_argument("--updates", type=int, default=24, help="of the reinforcement learning, a multiple of 4")
     parser.add_argument("--search", choices=("bm25", "hybrid"), default="bm25")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--report", action="store_true", help="only tell what is there")

@@ -137,7 +137,7 @@ def test_positions_scaled_by_yarn_and_longer_heads(tmp_path: Path, own_cache: Pa
 
 def test_what_ends_a_text_and_nothing_about_sampling(tmp_path: Path, own_cache: Path) -> None:
     model, tokenizer = load_model(write_gguf(tmp_path / "small.gguf", as_gguf(small_llama())), None, None)
-    assert end_tokens(model, tokenizer) == {WORDS.index("<|im_end|>"), WORDS.index("<|endoftext|>")}
+    assert end_tokens(model.generation_config, tokenizer) == {WORDS.index("<|im_end|>"), WORDS.index("<|endoftext|>")}
     (folder,) = (own_cache / "models").glob("[!.]*")
     settings = json.loads((folder / "generation_config.json").read_text())
     settings.pop("transformers_version")

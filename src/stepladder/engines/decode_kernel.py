@@ -46,6 +46,8 @@ def decode_attention(
         if kind not in _checked:
             _check(query_RHD, keys_RKTD, values_RKTD, positions_R, scale, out_RHD)
             _checked.add(kind)
+    except torch.OutOfMemoryError:
+        raise  # nothing is wrong with the kernel
     except Exception as error:  # noqa: BLE001 - Triton compiles when it is first called, and fails in many ways
         global _broken
         _broken = True

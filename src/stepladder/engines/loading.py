@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
@@ -184,8 +184,8 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return blake2b(repr(words).encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
-def end_tokens(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def end_tokens(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every token that ends a turn, by the tokenizer and by the model's generation settings."""
-    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    configured = settings.eos_token_id if settings is not None else None
     several = configured if isinstance(configured, list) else [configured]
     return frozenset(token for token in (*several, tokenizer.eos_token_id) if token is not None)

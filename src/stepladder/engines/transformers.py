@@ -86,7 +86,7 @@ class TransformersEngine(InProcessEngine):
         self.max_batch = max_batch
         self.config = self.model.config.get_text_config()
         self.context_limit = context_limit or context_limit_of(self.config)
-        self.end_tokens = end_tokens(self.model, words)
+        self.end_tokens = end_tokens(self.model.generation_config, words)
         self.read_with(words, chat, chat_options)
         self.prefixes = PrefixStore(default_capacity(self.device) if prefix_bytes is None else prefix_bytes)
         self._packs = can_pack(self.model)

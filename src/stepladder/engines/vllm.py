@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from stepladder.engines.base import EngineDown, EngineError, Session
 from stepladder.engines.in_process import InProcessEngine
-from stepladder.engines.loading import context_limit_of, quiet_libraries
+from stepladder.engines.loading import context_limit_of, end_tokens, quiet_libraries
 from stepladder.engines.sampling import GREEDY_BELOW, Row
 from stepladder.errors import StepladderError
 from stepladder.models.adapters import is_adapter
@@ -78,7 +78,7 @@ class VLLMEngine(InProcessEngine):
         self.context_limit = context_limit or context_limit_of(config)
         self.max_batch = max_batch
         self.seeded = seeded
-        self.end_tokens = _end_tokens(name, tokenizer.eos_token_id)
+        self.end_tokens = end_tokens(_generation_settings(name), tokenizer)
         self.read_with(tokenizer, chat, chat_options)
         self._params: Any = vllm.SamplingParams
         self._final: Any = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
@@ -232,14 +232,11 @@ def _import_vllm() -> Any:
     return vllm
 
 
-def _end_tokens(model: str, end: int | None) -> frozenset[int]:
-    """Every token that ends a turn, by the tokenizer and by the model's generation settings."""
+def _generation_settings(model: str) -> GenerationConfig | None:
     try:
-        configured = GenerationConfig.from_pretrained(model).eos_token_id
+        return GenerationConfig.from_pretrained(model)
     except OSError:  # it has no such file
-        configured = None
-    several = configured if isinstance(configured, list) else [configured]
-    return frozenset(token for token in (*several, end) if token is not None)
+        return None
 
 
 def _rank_of(adapter: Path) -> int:
