@@ -52,10 +52,11 @@ from stepladder.trace import Author, Question, Segment, Trajectory, Usage
 from stepladder.train import grpo
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import Curves
-from stepladder.train.fit import Place, place_for
+from stepladder.train.fit import Place, Precision, place_for
 from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.grpo_trainer import EpisodeTrainer
 from stepladder.train.guard_settings import GuardSettings
+from stepladder.train.playing import player_of
 from stepladder.train.policy import Policy, load_policy
 from stepladder.train.prm import ProcessRewardModel, expect_same_words, with_head
 from stepladder.train.rollouts import Played, Rollouts
@@ -211,9 +212,12 @@ class PlainTrainer(EpisodeTrainer):
 class OurRollouts(Rollouts):
     """Stepladder's own, which remembers what it played. Nothing is known from the round before."""
 
-    def __init__(self, engine: TransformersEngine, workshop: Workshop, settings: GRPOSettings, reward: Any) -> None:
+    def __init__(
+        self, engine: TransformersEngine, playing: Precision, workshop: Workshop, settings: GRPOSettings, reward: Any
+    ) -> None:
         self.engine, self.retriever = engine, workshop.retriever
-        super().__init__(Driver(engine, self.retriever), workshop.agent, workshop.episode(), settings, reward)
+        driver = Driver(engine, self.retriever)
+        super().__init__(driver, workshop.agent, workshop.episode(), settings, reward, playing=playing)
         self.meter = Meter(engine.model)
         self.scores: list[float] = []
         self.episodes: list[Trajectory] = []
@@ -221,7 +225,7 @@ class OurRollouts(Rollouts):
 
     def play(self, questions: Sequence[Question], seed: int) -> Played:
         self.round += 1
-        self.engine.forget()
+        self.engine.rest()
         self.driver = Driver(self.engine, self.retriever)
         self.played = super().play(questions, seed_of(seed, self.round))
         if self.played.measures["failed"]:
@@ -303,9 +307,10 @@ class Bench:
         reward = ProcessRewardModel.load(reward_folder, device=str(self.place.device))
         plain = AutoModelForSequenceClassification.from_pretrained(reward_folder, dtype=reward.model.dtype)
         plain = plain.to(self.place.device).eval()
-        engine = TransformersEngine(policies[0].model, policies[0].tokenizer)
+        engine, playing = player_of(policies[0], self.place, self.settings.batch)
+        assert isinstance(engine, TransformersEngine)
         expect_same_words(engine.encoding, reward)
-        ours = OurRollouts(engine, self.workshop, self.settings, reward)
+        ours = OurRollouts(engine, playing, self.workshop, self.settings, reward)
         all_rows = self.settings.model_copy(update={"drop_flat": False})
         by_text = RolloutsByText(ours, all_rows, policies[1], plain, Meter(policies[1].model))
         return (

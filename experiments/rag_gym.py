@@ -16,17 +16,14 @@ guided samples was chosen on dev questions (`--tune`).
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from commands import Command, carry_out
 
 AGENTS = (
     "direct",
@@ -58,19 +55,9 @@ TEMPERATURE = 0.5
 TRIED = (0.3, 0.5, 0.7, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A command, the file that is there when it is done, and those that must be there before it can begin."""
-
-    name: str
-    arguments: tuple[str, ...]
-    done: Path
-    needs: tuple[Path, ...] = ()
-
-
-def run_job(recipe: str, folder: Path, *changes: str) -> Job:
+def run_job(recipe: str, folder: Path, *changes: str) -> Command:
     settings = tuple(part for change in changes for part in ("--set", change))
-    return Job(folder.name, ("run", recipe, *settings, "--out", str(folder)), folder / "DONE")
+    return Command(folder.name, ("run", recipe, *settings, "--out", str(folder)), folder / "DONE")
 
 
 def eval_job(
@@ -82,56 +69,12 @@ def eval_job(
     *,
     temperature: float = TEMPERATURE,
     asked: Sequence[str] = ("--limit", str(QUESTIONS)),
-) -> Job:
+) -> Command:
     by = () if guide is None else tuple(str(reward) if each == "PRM" else each for each in guide)
     chosen = ("--guide", *by, "--temperature", str(temperature)) if by else ()
     arguments = ("eval", "--run", str(run), "--model", str(policy), *asked, *chosen)
     needs = [stage / "stage.json" for stage in (policy.parent, reward.parent)]
-    return Job(out.name, (*arguments, "--json", "--out", str(out)), out / "summary.json", tuple(needs))
-
-
-def carry_out(jobs: Iterable[Job], at_once: int, logs: Path) -> None:
-    """Run what is not done yet, some at a time, in order but none before its needs are there.
-
-    What fails is told, what needs it is left out, and the others go on.
-    """
-    logs.mkdir(parents=True, exist_ok=True)
-    waiting = [job for job in jobs if not job.done.exists()]
-    running: list[Job] = []
-    turn = threading.Lock()
-
-    def take() -> Job | None:
-        """The first job that can begin, once there is one."""
-        while True:
-            with turn:
-                for job in waiting:
-                    if all(need.exists() for need in job.needs):
-                        waiting.remove(job)
-                        running.append(job)
-                        return job
-                if not running:
-                    return None
-            time.sleep(1)
-
-    def work() -> None:
-        while job := take():
-            began = time.monotonic()
-            with (logs / f"{job.name}.log").open("w") as log:
-                command = [sys.executable, "-m", "stepladder", *job.arguments]
-                environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-                failed = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False)
-            if not failed.returncode and job.done.name == "DONE":
-                job.done.touch()
-            with turn:
-                running.remove(job)
-            told = "failed: see its log" if failed.returncode else "done"
-            print(f"{job.name}: {told} ({time.monotonic() - began:.0f} s)", flush=True)
-
-    with ThreadPoolExecutor(at_once) as pool:
-        for each in [pool.submit(work) for _ in range(at_once)]:
-            each.result()
-    for job in waiting:
-        print(f"{job.name}: left out, it needs {', '.join(str(need) for need in job.needs if not need.exists())}")
+    return Command(out.name, (*arguments, "--json", "--out", str(out)), out / "summary.json", tuple(needs))
 
 
 # --- What there is to do ------------------------------------------------------------------------------------
@@ -149,18 +92,18 @@ class Plan:
     def reward(self, seed: int) -> Path:
         return self.prorag(seed) / "prm" / "reward"
 
-    def base(self) -> list[Job]:
+    def base(self) -> list[Command]:
         """The runs whose policies and reward models guided inference takes."""
         return [job for job in self.recipes() if job.name.startswith(("prorag-", "larger-"))]
 
-    def agents(self) -> list[Job]:
+    def agents(self) -> list[Command]:
         return [
             run_job("warmup-nano", self.out / f"agent-{agent}-{seed}", f"agent={agent}", f"seed={seed}")
             for agent in AGENTS
             for seed in self.seeds
         ]
 
-    def recipes(self) -> list[Job]:
+    def recipes(self) -> list[Command]:
         runs = [
             run_job(f"{recipe}-nano", self.out / f"{recipe}-{seed}", f"seed={seed}")
             for recipe in RECIPES
@@ -171,7 +114,7 @@ class Plan:
         changes = (f"policy={self.larger}", "stages.sft.lr=1e-4", "batch=64")
         return [*runs, run_job("warmup-nano", self.out / "larger-0", *changes)]
 
-    def tuning(self) -> list[Job]:
+    def tuning(self) -> list[Command]:
         """The temperatures on dev questions."""
         ways = {"greedy": None, **{str(each): ("PRM", "--n", "8") for each in TRIED}}
         return [
@@ -188,7 +131,7 @@ class Plan:
             for way, guide in ways.items()
         ]
 
-    def guided(self) -> list[Job]:
+    def guided(self) -> list[Command]:
         ways: dict[str, Sequence[str] | None] = {
             **{f"actions-{n}": ("PRM", "--n", str(n)) for n in SIZES},
             **{f"weighted-{n}": ("PRM", "--weighted", "--n", str(n)) for n in SIZES[1:]},
@@ -223,7 +166,7 @@ class Plan:
             found["SmolLM2-135M, warmed up"] = (self.out / "larger-0", self.out / "larger-0" / "sft" / "policy")
         return found
 
-    def transfer(self) -> dict[str, dict[str, Job]]:
+    def transfer(self) -> dict[str, dict[str, Command]]:
         """By policy: greedy, one sample and eight. What guided inference measures too is the same job, done once."""
         ways: dict[str, Sequence[str] | None] = {
             "greedy": None,
@@ -231,7 +174,7 @@ class Plan:
             "8": ("PRM", "--n", "8"),
         }
         known = {job.arguments[:-1]: job for job in self.guided()}  # the last one says where to
-        jobs: dict[str, dict[str, Job]] = {}
+        jobs: dict[str, dict[str, Command]] = {}
         for label, (run, policy) in self.policies().items():
             jobs[label] = {}
             for way, guide in ways.items():
@@ -278,6 +221,8 @@ def tell_guided(plan: Plan) -> None:
         found = [{row.question_id: row for row in load_scores(each)} for each in folders if summary_of(each)]
         if found:
             rows[label] = found
+    if not rows:
+        return
     common = sorted(set.intersection(*(set(each) for found in rows.values() for each in found)))
     first = rows.get("actions, n = 1")
     numbers = {}

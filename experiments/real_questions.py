@@ -1,140 +1,114 @@
 """Real questions, a pretrained model: what each stage brings on HotpotQA, 2WikiMultiHopQA and MuSiQue.
 
-    python experiments/real_questions.py --out runs/real --policy smollm2-135m --seeds 2 --jobs 3
+    python experiments/real_questions.py --out runs/real --policy smollm2-135m --seeds 2 --jobs 6 --evals 2
     python experiments/real_questions.py --out runs/real --report
 
-For every seed: the recipe prorag-smollm2 up to its refinement, then reinforcement learning from there by the answer
-alone, by the answer and graded steps, and by the answer alone with four times the questions; and the recipe
-reasonrag-smollm2. All are evaluated on the same questions. `--search hybrid` does the same over an index of BM25 and
-embeddings; give it another folder. Every run is a folder and the same command goes on where it was stopped.
+For every seed the recipe prorag-smollm2 is carried out up to its refinement, with BM25. From there three arms go on
+with reinforcement learning: by the answer alone, by the answer and graded steps, and by the answer alone with four
+times the questions; all play equally many episodes. A fourth arm goes on from the warm-up, by DPO on pairs from the
+same trees that differ in ReasonRAG's reward. Every policy is then played on the same questions over BM25, and over a
+hybrid index of BM25 and embeddings (`--search`).
 
-The table is printed, and written as `table.json` beside the runs: F1 and EM by data set with intervals over questions,
-of all seeds together, and each stage less the one before it.
+Every run is a folder and every evaluation is kept: the same command goes on where it was stopped. The table is printed,
+and written as `table.json` beside the runs: F1 and EM by data set with intervals over questions, of all seeds together,
+and each stage less the one that it builds on.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from commands import Command, carry_out
+
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
-#: Questions of an update of the reinforcement learning: 256 episodes, eight of each.
-AN_UPDATE = 32
-#: The arms: what is learnt from, and how often each question is played. All make as many updates.
+RECIPE = "prorag-smollm2"
+#: The stages that the arms of a seed begin with. What is evaluated is evaluated apart.
+SHARED = ("sft", "explore", "pairs", "prm", "examined", "rft")
+#: The arms of the reinforcement learning: what is learnt from, and how often each question is played.
 ARMS = {"outcome": ("outcome", 4), "dual": ("dual", 4), "outcome-4x": ("outcome", 1)}
-#: The rows of the table: where the evaluation is, and which row it is compared with.
-ROWS = {
-    "warm-up": ("shared/after", None),
-    "+ RFT": ("shared/refined", "warm-up"),
-    "+ GRPO, answer alone": ("outcome/trained", "+ RFT"),
-    "+ GRPO, answer and steps": ("dual/trained", "+ GRPO, answer alone"),
-    "+ GRPO, answer alone, 4x questions": ("outcome-4x/trained", "+ GRPO, answer and steps"),
-    "+ reward model choosing of 8": ("dual/guided", "+ GRPO, answer and steps"),
-    "ReasonRAG: warm-up": ("reasonrag/after", None),
-    "ReasonRAG: + DPO": ("reasonrag/refined", "ReasonRAG: warm-up"),
-    "oracle": ("shared/oracle", None),
+#: The arm that learns by DPO from the trees of the warmed-up policy: what it has behind the shared stages.
+DPO: dict[str, Any] = {
+    "preferences": {"kind": "pairs", "judge": "spre"},
+    "dpo": {
+        "policy": "sft",
+        "beta": 0.3,
+        "lr": 5e-5,
+        "batch": 16,
+        "lora": {"rank": 16, "alpha": 32},
+        "dev_questions": 120,
+    },
 }
+GUIDE = ("--n", "8", "--temperature", "0.5", "--weighted")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A run, and the one that its first stages are taken from."""
+class Row:
+    """A line of the table: a policy, the row that it is compared with, and whether the reward model guides it."""
 
-    recipe: str
-    folder: Path
-    changes: tuple[str, ...]
-    origin: Path | None = None
-    #: Stages that are left out.
-    without: tuple[str, ...] = ()
+    policy: str
+    before: str | None = None
+    guided: bool = False
 
 
-def jobs_of(out: Path, seed: int, changes: Sequence[str], updates: int) -> list[Job]:
-    place = out / f"seed-{seed}"
-    common = (f"seed={seed}", *changes)
-    shared = Job("prorag-smollm2", place / "shared", common, without=("grpo", "trained", "guided"))
-    arms = [
-        Job(
-            "prorag-smollm2",
-            place / arm,
-            (
-                *common,
-                f"stages.grpo.mode={mode}",
-                f"stages.grpo.questions={updates * AN_UPDATE // times}",
-                f"stages.grpo.epochs={times}",
-            ),
-            shared.folder,
-            ("oracle",) if arm == "dual" else ("oracle", "guided"),
-        )
-        for arm, (mode, times) in ARMS.items()
-    ]
-    return [shared, *arms, Job("reasonrag-smollm2", place / "reasonrag", common, without=("oracle",))]
+ROWS = {
+    "warm-up": Row("shared/sft"),
+    "+ reward model choosing of 8": Row("shared/sft", "warm-up", guided=True),
+    "+ DPO": Row("dpo/dpo", "warm-up"),
+    "+ RFT": Row("shared/rft", "warm-up"),
+    "+ RFT + GRPO, answer alone": Row("outcome/grpo", "+ RFT"),
+    "+ RFT + GRPO, answer alone, 4x questions": Row("outcome-4x/grpo", "+ RFT"),
+    "+ RFT + GRPO, answer and steps": Row("dual/grpo", "+ RFT"),
+    "+ RFT + GRPO, answer and steps + choosing of 8": Row("dual/grpo", "+ RFT + GRPO, answer and steps", guided=True),
+    "oracle": Row("gold"),
+}
+#: What is told beside: one row less another.
+ASKED = (
+    ("+ RFT + GRPO, answer and steps", "+ RFT + GRPO, answer alone"),
+    ("+ RFT + GRPO, answer and steps", "+ RFT + GRPO, answer alone, 4x questions"),
+    ("+ RFT + GRPO, answer and steps", "warm-up"),
+)
 
 
-def carry_out(jobs: Sequence[Job], at_once: int) -> None:
+# --- What there is to do ------------------------------------------------------------------------------------
+
+
+def train(out: Path, seeds: Sequence[int], changes: Sequence[str], updates: int, at_once: int) -> None:
     """Through the runner of studies: what is shared is computed once, and what fails does not stop the others."""
     from rich.console import Console
 
+    from stepladder.errors import StepladderError
     from stepladder.recipe import load_recipe
-    from stepladder.studies.job import Job as Run
+    from stepladder.studies.job import Job
     from stepladder.studies.runner import carry_out_all
 
-    runs = []
-    for job in jobs:
-        plain = load_recipe(job.recipe, job.changes).plain()
-        plain["stages"] = {name: stage for name, stage in plain["stages"].items() if name not in job.without}
-        job.folder.parent.mkdir(parents=True, exist_ok=True)
-        runs.append(Run(plain, job.folder, job.origin))
-    carry_out_all(runs, at_once, Console(stderr=True))
+    def job(seed: int, name: str, stages: Sequence[str], more: dict[str, Any], *own: str) -> Job:
+        plain = load_recipe(RECIPE, [f"seed={seed}", *changes, *own]).plain()
+        plain["stages"] = {each: plain["stages"][each] for each in stages} | more
+        place = out / f"seed-{seed}"
+        place.mkdir(parents=True, exist_ok=True)
+        return Job(plain, place / name, None if name == "shared" else place / "shared")
 
-
-def scores(folder: Path) -> dict[str, Any] | None:
-    from stepladder.evaluate.runner import load_scores
-
-    place = folder / "evaluation"
-    return {row.question_id: row for row in load_scores(place)} if (place / "summary.json").exists() else None
-
-
-def tell(out: Path, seeds: Sequence[int]) -> None:
-    from stepladder.evaluate.stats import mean_interval, paired_difference
-
-    found: dict[str, list[dict[str, Any]]] = {}
-    for label, (place, _) in ROWS.items():
-        each = [scores(out / f"seed-{seed}" / place) for seed in seeds]
-        if known := [some for some in each if some is not None]:
-            found[label] = known
-    if not found:
-        sys.exit(f"{out} has no evaluations yet")
-    table: dict[str, Any] = {}
-    heads = "".join(f"{name + ' F1 / EM':>34}" for name in (*SETS, "all"))
-    print(f"{'':36}{'seeds':>6}{heads}  less the row it builds on")
-    for label, runs in found.items():
-        row: dict[str, Any] = {"seeds": len(runs)}
-        line = f"{label:36}{len(runs):>6}"
-        for name in (*SETS, "all"):
-            ids = [key for key in runs[0] if name == "all" or key.startswith(f"{name}/")]
-            if not ids:
-                continue
-            f1 = mean_interval([fmean(run[key].f1 for run in runs) for key in ids])
-            em = fmean(run[key].em for run in runs for key in ids)
-            row[name] = {"questions": len(ids), "f1": [f1.mean, f1.low, f1.high], "em": em}
-            row[name]["f1_by_seed"] = [fmean(run[key].f1 for key in ids) for run in runs]
-            line += f"{f'{f1.mean:.3f} [{f1.low:.3f}, {f1.high:.3f}] / {em:.3f}':>34}"
-        before = found.get(ROWS[label][1] or "")
-        if before and len(before) == len(runs):
-            ids = list(runs[0])
-            ours, theirs = ([fmean(run[key].f1 for run in some) for key in ids] for some in (runs, before))
-            change = paired_difference(ours, theirs).difference
-            row["change"] = [change.mean, change.low, change.high]
-            line += f"  {change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
-        table[label] = row
-        print(line)
-    (out / "table.json").write_text(json.dumps(table, indent=2) + "\n")
+    grpo = load_recipe(RECIPE, changes).plain()["stages"]["grpo"]
+    an_update = grpo["batch"] // grpo["samples"]
+    jobs = [job(seed, "shared", SHARED, {}) for seed in seeds]
+    for seed in seeds:
+        for arm, (mode, times) in ARMS.items():
+            own = (f"mode={mode}", f"questions={updates * an_update // times}", f"epochs={times}")
+            jobs.append(job(seed, arm, (*SHARED, "grpo"), {}, *(f"stages.grpo.{each}" for each in own)))
+        jobs.append(job(seed, "dpo", SHARED, DPO))
+    try:
+        carry_out_all(jobs, at_once, Console(stderr=True))
+    except StepladderError as error:  # what came to its end is evaluated all the same
+        print(error, file=sys.stderr)
 
 
 def hybrid_index(out: Path) -> Path:
@@ -142,8 +116,90 @@ def hybrid_index(out: Path) -> Path:
     folder = out / "hybrid-index"
     if not folder.exists():
         command = [sys.executable, "-m", "stepladder", "index", "build", "+".join(SETS), "--kind", "bm25+flat"]
-        subprocess.run([*command, "--device", "auto", "--out", str(folder)], check=True, env=dict(os.environ))
+        subprocess.run([*command, "--device", "auto", "--out", str(folder)], check=True)
     return folder
+
+
+def evaluation(out: Path, seed: int, search: str, label: str) -> Path:
+    name = "-".join(re.findall(r"\w+", label.lower()))
+    return out / f"seed-{seed}" / "evaluations" / search / name
+
+
+def evaluations(out: Path, seeds: Sequence[int], search: str, index: Path | None, more: Sequence[str]) -> list[Command]:
+    def command(seed: int, label: str, row: Row) -> Command:
+        place, folder = out / f"seed-{seed}", evaluation(out, seed, search, label)
+        policy, reward = place / row.policy / "policy", place / "shared" / "prm" / "reward"
+        needs = [place / "shared" / "sft" / "stage.json"]
+        arguments = ["eval", "--run", str(place / "shared"), "--split", "test", *more]
+        if row.policy == "gold":
+            arguments += ["--engine", "gold"]
+        else:
+            arguments += ["--model", str(policy)]
+            needs.append(policy.parent / "stage.json")
+        if index is not None:
+            arguments += ["--index", str(index)]
+        if row.guided:
+            arguments += ["--guide", str(reward), *GUIDE]
+            needs.append(reward.parent / "stage.json")
+        name = f"{search}-{folder.name}-{seed}"
+        done = folder / "summary.json"
+        return Command(name, (*arguments, "--json", "--out", str(folder)), done, tuple(dict.fromkeys(needs)))
+
+    return [command(seed, label, row) for label, row in ROWS.items() for seed in seeds]
+
+
+# --- What came of it ----------------------------------------------------------------------------------------
+
+
+def tell(out: Path, seeds: Sequence[int], search: str) -> dict[str, Any]:
+    from stepladder.evaluate.runner import load_scores
+    from stepladder.evaluate.stats import mean_interval, paired_difference
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    for label in ROWS:
+        folders = [evaluation(out, seed, search, label) for seed in seeds]
+        known = [folder for folder in folders if (folder / "summary.json").exists()]
+        if known:
+            found[label] = [{row.question_id: row for row in load_scores(folder)} for folder in known]
+
+    def less(ours: str, theirs: str) -> list[float] | None:
+        if not (ours in found and theirs in found and len(found[ours]) == len(found[theirs])):
+            return None
+        ids = list(found[ours][0])
+        each = ([fmean(run[key].f1 for run in found[label]) for key in ids] for label in (ours, theirs))
+        change = paired_difference(*each).difference
+        return [change.mean, change.low, change.high]
+
+    def told(change: list[float]) -> str:
+        return f"{change[0]:+.3f} [{change[1]:+.3f}, {change[2]:+.3f}]"
+
+    table: dict[str, Any] = {}
+    heads = "".join(f"{name + ' F1 / EM':>30}" for name in (*SETS, "all"))
+    print(f"\n{search:48}{'seeds':>6}{heads}  less the row it builds on")
+    for label, runs in found.items():
+        row: dict[str, Any] = {"seeds": len(runs)}
+        line = f"{label:48}{len(runs):>6}"
+        for name in (*SETS, "all"):
+            ids = [key for key in runs[0] if name == "all" or key.startswith(f"{name}/")]
+            if not ids:
+                continue
+            f1 = mean_interval([fmean(run[key].f1 for run in runs) for key in ids])
+            em = fmean(run[key].em for run in runs for key in ids)
+            by_seed = [fmean(run[key].f1 for key in ids) for run in runs]
+            row[name] = {"questions": len(ids), "f1": [f1.mean, f1.low, f1.high], "em": em, "f1_by_seed": by_seed}
+            line += f"{f'{f1.mean:.3f} [{f1.low:.3f}, {f1.high:.3f}] / {em:.3f}':>30}"
+        for value in ("tokens_read", "tokens_written", "searches"):
+            row[value] = fmean(getattr(each, value) for run in runs for each in run.values())
+        if change := less(label, ROWS[label].before or ""):
+            row["change"] = change
+            line += f"  {told(change)}"
+        table[label] = row
+        print(line)
+    for ours, theirs in ASKED:
+        if change := less(ours, theirs):
+            table[ours].setdefault("less", {})[theirs] = change
+            print(f"{ours} less {theirs}: {told(change)}")
+    return table
 
 
 def main() -> None:
@@ -151,21 +207,32 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--policy", default="smollm2-135m")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
+    parser.add_argument("--evals", type=int, default=1, help="evaluations at a time, beside the trainings")
     parser.add_argument("--updates", type=int, default=24, help="of the reinforcement learning, a multiple of 4")
-    parser.add_argument("--search", choices=("bm25", "hybrid"), default="bm25")
+    parser.add_argument("--search", default="bm25,hybrid", help="what policies are evaluated over")
+    parser.add_argument("--limit", type=int, help="test questions; all by default")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--report", action="store_true", help="only tell what is there")
     chosen = parser.parse_args()
     out = chosen.out.absolute()
     seeds = range(chosen.seeds)
+    searches = chosen.search.split(",")
     if not chosen.report:
         out.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("STEPLADDER_GPU_SHARE", f"{1 / (chosen.jobs + chosen.evals):.4f}")
         changes = [f"policy={chosen.policy}", *chosen.changes]
-        if chosen.search == "hybrid":
-            changes.append(f"data.index={hybrid_index(out)}")
-        carry_out([job for seed in seeds for job in jobs_of(out, seed, changes, chosen.updates)], chosen.jobs)
-    tell(out, seeds)
+        training = threading.Thread(target=train, args=(out, seeds, changes, chosen.updates, chosen.jobs))
+        training.start()
+        more = [] if chosen.limit is None else ["--limit", str(chosen.limit)]
+        commands = []
+        for search in searches:
+            index = hybrid_index(out) if search == "hybrid" else None
+            commands += evaluations(out, seeds, search, index, more)
+        carry_out(commands, chosen.evals, out / "logs", more_may_come=training.is_alive)
+        training.join()
+    tables = {search: tell(out, seeds, search) for search in searches}
+    (out / "table.json").write_text(json.dumps(tables, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from stepladder.engines import pool
 from stepladder.engines.base import EngineDown
@@ -115,6 +116,46 @@ def test_a_pool_grows_while_rows_write_in_it(recorded: list[Replayed]) -> None:
     assert all(same(ours[number], each) for number, each in enumerate(replies(engine_with(False), asked)))
 
 
+def by_torch(
+    query_RHD: torch.Tensor,
+    keys_RKTD: torch.Tensor,
+    values_RKTD: torch.Tensor,
+    positions_R: torch.Tensor,
+    scale: float | None,
+) -> torch.Tensor:
+    """In place of the kernel, which looks at each row as far as it goes."""
+    rows, heads, size = query_RHD.shape
+    query = query_RHD.view(rows, keys_RKTD.shape[1], -1, size)
+    seen = torch.arange(keys_RKTD.shape[2]) <= positions_R[:, None]
+    found = scaled_dot_product_attention(query, keys_RKTD, values_RKTD, seen[:, None, None], scale=scale)
+    return found.reshape(rows, heads, -1)
+
+
+def test_with_attention_by_length_there_is_one_pass_for_each_number_of_rows(
+    recorded: list[Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [
+        Generate((Segment(Author.PROMPT, "abc " * 20),), sampling=Sampling(1.0, 1.0, 400), seed=seed)
+        for seed in range(2)
+    ]
+    theirs = replies(engine_with(True), asked)
+    assert {columns for _, columns in (each.shape for each in recorded)} >= {128, 256, 384, 512}
+    recorded.clear()
+    monkeypatch.setattr("stepladder.engines.blocks.decode_attention", by_torch)
+    assert all(same(a, b) for a, b in zip(replies(engine_with(True), asked), theirs))
+    numbers = [each.shape[0] for each in recorded]
+    assert len(numbers) <= len(set(numbers)) + 1  # the first is made before it is known
+
+
+def test_a_block_has_room_for_what_will_come_where_there_is_memory(recorded: list[Replayed]) -> None:
+    """Every new block costs all passes; without memory it has a quarter more than is needed."""
+    asked = [Generate((Segment(Author.PROMPT, "abc " * 50),), sampling=Sampling(1.0, 1.0, 20))]
+    roomy, tight = engine_with(True), engine_with(True, prefix_bytes=2**17)
+    for engine, columns in ((roomy, 1024), (tight, 384)):
+        replies(engine, asked)
+        assert [pool.block.columns for pool in engine._idle] == [columns]
+
+
 def test_passes_are_kept_from_call_to_call_and_new_values_of_weights_are_seen(
     recorded: list[Replayed],
 ) -> None:
@@ -180,11 +221,11 @@ def test_a_long_row_behind_many_short_ones_does_not_take_the_room_of_all(
     replies(engine, requests(TEXTS * 4))
     (many,) = engine._idle
     rows = many.block.size
-    long = Generate((Segment(Author.PROMPT, "abc " * 200),), sampling=Sampling(0.0, 1.0, 3))
+    long = Generate((Segment(Author.PROMPT, "abc " * 450),), sampling=Sampling(0.0, 1.0, 3))
     assert same(*replies(engine, [long]), *replies(engine_with(False), [long]))
     assert engine._idle == [many]
     assert many.block.size < rows
-    assert many.block.columns >= 800
+    assert many.block.columns >= 1800
 
 
 def test_other_precision_other_logits(recorded: list[Replayed]) -> None:

@@ -130,6 +130,8 @@ class Reading:
     columns: int
     #: Most tokens of one row.
     width: int
+    #: Whether each row was looked at as far as it goes, however many columns there are: so by a kernel of our own.
+    by_length: bool = True
     _masks: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -174,6 +176,7 @@ class Reading:
             out = decode_attention(query_MHD, keys_RKTD, values_RKTD, self.positions_M, scale)
             if out is not None:
                 return out
+        self.by_length = False
         (tokens, heads, size), kept = query_MHD.shape, keys_RKTD.shape[1]
         groups = heads // kept
         mask = self._mask(query_MHD.dtype, groups)

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+from stepladder.engines.memory import keep_to_share
 from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.errors import StepladderError, unknown_name
 from stepladder.models import NAMED
@@ -140,7 +141,7 @@ def quiet_libraries() -> Iterator[None]:
 
 def pick_device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return keep_to_share(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -149,7 +150,7 @@ def pick_device(name: str) -> torch.device:
         raise StepladderError(
             f"device '{name}' was asked for, but this torch sees no CUDA device (`stepladder doctor`)"
         )
-    return device
+    return keep_to_share(device)
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

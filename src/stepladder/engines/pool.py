@@ -2,7 +2,8 @@
 
 Writing a token takes hundreds of small kernels, and starting them one by one takes far longer than running them. A
 recorded pass (a CUDA graph) starts all of them at once, but does always the same on the same memory. So rows join and
-leave a block that stays where it is, and there is one pass for each number of rows and columns, both rounded up.
+leave a block that stays where it is, and there is one pass for each number of rows, rounded up; and where attention
+looks at as many columns of all rows (torch's own does), for each number of columns too.
 
 `PooledDecoding` does what `decoding.PackedDecoding` does, with the same words. Contexts, which are of all lengths, are
 read there, in blocks of their own. Where a model cannot be recorded, since it looks at its numbers on the way, its
@@ -27,6 +28,11 @@ _COLUMNS = 128
 _KEPT_TOGETHER, _SHARE = 64, 8
 #: How much more room than is needed a block may keep from earlier, so that its passes stay.
 _SPARE = 2
+#: A new block has so many times the columns that are needed, the first where there is memory, the second in any case:
+#: transcripts grow, and with every other block all passes are recorded anew.
+_AHEAD, _AHEAD_ANYWAY = 4, 1.25
+#: Pools that nobody uses are kept if they take no more than this many times what may be kept of transcripts.
+_IDLE = 2
 #: A recorded pass that leaves other logits than the pass itself, by more than this and this share, is not used.
 _OFF = 0.05
 #: One recording at a time in a process.
@@ -54,10 +60,14 @@ class Pool:
         self._recording = recording and device.type == "cuda"
         self._memory = _Memory(device) if self._recording else None
         self._layout: tuple[Any, ...] = ()
+        #: How much memory a block may take for columns that are not needed yet.
+        self.roomy = 0
         self._empty()
 
     def _empty(self) -> None:
         self.block = Block(0, 0)
+        #: Whether attention looks at each row as far as it goes: known when the first pass was made.
+        self._by_length = False
         #: Whether passes are recorded: until a model turns out to be none for it.
         self.records = self._recording
         self._passes: dict[tuple[int, int], _Pass] = {}
@@ -77,15 +87,22 @@ class Pool:
         self._empty()
         self._layout = layout_mark(model)
 
-    def make_room(self, rows: int, columns: int, keep: int) -> None:
-        """See to it that so many rows and columns fit; the first `keep` rows stay as they are."""
-        rows, columns = passed_rows(rows), -(-columns // _COLUMNS) * _COLUMNS
+    def make_room(self, rows: int, columns: int, keep: int, a_column: float = 0.0) -> None:
+        """See to it that so many rows and columns fit; the first `keep` rows stay as they are.
+
+        `a_column`: the bytes of one column of a row, where no block tells them yet.
+        """
+        rows, columns = passed_rows(rows), _round_up(columns)
         before = self.block
         if rows <= before.size and columns <= before.columns:
             return
         larger = max(rows, before.size), max(columns, before.columns)
-        spare = larger[0] * larger[1] <= _SPARE * rows * columns
-        made = Block(*(larger if spare else (rows, columns)))
+        if larger[0] * larger[1] <= _SPARE * rows * columns:
+            rows, columns = larger
+        if before.bytes:
+            a_column = before.bytes / (before.size * before.columns)
+        affordable = int(self.roomy / (rows * a_column)) if a_column else 0
+        made = Block(rows, _round_up(min(max(affordable, int(columns * _AHEAD_ANYWAY)), columns * _AHEAD)))
         if keep:
             made.copy(before, range(keep), range(keep), min(before.columns, made.columns))
         self._passes.clear()
@@ -93,12 +110,15 @@ class Pool:
 
     def read(self, model: Any, tokens_B: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
         """One pass over the first rows, each at its position; the logits, which the next pass overwrites."""
-        rows, columns = passed_rows(len(positions)), -(-(max(positions) + 1) // _COLUMNS) * _COLUMNS
+        rows, columns = passed_rows(len(positions)), _round_up(max(positions) + 1)
+        if self._by_length:
+            columns = self.block.columns
         found = self._passes.get((rows, columns))
         if found is None:
             found = _Pass(self.block, rows, columns, self.device)
             found.fill(tokens_B, positions)
             logits_BV = found.run(model)
+            self._by_length = found.by_length
             if self.records:
                 self._record(found, model, logits_BV)
             return logits_BV[: len(positions)]
@@ -143,6 +163,7 @@ class _Pass:
         self.tokens_B = torch.zeros(rows, dtype=torch.long, device=device)
         self.positions_B = torch.zeros(rows, dtype=torch.long, device=device)
         self.graph: Any = None
+        self.by_length = False
 
     def fill(self, tokens_B: torch.Tensor, positions: Sequence[int]) -> None:
         """What is to be read. Rows that nobody asked for read something at their first place, which is free."""
@@ -153,7 +174,9 @@ class _Pass:
         """The pass, made in the ordinary way."""
         rows_B = torch.arange(self.rows, device=self.tokens_B.device)
         reading = Reading(self.block, 0, self.rows, rows_B, self.positions_B, self.columns, width=1)
-        return read(model, self.tokens_B, [reading], 0)
+        logits_BV = read(model, self.tokens_B, [reading], 0)
+        self.by_length = reading.by_length
+        return logits_BV
 
     def record(self, model: Any, logits_BV: torch.Tensor, memory: Any) -> None:
         """Record the pass; replayed, it leaves its logits in the first rows of `logits_BV`."""
@@ -212,6 +235,7 @@ class PooledDecoding:
             of_here = [pool for pool in self.idle if pool.device == self.device]
             self.pool = of_here[-1] if of_here else Pool(self.device, recording=self.store.capacity > 0)
             self.idle[:] = [pool for pool in of_here if pool is not self.pool]
+        self.pool.roomy = self.store.capacity
         if not self.pool.fits(self.model):
             self.pool.begin(self.model)
             self._kept, self._count = Block(0, 0), 0
@@ -220,7 +244,8 @@ class PooledDecoding:
     def _join(self, group: Group, pool: Pool) -> None:
         before, count = len(self.alive), len(group.rows)
         written = max((len(row.tokens_in) + len(row.tokens) for row in self.alive), default=0)
-        pool.make_room(before + count, max(group.block.columns, written), keep=before)
+        a_column = group.block.bytes / (group.block.size * group.block.columns)
+        pool.make_room(before + count, max(group.block.columns, written), before, a_column)
         longest = max(len(row.tokens_in) for row in group.rows)
         pool.block.copy(group.block, range(before, before + count), range(count), longest)
         if before:
@@ -246,7 +271,7 @@ class PooledDecoding:
             self.pool.make_room(len(positions), max(positions) + 1, keep=len(positions))
             self.logits_BV = self.pool.read(self.model, tokens_B, positions)
         else:
-            if self.pool.bytes + sum(pool.bytes for pool in self.idle) <= self.store.capacity:
+            if self.pool.bytes + sum(pool.bytes for pool in self.idle) <= _IDLE * self.store.capacity:
                 self.idle.append(self.pool)
             self.pool = None
         return ended
@@ -285,3 +310,7 @@ class PooledDecoding:
         self._kept.copy(pool.block, own, places, longest)
         self._count += len(rows)
         self.store.add(self._kept, dict(zip(own, held)))
+
+
+def _round_up(columns: int) -> int:
+    return -(-columns // _COLUMNS) * _COLUMNS

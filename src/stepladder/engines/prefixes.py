@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from stepladder.engines.blocks import Block
+from stepladder.engines.memory import own_bytes
 
 #: Beginnings are looked up at multiples of this many tokens; from there on, tokens are compared.
 STRIDE = 16
@@ -154,7 +155,7 @@ def _sum_of_bits(weights: torch.Tensor) -> torch.Tensor:
 
 
 def default_capacity(device: torch.device) -> int:
-    """Bytes for stored prefixes: an eighth of the device's memory, on a CPU 4 GiB at most."""
+    """Bytes for stored prefixes: an eighth of what a GPU has for us, on a CPU 4 GiB at most."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory) // SHARE
+        return own_bytes(device) // SHARE
     return min(MOST, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE)

@@ -29,7 +29,8 @@ SHARED = "shared"
 COMMAND = (sys.executable, "-m", "stepladder.studies.job")
 #: Seconds between looks at the runs, and until one that should stop is killed.
 _LOOK, _PATIENCE = 0.2, 30.0
-_THREADS = "OMP_NUM_THREADS"
+#: What tells a process how many threads it may use, and how much of a GPU (engines/memory.py, which needs torch).
+_THREADS, _GPU_SHARE = "OMP_NUM_THREADS", "STEPLADDER_GPU_SHARE"
 
 
 def run_study(
@@ -175,12 +176,10 @@ def _reason(run: _Started) -> str:
 
 
 def _environment(jobs: int) -> dict[str, str]:
-    """Runs that go on together share the cores instead of fighting for them, unless the user says how many."""
-    found = dict(os.environ)
-    if jobs > 1 and _THREADS not in found:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        found[_THREADS] = str(max(cores // jobs, 1))
-    return found
+    """Runs that go on together share cores and GPUs instead of fighting for them, unless the user says how."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    shares = {_THREADS: str(max(cores // jobs, 1)), _GPU_SHARE: f"{1 / jobs:.4f}"} if jobs > 1 else {}
+    return {**shares, **os.environ}
 
 
 def _say(console: Console, line: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from stepladder.engines.blocks import core_of
+from stepladder.engines.memory import free_bytes
 
 #: Models with fewer parameters are never split: there is room for any batch of theirs.
 _SMALL = 100e6
@@ -28,8 +29,7 @@ def tokens_at_once(model: nn.Module, device: torch.device) -> int | None:
     if core is None or sum(weights.numel() for weights in model.parameters()) < _SMALL:
         return None
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's, to be used again
-        room = (torch.cuda.mem_get_info(device)[0] + kept) * _SHARE_CUDA
+        room = free_bytes(device) * _SHARE_CUDA
     else:
         room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE_CPU
     return max(int(room / _kept_bytes(core.config.get_text_config(), device)), _LEAST)
@@ -38,7 +38,7 @@ def tokens_at_once(model: nn.Module, device: torch.device) -> int | None:
 def _kept_bytes(config: Any, device: torch.device) -> float:
     """What is kept of one token, about: some copies of its state in every layer, and of what its MLP makes of it."""
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    numbers = config.num_hidden_layers * (16 * config.hidden_size + 8 * inner)
+    numbers = config.num_hidden_layers * (12 * config.hidden_size + 6 * inner)
     return float(numbers * (2 if device.type == "cuda" else 4))
 
 

@@ -1,0 +1,66 @@
+"""A GPU's memory, shared by several runs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from stepladder.engines.loading import pick_device
+from stepladder.engines.memory import SHARE, free_bytes, gpu_share, own_bytes
+from stepladder.engines.prefixes import default_capacity
+from stepladder.errors import StepladderError
+from stepladder.studies import runner
+
+GPU = torch.device("cuda")
+GB = 10**9
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """A GPU of 100 GB, 80 of them free, of which torch has 10, half of it in use; what torch was told."""
+    found: dict[str, float] = {}
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100 * GB))
+    monkeypatch.setattr(cuda, "mem_get_info", lambda _: (80 * GB, 100 * GB))
+    monkeypatch.setattr(cuda, "memory_reserved", lambda _: 10 * GB)
+    monkeypatch.setattr(cuda, "memory_allocated", lambda _: 5 * GB)
+    monkeypatch.setattr(cuda, "set_per_process_memory_fraction", lambda share, _: found.update(share=share))
+    return found
+
+
+def test_alone_all_of_it_is_ours(told: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SHARE, raising=False)
+    assert pick_device("auto") == GPU
+    assert told == {}
+    assert own_bytes(GPU) == 100 * GB
+    assert free_bytes(GPU) == 85 * GB
+    assert default_capacity(GPU) == 100 * GB // 8
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_a_share_bounds_what_torch_takes_and_what_we_plan_with(
+    told: dict[str, float], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(SHARE, "0.25")
+    pick_device(name)
+    assert told == {"share": 0.25}
+    assert own_bytes(GPU) == 25 * GB
+    assert free_bytes(GPU) == 20 * GB
+    assert default_capacity(GPU) == 25 * GB // 8
+
+
+@pytest.mark.parametrize("wrong", ["half", "0", "1.5", "-1", "nan"])
+def test_a_share_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv(SHARE, wrong)
+    with pytest.raises(StepladderError, match="expected a number above 0 and at most 1"):
+        gpu_share()
+
+
+def test_runs_that_go_on_together_share_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (SHARE, "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    assert runner._environment(4)[SHARE] == "0.2500"
+    assert SHARE not in runner._environment(1)
+    monkeypatch.setenv(SHARE, "0.5")  # the user knows better
+    assert runner._environment(4)[SHARE] == "0.5"
