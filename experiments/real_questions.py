@@ -9,7 +9,8 @@ times the questions; all play equally many episodes. A fourth arm goes on from t
 same trees that differ in ReasonRAG's reward. Every policy is then played on the same questions over BM25, and over a
 hybrid index of BM25 and embeddings (`--search`).
 
-Every run is a folder and every evaluation is kept: the same command goes on where it was stopped. The table is printed,
+Every run is a folder and every evaluation is kept: the same command goes on where it was stopped (`--part` does some of
+it: what the arms share, all trainings, or the evaluations of what is there). The table is printed,
 and written as `table.json` beside the runs: F1 and EM by data set with intervals over questions, of all seeds together,
 and each stage less the one that it builds on.
 """
@@ -42,12 +43,15 @@ DPO: dict[str, Any] = {
         "policy": "sft",
         "beta": 0.3,
         "lr": 5e-5,
+        "accumulate": 8,
         "batch": 16,
         "lora": {"rank": 16, "alpha": 32},
         "dev_questions": 120,
     },
 }
 GUIDE = ("--n", "8", "--temperature", "0.5", "--weighted")
+#: Guided episodes cost eight times as much: they are played of the first so many questions, and compared on these.
+GUIDED = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,9 @@ ASKED = (
 # --- What there is to do ------------------------------------------------------------------------------------
 
 
-def train(out: Path, seeds: Sequence[int], changes: Sequence[str], updates: int, at_once: int) -> None:
+def train(
+    out: Path, seeds: Sequence[int], changes: Sequence[str], updates: int, at_once: int, only_shared: bool
+) -> None:
     """Through the runner of studies: what is shared is computed once, and what fails does not stop the others."""
     from rich.console import Console
 
@@ -100,7 +106,7 @@ def train(out: Path, seeds: Sequence[int], changes: Sequence[str], updates: int,
     grpo = load_recipe(RECIPE, changes).plain()["stages"]["grpo"]
     an_update = grpo["batch"] // grpo["samples"]
     jobs = [job(seed, "shared", SHARED, {}) for seed in seeds]
-    for seed in seeds:
+    for seed in () if only_shared else seeds:
         for arm, (mode, times) in ARMS.items():
             own = (f"mode={mode}", f"questions={updates * an_update // times}", f"epochs={times}")
             jobs.append(job(seed, arm, (*SHARED, "grpo"), {}, *(f"stages.grpo.{each}" for each in own)))
@@ -125,25 +131,27 @@ def evaluation(out: Path, seed: int, search: str, label: str) -> Path:
     return out / f"seed-{seed}" / "evaluations" / search / name
 
 
-def evaluations(out: Path, seeds: Sequence[int], search: str, index: Path | None, more: Sequence[str]) -> list[Command]:
+def evaluations(out: Path, seeds: Sequence[int], search: str, index: Path | None, limit: int | None) -> list[Command]:
     def command(seed: int, label: str, row: Row) -> Command:
         place, folder = out / f"seed-{seed}", evaluation(out, seed, search, label)
-        policy, reward = place / row.policy / "policy", place / "shared" / "prm" / "reward"
-        needs = [place / "shared" / "sft" / "stage.json"]
-        arguments = ["eval", "--run", str(place / "shared"), "--split", "test", *more]
+        reward, needs = place / "shared" / "prm", [place / "shared" / "sft"]
+        arguments = ["eval", "--run", str(place / "shared"), "--split", "test"]
         if row.policy == "gold":
             arguments += ["--engine", "gold"]
         else:
-            arguments += ["--model", str(policy)]
-            needs.append(policy.parent / "stage.json")
+            arguments += ["--model", str(place / row.policy / "policy")]
+            needs.append(place / row.policy)
         if index is not None:
             arguments += ["--index", str(index)]
         if row.guided:
-            arguments += ["--guide", str(reward), *GUIDE]
-            needs.append(reward.parent / "stage.json")
-        name = f"{search}-{folder.name}-{seed}"
-        done = folder / "summary.json"
-        return Command(name, (*arguments, "--json", "--out", str(folder)), done, tuple(dict.fromkeys(needs)))
+            arguments += ["--guide", str(reward / "reward"), *GUIDE]
+            needs.append(reward)
+        most = min(limit or GUIDED, GUIDED) if row.guided else limit
+        if most is not None:
+            arguments += ["--limit", str(most)]
+        found = (*arguments, "--json", "--out", str(folder))
+        done = tuple(stage / "stage.json" for stage in dict.fromkeys(needs))
+        return Command(f"{search}-{folder.name}-{seed}", found, folder / "summary.json", done)
 
     return [command(seed, label, row) for label, row in ROWS.items() for seed in seeds]
 
@@ -213,6 +221,7 @@ def main() -> None:
     parser.add_argument("--search", default="bm25,hybrid", help="what policies are evaluated over")
     parser.add_argument("--limit", type=int, help="test questions; all by default")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--part", choices=("all", "shared", "train", "evaluate"), default="all", help="do only this")
     parser.add_argument("--report", action="store_true", help="only tell what is there")
     chosen = parser.parse_args()
     out = chosen.out.absolute()
@@ -222,15 +231,18 @@ def main() -> None:
         out.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("STEPLADDER_GPU_SHARE", f"{1 / (chosen.jobs + chosen.evals):.4f}")
         changes = [f"policy={chosen.policy}", *chosen.changes]
-        training = threading.Thread(target=train, args=(out, seeds, changes, chosen.updates, chosen.jobs))
-        training.start()
-        more = [] if chosen.limit is None else ["--limit", str(chosen.limit)]
-        commands = []
-        for search in searches:
-            index = hybrid_index(out) if search == "hybrid" else None
-            commands += evaluations(out, seeds, search, index, more)
-        carry_out(commands, chosen.evals, out / "logs", more_may_come=training.is_alive)
-        training.join()
+        told = (out, seeds, changes, chosen.updates, chosen.jobs, chosen.part == "shared")
+        training = threading.Thread(target=train, args=told)
+        if chosen.part != "evaluate":
+            training.start()
+        if chosen.part in ("all", "evaluate"):
+            commands = []
+            for search in searches:
+                index = hybrid_index(out) if search == "hybrid" else None
+                commands += evaluations(out, seeds, search, index, chosen.limit)
+            carry_out(commands, chosen.evals, out / "logs", more_may_come=training.is_alive)
+        if chosen.part != "evaluate":
+            training.join()
     tables = {search: tell(out, seeds, search) for search in searches}
     (out / "table.json").write_text(json.dumps(tables, indent=2) + "\n")
 

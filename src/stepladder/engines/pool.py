@@ -32,7 +32,7 @@ _SPARE = 2
 #: transcripts grow, and with every other block all passes are recorded anew.
 _AHEAD, _AHEAD_ANYWAY = 4, 1.25
 #: Pools that nobody uses are kept if they take no more than this many times what may be kept of transcripts.
-_IDLE = 2
+_IDLE = 3
 #: A recorded pass that leaves other logits than the pass itself, by more than this and this share, is not used.
 _OFF = 0.05
 #: One recording at a time in a process.

@@ -69,7 +69,7 @@ class TransformersEngine(InProcessEngine):
         into the tokenizer's chat template; by default when it has one. `chat_options` are variables of that template,
         such as `{"enable_thinking": False}`. `context_limit`: tokens of the window, where the model does not say.
         `prefix_bytes`: memory for what is kept of earlier transcripts, by default an eighth of the device's; 0 is off.
-        On a GPU twice as much may be kept beside for the rows that write.
+        On a GPU three times as much may be kept beside for the rows that write.
         """
         if isinstance(model, str | Path):
             where = pick_device(device)
