@@ -156,6 +156,53 @@ def test_a_block_has_room_for_what_will_come_where_there_is_memory(recorded: lis
         assert [pool.block.columns for pool in engine._idle] == [columns]
 
 
+def test_passes_of_another_block_are_recorded_in_memory_of_their_own(
+    recorded: list[Replayed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch records nothing more in memory whose recordings are all gone."""
+    used: list[tuple[int, object]] = []
+    record = pool._Pass.record
+
+    def noting(self: Any, model: Any, logits_BV: torch.Tensor, memory: object) -> None:
+        used.append((self.block.columns, memory))
+        record(self, model, logits_BV, memory)
+
+    monkeypatch.setattr(pool._Pass, "record", noting)
+    monkeypatch.setattr(pool, "_Memory", lambda _: object())
+    engine = engine_with(True)
+    engine._idle.append(held := pool.Pool(torch.device("cpu")))
+    held._recording = True
+    for length in (20, 300):
+        replies(engine, [Generate((Segment(Author.PROMPT, "abc " * length),), sampling=Sampling(1.0, 1.0, 9))])
+    assert len({columns for columns, _ in used}) == 2
+    assert len({id(memory) for _, memory in used}) == 2
+
+
+def test_a_model_that_cannot_be_recorded_is_told(
+    recorded: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def record(*_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(pool._Pass, "record", record)
+    ours, theirs = (replies(engine_with(pools), requests()) for pools in (True, False))
+    assert all(same(a, b) for a, b in zip(ours, theirs))
+    assert [each.message for each in caplog.records] == [
+        "passes over the model cannot be recorded, and writing takes several times as long: operation not permitted "
+        "when stream is capturing"
+    ]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to record on")
+def test_on_a_gpu_passes_are_recorded_also_after_a_pool_has_grown() -> None:
+    engine = TransformersEngine("tiny", device="cuda", dtype="fp32")
+    for length in (20, 200, 450):
+        replies(engine, [Generate((Segment(Author.PROMPT, "abc " * length),), sampling=Sampling(0.0, 1.0, 40))])
+        (held,) = engine._idle
+        assert held.records
+        assert held._passes
+
+
 def test_passes_are_kept_from_call_to_call_and_new_values_of_weights_are_seen(
     recorded: list[Replayed],
 ) -> None:

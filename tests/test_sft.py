@@ -44,7 +44,7 @@ from stepladder.train.examples import Example, examples_of
 from stepladder.train.fit import Place
 from stepladder.train.loss import weighted_nll
 from stepladder.train.playing import as_it_is, player_of
-from stepladder.train.policy import expect_targets, load_policy
+from stepladder.train.policy import expect_targets, leave_to_autocast, load_policy
 from stepladder.train.sft import SFTReport, train_sft
 from stepladder.train.sft_settings import SFTSettings
 from stepladder.train.training_settings import LoraSettings
@@ -398,6 +398,29 @@ def test_a_small_model_writes_in_the_precision_of_its_weights_though_it_is_train
         model(input_ids=ids)
     model(input_ids=ids)
     assert seen == [torch.bfloat16, torch.float32, torch.bfloat16]
+
+
+def test_lora_leaves_conversions_to_autocast_and_makes_its_own_without(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model = load_policy(tmp_path, LoraSettings(rank=2), bf16=True, device=torch.device("cpu")).model
+    ids = torch.arange(5, 45)[None]
+    layer = next(each for each in model.modules() if isinstance(each, torch.nn.Linear) and each.out_features == 2)
+    given: list[torch.dtype] = []
+    layer.register_forward_hook(lambda _, inputs, __: given.append(inputs[0].dtype))
+
+    def logits() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            found: torch.Tensor = model(input_ids=ids).logits
+        return found
+
+    converted = logits()
+    leave_to_autocast(model)
+    assert torch.equal(logits(), converted)
+    with as_it_is(model):
+        model(input_ids=ids)
+    logits()
+    assert given == [torch.float32, torch.bfloat16, torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["all weights", "lora"])

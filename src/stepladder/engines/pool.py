@@ -12,6 +12,7 @@ passes are made in the ordinary way.
 
 import threading
 from collections.abc import Sequence
+from logging import getLogger
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from stepladder.engines.blocks import Block, Reading, read
 from stepladder.engines.decoding import BLOCK_ROWS, Group
 from stepladder.engines.prefixes import PrefixStore, layout_mark
 from stepladder.engines.sampling import Append, Row, Sampler
+
+log = getLogger(__name__)
 
 #: Columns of passes come in multiples of this: fewer to record.
 _COLUMNS = 128
@@ -58,7 +61,6 @@ class Pool:
         """`recording`: whether passes are worth it, since the pool will be kept."""
         self.device = device
         self._recording = recording and device.type == "cuda"
-        self._memory = _Memory(device) if self._recording else None
         self._layout: tuple[Any, ...] = ()
         #: How much memory a block may take for columns that are not needed yet.
         self.roomy = 0
@@ -70,8 +72,8 @@ class Pool:
         self._by_length = False
         #: Whether passes are recorded: until a model turns out to be none for it.
         self.records = self._recording
-        self._passes: dict[tuple[int, int], _Pass] = {}
         self._logits_BV = torch.zeros(0, 0)
+        self._forget_passes()
 
     @property
     def bytes(self) -> int:
@@ -105,8 +107,13 @@ class Pool:
         made = Block(rows, _round_up(min(max(affordable, int(columns * _AHEAD_ANYWAY)), columns * _AHEAD)))
         if keep:
             made.copy(before, range(keep), range(keep), min(before.columns, made.columns))
-        self._passes.clear()
         self.block = made
+        self._forget_passes()
+
+    def _forget_passes(self) -> None:
+        """Give up what was recorded, and where: torch records nothing more in memory whose recordings are all gone."""
+        self._passes: dict[tuple[int, int], _Pass] = {}
+        self._memory = _Memory(self.device) if self._recording else None
 
     def read(self, model: Any, tokens_B: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
         """One pass over the first rows, each at its position; the logits, which the next pass overwrites."""
@@ -136,14 +143,19 @@ class Pool:
             found.graph.replay()
         except torch.OutOfMemoryError:
             return  # the pass itself went well; there may be room when its shape comes again
-        except RuntimeError:  # whatever its reason
-            self.records = False
+        except RuntimeError as error:  # whatever its reason
+            self._give_up(str(error))
             return
         again_BV = self._logits_BV[: found.rows]
         if torch.allclose(again_BV, logits_BV, rtol=_OFF, atol=_OFF):
             self._passes[found.rows, found.columns] = found
         else:
-            self.records = False
+            self._give_up(f"replayed, its logits differ by {(again_BV - logits_BV).abs().max().item():.3g}")
+
+    def _give_up(self, reason: str) -> None:
+        """Every pass is made in the ordinary way from now on."""
+        self.records = False
+        log.warning("passes over the model cannot be recorded, and writing takes several times as long: %s", reason)
 
 
 class _Memory:

@@ -25,7 +25,7 @@ from stepladder.engines.transformers import TransformersEngine
 from stepladder.errors import StepladderError
 from stepladder.models.places import whole_model
 from stepladder.train.fit import Place, Precision
-from stepladder.train.policy import Policy
+from stepladder.train.policy import Policy, lora_layers
 
 #: Parameters from which on a copy in bf16 is worth its memory.
 _WORTH_A_COPY = 100e6
@@ -80,11 +80,16 @@ def as_it_is(model: nn.Module) -> Iterator[None]:
     trained = vars(model).get("forward")
     if trained is not None:
         model.forward = vars(model).get("_original_forward", trained)
+    converting = {layer: layer.cast_input_dtype_enabled for layer in lora_layers(model)}
+    for layer in converting:
+        layer.cast_input_dtype_enabled = True  # what autocast does else
     try:
         yield
     finally:
         if trained is not None:
             model.forward = trained
+        for layer, before in converting.items():
+            layer.cast_input_dtype_enabled = before
 
 
 def plain_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -85,6 +86,20 @@ def with_lora(
         ) from error
     assert isinstance(adapted, PeftModel)
     return adapted
+
+
+def leave_to_autocast(model: nn.Module) -> None:
+    """Let LoRA's layers take what they are given.
+
+    peft would convert it to the precision of their weights, and autocast back: that takes longer than to multiply.
+    """
+    for layer in lora_layers(model):
+        layer.cast_input_dtype_enabled = False
+
+
+def lora_layers(model: nn.Module) -> list[Any]:
+    """The layers that have LoRA's matrices."""
+    return [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
 
 
 def write_policy(folder: Path, policy: Policy, checkpoint: Path | None, dtype: torch.dtype) -> None:

@@ -28,6 +28,7 @@ from stepladder.train.batches import SimilarLengths
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import Curves
 from stepladder.train.parts import tokens_at_once
+from stepladder.train.policy import leave_to_autocast
 
 #: What was found on held-out data, by name.
 DevScore = Mapping[str, float]
@@ -60,6 +61,8 @@ class WatchedTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.watching = watching
         assert isinstance(self.model, nn.Module)
+        if self.args.bf16:
+            leave_to_autocast(self.model)
         # Processes must go through the same parts together; what is free differs from one to the other.
         alone = self.accelerator.num_processes == 1
         self.at_once = tokens_at_once(self.model, self.args.device) if alone else None
