@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepladder.driver import Driver
-from stepladder.engines.base import EngineDown, EngineError, Session
+from stepladder.engines.base import EngineDown, EngineError, NoRoom, Session
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.tiny import tiny_tokenizer
 from stepladder.engines.transformers import TransformersEngine
@@ -209,6 +209,55 @@ def test_a_session_that_breaks_costs_nobody_but_the_bad_request_its_reply() -> N
     assert "too much" in outcomes[5].failure.reason
     assert engine.sessions == 2, "after the ordinary way has found the culprit, another session goes on"
     assert engine.calls[:1] == [8]
+
+
+def test_where_memory_is_short_sessions_have_fewer_rows_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Small(ScriptedEngine):
+        """Has room for three rows."""
+
+        most = 0
+
+        def open(self) -> Session:
+            engine = self
+
+            class Some(Session):
+                def __init__(self) -> None:
+                    self.waiting: dict[Hashable, Generate] = {}
+
+                def add(self, requests: Mapping[Hashable, Generate]) -> None:
+                    self.waiting |= requests
+
+                def work(self) -> dict[Hashable, Any]:
+                    if len(self.waiting) > 3:
+                        raise NoRoom("full")
+                    engine.most = max(engine.most, len(self.waiting))
+                    key = next(iter(self.waiting))
+                    return {key: ScriptedEngine.generate(engine, [self.waiting.pop(key)])[0]}
+
+            return Some()
+
+    engine = Small(lambda request: request.context[0].text + "!", max_batch=8)
+    outcomes = Driver(engine).run([lambda number=number: _say(f"t{number}", 9) for number in range(40)])
+    assert [outcome.value for outcome in outcomes] == [f"t{number}!" for number in range(40)]
+    assert engine.most == 2
+    assert [record.message for record in caplog.records] == [
+        "not enough memory for 8 rows at a time, 4 from now on",
+        "not enough memory for 4 rows at a time, 2 from now on",
+    ]
+
+
+def test_memory_that_runs_out_in_a_session_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TransformersEngine("tiny", device="cpu")
+    session = engine.open()
+    assert session is not None
+    session.add({0: ask("abc")})
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(engine.model, "forward", full)
+    with pytest.raises(NoRoom, match="no more"):
+        session.work()
 
 
 def test_an_engine_that_goes_down_in_a_session_stops_the_run() -> None:

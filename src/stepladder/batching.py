@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
+from logging import getLogger
 from typing import Any
 
 from stepladder.engines.base import Engine, EngineDown, Session
@@ -18,6 +19,8 @@ from stepladder.errors import StepladderError
 from stepladder.request import Generate, Generation, Request, Retrieve, Score
 from stepladder.retrieval.base import Retriever
 from stepladder.trace import Segment
+
+log = getLogger(__name__)
 
 #: Requests join a session when they are at least one to so many under way: each company that joins costs a little.
 JOIN_SHARE = 4
@@ -156,6 +159,12 @@ class Lane:
         for asked in batch:
             self.running[asked.key] = self.waiting.pop(asked.key)
         return batch
+
+    def narrow(self) -> None:
+        """There was no room for those under way: from now on half as many at a time."""
+        before, self.max_batch = self.max_batch, max(len(self.running) // 2, 1)
+        if self.max_batch < before:
+            log.warning("not enough memory for %d rows at a time, %d from now on", len(self.running), self.max_batch)
 
     def answer(self, batch: list[Asked]) -> list[Any]:
         """Replies or errors, one a request. Only `EngineDown` and Ctrl-C come through as exceptions."""

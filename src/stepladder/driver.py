@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol
 
 from stepladder.batching import Asked, Cache, Key, Lane, key_of, lane_for, score_call, search_call
-from stepladder.engines.base import Engine, EngineDown
+from stepladder.engines.base import Engine, EngineDown, NoRoom
 from stepladder.errors import StepladderError
 from stepladder.request import (
     Algorithm,
@@ -282,6 +282,9 @@ class _Session(Generic[Result]):
             replies = session.work()
         except EngineDown:
             raise
+        except NoRoom:
+            lane.narrow()
+            lane.session = None
         except Exception:  # noqa: BLE001 - found out by the ordinary way, which asks again in halves
             lane.session = None
         else:

@@ -27,6 +27,10 @@ class EngineDown(StepladderError):
     outcomes: Sequence[Any] = ()
 
 
+class NoRoom(StepladderError):
+    """The rows under way take more memory than there is. Fewer of them at a time may fit."""
+
+
 class Engine(ABC):
     """Something that generates text. Subclasses set the attributes below as they need."""
 

@@ -117,9 +117,13 @@ def weights_mark(model: nn.Module) -> tuple[Any, ...]:
     its bits (unless values only change places), which takes about as long to compute as one token does.
     """
     weights = list(model.parameters())
-    versions = [-1 if each.is_inference() else each._version for each in weights]
     bits = torch.stack([_sum_of_bits(each).to(weights[0].device) for each in weights]).tolist()
-    return _layout(model), tuple(versions), tuple(bits)
+    return *versions_mark(model), tuple(bits)
+
+
+def versions_mark(model: nn.Module) -> tuple[Any, ...]:
+    """The same without looking at the weights: changes that are made through `tensor.data` do not show."""
+    return _layout(model), tuple(-1 if each.is_inference() else each._version for each in model.parameters())
 
 
 def layout_mark(model: nn.Module) -> tuple[Any, ...]:

@@ -24,13 +24,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stepladder.engines.base import EngineDown, EngineError, Session
+from stepladder.engines.base import EngineDown, EngineError, NoRoom, Session
 from stepladder.engines.blocks import CannotPack, can_pack, core_of, packing
 from stepladder.engines.decoding import PackedDecoding, decode_padded
 from stepladder.engines.in_process import InProcessEngine
 from stepladder.engines.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
 from stepladder.engines.pool import Pool, PooledDecoding
-from stepladder.engines.prefixes import PrefixStore, default_capacity, weights_mark
+from stepladder.engines.prefixes import PrefixStore, default_capacity, versions_mark, weights_mark
 from stepladder.engines.sampling import Row
 from stepladder.errors import StepladderError
 from stepladder.request import Generate, Generation
@@ -119,7 +119,8 @@ class TransformersEngine(InProcessEngine):
         """Within, nobody else writes with the model, and it is in evaluation mode. Afterwards it is as it was."""
         with _turn_of(self.model):
             training = [module for module in self.model.modules() if module.training]
-            self.model.eval()
+            if training:
+                self.model.eval()
             try:
                 yield
             finally:
@@ -134,6 +135,10 @@ class TransformersEngine(InProcessEngine):
         if before != self._weights:
             self.prefixes.forget()
         return before != self._weights
+
+    def _weights_moved(self) -> bool:
+        """The same, without looking at the weights themselves, which takes as long as to write a token."""
+        return bool(self._weights) and versions_mark(self.model) != self._weights[:-1]
 
     def _decode_batch(self, rows: list[Row]) -> None:
         if self._packs:
@@ -227,7 +232,9 @@ class _Session(Session):
         return not self.engine.pools or len(self.waiting) * _WAIT_FOR >= self.decoding.rows
 
     def _begin(self) -> None:
-        if self.engine._notice_new_weights() and self.decoding.rows:
+        if not self.decoding.rows:
+            self.engine._notice_new_weights()
+        elif self.engine._weights_moved():
             raise EngineDown("the model's weights were changed while it was writing")
         rows, self.waiting = self.waiting, []
         self.decoding.add(rows)
@@ -237,6 +244,6 @@ class _Session(Session):
         """Where memory runs out, what was kept is given up: whoever tries again needs the room more."""
         try:
             yield
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             self.engine.forget()
-            raise
+            raise NoRoom(str(error)) from None
