@@ -1,6 +1,8 @@
 """How fast a real model writes many transcripts at once: our engines against plain `generate`, in the same run.
 
-    python benchmarks/generation_speed.py --model smollm2-135m --model path/to/qwen2.5-1.5b --transcripts 1024
+    python benchmarks/generation_speed.py --model smollm2-135m --model random-1.5b --transcripts 1024
+
+`random-1.5b` has the shape of Qwen2.5-1.5B and weights drawn at random; a folder with the model itself does as well.
 
 A transcript is a prompt, then twice a step that searches, the passages it reads, and a step that says what they tell:
 four times some tokens are written and twice some hundred read. All ways get the same contexts and write the same number
@@ -9,9 +11,11 @@ of tokens, sampled at temperature 1:
 - generate: transformers as it is; every step reads the whole transcript again, in one left-padded batch that goes on
   until its longest row has ended (tokens beyond a row's own limit are computed, but not counted);
 - transformers: our driver and our engine on transformers; a transcript goes on as soon as its step is written;
-- vllm: the same with our engine on vLLM, where that is installed; with a seed for every row, and without.
+- vllm: the same with our engine on vLLM, where that is installed and the model is a folder; with a seed for every row,
+  and without.
 
-What is read are random tokens: speed does not depend on what they mean. Without a GPU the sizes are small.
+What is read are random tokens: speed does not depend on what they mean, nor on what weights are. Without a GPU the
+sizes are small.
 """
 
 import argparse
@@ -25,10 +29,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.in_process import InProcessEngine
+from stepladder.engines.tiny import tiny_tokenizer
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.request import Algorithm, Generate, Sampling
 from stepladder.trace import Author, Segment
@@ -37,6 +43,18 @@ PROMPT, READ, WRITTEN = 60, (300, 461), (16, 65)
 #: Tokens to read before each step that writes: nothing, passages, nothing, passages.
 TURNS = (False, True, False, True)
 NEVER = ("</never written>",)
+#: A model that needs no download, and its shape, which is Qwen2.5-1.5B's.
+RANDOM = "random-1.5b"
+SHAPE: dict[str, Any] = {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
 
 
 @dataclass
@@ -148,11 +166,20 @@ def _let_go(engine: Engine | None) -> None:
         torch.cuda.empty_cache()
 
 
+def engine_for(model: str, device: str, count: int) -> TransformersEngine:
+    if model != RANDOM:
+        return TransformersEngine(model, device=device, max_batch=count)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    with torch.device(device):
+        drawn = AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE), dtype=dtype)
+    return TransformersEngine(drawn.eval(), tiny_tokenizer(), max_batch=count)
+
+
 def run(model: str, count: int, batch: int, rounds: int, ways: set[str]) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base: float | None = None
     if ways & {"generate", "transformers"}:
-        engine = TransformersEngine(model, device=device, max_batch=count)
+        engine = engine_for(model, device, count)
         vocabulary = engine.config.vocab_size
         size = sum(weights.numel() for weights in engine.model.parameters())
         print(f"\n{model}: {size / 1e6:,.0f}M parameters, {engine.dtype}, {device}, {count:,} transcripts at once")
@@ -166,7 +193,7 @@ def run(model: str, count: int, batch: int, rounds: int, ways: set[str]) -> None
         _let_go(engine)
         del engine
         _let_go(None)
-    if "vllm" in ways and device == "cuda" and find_spec("vllm") is not None:
+    if "vllm" in ways and model != RANDOM and device == "cuda" and find_spec("vllm") is not None:
         from stepladder.engines.vllm import VLLMEngine
 
         served = VLLMEngine(model, max_batch=count)
