@@ -22,6 +22,8 @@ from stepladder.engines.sampling import Append, Row, Sampler
 BLOCK_ROWS = {"cpu": 32, "cuda": 512}
 #: Columns reserved for what will be written; more are added when needed.
 AHEAD = 64
+#: Rows are alike if one has at most so many times the tokens to read of another, or few.
+_LIKE, _SHORT = 2, 64
 #: Most tokens of contexts that are read at once: bounds the memory that long ones take.
 PASS_TOKENS = {"cpu": 8192, "cuda": 32768}
 
@@ -83,37 +85,39 @@ class Group:
 
     def __init__(self, rows: list[Row], store: PrefixStore, device: torch.device) -> None:
         self.device = device
-        places: dict[tuple[int, ...], int] = {}
-        leaders: list[Row] = []
-        followers: list[Row] = []
+        by_context: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
-            context = tuple(row.tokens_in)
-            (followers if context in places else leaders).append(row)
-            places.setdefault(context, len(places))
-        self.rows = [*leaders, *followers]
+            by_context.setdefault(tuple(row.tokens_in), []).append(row)
+        # The last token of a context is read in any case: its logits are needed.
+        found = {context: store.find(context[:-1]) for context in by_context}
+        known = {context: prefix.length if prefix else 0 for context, prefix in found.items()}
+        # Those with as much to read stand together.
+        different = sorted(by_context, key=lambda context: len(context) - known[context])
+        leaders = [by_context[context][0] for context in different]
+        followers = [(place, row) for place, context in enumerate(different) for row in by_context[context][1:]]
+        self.rows = [*leaders, *(row for _, row in followers)]
         self.alive = list(self.rows)
         longest = max(len(row.tokens_in) for row in rows)
         self.block = Block(len(rows), longest + min(AHEAD, max(row.limit for row in rows)))
         #: The different contexts: those of the first rows. The others have the same as one of them.
         self.contexts = [row.tokens_in for row in leaders]
-        self.leader = [places[tuple(row.tokens_in)] for row in self.rows]
-        self.known = self._take_known(store)
+        self.leader = [*range(len(leaders)), *(place for place, _ in followers)]
+        #: How many tokens of each the store knew.
+        self.known = [known[context] for context in different]
+        self._take([found[context] for context in different])
         self.sampler = Sampler(self.rows, device)
         #: Rows that have ended and were not yet told to anybody, by their place in the block.
         self.parked: dict[int, Row] = {}
 
-    def _take_known(self, store: PrefixStore) -> list[int]:
-        """Copy what the store knows of each context; how many tokens that is."""
-        known = [0] * len(self.contexts)
+    def _take(self, found: Sequence[Prefix | None]) -> None:
+        """Copy what the store knows of each context."""
         by_block: dict[Block, list[tuple[int, Prefix]]] = {}
-        for place, context in enumerate(self.contexts):
-            if prefix := store.find(context[:-1]):  # the last token is read in any case: its logits are needed
-                known[place] = prefix.length
+        for place, prefix in enumerate(found):
+            if prefix is not None:
                 by_block.setdefault(prefix.block, []).append((place, prefix))
-        for block, found in by_block.items():
-            places, rows = [place for place, _ in found], [prefix.row for _, prefix in found]
-            self.block.copy(block, places, rows, max(prefix.length for _, prefix in found))
-        return known
+        for block, some in by_block.items():
+            places, rows = [place for place, _ in some], [prefix.row for _, prefix in some]
+            self.block.copy(block, places, rows, max(prefix.length for _, prefix in some))
 
     def read_context(self, model: Any) -> None:
         """Read what is new in every context, up to the logits behind it."""
@@ -141,21 +145,27 @@ class Group:
         """One pass; the logits behind the contexts that end in it."""
         device = self.device
         sizes = torch.tensor([len(positions) for _, positions in pieces])
-        reading = Reading(
-            self.block,
-            first=pieces[0][0],
-            rows=len(pieces),
-            rows_M=torch.arange(len(pieces)).repeat_interleave(sizes).to(device),
-            positions_M=torch.tensor([position for _, positions in pieces for position in positions], device=device),
-            columns=max(positions.stop for _, positions in pieces),
-            width=int(sizes.max()),
-        )
         line = [
             token for place, positions in pieces for token in self.contexts[place][positions.start : positions.stop]
         ]
         ended = torch.tensor([positions.stop == len(self.contexts[place]) for place, positions in pieces])
         ends = (sizes.cumsum(0) - 1)[ended].to(device)
-        return read(model, torch.tensor(line, device=device), [reading], ends)
+        readings = [self._reading(some) for some in _alike(pieces)]
+        return read(model, torch.tensor(line, device=device), readings, ends)
+
+    def _reading(self, pieces: Sequence[tuple[int, range]]) -> Reading:
+        """Pieces of rows that stand side by side."""
+        sizes = torch.tensor([len(positions) for _, positions in pieces])
+        positions = [position for _, span in pieces for position in span]
+        return Reading(
+            self.block,
+            first=pieces[0][0],
+            rows=len(pieces),
+            rows_M=torch.arange(len(pieces)).repeat_interleave(sizes).to(self.device),
+            positions_M=torch.tensor(positions, device=self.device),
+            columns=max(span.stop for _, span in pieces),
+            width=int(sizes.max()),
+        )
 
     def park_finished(self, tokens_B: torch.Tensor) -> None:
         """Move rows that have ended behind the others. `tokens_B`: what all rows alive so far have just written."""
@@ -198,6 +208,22 @@ class Group:
             columns=max(positions) + 1,
             width=1,
         )
+
+
+def _alike(pieces: Sequence[tuple[int, range]]) -> Iterator[list[tuple[int, range]]]:
+    """Pieces, which come from short to long, in runs of like length: attention makes room for the longest of a run.
+
+    >>> pieces = [(place, range(size)) for place, size in enumerate([1, 3, 40, 300, 310])]
+    >>> [[len(span) for _, span in run] for run in _alike(pieces)]
+    [[1, 3, 40], [300, 310]]
+    """
+    run: list[tuple[int, range]] = []
+    for piece in pieces:
+        if run and len(piece[1]) > max(_LIKE * len(run[0][1]), _SHORT):
+            yield run
+            run = []
+        run.append(piece)
+    yield run
 
 
 @torch.inference_mode()
