@@ -96,6 +96,7 @@ def by_engine(engine: InProcessEngine) -> Way:
             context = (*reply.context, reply.written)
 
     def write(work: list[Transcript]) -> None:
+        engine.rest()  # nothing is known from the round before
         driver = Driver(engine, in_flight=len(work))
         outcomes = driver.run([partial(job, each, number) for number, each in enumerate(work)])
         failed = [outcome.failure for outcome in outcomes if outcome.failure is not None]

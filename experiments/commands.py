@@ -51,14 +51,16 @@ def carry_out(
     def work() -> None:
         while command := take():
             began = time.monotonic()
-            with (logs / f"{command.name}.log").open("w") as log:
-                line = [sys.executable, "-m", "stepladder", *command.arguments]
-                environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-                failed = subprocess.run(line, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False)
-            if not failed.returncode and command.done.name == "DONE":
-                command.done.touch()
-            with turn:
-                running.remove(command)
+            try:
+                with (logs / f"{command.name}.log").open("w") as log:
+                    line = [sys.executable, "-m", "stepladder", *command.arguments]
+                    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+                    failed = subprocess.run(line, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False)
+                if not failed.returncode and command.done.name == "DONE":
+                    command.done.touch()
+            finally:
+                with turn:
+                    running.remove(command)
             told = "failed: see its log" if failed.returncode else "done"
             print(f"{command.name}: {told} ({time.monotonic() - began:.0f} s)", flush=True)
 

@@ -126,14 +126,14 @@ def hybrid_index(out: Path) -> Path:
     return folder
 
 
-def evaluation(out: Path, seed: int, search: str, label: str) -> Path:
+def evaluation(out: Path, seed: int, search: str, label: str, limit: int | None) -> Path:
     name = "-".join(re.findall(r"\w+", label.lower()))
-    return out / f"seed-{seed}" / "evaluations" / search / name
+    return out / f"seed-{seed}" / "evaluations" / (search if limit is None else f"{search}-{limit}") / name
 
 
 def evaluations(out: Path, seeds: Sequence[int], search: str, index: Path | None, limit: int | None) -> list[Command]:
     def command(seed: int, label: str, row: Row) -> Command:
-        place, folder = out / f"seed-{seed}", evaluation(out, seed, search, label)
+        place, folder = out / f"seed-{seed}", evaluation(out, seed, search, label, limit)
         reward, needs = place / "shared" / "prm", [place / "shared" / "sft"]
         arguments = ["eval", "--run", str(place / "shared"), "--split", "test"]
         if row.policy == "gold":
@@ -159,22 +159,26 @@ def evaluations(out: Path, seeds: Sequence[int], search: str, index: Path | None
 # --- What came of it ----------------------------------------------------------------------------------------
 
 
-def tell(out: Path, seeds: Sequence[int], search: str) -> dict[str, Any]:
+def tell(out: Path, seeds: Sequence[int], search: str, limit: int | None) -> dict[str, Any]:
     from stepladder.evaluate.runner import load_scores
     from stepladder.evaluate.stats import mean_interval, paired_difference
 
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, dict[int, dict[str, Any]]] = {}
     for label in ROWS:
-        folders = [evaluation(out, seed, search, label) for seed in seeds]
-        known = [folder for folder in folders if (folder / "summary.json").exists()]
+        folders = {seed: evaluation(out, seed, search, label, limit) for seed in seeds}
+        known = {seed: folder for seed, folder in folders.items() if (folder / "summary.json").exists()}
         if known:
-            found[label] = [{row.question_id: row for row in load_scores(folder)} for folder in known]
+            found[label] = {
+                seed: {row.question_id: row for row in load_scores(folder)} for seed, folder in known.items()
+            }
 
     def less(ours: str, theirs: str) -> list[float] | None:
-        if not (ours in found and theirs in found and len(found[ours]) == len(found[theirs])):
+        """Of the seeds and the questions that both have."""
+        both = [seed for seed in found.get(ours, ()) if seed in found.get(theirs, ())]
+        if not both:
             return None
-        ids = list(found[ours][0])
-        each = ([fmean(run[key].f1 for run in found[label]) for key in ids] for label in (ours, theirs))
+        ids = [key for key in found[ours][both[0]] if key in found[theirs][both[0]]]
+        each = ([fmean(found[label][seed][key].f1 for seed in both) for key in ids] for label in (ours, theirs))
         change = paired_difference(*each).difference
         return [change.mean, change.low, change.high]
 
@@ -184,7 +188,8 @@ def tell(out: Path, seeds: Sequence[int], search: str) -> dict[str, Any]:
     table: dict[str, Any] = {}
     heads = "".join(f"{name + ' F1 / EM':>30}" for name in (*SETS, "all"))
     print(f"\n{search:48}{'seeds':>6}{heads}  less the row it builds on")
-    for label, runs in found.items():
+    for label, by_seed in found.items():
+        runs = list(by_seed.values())
         row: dict[str, Any] = {"seeds": len(runs)}
         line = f"{label:48}{len(runs):>6}"
         for name in (*SETS, "all"):
@@ -193,8 +198,8 @@ def tell(out: Path, seeds: Sequence[int], search: str) -> dict[str, Any]:
                 continue
             f1 = mean_interval([fmean(run[key].f1 for run in runs) for key in ids])
             em = fmean(run[key].em for run in runs for key in ids)
-            by_seed = [fmean(run[key].f1 for key in ids) for run in runs]
-            row[name] = {"questions": len(ids), "f1": [f1.mean, f1.low, f1.high], "em": em, "f1_by_seed": by_seed}
+            each = [fmean(run[key].f1 for key in ids) for run in runs]
+            row[name] = {"questions": len(ids), "f1": [f1.mean, f1.low, f1.high], "em": em, "f1_by_seed": each}
             line += f"{f'{f1.mean:.3f} [{f1.low:.3f}, {f1.high:.3f}] / {em:.3f}':>30}"
         for value in ("tokens_read", "tokens_written", "searches"):
             row[value] = fmean(getattr(each, value) for run in runs for each in run.values())
@@ -226,7 +231,9 @@ def main() -> None:
     chosen = parser.parse_args()
     out = chosen.out.absolute()
     seeds = range(chosen.seeds)
-    searches = chosen.search.split(",")
+    searches = [name.strip() for name in chosen.search.split(",")]
+    if unknown := [name for name in searches if name not in ("bm25", "hybrid")]:
+        parser.error(f"--search: unknown {', '.join(unknown)}; bm25 and hybrid are known")
     if not chosen.report:
         out.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("STEPLADDER_GPU_SHARE", f"{1 / (chosen.jobs + chosen.evals):.4f}")
@@ -243,7 +250,7 @@ def main() -> None:
             carry_out(commands, chosen.evals, out / "logs", more_may_come=training.is_alive)
         if chosen.part != "evaluate":
             training.join()
-    tables = {search: tell(out, seeds, search) for search in searches}
+    tables = {search: tell(out, seeds, search, chosen.limit) for search in searches}
     (out / "table.json").write_text(json.dumps(tables, indent=2) + "\n")
 
 

@@ -25,7 +25,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(cuda, "mem_get_info", lambda _: (80 * GB, 100 * GB))
     monkeypatch.setattr(cuda, "memory_reserved", lambda _: 10 * GB)
     monkeypatch.setattr(cuda, "memory_allocated", lambda _: 5 * GB)
-    monkeypatch.setattr(cuda, "set_per_process_memory_fraction", lambda share, _: found.update(share=share))
+    monkeypatch.setattr(cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(
+        cuda, "set_per_process_memory_fraction", lambda share, device: found.update({f"share of {device}": share})
+    )
     return found
 
 
@@ -38,13 +41,13 @@ def test_alone_all_of_it_is_ours(told: dict[str, float], monkeypatch: pytest.Mon
     assert default_capacity(GPU) == 100 * GB // 8
 
 
-@pytest.mark.parametrize("name", ["auto", "cuda"])
+@pytest.mark.parametrize(("name", "number"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
 def test_a_share_bounds_what_torch_takes_and_what_we_plan_with(
-    told: dict[str, float], monkeypatch: pytest.MonkeyPatch, name: str
+    told: dict[str, float], monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
     monkeypatch.setenv(SHARE, "0.25")
     pick_device(name)
-    assert told == {"share": 0.25}
+    assert told == {f"share of {number}": 0.25}
     assert own_bytes(GPU) == 25 * GB
     assert free_bytes(GPU) == 20 * GB
     assert default_capacity(GPU) == 25 * GB // 8

@@ -193,6 +193,30 @@ def test_a_model_that_cannot_be_recorded_is_told(
     ]
 
 
+def test_memory_that_runs_out_while_recording_is_tried_again(
+    recorded: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Elsewhere: where a first recording has failed, torch records nothing more."""
+    record, used = pool._Pass.record, list[object]()
+
+    def full_at_first(self: Any, model: Any, logits_BV: torch.Tensor, memory: object) -> None:
+        used.append(memory)
+        if len(used) == 1:
+            raise torch.OutOfMemoryError
+        record(self, model, logits_BV, memory)
+
+    monkeypatch.setattr(pool._Pass, "record", full_at_first)
+    monkeypatch.setattr(pool, "_Memory", lambda _: object())
+    engine = engine_with(True)
+    engine._idle.append(held := pool.Pool(torch.device("cpu")))
+    held._recording = True
+    asked = [Generate((Segment(Author.PROMPT, "abc"),), sampling=Sampling(1.0, 1.0, 9))]
+    assert same(*replies(engine, asked), *replies(engine_with(False), asked))
+    assert len(recorded) == 1
+    assert used[0] is not used[1]
+    assert not caplog.records
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to record on")
 def test_on_a_gpu_passes_are_recorded_also_after_a_pool_has_grown() -> None:
     engine = TransformersEngine("tiny", device="cuda", dtype="fp32")

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepladder.batching import Asked, Cache, Lane
 from stepladder.driver import Driver
 from stepladder.engines.base import EngineDown, EngineError, NoRoom, Session
 from stepladder.engines.scripted import ScriptedEngine
@@ -240,10 +241,21 @@ def test_where_memory_is_short_sessions_have_fewer_rows_from_then_on(caplog: pyt
     outcomes = Driver(engine).run([lambda number=number: _say(f"t{number}", 9) for number in range(40)])
     assert [outcome.value for outcome in outcomes] == [f"t{number}!" for number in range(40)]
     assert engine.most == 2
+    assert engine.max_batch == 2, "whoever plays next begins with that"
     assert [record.message for record in caplog.records] == [
-        "not enough memory for 8 rows at a time, 4 from now on",
-        "not enough memory for 4 rows at a time, 2 from now on",
+        "not enough memory for 8 rows at a time, at most 4 from now on",
+        "not enough memory for 4 rows at a time, at most 2 from now on",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "running", "after"), [(64, 64, 32), (64, 40, 20), (64, 3, 16), (64, 1, 64), (1, 1, 1)]
+)
+def test_few_rows_that_were_too_long_say_little_about_the_others(before: int, running: int, after: int) -> None:
+    lane = Lane(Generate, None, before, 1, "", Cache(0))
+    lane.running = {bytes([number]): Asked(b"", ask("a"), 0) for number in range(running)}
+    lane.narrow()
+    assert lane.max_batch == after
 
 
 def test_memory_that_runs_out_in_a_session_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:

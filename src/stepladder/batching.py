@@ -161,10 +161,14 @@ class Lane:
         return batch
 
     def narrow(self) -> None:
-        """There was no room for those under way: from now on half as many at a time."""
-        before, self.max_batch = self.max_batch, max(len(self.running) // 2, 1)
+        """There was no room for those under way: from now on half as many at a time, but not much fewer than before.
+
+        A few rows that were too long say little about how many others fit, and a single one nothing.
+        """
+        before, rows = self.max_batch, len(self.running)
+        self.max_batch = max(rows // 2, before // 4, 1) if rows > 1 else before
         if self.max_batch < before:
-            log.warning("not enough memory for %d rows at a time, %d from now on", len(self.running), self.max_batch)
+            log.warning("not enough memory for %d rows at a time, at most %d from now on", rows, self.max_batch)
 
     def answer(self, batch: list[Asked]) -> list[Any]:
         """Replies or errors, one a request. Only `EngineDown` and Ctrl-C come through as exceptions."""

@@ -284,6 +284,8 @@ class _Session(Generic[Result]):
             raise
         except NoRoom:
             lane.narrow()
+            if self.driver.engine is not None:
+                self.driver.engine.max_batch = lane.max_batch  # for those who come after us too
             lane.session = None
         except Exception:  # noqa: BLE001 - found out by the ordinary way, which asks again in halves
             lane.session = None

@@ -41,7 +41,9 @@ def decode_attention(
     out_RHD = query_RHD.new_empty(rows, heads, values_RKTD.shape[3])
     groups = heads // keys_RKTD.shape[1]
     try:
-        _launch(query_RHD, keys_RKTD, values_RKTD, out_RHD, positions_R, scale, groups)
+        # Triton launches on the current device.
+        with torch.cuda.device_of(query_RHD):  # type: ignore[no-untyped-call]
+            _launch(query_RHD, keys_RKTD, values_RKTD, out_RHD, positions_R, scale, groups)
         kind = query_RHD.dtype, groups, *keys_RKTD.shape[3:], *values_RKTD.shape[3:]
         if kind not in _checked:
             _check(query_RHD, keys_RKTD, values_RKTD, positions_R, scale, out_RHD)

@@ -134,15 +134,18 @@ class Pool:
         return self._logits_BV[: len(positions)]
 
     def _record(self, found: "_Pass", model: Any, logits_BV: torch.Tensor) -> None:
-        if len(self._logits_BV) < self.block.size:
-            assert not self._passes  # with more room they were given up
-            self._logits_BV = logits_BV.new_zeros(self.block.size, logits_BV.shape[1])
         try:
+            if len(self._logits_BV) < self.block.size:
+                assert not self._passes  # with more room they were given up
+                self._logits_BV = logits_BV.new_zeros(self.block.size, logits_BV.shape[1])
             with _RECORDING:
                 found.record(model, self._logits_BV, self._memory)
             found.graph.replay()
         except torch.OutOfMemoryError:
-            return  # the pass itself went well; there may be room when its shape comes again
+            # The pass itself went well; there may be room when its shape comes again.
+            if not self._passes:
+                self._forget_passes()
+            return
         except RuntimeError as error:  # whatever its reason
             self._give_up(str(error))
             return

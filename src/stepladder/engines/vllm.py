@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from stepladder.engines.base import EngineDown, EngineError, Session
 from stepladder.engines.in_process import InProcessEngine
 from stepladder.engines.loading import context_limit_of, end_tokens, quiet_libraries
+from stepladder.engines.memory import gpu_share
 from stepladder.engines.sampling import GREEDY_BELOW, Row
 from stepladder.errors import StepladderError
 from stepladder.models.adapters import is_adapter
@@ -55,11 +56,12 @@ class VLLMEngine(InProcessEngine):
     ) -> None:
         """`model`: a folder, a GGUF file, a hub name, a built-in name, or an adapter, which names its model.
 
-        `max_batch`: rows that write at the same time. `memory`: the share of the GPU's memory that vLLM takes, weights
-        and cache together. `adapter`: a LoRA folder to begin with; `adapter_rank`: the highest rank of those that will
-        be used, where one is to come later. `seeded`: draws depend on the request's seed alone; without, on what else
-        is in the batch too, and many rows at once are faster. `tokenizer`: another than the model's own, with the same
-        ids. `chat`, `chat_options`: as for transformers. `options` go to `vllm.LLM` as they are, and win.
+        `max_batch`: rows that write at the same time. `memory`: what vLLM takes of the GPU's memory, or of our share of
+        it, for weights and cache together. `adapter`: a LoRA folder to begin with; `adapter_rank`: the highest rank of
+        those that will be used, where one is to come later. `seeded`: draws depend on the request's seed alone;
+        without, on what else is in the batch too, and many rows at once are faster. `tokenizer`: another than the
+        model's own, with the same ids. `chat`, `chat_options`: as for transformers. `options` go to `vllm.LLM` as they
+        are, and win.
         """
         vllm = _import_vllm()
         place = place_of(model)
@@ -90,7 +92,7 @@ class VLLMEngine(InProcessEngine):
             "dtype": _DTYPES[dtype],
             "max_model_len": self.context_limit,
             "max_num_seqs": max_batch,
-            "gpu_memory_utilization": memory,
+            "gpu_memory_utilization": memory * gpu_share(),
             "enable_prefix_caching": True,
             "generation_config": "vllm",  # else top-p, top-k and penalties of the checkpoint would be applied
             "logprobs_mode": "raw_logprobs",

@@ -19,6 +19,7 @@ from transformers import TrainingArguments, set_seed
 
 from stepladder.driver import Watcher
 from stepladder.engines.loading import pick_device, pick_dtype
+from stepladder.engines.memory import keep_to_share
 from stepladder.errors import StepladderError
 from stepladder.progress import Progress
 from stepladder.seeding import seed_of
@@ -57,7 +58,7 @@ def place_for(settings: TrainingSettings, seed: int, device: str, kind: str) -> 
         )
     bf16 = pick_dtype(settings.precision, where) is torch.bfloat16
     processes = PartialState(cpu=where.type == "cpu")
-    where = processes.device if processes.num_processes > 1 else where
+    where = keep_to_share(processes.device) if processes.num_processes > 1 else where
     short = seed_of(seed, kind) % 2**32
     set_seed(short)
     return Place(where, bf16, short, processes)

@@ -53,8 +53,9 @@ class WatchedTrainer(Trainer):
 
     #: The loss is normalised over the whole update, in however many parts it is computed.
     loss_is_scaled_for_ga = True
-    #: Tokens that are computed at once with gradients; None is any number.
+    #: Tokens that are computed at once with gradients, None is any number; and whether that was found out.
     at_once: int | None = None
+    _measured = False
 
     def watch_over(self, lengths: Sequence[int] | None, watching: Watching) -> None:
         """Complete the trainer; `lengths` are those of its examples, if it has any before it begins."""
@@ -63,9 +64,6 @@ class WatchedTrainer(Trainer):
         assert isinstance(self.model, nn.Module)
         if self.args.bf16:
             leave_to_autocast(self.model)
-        # Processes must go through the same parts together; what is free differs from one to the other.
-        alone = self.accelerator.num_processes == 1
-        self.at_once = tokens_at_once(self.model, self.args.device) if alone else None
         self.add_callback(_Keeper(watching))
         if lengths is not None:
             arguments = self.args
@@ -117,6 +115,12 @@ class WatchedTrainer(Trainer):
 
     def in_parts(self, batch: Any, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
         """The loss of a batch; the gradients of all parts but the last are already there, and their memory is free."""
+        if not self._measured:
+            # Now, when what plays has taken its memory. Processes must go through the same parts together, and what is
+            # free differs from one to the other.
+            assert isinstance(self.model, nn.Module)
+            alone = self.accelerator.num_processes == 1
+            self.at_once, self._measured = tokens_at_once(self.model, self.args.device) if alone else None, True
         parts = list(self.parts_of(batch)) if torch.is_grad_enabled() else [batch]
         before = [self._learnt(loss_of(part)) for part in parts[:-1]]
         return loss_of(parts[-1]) + sum(before)
