@@ -1,0 +1,77 @@
+"""The experiment on real questions: what it asks for, and the table that it makes of what is there."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from stepladder.evaluate.metrics import QuestionScore
+from stepladder.trace import StopReason
+
+sys.path.append(str(Path(__file__).parents[1] / "experiments"))  # scripts, which find each other beside them
+import real_questions as experiment
+from commands import Command, carry_out
+
+WARM, REFINED = "warm-up", "+ RFT"
+
+
+def kept(out: Path, seed: int, label: str, f1: dict[str, float]) -> None:
+    folder = experiment.evaluation(out, seed, "bm25", label, None)
+    folder.mkdir(parents=True)
+    rows = [QuestionScore(key, "bridge", 2, "?", StopReason.ANSWERED, f1=value) for key, value in f1.items()]
+    (folder / "scores.jsonl").write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    (folder / "summary.json").write_text("{}")
+
+
+def test_rows_are_compared_by_the_seeds_and_questions_that_both_have(tmp_path: Path) -> None:
+    kept(tmp_path, 0, WARM, {"hotpotqa/1": 0.2, "musique/1": 0.0, "musique/2": 1.0})
+    kept(tmp_path, 1, WARM, {"hotpotqa/1": 0.4, "musique/1": 0.2, "musique/2": 1.0})
+    kept(tmp_path, 1, REFINED, {"hotpotqa/1": 0.5, "musique/1": 0.5})
+    table = experiment.tell(tmp_path, range(2), "bm25", None)
+    assert table[WARM]["seeds"] == 2
+    assert table[WARM]["musique"]["f1_by_seed"] == pytest.approx([0.5, 0.6])
+    assert table[WARM]["hotpotqa"]["f1"][0] == pytest.approx(0.3)
+    assert table[REFINED]["seeds"] == 1
+    assert table[REFINED]["change"][0] == pytest.approx((0.1 + 0.3) / 2)  # of seed 1, and of two questions
+    json.dumps(table)
+
+
+def test_a_trial_with_few_questions_is_no_evaluation_of_all(tmp_path: Path) -> None:
+    few, all_of_them = (
+        {command.name: command for command in experiment.evaluations(tmp_path, [0], "hybrid", Path("i"), limit)}
+        for limit in (50, None)
+    )
+    assert few.keys() == all_of_them.keys()
+    assert not {each.done for each in few.values()} & {each.done for each in all_of_them.values()}
+    guided = all_of_them["hybrid-reward-model-choosing-of-8-0"]
+    assert guided.arguments[guided.arguments.index("--limit") + 1] == "400"
+    assert {need.parent.name for need in guided.needs} == {"sft", "prm"}
+    assert all("--index" in each.arguments for each in all_of_them.values())
+    assert "gold" in all_of_them["hybrid-oracle-0"].arguments
+
+
+def test_commands_run_as_soon_as_what_they_need_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "a" / "DONE", tmp_path / "b" / "DONE"
+    first.parent.mkdir()
+    second.parent.mkdir()
+    work = [
+        Command("second", ("--version",), second, (first,)),
+        Command("first", ("--version",), first),
+        Command("never", ("--version",), tmp_path / "c", (tmp_path / "missing",)),
+    ]
+    carry_out(work, 2, tmp_path / "logs")
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in told] == ["first", "second", "never"]
+    assert "left out, it needs" in told[-1]
+    assert second.exists()
+
+
+def test_a_command_that_cannot_be_started_does_not_stop_the_others_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "broken.log").mkdir(parents=True)  # in the way of its log
+    done = tmp_path / "DONE"
+    work = [Command("broken", ("--version",), tmp_path / "x"), Command("other", ("--version",), done)]
+    with pytest.raises(IsADirectoryError):
+        carry_out(work, 2, tmp_path / "logs")
+    assert done.exists()
