@@ -220,7 +220,7 @@ def packed_attention(
     for reading in packed:
         span = slice(start, start := start + len(reading.rows_M))
         parts.append(reading.attend(layer, layers, query_MHD[span], key_MKD[span], value_MKD[span], scaling))
-    return torch.cat(parts)[None], None
+    return (torch.cat(parts) if len(parts) > 1 else parts[0])[None], None
 
 
 AttentionInterface.register(PACKED, packed_attention)

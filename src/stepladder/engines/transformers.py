@@ -29,6 +29,7 @@ from stepladder.engines.blocks import CannotPack, can_pack, core_of, packing
 from stepladder.engines.decoding import PackedDecoding, decode_padded
 from stepladder.engines.in_process import InProcessEngine
 from stepladder.engines.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
+from stepladder.engines.norms import fuse_norms
 from stepladder.engines.pool import Pool, PooledDecoding
 from stepladder.engines.prefixes import PrefixStore, default_capacity, versions_mark, weights_mark
 from stepladder.engines.sampling import Row
@@ -75,6 +76,8 @@ class TransformersEngine(InProcessEngine):
             where = pick_device(device)
             loaded, words = load_model(model, tokenizer, pick_dtype(dtype, where))
             self.model = cast(Any, loaded.to(where).eval())
+            if where.type == "cuda":
+                fuse_norms(self.model)
         elif tokenizer is None:
             raise StepladderError("a model object needs its tokenizer: TransformersEngine(model, tokenizer)")
         elif (device, dtype) != ("auto", "auto"):

@@ -21,6 +21,7 @@ from torch import nn
 
 from stepladder.engines.in_process import InProcessEngine
 from stepladder.engines.loading import load_model
+from stepladder.engines.norms import fuse_norms
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.errors import StepladderError
 from stepladder.models.places import whole_model
@@ -42,6 +43,8 @@ def player_of(
         return engine, partial(as_it_is, policy.model)
     copied, _ = load_model(policy.source, policy.tokenizer, torch.bfloat16)
     copied = copied.to(place.device).eval().requires_grad_(False)
+    if place.device.type == "cuda":
+        fuse_norms(copied)
     engine = TransformersEngine(copied, policy.tokenizer, max_batch=max_batch)
 
     @contextmanager
