@@ -17,7 +17,7 @@ from stepladder.engines.memory import free_bytes
 
 #: Models with fewer parameters are never split: there is room for any batch of theirs.
 _SMALL = 100e6
-#: The share of the memory that is free before the training begins, or of all memory on a CPU, for what is kept.
+#: The share of the memory that is free at the first update, or of all memory on a CPU, for what is kept.
 _SHARE_CUDA, _SHARE_CPU = 0.6, 0.25
 #: The least that is computed at once.
 _LEAST = 2048
