@@ -34,6 +34,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.in_process import InProcessEngine
+from stepladder.engines.loading import load_model
+from stepladder.engines.norms import fuse_norms
 from stepladder.engines.tiny import tiny_tokenizer
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.request import Algorithm, Generate, Sampling
@@ -167,32 +169,35 @@ def _let_go(engine: Engine | None) -> None:
         torch.cuda.empty_cache()
 
 
-def engine_for(model: str, device: str, count: int) -> TransformersEngine:
-    if model != RANDOM:
-        return TransformersEngine(model, device=device, max_batch=count)
+def plain_model(model: str, device: str) -> tuple[Any, Any]:
+    """The model as transformers has it, and its tokenizer."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    if model != RANDOM:
+        loaded, words = load_model(model, None, dtype)
+        return loaded.to(device).eval(), words
     with torch.device(device):
-        drawn = AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE), dtype=dtype)
-    return TransformersEngine(drawn.eval(), tiny_tokenizer(), max_batch=count)
+        return AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE), dtype=dtype).eval(), tiny_tokenizer()
 
 
 def run(model: str, count: int, batch: int, rounds: int, ways: set[str]) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base: float | None = None
     if ways & {"generate", "transformers"}:
-        engine = engine_for(model, device, count)
-        vocabulary = engine.config.vocab_size
-        size = sum(weights.numel() for weights in engine.model.parameters())
-        print(f"\n{model}: {size / 1e6:,.0f}M parameters, {engine.dtype}, {device}, {count:,} transcripts at once")
+        plain, words = plain_model(model, device)
+        vocabulary = plain.config.get_text_config().vocab_size
+        size = sum(weights.numel() for weights in plain.parameters())
+        print(f"\n{model}: {size / 1e6:,.0f}M parameters, {plain.dtype}, {device}, {count:,} transcripts at once")
         print(f"{'way':34}{'written':>10}{'length':>10}{'tokens/s':>14}{'times':>10}")
         if "generate" in ways:
-            base = measure(
-                f"generate, batches of {batch}", by_generate(engine.model, batch), vocabulary, count, 1, None
-            )
+            base = measure(f"generate, batches of {batch}", by_generate(plain, batch), vocabulary, count, 1, None)
+        engine = None
         if "transformers" in ways:
+            if device == "cuda":
+                fuse_norms(plain)  # as the engine does with a model that it loads itself
+            engine = TransformersEngine(plain, words, max_batch=count)
             measure("stepladder on transformers", by_engine(engine), vocabulary, count, rounds, base)
         _let_go(engine)
-        del engine
+        del engine, plain
         _let_go(None)
     if "vllm" in ways and model != RANDOM and device == "cuda" and find_spec("vllm") is not None:
         from stepladder.engines.vllm import VLLMEngine

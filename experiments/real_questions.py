@@ -29,6 +29,7 @@ from statistics import fmean
 from typing import Any
 
 from commands import Command, carry_out
+from stepladder.errors import StepladderError
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
 RECIPE = "prorag-smollm2"
@@ -91,7 +92,6 @@ def train(
     """Through the runner of studies: what is shared is computed once, and what fails does not stop the others."""
     from rich.console import Console
 
-    from stepladder.errors import StepladderError
     from stepladder.recipe import load_recipe
     from stepladder.studies.job import Job
     from stepladder.studies.runner import carry_out_all
@@ -111,10 +111,7 @@ def train(
             own = (f"mode={mode}", f"questions={updates * an_update // times}", f"epochs={times}")
             jobs.append(job(seed, arm, (*SHARED, "grpo"), {}, *(f"stages.grpo.{each}" for each in own)))
         jobs.append(job(seed, "dpo", SHARED, DPO))
-    try:
-        carry_out_all(jobs, at_once, Console(stderr=True))
-    except StepladderError as error:  # what came to its end is evaluated all the same
-        print(error, file=sys.stderr)
+    carry_out_all(jobs, at_once, Console(stderr=True))
 
 
 def hybrid_index(out: Path) -> Path:
@@ -234,12 +231,20 @@ def main() -> None:
     searches = [name.strip() for name in chosen.search.split(",")]
     if unknown := [name for name in searches if name not in ("bm25", "hybrid")]:
         parser.error(f"--search: unknown {', '.join(unknown)}; bm25 and hybrid are known")
+    failed: list[str] = []
     if not chosen.report:
         out.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("STEPLADDER_GPU_SHARE", f"{1 / (chosen.jobs + chosen.evals):.4f}")
         changes = [f"policy={chosen.policy}", *chosen.changes]
         told = (out, seeds, changes, chosen.updates, chosen.jobs, chosen.part == "shared")
-        training = threading.Thread(target=train, args=told)
+
+        def trained() -> None:
+            try:
+                train(*told)
+            except StepladderError as error:  # what came to its end is evaluated all the same
+                failed.append(str(error))
+
+        training = threading.Thread(target=trained)
         if chosen.part != "evaluate":
             training.start()
         if chosen.part in ("all", "evaluate"):
@@ -252,6 +257,8 @@ def main() -> None:
             training.join()
     tables = {search: tell(out, seeds, search, chosen.limit) for search in searches}
     (out / "table.json").write_text(json.dumps(tables, indent=2) + "\n")
+    if failed:
+        sys.exit(failed[0])
 
 
 if __name__ == "__main__":
