@@ -29,6 +29,7 @@ from statistics import fmean
 from typing import Any
 
 from commands import Command, carry_out
+
 from stepladder.errors import StepladderError
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
