@@ -1,17 +1,18 @@
 """Real questions, a pretrained model: what each stage brings on HotpotQA, 2WikiMultiHopQA and MuSiQue.
 
-    python experiments/real_questions.py --out runs/real --policy smollm2-135m --seeds 2 --jobs 6 --evals 2
-    python experiments/real_questions.py --out runs/real --report
+    python experiments/real_questions.py --out runs/real --policy smollm2-135m --repeats 2 --jobs 6 --evals 2
+    python experiments/real_questions.py --out runs/real --repeats 2 --report
 
 For every seed the recipe prorag-smollm2 is carried out up to its refinement, with BM25. From there three arms go on
 with reinforcement learning: by the answer alone, by the answer and graded steps, and by the answer alone with four
-times the questions; all play equally many episodes. A fourth arm goes on from the warm-up, by DPO on pairs from the
-same trees that differ in ReasonRAG's reward. Every policy is then played on the same questions over BM25, and over a
-hybrid index of BM25 and embeddings (`--search`).
+times the questions; all play equally many episodes. `--repeats` has each of them go on from there several times, with
+other questions and other samples. A fourth arm goes on from the warm-up, by DPO on pairs from the same trees that
+differ in ReasonRAG's reward. Every policy is then played on the same questions over BM25, and over a hybrid index of
+BM25 and embeddings (`--search`).
 
 Every run is a folder and every evaluation is kept: the same command goes on where it was stopped (`--part` does some of
 it: what the arms share, all trainings, or the evaluations of what is there). The table is printed,
-and written as `table.json` beside the runs: F1 and EM by data set with intervals over questions, of all seeds together,
+and written as `table.json` beside the runs: F1 and EM by data set with intervals over questions, of all runs together,
 and each stage less the one that it builds on.
 """
 
@@ -36,7 +37,7 @@ SETS = ("hotpotqa", "2wikimultihopqa", "musique")
 RECIPE = "prorag-smollm2"
 #: The stages that the arms of a seed begin with. What is evaluated is evaluated apart.
 SHARED = ("sft", "explore", "pairs", "prm", "examined", "rft")
-#: The arms of the reinforcement learning: what is learnt from, and how often each question is played.
+#: The arms of the reinforcement learning: what is learnt from, and in how many rounds each question is played.
 ARMS = {"outcome": ("outcome", 4), "dual": ("dual", 4), "outcome-4x": ("outcome", 1)}
 #: The arm that learns by DPO from the trees of the warmed-up policy: what it has behind the shared stages.
 DPO: dict[str, Any] = {
@@ -53,34 +54,53 @@ DPO: dict[str, Any] = {
 }
 GUIDE = ("--n", "8", "--temperature", "0.5", "--weighted")
 #: Guided episodes cost eight times as much: they are played of the first so many questions, and compared on these.
-GUIDED = 400
+GUIDED = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table: a policy, the row that it is compared with, and whether the reward model guides it."""
+    """A line of the table: an arm and its stage, the row that it is compared with, and whether it is guided."""
 
-    policy: str
+    arm: str
+    stage: str
     before: str | None = None
+    #: Whether the reward model chooses among samples of every step.
     guided: bool = False
 
+    def runs(self, seeds: Sequence[int], repeats: int) -> "list[Run]":
+        """What there is of it: of what arms share there are no repeats."""
+        return [Run(seed, repeat) for seed in seeds for repeat in range(repeats if self.arm in ARMS else 1)]
 
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One of the runs behind a row."""
+
+    seed: int
+    repeat: int = 0
+
+    def again(self, name: str) -> str:
+        """The name of a folder, or of a stage, which is seeded by its name."""
+        return f"{name}-{self.repeat + 1}" if self.repeat else name
+
+
+_DUAL = "+ RFT + GRPO, answer and steps"
 ROWS = {
-    "warm-up": Row("shared/sft"),
-    "+ reward model choosing of 8": Row("shared/sft", "warm-up", guided=True),
-    "+ DPO": Row("dpo/dpo", "warm-up"),
-    "+ RFT": Row("shared/rft", "warm-up"),
-    "+ RFT + GRPO, answer alone": Row("outcome/grpo", "+ RFT"),
-    "+ RFT + GRPO, answer alone, 4x questions": Row("outcome-4x/grpo", "+ RFT"),
-    "+ RFT + GRPO, answer and steps": Row("dual/grpo", "+ RFT"),
-    "+ RFT + GRPO, answer and steps + choosing of 8": Row("dual/grpo", "+ RFT + GRPO, answer and steps", guided=True),
-    "oracle": Row("gold"),
+    "warm-up": Row("shared", "sft"),
+    "+ reward model choosing of 8": Row("shared", "sft", "warm-up", guided=True),
+    "+ DPO": Row("dpo", "dpo", "warm-up"),
+    "+ RFT": Row("shared", "rft", "warm-up"),
+    "+ RFT + GRPO, answer alone": Row("outcome", "grpo", "+ RFT"),
+    "+ RFT + GRPO, answer alone, 4x questions": Row("outcome-4x", "grpo", "+ RFT"),
+    _DUAL: Row("dual", "grpo", "+ RFT"),
+    f"{_DUAL} + choosing of 8": Row("dual", "grpo", _DUAL, guided=True),
+    "oracle": Row("shared", "gold"),
 }
 #: What is told beside: one row less another.
 ASKED = (
-    ("+ RFT + GRPO, answer and steps", "+ RFT + GRPO, answer alone"),
-    ("+ RFT + GRPO, answer and steps", "+ RFT + GRPO, answer alone, 4x questions"),
-    ("+ RFT + GRPO, answer and steps", "warm-up"),
+    (_DUAL, "+ RFT + GRPO, answer alone"),
+    (_DUAL, "+ RFT + GRPO, answer alone, 4x questions"),
+    (_DUAL, "warm-up"),
 )
 
 
@@ -88,7 +108,7 @@ ASKED = (
 
 
 def train(
-    out: Path, seeds: Sequence[int], changes: Sequence[str], updates: int, at_once: int, only_shared: bool
+    out: Path, seeds: Sequence[int], repeats: int, changes: Sequence[str], updates: int, at_once: int, only_shared: bool
 ) -> None:
     """Through the runner of studies: what is shared is computed once, and what fails does not stop the others."""
     from rich.console import Console
@@ -97,21 +117,22 @@ def train(
     from stepladder.studies.job import Job
     from stepladder.studies.runner import carry_out_all
 
-    def job(seed: int, name: str, stages: Sequence[str], more: dict[str, Any], *own: str) -> Job:
-        plain = load_recipe(RECIPE, [f"seed={seed}", *changes, *own]).plain()
-        plain["stages"] = {each: plain["stages"][each] for each in stages} | more
+    def job(seed: int, name: str, more: dict[str, Any]) -> Job:
+        plain = load_recipe(RECIPE, [f"seed={seed}", *changes]).plain()
+        plain["stages"] = {each: plain["stages"][each] for each in SHARED} | more
         place = out / f"seed-{seed}"
         place.mkdir(parents=True, exist_ok=True)
         return Job(plain, place / name, None if name == "shared" else place / "shared")
 
     grpo = load_recipe(RECIPE, changes).plain()["stages"]["grpo"]
     an_update = grpo["batch"] // grpo["samples"]
-    jobs = [job(seed, "shared", SHARED, {}) for seed in seeds]
-    for seed in () if only_shared else seeds:
+    jobs = [job(seed, "shared", {}) for seed in seeds]
+    if not only_shared:
         for arm, (mode, times) in ARMS.items():
-            own = (f"mode={mode}", f"questions={updates * an_update // times}", f"epochs={times}")
-            jobs.append(job(seed, arm, (*SHARED, "grpo"), {}, *(f"stages.grpo.{each}" for each in own)))
-        jobs.append(job(seed, "dpo", SHARED, DPO))
+            own = {**grpo, "mode": mode, "questions": updates * an_update // times, "epochs": times}
+            for run in ROWS[_DUAL].runs(seeds, repeats):
+                jobs.append(job(run.seed, run.again(arm), {run.again("grpo"): own}))
+        jobs += [job(seed, "dpo", DPO) for seed in seeds]
     carry_out_all(jobs, at_once, Console(stderr=True))
 
 
@@ -124,21 +145,24 @@ def hybrid_index(out: Path) -> Path:
     return folder
 
 
-def evaluation(out: Path, seed: int, search: str, label: str, limit: int | None) -> Path:
-    name = "-".join(re.findall(r"\w+", label.lower()))
-    return out / f"seed-{seed}" / "evaluations" / (search if limit is None else f"{search}-{limit}") / name
+def evaluation(out: Path, run: Run, search: str, label: str, limit: int | None) -> Path:
+    name = run.again("-".join(re.findall(r"\w+", label.lower())))
+    return out / f"seed-{run.seed}" / "evaluations" / (search if limit is None else f"{search}-{limit}") / name
 
 
-def evaluations(out: Path, seeds: Sequence[int], search: str, index: Path | None, limit: int | None) -> list[Command]:
-    def command(seed: int, label: str, row: Row) -> Command:
-        place, folder = out / f"seed-{seed}", evaluation(out, seed, search, label, limit)
+def evaluations(
+    out: Path, seeds: Sequence[int], repeats: int, search: str, index: Path | None, limit: int | None
+) -> list[Command]:
+    def command(run: Run, label: str, row: Row) -> Command:
+        place, folder = out / f"seed-{run.seed}", evaluation(out, run, search, label, limit)
         reward, needs = place / "shared" / "prm", [place / "shared" / "sft"]
         arguments = ["eval", "--run", str(place / "shared"), "--split", "test"]
-        if row.policy == "gold":
+        if row.stage == "gold":
             arguments += ["--engine", "gold"]
         else:
-            arguments += ["--model", str(place / row.policy / "policy")]
-            needs.append(place / row.policy)
+            stage = place / run.again(row.arm) / run.again(row.stage)
+            arguments += ["--model", str(stage / "policy")]
+            needs.append(stage)
         if index is not None:
             arguments += ["--index", str(index)]
         if row.guided:
@@ -149,34 +173,38 @@ def evaluations(out: Path, seeds: Sequence[int], search: str, index: Path | None
             arguments += ["--limit", str(most)]
         found = (*arguments, "--json", "--out", str(folder))
         done = tuple(stage / "stage.json" for stage in dict.fromkeys(needs))
-        return Command(f"{search}-{folder.name}-{seed}", found, folder / "summary.json", done)
+        return Command(f"{search}-{folder.name}-seed-{run.seed}", found, folder / "summary.json", done)
 
-    return [command(seed, label, row) for label, row in ROWS.items() for seed in seeds]
+    return [command(run, label, row) for label, row in ROWS.items() for run in row.runs(seeds, repeats)]
 
 
 # --- What came of it ----------------------------------------------------------------------------------------
 
 
-def tell(out: Path, seeds: Sequence[int], search: str, limit: int | None) -> dict[str, Any]:
+def tell(out: Path, seeds: Sequence[int], repeats: int, search: str, limit: int | None) -> dict[str, Any]:
     from stepladder.evaluate.runner import load_scores
     from stepladder.evaluate.stats import mean_interval, paired_difference
 
-    found: dict[str, dict[int, dict[str, Any]]] = {}
-    for label in ROWS:
-        folders = {seed: evaluation(out, seed, search, label, limit) for seed in seeds}
-        known = {seed: folder for seed, folder in folders.items() if (folder / "summary.json").exists()}
+    found: dict[str, dict[Run, dict[str, Any]]] = {}
+    for label, listed in ROWS.items():
+        folders = {run: evaluation(out, run, search, label, limit) for run in listed.runs(seeds, repeats)}
+        known = {run: folder for run, folder in folders.items() if (folder / "summary.json").exists()}
         if known:
             found[label] = {
-                seed: {row.question_id: row for row in load_scores(folder)} for seed, folder in known.items()
+                run: {each.question_id: each for each in load_scores(folder)} for run, folder in known.items()
             }
 
     def less(ours: str, theirs: str) -> list[float] | None:
-        """Of the seeds and the questions that both have."""
-        both = [seed for seed in found.get(ours, ()) if seed in found.get(theirs, ())]
-        if not both:
+        """Of the runs and the questions that both have; repeats of one are compared with the other's single run."""
+        pairs = []
+        for run, scores in found.get(ours, {}).items():
+            other = found.get(theirs, {})
+            if (beside := other.get(run) or other.get(Run(run.seed))) is not None:
+                pairs.append((scores, beside))
+        if not pairs:
             return None
-        ids = [key for key in found[ours][both[0]] if key in found[theirs][both[0]]]
-        each = ([fmean(found[label][seed][key].f1 for seed in both) for key in ids] for label in (ours, theirs))
+        ids = [key for key in pairs[0][0] if key in pairs[0][1]]
+        each = ([fmean(pair[side][key].f1 for pair in pairs) for key in ids] for side in (0, 1))
         change = paired_difference(*each).difference
         return [change.mean, change.low, change.high]
 
@@ -185,10 +213,10 @@ def tell(out: Path, seeds: Sequence[int], search: str, limit: int | None) -> dic
 
     table: dict[str, Any] = {}
     heads = "".join(f"{name + ' F1 / EM':>30}" for name in (*SETS, "all"))
-    print(f"\n{search:48}{'seeds':>6}{heads}  less the row it builds on")
-    for label, by_seed in found.items():
-        runs = list(by_seed.values())
-        row: dict[str, Any] = {"seeds": len(runs)}
+    print(f"\n{search:48}{'runs':>6}{heads}  less the row it builds on")
+    for label, by_run in found.items():
+        runs = list(by_run.values())
+        row: dict[str, Any] = {"runs": len(runs)}
         line = f"{label:48}{len(runs):>6}"
         for name in (*SETS, "all"):
             ids = [key for key in runs[0] if name == "all" or key.startswith(f"{name}/")]
@@ -197,7 +225,7 @@ def tell(out: Path, seeds: Sequence[int], search: str, limit: int | None) -> dic
             f1 = mean_interval([fmean(run[key].f1 for run in runs) for key in ids])
             em = fmean(run[key].em for run in runs for key in ids)
             each = [fmean(run[key].f1 for key in ids) for run in runs]
-            row[name] = {"questions": len(ids), "f1": [f1.mean, f1.low, f1.high], "em": em, "f1_by_seed": each}
+            row[name] = {"questions": len(ids), "f1": [f1.mean, f1.low, f1.high], "em": em, "f1_by_run": each}
             line += f"{f'{f1.mean:.3f} [{f1.low:.3f}, {f1.high:.3f}] / {em:.3f}':>30}"
         for value in ("tokens_read", "tokens_written", "searches"):
             row[value] = fmean(getattr(each, value) for run in runs for each in run.values())
@@ -217,7 +245,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--policy", default="smollm2-135m")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1, help="from the warm-up on")
+    parser.add_argument("--repeats", type=int, default=2, help="of the reinforcement learning, for every seed")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--evals", type=int, default=1, help="evaluations at a time, beside the trainings")
     parser.add_argument("--updates", type=int, default=40, help="of the reinforcement learning, a multiple of 4")
@@ -237,7 +266,7 @@ def main() -> None:
         out.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("STEPLADDER_GPU_SHARE", f"{1 / (chosen.jobs + chosen.evals):.4f}")
         changes = [f"policy={chosen.policy}", *chosen.changes]
-        told = (out, seeds, changes, chosen.updates, chosen.jobs, chosen.part == "shared")
+        told = (out, seeds, chosen.repeats, changes, chosen.updates, chosen.jobs, chosen.part == "shared")
 
         def trained() -> None:
             try:
@@ -252,11 +281,12 @@ def main() -> None:
             commands = []
             for search in searches:
                 index = hybrid_index(out) if search == "hybrid" else None
-                commands += evaluations(out, seeds, search, index, chosen.limit)
+                commands += evaluations(out, seeds, chosen.repeats, search, index, chosen.limit)
+            commands.sort(key=lambda command: "--guide" in command.arguments)  # what costs most comes last
             carry_out(commands, chosen.evals, out / "logs", more_may_come=training.is_alive)
         if chosen.part != "evaluate":
             training.join()
-    tables = {search: tell(out, seeds, search, chosen.limit) for search in searches}
+    tables = {search: tell(out, seeds, chosen.repeats, search, chosen.limit) for search in searches}
     (out / "table.json").write_text(json.dumps(tables, indent=2) + "\n")
     if failed:
         sys.exit(failed[0])

@@ -38,7 +38,7 @@ def test_alone_all_of_it_is_ours(told: dict[str, float], monkeypatch: pytest.Mon
     assert told == {}
     assert own_bytes(GPU) == 100 * GB
     assert free_bytes(GPU) == 85 * GB
-    assert default_capacity(GPU) == 100 * GB // 8
+    assert default_capacity(GPU) == 100 * GB * 3 // 8
 
 
 @pytest.mark.parametrize(("name", "number"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
@@ -50,7 +50,7 @@ def test_a_share_bounds_what_torch_takes_and_what_we_plan_with(
     assert told == {f"share of {number}": 0.25}
     assert own_bytes(GPU) == 25 * GB
     assert free_bytes(GPU) == 20 * GB
-    assert default_capacity(GPU) == 25 * GB // 8
+    assert default_capacity(GPU) == 25 * GB * 3 // 8
 
 
 @pytest.mark.parametrize("wrong", ["half", "0", "1.5", "-1", "nan"])

@@ -150,7 +150,7 @@ def test_with_attention_by_length_there_is_one_pass_for_each_number_of_rows(
 def test_a_block_has_room_for_what_will_come_where_there_is_memory(recorded: list[Replayed]) -> None:
     """Every new block costs all passes; without memory it has a quarter more than is needed."""
     asked = [Generate((Segment(Author.PROMPT, "abc " * 50),), sampling=Sampling(1.0, 1.0, 20))]
-    roomy, tight = engine_with(True), engine_with(True, prefix_bytes=2**17)
+    roomy, tight = engine_with(True), engine_with(True, prefix_bytes=2**18)
     for engine, columns in ((roomy, 1024), (tight, 384)):
         replies(engine, asked)
         assert [pool.block.columns for pool in engine._idle] == [columns]

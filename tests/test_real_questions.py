@@ -13,12 +13,13 @@ from stepladder.trace import StopReason
 sys.path.append(str(Path(__file__).parents[1] / "experiments"))  # scripts, which find each other beside them
 import real_questions as experiment
 from commands import Command, carry_out
+from real_questions import Run
 
-WARM, REFINED = "warm-up", "+ RFT"
+WARM, REFINED, TRAINED = "warm-up", "+ RFT", "+ RFT + GRPO, answer and steps"
 
 
-def kept(out: Path, seed: int, label: str, f1: dict[str, float]) -> None:
-    folder = experiment.evaluation(out, seed, "bm25", label, None)
+def kept(out: Path, run: Run, label: str, f1: dict[str, float]) -> None:
+    folder = experiment.evaluation(out, run, "bm25", label, None)
     folder.mkdir(parents=True)
     rows = [QuestionScore(key, "bridge", 2, "?", StopReason.ANSWERED, f1=value) for key, value in f1.items()]
     (folder / "scores.jsonl").write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
@@ -26,30 +27,43 @@ def kept(out: Path, seed: int, label: str, f1: dict[str, float]) -> None:
 
 
 def test_rows_are_compared_by_the_seeds_and_questions_that_both_have(tmp_path: Path) -> None:
-    kept(tmp_path, 0, WARM, {"hotpotqa/1": 0.2, "musique/1": 0.0, "musique/2": 1.0})
-    kept(tmp_path, 1, WARM, {"hotpotqa/1": 0.4, "musique/1": 0.2, "musique/2": 1.0})
-    kept(tmp_path, 1, REFINED, {"hotpotqa/1": 0.5, "musique/1": 0.5})
-    table = experiment.tell(tmp_path, range(2), "bm25", None)
-    assert table[WARM]["seeds"] == 2
-    assert table[WARM]["musique"]["f1_by_seed"] == pytest.approx([0.5, 0.6])
+    kept(tmp_path, Run(0), WARM, {"hotpotqa/1": 0.2, "musique/1": 0.0, "musique/2": 1.0})
+    kept(tmp_path, Run(1), WARM, {"hotpotqa/1": 0.4, "musique/1": 0.2, "musique/2": 1.0})
+    kept(tmp_path, Run(1), REFINED, {"hotpotqa/1": 0.5, "musique/1": 0.5})
+    table = experiment.tell(tmp_path, range(2), 2, "bm25", None)
+    assert table[WARM]["runs"] == 2
+    assert table[WARM]["musique"]["f1_by_run"] == pytest.approx([0.5, 0.6])
     assert table[WARM]["hotpotqa"]["f1"][0] == pytest.approx(0.3)
-    assert table[REFINED]["seeds"] == 1
+    assert table[REFINED]["runs"] == 1
     assert table[REFINED]["change"][0] == pytest.approx((0.1 + 0.3) / 2)  # of seed 1, and of two questions
     json.dumps(table)
 
 
+def test_repeats_of_the_learning_are_compared_with_the_one_policy_they_began_as(tmp_path: Path) -> None:
+    kept(tmp_path, Run(0), REFINED, {"hotpotqa/1": 0.5, "musique/1": 0.5})
+    kept(tmp_path, Run(0, 0), TRAINED, {"hotpotqa/1": 0.7, "musique/1": 0.5})
+    kept(tmp_path, Run(0, 1), TRAINED, {"hotpotqa/1": 0.9, "musique/1": 0.9})
+    table = experiment.tell(tmp_path, [0], 2, "bm25", None)
+    assert table[TRAINED]["all"]["f1_by_run"] == pytest.approx([0.6, 0.9])
+    assert table[TRAINED]["change"][0] == pytest.approx((0.1 + 0.4) / 2)
+    named = {each.name: each for each in experiment.evaluations(tmp_path, [0], 2, "bm25", None, None)}
+    again = named["bm25-rft-grpo-answer-and-steps-2-seed-0"]
+    assert again.arguments[again.arguments.index("--model") + 1].endswith("seed-0/dual-2/grpo-2/policy")
+    assert len(named) == 3 + 2 * 4 + 2  # nothing is repeated of what the arms share
+
+
 def test_a_trial_with_few_questions_is_no_evaluation_of_all(tmp_path: Path) -> None:
     few, all_of_them = (
-        {command.name: command for command in experiment.evaluations(tmp_path, [0], "hybrid", Path("i"), limit)}
+        {command.name: command for command in experiment.evaluations(tmp_path, [0], 2, "hybrid", Path("i"), limit)}
         for limit in (50, None)
     )
     assert few.keys() == all_of_them.keys()
     assert not {each.done for each in few.values()} & {each.done for each in all_of_them.values()}
-    guided = all_of_them["hybrid-reward-model-choosing-of-8-0"]
-    assert guided.arguments[guided.arguments.index("--limit") + 1] == "400"
+    guided = all_of_them["hybrid-reward-model-choosing-of-8-seed-0"]
+    assert guided.arguments[guided.arguments.index("--limit") + 1] == "200"
     assert {need.parent.name for need in guided.needs} == {"sft", "prm"}
     assert all("--index" in each.arguments for each in all_of_them.values())
-    assert "gold" in all_of_them["hybrid-oracle-0"].arguments
+    assert "gold" in all_of_them["hybrid-oracle-seed-0"].arguments
 
 
 def test_commands_run_as_soon_as_what_they_need_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

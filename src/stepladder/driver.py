@@ -282,8 +282,9 @@ class _Session(Generic[Result]):
             replies = session.work()
         except EngineDown:
             raise
-        except NoRoom:
-            lane.narrow()
+        except NoRoom as full:
+            if full.fewer:
+                lane.narrow()
             if self.driver.engine is not None:
                 self.driver.engine.max_batch = lane.max_batch  # for those who come after us too
             lane.session = None

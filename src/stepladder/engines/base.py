@@ -28,7 +28,12 @@ class EngineDown(StepladderError):
 
 
 class NoRoom(StepladderError):
-    """The rows under way take more memory than there is. Fewer of them at a time may fit."""
+    """The rows under way take more memory than there is."""
+
+    def __init__(self, reason: str, *, fewer: bool = True) -> None:
+        """`fewer`: whether only fewer of them at a time may fit; else the engine has given up something for them."""
+        super().__init__(reason)
+        self.fewer = fewer
 
 
 class Engine(ABC):

@@ -32,10 +32,9 @@ _KEPT_TOGETHER, _SHARE = 64, 8
 #: How much more room than is needed a block may keep from earlier, so that its passes stay.
 _SPARE = 2
 #: A new block has so many times the columns that are needed, the first where there is memory, the second in any case:
-#: transcripts grow, and with every other block all passes are recorded anew.
-_AHEAD, _AHEAD_ANYWAY = 4, 1.25
-#: Pools that nobody uses are kept if they take no more than this many times what may be kept of transcripts.
-_IDLE = 3
+#: transcripts grow, and with every other block all passes are recorded anew. There is memory for this share of what may
+#: be kept of transcripts.
+_AHEAD, _AHEAD_ANYWAY, _ROOMY = 4, 1.25, 2 / 3
 #: A recorded pass that leaves other logits than the pass itself, by more than this and this share, is not used.
 _OFF = 0.05
 #: One recording at a time in a process.
@@ -250,7 +249,7 @@ class PooledDecoding:
             of_here = [pool for pool in self.idle if pool.device == self.device]
             self.pool = of_here[-1] if of_here else Pool(self.device, recording=self.store.capacity > 0)
             self.idle[:] = [pool for pool in of_here if pool is not self.pool]
-        self.pool.roomy = self.store.capacity
+        self.pool.roomy = int(self.store.capacity * _ROOMY)
         if not self.pool.fits(self.model):
             self.pool.begin(self.model)
             self._kept, self._count = Block(0, 0), 0
@@ -286,7 +285,7 @@ class PooledDecoding:
             self.pool.make_room(len(positions), max(positions) + 1, keep=len(positions))
             self.logits_BV = self.pool.read(self.model, tokens_B, positions)
         else:
-            if self.pool.bytes + sum(pool.bytes for pool in self.idle) <= _IDLE * self.store.capacity:
+            if self.pool.bytes + sum(pool.bytes for pool in self.idle) <= self.store.capacity:
                 self.idle.append(self.pool)
             self.pool = None
         return ended

@@ -16,6 +16,7 @@ import math
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from logging import getLogger
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -36,8 +37,12 @@ from stepladder.engines.sampling import Row
 from stepladder.errors import StepladderError
 from stepladder.request import Generate, Generation
 
+log = getLogger(__name__)
+
 #: On a GPU new rows wait until there is one for every so many that write.
 _WAIT_FOR = 8
+#: Where memory runs out, what may be kept of transcripts is halved so many times before fewer rows write at a time.
+_HALVINGS = 2
 #: A model attends in another way while an engine writes with it, so engines in different threads take turns.
 _TURNS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
@@ -69,8 +74,8 @@ class TransformersEngine(InProcessEngine):
         `device`: auto, cpu, cuda, cuda:1 ... `dtype`: fp32, bf16 or auto (bf16 on CUDA, else fp32). `chat`: put prompts
         into the tokenizer's chat template; by default when it has one. `chat_options` are variables of that template,
         such as `{"enable_thinking": False}`. `context_limit`: tokens of the window, where the model does not say.
-        `prefix_bytes`: memory for what is kept of earlier transcripts, by default an eighth of the device's; 0 is off.
-        On a GPU three times as much may be kept beside for the rows that write.
+        `prefix_bytes`: memory for what is kept of earlier transcripts, by default an eighth of the machine's, of a
+        GPU's three; 0 is off. On a GPU as much may be kept beside for the rows that write.
         """
         if isinstance(model, str | Path):
             where = pick_device(device)
@@ -96,6 +101,7 @@ class TransformersEngine(InProcessEngine):
         #: Whether rows that write stand in one block: a GPU saves by that, and a CPU by looking at no column too many.
         self.pools = self.device.type == "cuda"
         self._idle: list[Pool] = []
+        self._halvings = _HALVINGS
         self._weights: tuple[Any, ...] = ()
         self._closing_tokens: dict[tuple[str, ...], frozenset[int]] = {}
         self._pieces: list[str] = []
@@ -173,6 +179,17 @@ class TransformersEngine(InProcessEngine):
         self.prefixes.forget()
         self._idle.clear()
 
+    def give_way(self) -> bool:
+        """Memory has run out: drop all that was kept. Whether that was much, and half of it will be kept at most."""
+        much = self._halvings > 0 and self.prefixes.bytes > self.prefixes.capacity // 4
+        self.forget()
+        if much:
+            self._halvings -= 1
+            self.prefixes.capacity //= 2
+            kept = self.prefixes.capacity / 2**30
+            log.warning("not enough memory: at most %.1f GiB of transcripts are kept from now on", kept)
+        return much
+
     def close(self) -> None:
         """Free what was kept of earlier transcripts."""
         self.forget()
@@ -244,9 +261,8 @@ class _Session(Session):
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """Where memory runs out, what was kept is given up: whoever tries again needs the room more."""
+        """Where memory runs out, the engine gives way: whoever tries again needs the room more."""
         try:
             yield
         except torch.OutOfMemoryError as error:
-            self.engine.forget()
-            raise NoRoom(str(error)) from None
+            raise NoRoom(str(error), fewer=not self.engine.give_way()) from None
