@@ -30,8 +30,14 @@ from statistics import fmean
 from typing import Any
 
 from commands import Command, carry_out
+from rich.console import Console
 
 from stepladder.errors import StepladderError
+from stepladder.evaluate.runner import load_scores
+from stepladder.evaluate.stats import mean_interval, paired_difference
+from stepladder.recipe import load_recipe
+from stepladder.studies.job import Job
+from stepladder.studies.runner import carry_out_all
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
 RECIPE = "prorag-smollm2"
@@ -107,32 +113,31 @@ ASKED = (
 # --- What there is to do ------------------------------------------------------------------------------------
 
 
-def train(
-    out: Path, seeds: Sequence[int], repeats: int, changes: Sequence[str], updates: int, at_once: int, only_shared: bool
-) -> None:
-    """Through the runner of studies: what is shared is computed once, and what fails does not stop the others."""
-    from rich.console import Console
-
-    from stepladder.recipe import load_recipe
-    from stepladder.studies.job import Job
-    from stepladder.studies.runner import carry_out_all
+def trainings(out: Path, seeds: Sequence[int], repeats: int, changes: Sequence[str], updates: int) -> list[Job]:
+    """What is shared, then the arms, which begin with it."""
 
     def job(seed: int, name: str, more: dict[str, Any]) -> Job:
         plain = load_recipe(RECIPE, [f"seed={seed}", *changes]).plain()
         plain["stages"] = {each: plain["stages"][each] for each in SHARED} | more
         place = out / f"seed-{seed}"
-        place.mkdir(parents=True, exist_ok=True)
         return Job(plain, place / name, None if name == "shared" else place / "shared")
 
     grpo = load_recipe(RECIPE, changes).plain()["stages"]["grpo"]
     an_update = grpo["batch"] // grpo["samples"]
     jobs = [job(seed, "shared", {}) for seed in seeds]
-    if not only_shared:
-        for arm, (mode, times) in ARMS.items():
-            own = {**grpo, "mode": mode, "questions": updates * an_update // times, "epochs": times}
-            for run in ROWS[_DUAL].runs(seeds, repeats):
-                jobs.append(job(run.seed, run.again(arm), {run.again("grpo"): own}))
-        jobs += [job(seed, "dpo", DPO) for seed in seeds]
+    for arm, (mode, times) in ARMS.items():
+        own = {"mode": mode, "questions": updates * an_update // times, "epochs": times}
+        changed = load_recipe(RECIPE, [*changes, *(f"stages.grpo.{name}={value}" for name, value in own.items())])
+        learning = changed.plain()["stages"]["grpo"]
+        for run in ROWS[_DUAL].runs(seeds, repeats):
+            jobs.append(job(run.seed, run.again(arm), {run.again("grpo"): learning}))
+    return [*jobs, *(job(seed, "dpo", DPO) for seed in seeds)]
+
+
+def train(jobs: Sequence[Job], at_once: int) -> None:
+    """Through the runner of studies: what is shared is computed once, and what fails does not stop the others."""
+    for job in jobs:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
     carry_out_all(jobs, at_once, Console(stderr=True))
 
 
@@ -182,9 +187,6 @@ def evaluations(
 
 
 def tell(out: Path, seeds: Sequence[int], repeats: int, search: str, limit: int | None) -> dict[str, Any]:
-    from stepladder.evaluate.runner import load_scores
-    from stepladder.evaluate.stats import mean_interval, paired_difference
-
     found: dict[str, dict[Run, dict[str, Any]]] = {}
     for label, listed in ROWS.items():
         folders = {run: evaluation(out, run, search, label, limit) for run in listed.runs(seeds, repeats)}
@@ -266,11 +268,13 @@ def main() -> None:
         out.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("STEPLADDER_GPU_SHARE", f"{1 / (chosen.jobs + chosen.evals):.4f}")
         changes = [f"policy={chosen.policy}", *chosen.changes]
-        told = (out, seeds, chosen.repeats, changes, chosen.updates, chosen.jobs, chosen.part == "shared")
+        jobs = trainings(out, seeds, chosen.repeats, changes, chosen.updates)
+        if chosen.part == "shared":
+            jobs = [job for job in jobs if job.origin is None]
 
         def trained() -> None:
             try:
-                train(*told)
+                train(jobs, chosen.jobs)
             except StepladderError as error:  # what came to its end is evaluated all the same
                 failed.append(str(error))
 

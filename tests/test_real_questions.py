@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepladder.evaluate.metrics import QuestionScore
+from stepladder.recipe import Recipe
 from stepladder.trace import StopReason
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments"))  # scripts, which find each other beside them
@@ -50,6 +51,23 @@ def test_repeats_of_the_learning_are_compared_with_the_one_policy_they_began_as(
     again = named["bm25-rft-grpo-answer-and-steps-2-seed-0"]
     assert again.arguments[again.arguments.index("--model") + 1].endswith("seed-0/dual-2/grpo-2/policy")
     assert len(named) == 3 + 2 * 4 + 2  # nothing is repeated of what the arms share
+
+
+def test_arms_begin_with_what_they_share_and_play_as_many_episodes(tmp_path: Path) -> None:
+    jobs = experiment.trainings(tmp_path, [0], 2, ["policy=nano"], 8)
+    recipes = {job.folder.name: Recipe.read(job.recipe, job.name) for job in jobs}
+    assert list(recipes) == ["shared", "outcome", "outcome-2", "dual", "dual-2", "outcome-4x", "outcome-4x-2", "dpo"]
+    shared = recipes.pop("shared").stages
+    assert all(recipe.stages[: len(shared)] == shared for recipe in recipes.values())
+    assert all(job.origin == tmp_path / "seed-0" / "shared" for job in jobs[1:])
+    learning = {name: recipe.stages[-1] for name, recipe in recipes.items() if name != "dpo"}
+    assert {name: stage.name for name, stage in learning.items() if name.startswith("dual")} == {
+        "dual": "grpo",
+        "dual-2": "grpo-2",
+    }, "stages are seeded by their names"
+    settings = {name: stage.settings.model_dump() for name, stage in learning.items()}
+    assert {name: each["questions"] * each["epochs"] for name, each in settings.items()} == dict.fromkeys(settings, 128)
+    assert settings["outcome-4x"]["questions"] == 4 * settings["dual"]["questions"]
 
 
 def test_a_trial_with_few_questions_is_no_evaluation_of_all(tmp_path: Path) -> None:
