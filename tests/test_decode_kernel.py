@@ -6,6 +6,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stepladder.engines import decode_kernel
 from stepladder.engines.decode_kernel import decode_attention
+from stepladder.engines.pages import PAGE
 
 _HERE = decode_kernel.triton is not None and (torch.cuda.is_available() or decode_kernel._INTERPRETED)
 needs_triton = pytest.mark.skipif(
@@ -17,28 +18,36 @@ HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # Triton 
 
 def states(
     rows: int, kept: int, groups: int, size: int, columns: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
 
     query_RHD = drawn(kept * groups, rows, size).transpose(0, 1)  # as transformers hands it over
-    keys_RKTD, values_RKTD = (drawn(rows + 1, kept, columns + 9, size)[1:, :, :columns] for _ in range(2))
+    each = -(-columns // PAGE)
+    keys_NKTD, values_NKTD = (drawn(rows * each + 5, kept, PAGE, size) for _ in range(2))
+    table_RP = torch.randperm(rows * each + 5, generator=generator)[: rows * each].view(rows, each)
     positions_R = torch.randint(0, columns, (rows,), generator=generator)
     positions_R[0], positions_R[-1] = columns - 1, 0
-    return query_RHD, keys_RKTD, values_RKTD, positions_R.to(DEVICE)
+    return query_RHD, keys_NKTD, values_NKTD, table_RP.to(DEVICE), positions_R.to(DEVICE)
+
+
+def together(states_NKTD: torch.Tensor, table_RP: torch.Tensor) -> torch.Tensor:
+    """The pages of each row behind one another."""
+    return torch.stack([torch.cat([states_NKTD[page] for page in pages], dim=1) for pages in table_RP])
 
 
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=["fp32", "half"])
 @pytest.mark.parametrize("shape", [(5, 3, 3, 64, 150), (2, 2, 6, 128, 70), (3, 4, 1, 16, 64)], ids=str)
 def test_it_attends_as_torch_does(shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> None:
-    rows, kept, groups, size, columns = shape
-    query_RHD, keys_RKTD, values_RKTD, positions_R = states(*shape, dtype)
-    found = decode_attention(query_RHD, keys_RKTD, values_RKTD, positions_R, 0.2)
+    rows, kept, groups, size, _ = shape
+    query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R = states(*shape, dtype)
+    found = decode_attention(query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, 0.2)
     assert found is not None
-    seen = (torch.arange(columns, device=DEVICE) <= positions_R[:, None])[:, None, None]
+    keys_RKTD, values_RKTD = together(keys_NKTD, table_RP), together(values_NKTD, table_RP)
+    seen = (torch.arange(keys_RKTD.shape[2], device=DEVICE) <= positions_R[:, None])[:, None, None]
     grouped = query_RHD.reshape(rows, kept, groups, size)
     expected = scaled_dot_product_attention(grouped, keys_RKTD, values_RKTD, attn_mask=seen, scale=0.2)
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
@@ -47,30 +56,31 @@ def test_it_attends_as_torch_does(shape: tuple[int, int, int, int, int], dtype: 
 
 @needs_triton
 def test_what_lies_beyond_a_row_is_not_looked_at() -> None:
-    query_RHD, keys_RKTD, values_RKTD, positions_R = states(3, 1, 2, 16, 80, torch.float32)
-    before = decode_attention(query_RHD, keys_RKTD, values_RKTD, positions_R, None)
-    beyond = torch.arange(80, device=DEVICE) > positions_R[:, None]
-    keys_RKTD.masked_fill_(beyond[:, None, :, None], float("nan"))
-    values_RKTD.masked_fill_(beyond[:, None, :, None], float("nan"))
-    after = decode_attention(query_RHD, keys_RKTD, values_RKTD, positions_R, None)
+    asked = states(3, 1, 2, 16, 80, torch.float32)
+    _, keys_NKTD, values_NKTD, table_RP, positions_R = asked
+    before = decode_attention(*asked, None)
+    for pages, position in zip(table_RP.tolist(), positions_R.tolist()):
+        for place, page in enumerate(pages):
+            for buffer in (keys_NKTD, values_NKTD):
+                buffer[page, :, max(position + 1 - place * PAGE, 0) :] = float("nan")
+    after = decode_attention(*asked, None)
     assert before is not None
     assert after is not None
     assert torch.equal(before, after)
 
 
 def test_what_it_does_not_know_is_left_to_torch() -> None:
-    query_RHD, keys_RKTD, values_RKTD, positions_R = states(2, 1, 1, 24, 32, torch.float32)  # no power of two
-    assert decode_attention(query_RHD, keys_RKTD, values_RKTD, positions_R, None) is None
-    query_RHD, keys_RKTD, values_RKTD, positions_R = states(2, 1, 1, 16, 32, torch.float32)
-    assert decode_attention(query_RHD, keys_RKTD.to(torch.bfloat16), values_RKTD, positions_R, None) is None
+    assert decode_attention(*states(2, 1, 1, 24, 32, torch.float32), None) is None  # no power of two
+    query_RHD, keys_NKTD, *others = states(2, 1, 1, 16, 32, torch.float32)
+    assert decode_attention(query_RHD, keys_NKTD.to(torch.bfloat16), *others, None) is None  # type: ignore[call-arg]
 
 
 @needs_triton
 def test_a_kernel_that_computes_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def wrong(query_RHD: torch.Tensor, *others: torch.Tensor) -> None:
-        others[2].fill_(7.0)  # what it leaves
+    def wrong(*asked: torch.Tensor) -> None:
+        asked[6].fill_(7.0)  # what it leaves
 
     monkeypatch.setattr(decode_kernel, "_launch", wrong)
     monkeypatch.setattr(decode_kernel, "_broken", False)

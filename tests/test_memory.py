@@ -7,12 +7,13 @@ import torch
 
 from stepladder.engines.loading import pick_device
 from stepladder.engines.memory import SHARE, free_bytes, gpu_share, own_bytes
-from stepladder.engines.prefixes import default_capacity
+from stepladder.engines.pages import bytes_of_token, page_store
 from stepladder.errors import StepladderError
 from stepladder.studies import runner
 
 GPU = torch.device("cuda")
 GB = 10**9
+CONFIG = SimpleNamespace(num_attention_heads=9, num_key_value_heads=3, hidden_size=576, num_hidden_layers=30)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_alone_all_of_it_is_ours(told: dict[str, float], monkeypatch: pytest.Mon
     assert told == {}
     assert own_bytes(GPU) == 100 * GB
     assert free_bytes(GPU) == 85 * GB
-    assert default_capacity(GPU) == 100 * GB * 3 // 8
+    assert page_store(GPU, CONFIG, torch.bfloat16, None).budget == 100 * GB * 3 // 8
 
 
 @pytest.mark.parametrize(("name", "number"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
@@ -50,7 +51,7 @@ def test_a_share_bounds_what_torch_takes_and_what_we_plan_with(
     assert told == {f"share of {number}": 0.25}
     assert own_bytes(GPU) == 25 * GB
     assert free_bytes(GPU) == 20 * GB
-    assert default_capacity(GPU) == 25 * GB * 3 // 8
+    assert page_store(GPU, CONFIG, torch.bfloat16, None).budget == 25 * GB * 3 // 8
 
 
 @pytest.mark.parametrize("wrong", ["half", "0", "1.5", "-1", "nan"])
@@ -67,3 +68,9 @@ def test_runs_that_go_on_together_share_cores_and_gpus(monkeypatch: pytest.Monke
     assert SHARE not in runner._environment(1)
     monkeypatch.setenv(SHARE, "0.5")  # the user knows better
     assert runner._environment(4)[SHARE] == "0.5"
+
+
+def test_what_a_token_takes_is_told_by_the_configuration() -> None:
+    assert bytes_of_token(CONFIG, torch.bfloat16) == 30 * 2 * 3 * 64 * 2
+    plain = SimpleNamespace(num_attention_heads=4, hidden_size=64, head_dim=32, num_hidden_layers=2)
+    assert bytes_of_token(plain, torch.float32) == 2 * 2 * 4 * 32 * 4

@@ -282,9 +282,8 @@ class _Session(Generic[Result]):
             replies = session.work()
         except EngineDown:
             raise
-        except NoRoom as full:
-            if full.fewer:
-                lane.narrow()
+        except NoRoom:
+            lane.narrow()
             if self.driver.engine is not None:
                 self.driver.engine.max_batch = lane.max_batch  # for those who come after us too
             lane.session = None

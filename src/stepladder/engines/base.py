@@ -28,12 +28,7 @@ class EngineDown(StepladderError):
 
 
 class NoRoom(StepladderError):
-    """The rows under way take more memory than there is."""
-
-    def __init__(self, reason: str, *, fewer: bool = True) -> None:
-        """`fewer`: whether only fewer of them at a time may fit; else the engine has given up something for them."""
-        super().__init__(reason)
-        self.fewer = fewer
+    """The rows under way take more memory than there is. Fewer of them at a time may fit."""
 
 
 class Engine(ABC):

@@ -8,10 +8,12 @@ so that a block can be filled from other blocks, cut anywhere, and written to in
 all blocks as one matrix; attention is computed block by block, each as long as its own longest row.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,8 +22,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
-
-from stepladder.engines.decode_kernel import decode_attention
 
 #: The name under which transformers knows `packed_attention`.
 PACKED = "stepladder_packed"
@@ -44,8 +44,8 @@ class CannotPack(Exception):
 class Block:
     """Keys and values of some rows, by layer: buffers of [rows, heads, columns, head size].
 
-    Those of all layers lie in one tensor, so that rows are copied in one go: on a GPU it takes longer to begin with
-    copying than to copy. Layers that differ from the first, in size or device, have tensors of their own.
+    Those of all layers lie in one tensor, so that rows are copied in one go. Layers that differ from the first, in size
+    or device, have tensors of their own.
     """
 
     def __init__(self, size: int, columns: int) -> None:
@@ -69,13 +69,14 @@ class Block:
                 self.places = {each: ((keys, each), (values, each)) for each in range(layers)}
             else:
                 self.places[number] = (self._new(1, key_MHD), 0), (self._new(1, value_MHD), 0)
-        found = self._buffers(number)
-        if not all(_fits(buffer, states) for buffer, states in zip(found, (key_MHD, value_MHD))):
+        found = self.buffers(number)
+        if not all(fits(buffer, states) for buffer, states in zip(found, (key_MHD, value_MHD))):
             self.places[number] = (self._new(1, key_MHD), 0), (self._new(1, value_MHD), 0)
-            found = self._buffers(number)
+            found = self.buffers(number)
         return found
 
-    def _buffers(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def buffers(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values of a layer."""
         (keys, key), (values, value) = self.places[number]
         return self.stacks[keys][key], self.stacks[values][value]
 
@@ -117,25 +118,37 @@ class Block:
 
 
 @dataclass
-class Reading:
-    """Tokens that a block reads in one pass, row after row: at least one for each of some rows from `first` on."""
+class Reading(ABC):
+    """Tokens that rows read in one pass, row after row, at least one for each."""
 
-    block: Block
-    first: int
     rows: int
-    #: By token: its row, counted from `first`, and its position there.
+    #: By token: its row and its position there.
     rows_M: torch.Tensor
     positions_M: torch.Tensor
     #: Columns to look at: at least the last position + 1.
     columns: int
     #: Most tokens of one row.
     width: int
-    #: Whether each row was looked at as far as it goes, however many columns there are: so by a kernel of our own.
-    by_length: bool = True
-    _masks: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.columns = _round_up(self.columns)
+        #: Whether each row was looked at as far as it goes, however many columns there are: so by a kernel of our own.
+        self.by_length = True
+        #: Whether a model has attended by it.
+        self.used = False
+        self._masks: dict[torch.dtype, torch.Tensor] = {}
+
+    @abstractmethod
+    def write(self, layer: int, layers: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
+        """Write the tokens' keys and values down, of a layer of so many."""
+
+    @abstractmethod
+    def states(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values of the rows, [rows, heads, columns, head size]."""
+
+    def attend_one(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor | None:  # noqa: ARG002
+        """Attention of one token a row, where there is a faster way than by a mask."""
+        return None
 
     @cached_property
     def _slots_M(self) -> torch.Tensor:
@@ -158,25 +171,13 @@ class Reading:
             self._masks[dtype] = torch.where(seen, nothing, float("-inf"))
         return self._masks[dtype]
 
-    def attend(
-        self,
-        layer: int,
-        layers: int,
-        query_MHD: torch.Tensor,
-        key_MKD: torch.Tensor,
-        value_MKD: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:
-        """Write the tokens' keys and values down, and attend to all of their rows up to them. Heads K, H = K x G."""
-        window = slice(self.first, self.first + self.rows), slice(None), slice(self.columns)
-        keys_RKTD, values_RKTD = (buffer[window] for buffer in self.block.layer(layer, layers, key_MKD, value_MKD))
-        keys_RKTD[self.rows_M, :, self.positions_M] = key_MKD
-        values_RKTD[self.rows_M, :, self.positions_M] = value_MKD
-        if self.width == 1:
-            out = decode_attention(query_MHD, keys_RKTD, values_RKTD, self.positions_M, scale)
-            if out is not None:
-                return out
+    def attend(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor:
+        """The tokens' attention to all of their rows up to them. Heads K, H = K x G."""
+        self.used = True
+        if self.width == 1 and (found := self.attend_one(layer, query_MHD, scale)) is not None:
+            return found
         self.by_length = False
+        keys_RKTD, values_RKTD = self.states(layer)
         (tokens, heads, size), kept = query_MHD.shape, keys_RKTD.shape[1]
         groups = heads // kept
         mask = self._mask(query_MHD.dtype, groups)
@@ -191,6 +192,28 @@ class Reading:
         out = scaled_dot_product_attention(query, keys_RKTD, values_RKTD, attn_mask=mask, scale=scale)
         out = out.view(self.rows, kept, groups, self.width, -1).permute(0, 3, 1, 2, 4)
         return out[self.rows_M, self._slots_M].reshape(tokens, heads, -1)
+
+
+@dataclass
+class BlockReading(Reading):
+    """Tokens that are read by rows of a block, from `first` on."""
+
+    block: Block
+    first: int
+
+    def _window(self, buffers: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        window = slice(self.first, self.first + self.rows), slice(None), slice(self.columns)
+        return buffers[0][window], buffers[1][window]
+
+    def write(self, layer: int, layers: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
+        """Write the tokens' keys and values down, of a layer of so many."""
+        keys_RKTD, values_RKTD = self._window(self.block.layer(layer, layers, key_MKD, value_MKD))
+        keys_RKTD[self.rows_M, :, self.positions_M] = key_MKD
+        values_RKTD[self.rows_M, :, self.positions_M] = value_MKD
+
+    def states(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values of the rows, where they lie."""
+        return self._window(self.block.buffers(layer))
 
 
 def packed_attention(
@@ -215,11 +238,11 @@ def packed_attention(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     layers = getattr(getattr(module, "config", None), "num_hidden_layers", None) or layer + 1
     query_MHD, key_MKD, value_MKD = (states[0].transpose(0, 1) for states in (query, key, value))
-    parts = []
-    start = 0
-    for reading in packed:
-        span = slice(start, start := start + len(reading.rows_M))
-        parts.append(reading.attend(layer, layers, query_MHD[span], key_MKD[span], value_MKD[span], scaling))
+    ends = list(accumulate(len(reading.rows_M) for reading in packed))
+    spans = [slice(start, end) for start, end in zip([0, *ends], ends)]
+    for reading, span in zip(packed, spans):  # before any looks: rows may share what others read in this pass
+        reading.write(layer, layers, key_MKD[span], value_MKD[span])
+    parts = [reading.attend(layer, query_MHD[span], scaling) for reading, span in zip(packed, spans)]
     return (torch.cat(parts) if len(parts) > 1 else parts[0])[None], None
 
 
@@ -236,7 +259,7 @@ def read(model: Any, ids_M: torch.Tensor, readings: Sequence[Reading], ends: tor
         logits_to_keep=ends,
         packed=readings,
     )
-    if not readings[0].block.stacks:
+    if not readings[0].used:
         raise CannotPack(f"{type(model).__name__} does not use transformers' attention interface")
     logits: torch.Tensor = output.logits[0]
     return logits
@@ -285,7 +308,8 @@ class _Index:
         return self._sent[device]
 
 
-def _fits(buffer: torch.Tensor, states_MHD: torch.Tensor) -> bool:
+def fits(buffer: torch.Tensor, states_MHD: torch.Tensor) -> bool:
+    """Whether keys or values can be written to a buffer of [.., heads, columns, head size]."""
     same_size = (buffer.shape[1], buffer.shape[3]) == tuple(states_MHD.shape[1:])
     return same_size and buffer.dtype == states_MHD.dtype and buffer.device == states_MHD.device
 

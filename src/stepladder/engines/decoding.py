@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from stepladder.engines.base import EngineError
-from stepladder.engines.blocks import Block, Reading, read
+from stepladder.engines.blocks import Block, BlockReading, Reading, read
 from stepladder.engines.prefixes import Prefix, PrefixStore
 from stepladder.engines.sampling import Append, Row, Sampler
 
@@ -42,6 +42,10 @@ class PackedDecoding:
     def rows(self) -> int:
         """How many rows are being written."""
         return sum(len(group.alive) for group in self.groups)
+
+    def fitting(self, rows: Sequence[Row]) -> int:
+        """How many of these have room beside those under way: main memory has room for all."""
+        return len(rows)
 
     @torch.inference_mode()
     def add(self, rows: Sequence[Row]) -> None:
@@ -150,21 +154,21 @@ class Group:
         ]
         ended = torch.tensor([positions.stop == len(self.contexts[place]) for place, positions in pieces])
         ends = (sizes.cumsum(0) - 1)[ended].to(device)
-        readings = [self._reading(some) for some in _alike(pieces)]
+        readings = [self._reading(some) for some in alike(pieces)]
         return read(model, torch.tensor(line, device=device), readings, ends)
 
     def _reading(self, pieces: Sequence[tuple[int, range]]) -> Reading:
         """Pieces of rows that stand side by side."""
         sizes = torch.tensor([len(positions) for _, positions in pieces])
         positions = [position for _, span in pieces for position in span]
-        return Reading(
-            self.block,
-            first=pieces[0][0],
+        return BlockReading(
             rows=len(pieces),
             rows_M=torch.arange(len(pieces)).repeat_interleave(sizes).to(self.device),
             positions_M=torch.tensor(positions, device=self.device),
             columns=max(span.stop for _, span in pieces),
             width=int(sizes.max()),
+            block=self.block,
+            first=pieces[0][0],
         )
 
     def park_finished(self, tokens_B: torch.Tensor) -> None:
@@ -199,22 +203,22 @@ class Group:
         """The token that every living row has just written."""
         positions = [len(row.tokens_in) + len(row.tokens) - 1 for row in self.alive]
         self.block.reserve(max(positions) + 1)
-        return Reading(
-            self.block,
-            first=0,
+        return BlockReading(
             rows=len(positions),
             rows_M=torch.arange(len(positions), device=self.device),
             positions_M=torch.tensor(positions, device=self.device),
             columns=max(positions) + 1,
             width=1,
+            block=self.block,
+            first=0,
         )
 
 
-def _alike(pieces: Sequence[tuple[int, range]]) -> Iterator[list[tuple[int, range]]]:
+def alike(pieces: Sequence[tuple[int, range]]) -> Iterator[list[tuple[int, range]]]:
     """Pieces, which come from short to long, in runs of like length: attention makes room for the longest of a run.
 
     >>> pieces = [(place, range(size)) for place, size in enumerate([1, 3, 40, 300, 310])]
-    >>> [[len(span) for _, span in run] for run in _alike(pieces)]
+    >>> [[len(span) for _, span in run] for run in alike(pieces)]
     [[1, 3, 40], [300, 310]]
     """
     run: list[tuple[int, range]] = []

@@ -17,15 +17,11 @@ import torch
 from torch import nn
 
 from stepladder.engines.blocks import Block
-from stepladder.engines.memory import own_bytes
 
 #: Beginnings are looked up at multiples of this many tokens; from there on, tokens are compared.
 STRIDE = 16
-#: Share of a device's memory that is used unless told otherwise. A store that is smaller than what is under way keeps
-#: nothing: what was used last comes again last. So a GPU, which writes hundreds of transcripts at a time, has much.
-SHARES = {"cuda": 3 / 8, "cpu": 1 / 8}
-#: The most in main memory.
-MOST = 4 * 2**30
+#: Share of a device's memory that is used unless told otherwise, and its most in main memory.
+SHARE, MOST = 1 / 8, 4 * 2**30
 #: Whole numbers by their bytes.
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -95,6 +91,10 @@ class PrefixStore:
         self._sizes.clear()
         self.bytes = 0
 
+    def close(self) -> None:
+        """The same: memory goes with what it holds."""
+        self.forget()
+
 
 def _keys(tokens: Sequence[int]) -> Iterator[int]:
     """A hash of each beginning whose length is a multiple of the stride, shortest first."""
@@ -161,8 +161,6 @@ def _sum_of_bits(weights: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.int64 if eights else _INTEGERS[flat.element_size()]).sum()
 
 
-def default_capacity(device: torch.device) -> int:
-    """Bytes for stored prefixes: three eighths of what a GPU has for us, on a CPU an eighth and 4 GiB at most."""
-    if device.type == "cuda":
-        return int(own_bytes(device) * SHARES["cuda"])
-    return min(MOST, int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * SHARES["cpu"]))
+def default_capacity() -> int:
+    """Bytes for stored prefixes: an eighth of the machine's memory, 4 GiB at most."""
+    return min(MOST, int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * SHARE))

@@ -16,7 +16,6 @@ import math
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from logging import getLogger
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -31,18 +30,15 @@ from stepladder.engines.decoding import PackedDecoding, decode_padded
 from stepladder.engines.in_process import InProcessEngine
 from stepladder.engines.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
 from stepladder.engines.norms import fuse_norms
+from stepladder.engines.pages import PageStore, page_store
 from stepladder.engines.pool import Pool, PooledDecoding
 from stepladder.engines.prefixes import PrefixStore, default_capacity, versions_mark, weights_mark
 from stepladder.engines.sampling import Row
 from stepladder.errors import StepladderError
 from stepladder.request import Generate, Generation
 
-log = getLogger(__name__)
-
 #: On a GPU new rows wait until there is one for every so many that write.
 _WAIT_FOR = 8
-#: Where memory runs out, what may be kept of transcripts is halved so many times before fewer rows write at a time.
-_HALVINGS = 2
 #: A model attends in another way while an engine writes with it, so engines in different threads take turns.
 _TURNS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
@@ -74,8 +70,8 @@ class TransformersEngine(InProcessEngine):
         `device`: auto, cpu, cuda, cuda:1 ... `dtype`: fp32, bf16 or auto (bf16 on CUDA, else fp32). `chat`: put prompts
         into the tokenizer's chat template; by default when it has one. `chat_options` are variables of that template,
         such as `{"enable_thinking": False}`. `context_limit`: tokens of the window, where the model does not say.
-        `prefix_bytes`: memory for what is kept of earlier transcripts, by default an eighth of the machine's, of a
-        GPU's three; 0 is off. On a GPU as much may be kept beside for the rows that write.
+        `prefix_bytes`: memory for what is kept of earlier transcripts; 0 is off. By default an eighth of the machine's,
+        and on a GPU all that rows under way leave of three eighths.
         """
         if isinstance(model, str | Path):
             where = pick_device(device)
@@ -96,12 +92,14 @@ class TransformersEngine(InProcessEngine):
         self.context_limit = context_limit or context_limit_of(self.config)
         self.end_tokens = end_tokens(self.model.generation_config, words)
         self.read_with(words, chat, chat_options)
-        self.prefixes = PrefixStore(default_capacity(self.device) if prefix_bytes is None else prefix_bytes)
         self._packs = can_pack(self.model)
-        #: Whether rows that write stand in one block: a GPU saves by that, and a CPU by looking at no column too many.
-        self.pools = self.device.type == "cuda"
+        #: What is kept of earlier transcripts: of rows in blocks, or in pages.
+        self.prefixes: PrefixStore | PageStore
+        if self._packs and self.device.type == "cuda":
+            self.prefixes = page_store(self.device, self.config, self.dtype, prefix_bytes)
+        else:
+            self.prefixes = PrefixStore(default_capacity() if prefix_bytes is None else prefix_bytes)
         self._idle: list[Pool] = []
-        self._halvings = _HALVINGS
         self._weights: tuple[Any, ...] = ()
         self._closing_tokens: dict[tuple[str, ...], frozenset[int]] = {}
         self._pieces: list[str] = []
@@ -153,9 +151,11 @@ class TransformersEngine(InProcessEngine):
         if self._packs:
             try:
                 with packing(self.model):
-                    decoding = self._decoding()
-                    decoding.add(rows)
-                    while decoding.rows:
+                    decoding, waiting = self._decoding(), rows
+                    while waiting or decoding.rows:
+                        if count := self._joining(decoding, waiting):
+                            decoding.add(waiting[:count])
+                            waiting = waiting[count:]
                         decoding.step()
                 return
             except CannotPack:  # seen at the first layer of the first pass: nothing was written yet
@@ -165,10 +165,24 @@ class TransformersEngine(InProcessEngine):
                 raise
         decode_padded(self.model, self.config, rows, self._append)
 
+    @property
+    def pools(self) -> bool:
+        """Whether keys and values are in pages: a GPU saves by that, and a CPU by rows that lie together."""
+        return isinstance(self.prefixes, PageStore)
+
     def _decoding(self) -> "PackedDecoding | PooledDecoding":
-        if self.pools:
+        if isinstance(self.prefixes, PageStore):
             return PooledDecoding(self.model, self.prefixes, self._append, self._idle)
         return PackedDecoding(self.model, self.prefixes, self._append)
+
+    def _joining(self, decoding: "PackedDecoding | PooledDecoding", waiting: Sequence[Row]) -> int:
+        """How many of those that wait should begin. A GPU reads many contexts in the time it takes to read one."""
+        if not decoding.rows:
+            return max(decoding.fitting(waiting), 1) if waiting else 0
+        if not waiting or (self.pools and len(waiting) * _WAIT_FOR < decoding.rows):
+            return 0
+        count = decoding.fitting(waiting)
+        return count if not self.pools or count * _WAIT_FOR >= decoding.rows else 0
 
     def rest(self) -> None:
         """Drop what was kept of earlier transcripts; passes that were recorded stay."""
@@ -176,19 +190,8 @@ class TransformersEngine(InProcessEngine):
 
     def forget(self) -> None:
         """Drop the keys and values of earlier transcripts. Changes of weights are noticed without this."""
-        self.prefixes.forget()
+        self.prefixes.close()
         self._idle.clear()
-
-    def give_way(self) -> bool:
-        """Memory has run out: drop all that was kept. Whether that was much, and half of it will be kept at most."""
-        much = self._halvings > 0 and self.prefixes.bytes > self.prefixes.capacity // 4
-        self.forget()
-        if much:
-            self._halvings -= 1
-            self.prefixes.capacity //= 2
-            kept = self.prefixes.capacity / 2**30
-            log.warning("not enough memory: at most %.1f GiB of transcripts are kept from now on", kept)
-        return much
 
     def close(self) -> None:
         """Free what was kept of earlier transcripts."""
@@ -241,28 +244,25 @@ class _Session(Session):
             with self.engine._at_work(), packing(self.engine.model), self._room():
                 ended: list[Row] = []
                 while not ended and (self.decoding.rows or self.waiting):
-                    if self.waiting and self._is_time():
-                        self._begin()
+                    if count := self.engine._joining(self.decoding, self.waiting):
+                        self._begin(count)
                     ended = self.decoding.step()
             replies = {row.key: self.engine.reply_of(row) for row in ended}
         return replies
 
-    def _is_time(self) -> bool:
-        """Whether those that wait should begin. A GPU reads many contexts in the time it takes to read one."""
-        return not self.engine.pools or len(self.waiting) * _WAIT_FOR >= self.decoding.rows
-
-    def _begin(self) -> None:
+    def _begin(self, count: int) -> None:
         if not self.decoding.rows:
             self.engine._notice_new_weights()
         elif self.engine._weights_moved():
             raise EngineDown("the model's weights were changed while it was writing")
-        rows, self.waiting = self.waiting, []
+        rows, self.waiting = self.waiting[:count], self.waiting[count:]
         self.decoding.add(rows)
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """Where memory runs out, the engine gives way: whoever tries again needs the room more."""
+        """Where memory runs out, what was kept is given up: whoever tries again needs the room more."""
         try:
             yield
         except torch.OutOfMemoryError as error:
-            raise NoRoom(str(error), fewer=not self.engine.give_way()) from None
+            self.engine.forget()
+            raise NoRoom(str(error)) from None
