@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from stepladder.driver import Driver
 from stepladder.engines import decode_kernel, pool
 from stepladder.engines.base import EngineDown, NoRoom
 from stepladder.engines.blocks import packing
 from stepladder.engines.pages import PAGE, PageStore, bytes_of_token
 from stepladder.engines.prefixes import PrefixStore
 from stepladder.engines.transformers import TransformersEngine
-from stepladder.request import Finish, Generate, Generation, Sampling
+from stepladder.request import Algorithm, Finish, Generate, Generation, Sampling
 from stepladder.trace import Author, Segment
 
 TEXTS = [f"Question {number}: " + "who founded the harbour of the grey island? " * (number % 5) for number in range(9)]
@@ -183,6 +184,35 @@ def test_rows_wait_until_there_are_pages_for_them() -> None:
     assert all(same(a, b) for a, b in zip(replies(engine, asked), theirs))
     ours = joined(engine, asked)
     assert all(same(ours[number], each) for number, each in enumerate(theirs))
+
+
+@pytest.mark.parametrize("tokens", [1_500, 20_000])
+def test_transcripts_that_go_on_and_branch_are_written_as_ever(tokens: int) -> None:
+    """Steps of several transcripts, each read on from where others ended, with few pages and with many."""
+
+    def transcript(number: int) -> Algorithm[list[Generation]]:
+        found: list[Generation] = []
+        context: tuple[Segment, ...] = (Segment(Author.PROMPT, TEXTS[number % 4]),)
+        for step in range(4):
+            sampling = Sampling(1.0, 1.0, 3 + 7 * ((number + step) % 5))
+            asked = [Generate(context, stop=("e ",), sampling=sampling, seed=10 * number + way) for way in range(3)]
+            found += yield asked
+            context = (*found[-1 - number % 3].context, found[-1 - number % 3].written)
+            context += (Segment(Author.ENVIRONMENT, f" they say {TEXTS[(number + step) % 9]} "),)
+        return found
+
+    def played(engine: TransformersEngine) -> list[Generation]:
+        engine.max_batch = 7
+        outcomes = Driver(engine).run([lambda number=number: transcript(number) for number in range(8)])
+        assert all(outcome.failure is None for outcome in outcomes), outcomes
+        return [each for outcome in outcomes for each in outcome.value or ()]
+
+    engine = engine_with(True, tokens=tokens)
+    ours, theirs = played(engine), played(engine_with(False))
+    assert len(ours) == 96
+    assert all(same(a, b) for a, b in zip(ours, theirs))
+    assert engine.max_batch == 7, "nobody ran out of pages"
+    assert not any(engine.prefixes._users)  # type: ignore[union-attr]
 
 
 def test_a_row_that_needs_more_pages_than_there_are_says_so() -> None:

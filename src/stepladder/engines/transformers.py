@@ -6,7 +6,8 @@ In: `Generate` requests. Out: `Generation`s. What `model.generate` cannot do, an
 - token ids go in and come out untouched: a segment is encoded once, when it is first read;
 - rows that have ended leave the batch, and cost nothing more; others may take their place (`open`);
 - a draw depends on the request's seed and position alone. Batching changes logits by rounding only;
-- what was read in earlier steps of a transcript is not read again (`prefixes.py`), and nothing is padded (`blocks.py`).
+- what was read in earlier steps of a transcript is not read again, and nothing is padded (`prefixes.py`, `blocks.py`,
+  on a GPU `pages.py`).
 
 Log-probs are those of the model itself, at temperature 1 and without top-p. A batch that does not fit into GPU memory
 raises; the driver then makes the call in halves.
