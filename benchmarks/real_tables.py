@@ -1,0 +1,134 @@
+"""The files of benchmarks/results for the experiment on real questions, from its folder.
+
+    python benchmarks/real_tables.py runs/real --hardware "one NVIDIA H200" --commit 1a2b3c4
+
+In: what `experiments/real_questions.py` has left: `table.json`, and the examinations of the reward models. Out:
+`real-bm25.json` and `real-hybrid.json`, a line for each policy, and `real-prm.json`, a line for each reward model;
+`build_results.py` puts them into docs/results.md.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+SETS = {"hotpotqa": "HotpotQA", "2wikimultihopqa": "2WikiMultiHopQA", "musique": "MuSiQue"}
+KINDS = {"query": "sub-questions", "sub_answer": "sub-answers", "answer": "answers"}
+CHAINS = {"gold": "gold", "shuffled": "shuffled", "truncated": "without their end", "answer_first": "answer first"}
+
+
+def column(label: str, cell: str, show: str, form: str | None = None) -> dict[str, Any]:
+    """A column of a table."""
+    return {"label": label, "cell": cell, "show": show} | ({"format": form} if form else {})
+
+
+def stages(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dict[str, Any]:
+    """What each policy comes to."""
+
+    def line(label: str, row: dict[str, Any]) -> dict[str, Any]:
+        guided = row["all"]["questions"] < provenance["questions"]
+        cells: dict[str, Any] = {"policy": label, "runs": row["runs"]}
+        cells |= {name: row[name]["f1"][0] if name in row else None for name in SETS}
+        cells |= {
+            "f1": row["all"]["f1"],
+            "by_run": " ".join(f"{each:.3f}" for each in row["all"]["f1_by_run"]),
+            "em": row["all"]["em"],
+            "change": row.get("change"),
+            "searches": row["searches"],
+            "tokens_written": row["tokens_written"],
+        }
+        return {"cells": cells} | ({"provenance": {"questions": row["all"]["questions"]}} if guided else {})
+
+    return {
+        "id": f"real-{search}",
+        "title": f"Real questions over {search}: what each stage brings",
+        "source": None,
+        "provenance": provenance,
+        "columns": [
+            column("policy", "policy", "text"),
+            column("runs", "runs", "number", ".0f"),
+            *(column(title, name, "number", ".3f") for name, title in SETS.items()),
+            column("F1 of all", "f1", "interval", ".3f"),
+            column("by run", "by_run", "text"),
+            column("EM", "em", "number", ".3f"),
+            column("less the row it builds on", "change", "interval", "+.3f"),
+            column("searches", "searches", "number", ".1f"),
+            column("tokens written", "tokens_written", "number", ".0f"),
+        ],
+        "rows": [line(label, row) for label, row in rows.items()],
+    }
+
+
+def reward_models(folder: Path, seeds: Sequence[int], provenance: dict[str, Any]) -> dict[str, Any]:
+    """How well steps are told apart, and what is thought of whole chains."""
+    rows = []
+    for seed in seeds:
+        place = folder / f"seed-{seed}" / "shared" / "examined" / "examination" / "summary.json"
+        found = json.loads(place.read_text(encoding="utf-8"))
+        cells: dict[str, Any] = {"seed": str(seed), "steps": found["steps"], "good": found["good"]}
+        cells["auc"] = [found["auc"][name] for name in ("mean", "low", "high")]
+        cells |= {kind: found["by_kind"][kind]["auc"]["mean"] for kind in KINDS}
+        cells |= {f"{name}_chains": found["chains"][name]["passes_0"] for name in CHAINS}
+        cells |= {"shuffled_auc": found["chains"]["shuffled"]["auc"]}
+        own = {"seeds": [seed], "questions": found["questions"], "split": "dev: held out of the train questions"}
+        rows.append({"cells": cells, "provenance": own})
+    return {
+        "id": "real-prm",
+        "title": "The reward model on real questions",
+        "source": None,
+        "provenance": provenance,
+        "columns": [
+            column("seed", "seed", "text"),
+            column("steps", "steps", "number", ".0f"),
+            column("good", "good", "number", ".0%"),
+            column("AUC", "auc", "interval", ".3f"),
+            *(column(f"of {title}", kind, "number", ".2f") for kind, title in KINDS.items()),
+            *(column(f"chains accepted: {title}", f"{name}_chains", "number", ".0%") for name, title in CHAINS.items()),
+            column("AUC of gold against shuffled chains", "shuffled_auc", "number", ".2f"),
+        ],
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--command", help="as it was given; by default the one in the experiment's own text")
+    parser.add_argument("--hardware", required=True)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--date", default=datetime.now(UTC).date().isoformat())
+    parser.add_argument(
+        "--versions", nargs="*", default=[f"{name}={version(name)}" for name in ("torch", "transformers")]
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    chosen = parser.parse_args()
+    tables = json.loads((chosen.folder / "table.json").read_text(encoding="utf-8"))
+    seeds = [int(place.name.removeprefix("seed-")) for place in sorted(chosen.folder.glob("seed-*"))]
+    provenance = {
+        "command": chosen.command or "python experiments/real_questions.py --out runs/real",
+        "recipe": ["prorag-smollm2"],
+        "seeds": seeds,
+        "data": "+".join(SETS),
+        "split": "test",
+        "questions": max(row["all"]["questions"] for table in tables.values() for row in table.values()),
+        "hardware": chosen.hardware,
+        "date": chosen.date,
+        "commit": chosen.commit,
+        "recipe_sha256": None,
+        "versions": dict(each.split("=") for each in chosen.versions),
+        "log": None,
+    }
+    made = [stages(rows, search, provenance) for search, rows in tables.items() if rows]
+    made.append(reward_models(chosen.folder, seeds, provenance))
+    for table in made:
+        path = chosen.out / f"{table['id']}.json"
+        path.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
