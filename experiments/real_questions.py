@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="of the reinforcement learning, for every seed")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--evals", type=int, default=1, help="evaluations at a time, beside the trainings")
-    parser.add_argument("--updates", type=int, default=40, help="of the reinforcement learning, a multiple of 4")
+    parser.add_argument("--updates", type=int, default=80, help="of the reinforcement learning, a multiple of 4")
     parser.add_argument("--search", default="bm25,hybrid", help="what policies are evaluated over")
     parser.add_argument("--limit", type=int, help="test questions; all by default")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="NAME=VALUE")
