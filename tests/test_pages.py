@@ -5,6 +5,8 @@ import random
 import pytest
 import torch
 
+from stepladder.engines import pages as module
+from stepladder.engines.base import NoRoom
 from stepladder.engines.pages import PAGE, WASTE, PageStore
 
 A_TOKEN = 8
@@ -109,7 +111,7 @@ def test_more_than_there_is_cannot_be_had() -> None:
     store = store_of(3)
     played(store, text(1))
     pages = store.take(3)
-    with pytest.raises(torch.OutOfMemoryError, match="of 4 pages of 16 tokens 0 are left"):
+    with pytest.raises(NoRoom, match="of 4 pages of 16 tokens 0 are left"):
         store.take(1)
     store.release(pages)
     assert len(store.take(3)) == 3
@@ -148,25 +150,35 @@ def test_what_is_recorded_of_memory_that_is_given_up_is_told_by_the_epoch() -> N
 
 
 def test_with_too_little_memory_there_are_half_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAST", 3)
     store = store_of(7)
+    store.shrink()
+    assert store.tokens == 7 * PAGE, "nobody knows yet how many there are"
     pages = store.take(2)
-    asked: list[int] = []
+    store.shrink()
+    assert store.available == 5, "as long as rows are under way nothing changes"
+    store.release(pages)
+    assert store.available == 3
+    for _ in range(3):
+        store.shrink()
+        assert store.available == 2, "and never fewer than some"
 
-    def zeros(self: torch.Tensor, *shape: int) -> torch.Tensor:
-        asked.append(shape[0])
-        if shape[0] > 5:
-            raise torch.OutOfMemoryError("no more")
-        return torch.zeros(shape, dtype=self.dtype)
 
-    monkeypatch.setattr(torch.Tensor, "new_zeros", zeros)
-    with pytest.raises(torch.OutOfMemoryError):
-        store.write(0, *states(2))
-    more = store.take(1)  # as long as rows are under way nothing changes
-    assert store.total == 8
-    store.release_all([pages, more])
-    store.take(2)
-    store.write(0, *states(2))
-    assert asked == [8, 4, 4]
+def test_what_is_discarded_is_not_known_and_holds_nothing() -> None:
+    store = store_of(5)
+    kept, bad = played(store, text(1)), store.take(2)
+    store.learn(text(2, 3), bad)
+    store.write(0, *states(3, float("nan")))
+    rows = [bad]
+    store.discard(rows)
+    assert rows == []
+    assert not store.find(text(2, 3))
+    assert not store.find(text(1)), "nor is anything else: who knows who has read what"
+    assert store.layer(0)[0][bad].eq(0).all()
+    assert store.layer(0)[0][kept].isnan().any()
+    before = store.forgotten
+    store.discard([])
+    assert store.forgotten == before, "without rows nothing has failed"
 
 
 def test_whatever_rows_do_no_page_is_lost_and_none_holds_anything_else() -> None:

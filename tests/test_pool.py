@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stepladder.driver import Driver
 from stepladder.engines import decode_kernel, pool
-from stepladder.engines.base import EngineDown, NoRoom
+from stepladder.engines.base import EngineDown, EngineError, NoRoom, Session
 from stepladder.engines.blocks import packing
 from stepladder.engines.pages import PAGE, PageStore, bytes_of_token
 from stepladder.engines.prefixes import PrefixStore
@@ -215,13 +215,172 @@ def test_transcripts_that_go_on_and_branch_are_written_as_ever(tokens: int) -> N
     assert not any(engine.prefixes._users)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("limit", [30, 64, 100, 200, 256])
+def test_rows_that_may_write_much_wait_as_well(limit: int) -> None:
+    engine = engine_with(True, tokens=1_600)
+    engine.max_batch = 16
+    asked = [
+        Generate((Segment(Author.PROMPT, f"{letter}bc"),), sampling=Sampling(1.0, 1.0, limit), seed=number)
+        for number, letter in enumerate("abcdefghijklmnop")
+    ]
+    outcomes = Driver(engine).run([lambda request=request: say(request) for request in asked])
+    assert all(outcome.failure is None for outcome in outcomes)
+    assert engine.max_batch == 16, "nobody ran out of pages"
+
+
+def say(request: Generate) -> Algorithm[Generation]:
+    return (yield request)
+
+
+def test_a_context_that_can_never_fit_fails_alone() -> None:
+    engine = engine_with(True, tokens=112)
+    long, short = requests(["abc " * 40, "abc"])
+    outcomes = Driver(engine).run([lambda request=request: say(request) for request in (long, short)])
+    assert outcomes[0].failure is not None
+    assert "a context of 160 tokens does not fit: there is memory for 96" in outcomes[0].failure.reason
+    assert outcomes[1].failure is None
+    assert engine.max_batch == 64
+
+
 def test_a_row_that_needs_more_pages_than_there_are_says_so() -> None:
-    engine = engine_with(True, tokens=100)
+    engine = engine_with(True, tokens=112)
     session = engine.open()
     assert session is not None
-    session.add({0: Generate((Segment(Author.PROMPT, "abc " * 40),), sampling=Sampling(1.0, 1.0, 30))})
-    with pytest.raises(NoRoom, match="of 6 pages of 16 tokens 5 are left"):
+    session.add({0: Generate((Segment(Author.PROMPT, "abc " * 23),), sampling=Sampling(1.0, 1.0, 90))})
+    with pytest.raises(NoRoom, match="of 7 pages of 16 tokens"):
+        session.work()  # until it has ended, which it cannot
+    assert not any(engine.prefixes._users)  # type: ignore[union-attr]
+
+
+def test_what_is_no_number_is_not_left_to_others() -> None:
+    engine = engine_with(True, tokens=1_000)
+    embeddings = engine.model.get_input_embeddings()
+    asked, bad = requests(TEXTS[:4]), requests(["zzz" * 9])
+    theirs = replies(engine_with(False), asked)
+    token = engine.begin({0: bad[0]})[0][0].tokens_in[-1]
+    before = embeddings.weight[token].detach().clone()
+    for _ in range(3):
+        with torch.no_grad():
+            embeddings.weight[token] = float("nan")
+        with pytest.raises(EngineError, match="not a number"):
+            engine.generate(bad)
+        with torch.no_grad():
+            embeddings.weight[token] = before
+        assert all(same(a, b) for a, b in zip(replies(engine, asked), theirs))
+
+
+def work_on(session: Session, more: list[Generate]) -> None:
+    """Until something fails; others join on the way."""
+    while True:
         session.work()
+        session.add(dict(enumerate(more, start=100)))
+
+
+def test_whatever_fails_no_page_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a device may raise: while rows join, get more pages, or leave."""
+    for name, after in (("put", 1), ("extend", 0), ("move", 0), ("read", 3)):
+        for prefix_bytes in (None, 0):
+            engine = engine_with(True, prefix_bytes=prefix_bytes)
+            with monkeypatch.context() as patch:
+                real, calls = getattr(pool.Pool, name), list[int]()
+
+                def fail(*given: Any, real: Any = real, calls: Any = calls, after: int = after) -> Any:
+                    calls.append(1)
+                    if len(calls) > after:
+                        raise KeyboardInterrupt
+                    return real(*given)
+
+                patch.setattr(pool.Pool, name, fail)
+                session = engine.open()
+                assert session is not None
+                asked = [replace(each, sampling=Sampling(1.0, 1.0, 70)) for each in requests(TEXTS * 2)]
+                asked[1] = replace(asked[1], sampling=Sampling(1.0, 1.0, 2))
+                session.add(dict(enumerate(asked[:9])))
+                with pytest.raises(KeyboardInterrupt):
+                    work_on(session, asked[9:])
+                assert calls, name
+            store = engine.prefixes
+            assert isinstance(store, PageStore)
+            assert not any(store._users), name
+            assert sorted([*store._free, *store._kept]) == list(range(1, store.total)), name
+            short = requests()
+            assert all(same(a, b) for a, b in zip(replies(engine, short), replies(engine_with(False), short)))
+
+
+def test_a_session_goes_on_after_rows_that_could_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, asked = engine_with(True), requests()
+    decoding = engine._decoding()
+    rows = engine.begin(dict(enumerate(asked)))[0]
+    with packing(engine.model):
+        decoding.add(rows[:3])
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "read", lambda *_: (_ for _ in ()).throw(RuntimeError("no")))
+            with pytest.raises(RuntimeError):
+                decoding.add(rows[3:])
+        while decoding.rows:
+            decoding.step()
+    assert not any(engine.prefixes._users)  # type: ignore[union-attr]
+    theirs = replies(engine_with(False), asked[:3])
+    assert [row.tokens for row in rows[:3]] == [list(each.written.tokens) for each in theirs]
+
+
+def test_what_was_read_with_other_weights_is_not_taught() -> None:
+    engine = engine_with(True)
+    first, second = engine.open(), engine.open()
+    assert first is not None
+    assert second is not None
+    (asked,) = requests(["who founded the harbour of the grey island? " * 3])
+    long = replace(asked, sampling=Sampling(0.0, 1.0, 40))
+    first.add({0: long, 1: replace(long, sampling=Sampling(0.0, 1.0, 2))})
+    first.work()
+    with torch.no_grad():
+        for weights in engine.model.parameters():
+            weights.mul_(1.5)
+    second.add({0: asked})
+    second.work()
+    first.work()  # the long one ends, and what it has read is of the weights before
+    other = TransformersEngine(engine.model, engine.tokenizer)
+    follow = replace(long, context=(*long.context, Segment(Author.ENVIRONMENT, " And then?")))
+    assert all(same(a, b) for a, b in zip(replies(engine, [follow, long]), replies(other, [follow, long])))
+
+
+def test_another_precision_while_rows_write_is_noticed() -> None:
+    engine = engine_with(True)
+    first, second = engine.open(), engine.open()
+    assert first is not None
+    assert second is not None
+    (asked,) = requests(["abc"])
+    first.add({0: replace(asked, sampling=Sampling(0.0, 1.0, 9)), 1: replace(asked, sampling=Sampling(0.0, 1.0, 1))})
+    first.work()
+    second.add({0: asked})
+    with torch.autocast("cpu", torch.bfloat16):
+        second.work()
+    with pytest.raises(EngineDown, match="precision"):
+        first.work()
+
+
+def test_rows_that_nobody_asked_for_are_all_alike(recorded: list[Replayed]) -> None:
+    """Who of them is the last to write to the page that nobody reads is not known: it must not matter."""
+    engine = engine_with(True)
+    asked = [
+        Generate((Segment(Author.PROMPT, text),), sampling=Sampling(1.0, 1.0, 3 if number % 3 else 9), seed=number)
+        for number, text in enumerate(TEXTS * 3)
+    ]
+    replies(engine, asked)
+    (held,) = engine._idle
+    assert held.tokens_B[1:].eq(0).all()
+    assert held.positions_B.eq(0).all()
+    assert held.table_BP[:, 0].eq(0).all()
+
+
+def test_more_pages_for_a_row_do_not_cost_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = pool.Pool(engine_with(True).prefixes)  # type: ignore[arg-type]
+    for rows in (100, 116):
+        held.put(0, [[1]] * rows, [3] * rows)
+    size = len(held.positions_B)
+    assert pool.passed_rows(size) == size
+    held.extend([0], [1], [2])
+    assert len(held.positions_B) == size
 
 
 def test_contexts_that_were_not_read_to_their_end_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,10 @@ class PackedDecoding:
         """How many rows are being written."""
         return sum(len(group.alive) for group in self.groups)
 
+    def close(self) -> None:
+        """Give up rows under way, if there are any."""
+        self.groups = []
+
     def fitting(self, rows: Sequence[Row]) -> int:
         """How many of these have room beside those under way: main memory has room for all."""
         return len(rows)

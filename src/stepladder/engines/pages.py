@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from stepladder.engines.base import NoRoom
 from stepladder.engines.blocks import Reading, fits
 from stepladder.engines.decode_kernel import decode_attention
 from stepladder.engines.memory import free_bytes, own_bytes
@@ -26,6 +27,8 @@ PAGE = 16
 WASTE = 0
 #: The share of a GPU's memory that pages take, unless that is more than this share of what is free.
 SHARE, _OF_FREE = 3 / 8, 0.8
+#: Fewer pages do not help.
+_LEAST = 256
 #: What the first page of a transcript comes behind.
 _START = -1
 
@@ -63,6 +66,8 @@ class PageStore:
         self.capacity = budget if capacity is None else capacity
         #: Counts up when memory that was handed out is given up: what was recorded of it is of no use then.
         self.epoch = 0
+        #: Counts up when all is forgotten: what rows that began before have read is of no use to others.
+        self.forgotten = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -108,16 +113,19 @@ class PageStore:
     @property
     def available(self) -> int:
         """How many pages no row has."""
-        if self._too_many and not self._under_way():
-            self._give_up()
-        if not self.total:
-            self._begin()
+        self._begin()
         return len(self._free) + len(self._kept)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there is room for, if one row has all of it."""
+        self._begin()
+        return (self.total - 1) * PAGE
 
     def take(self, count: int) -> list[int]:
         """Pages that hold nothing; those that were kept for longest are given up for them."""
         if count > self.available:
-            raise torch.OutOfMemoryError(f"of {self.total} pages of {PAGE} tokens {self.available} are left")
+            raise NoRoom(f"of {self.total} pages of {PAGE} tokens {self.available} are left")
         while len(self._free) < count:
             self._unlearn(next(iter(self._kept)))
         taken = [self._free.pop() for _ in range(count)]
@@ -151,8 +159,19 @@ class PageStore:
         while self.bytes > self.capacity:
             self._unlearn(next(iter(self._kept)))
 
-    def release_all(self, rows: list[list[int]]) -> None:
-        """The same for all of these, which then have none."""
+    @torch.inference_mode()
+    def discard(self, rows: list[list[int]]) -> None:
+        """Rows that came to no good end, if there are any, give their pages up; nothing that these hold is read again.
+
+        What is not a number is not left in them either: it would show in all who have these pages next.
+        """
+        if not rows:
+            return
+        self.forget()
+        pages = torch.tensor(sorted({WASTE, *(page for pages in rows for page in pages)}), device=self.device)
+        for buffers in self._layers.values():
+            for buffer in buffers:
+                buffer[pages] = 0
         while rows:
             self.release(rows.pop())
 
@@ -171,6 +190,7 @@ class PageStore:
 
     def forget(self) -> None:
         """Forget all that is known: nobody begins with it any more."""
+        self.forgotten += 1
         self._free += self._kept
         self._kept.clear()
         self._known.clear()
@@ -193,7 +213,17 @@ class PageStore:
 
     # --- their memory -----------------------------------------------------------------------------------------
 
+    def shrink(self) -> None:
+        """Have half as many pages, as soon as no row has any."""
+        if self.total:
+            self.budget, self._too_many = max(self.total // 2, min(self.total, _LEAST)) * self.page_bytes, True
+
     def _begin(self) -> None:
+        """Decide how many pages there are, unless that is known."""
+        if self._too_many and not self._under_way():
+            self._give_up()
+        if self.total:
+            return
         budget = self.budget
         if self.device.type == "cuda":
             budget = min(budget, int(free_bytes(self.device) * _OF_FREE))
@@ -218,12 +248,8 @@ class PageStore:
     def _make(self, layer: int, *states: torch.Tensor) -> None:
         if self._layers.pop(layer, None) is not None:
             self.epoch += 1  # in another precision from now on
-        try:
-            # Zeros, since what is beyond a row's end is read, if with no weight: 0 * nan would be nan.
-            key, value = (each.new_zeros(self.total, each.shape[1], PAGE, each.shape[2]) for each in states)
-        except torch.OutOfMemoryError:
-            self.budget, self._too_many = self.total * self.page_bytes // 2, True
-            raise
+        # Zeros, since what is beyond a row's end is read, if with no weight: 0 * nan would be nan.
+        key, value = (each.new_zeros(self.total, each.shape[1], PAGE, each.shape[2]) for each in states)
         self._layers[layer] = key, value
 
     def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:

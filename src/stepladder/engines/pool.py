@@ -17,6 +17,7 @@ from logging import getLogger
 from typing import Any
 from weakref import finalize
 
+import numpy as np
 import torch
 
 from stepladder.engines.base import EngineDown
@@ -111,7 +112,7 @@ class Pool:
 
     def extend(self, places: Sequence[int], columns: Sequence[int], pages: Sequence[int]) -> None:
         """Give rows more pages, each at its column of the list."""
-        self._make_room(len(self.positions_B), max(columns) + 1)
+        self._make_room(0, max(columns) + 1)
         row, column, page = torch.tensor([places, columns, pages], device=self.device)
         self.table_BP[row, column] = page
 
@@ -121,15 +122,18 @@ class Pool:
             into, whence = torch.tensor([to, of], device=self.device)
             self.table_BP[into] = self.table_BP[whence]
             self.positions_B[into] = self.positions_B[whence]
-        # Passes are made over more rows than there are. Those that nobody asked for write where nobody reads.
+        # Passes are made over more rows than there are. Those that nobody asked for write where nobody reads, all of
+        # them the same: which of them is the last to write there is not known.
         self.table_BP[count:before, 0] = WASTE
         self.positions_B[count:before] = 0
+        self.tokens_B[count:before] = 0
 
     def _make_room(self, rows: int, pages: int) -> None:
         size, width = self.table_BP.shape
         if passed_rows(rows) <= size and pages <= width:
             return
-        size = max(passed_rows(rows), min(2 * size, size + 256), _ROWS) if passed_rows(rows) > size else size
+        if passed_rows(rows) > size:
+            size = passed_rows(max(rows, min(2 * size, size + 256), _ROWS))
         width = _rounded(max(pages, 2 * width, _PAGES), pages_for(_COLUMNS)) if pages > width else width
         before, table = self.table_BP, torch.full((size, width), WASTE, dtype=torch.long, device=self.device)
         table[: before.shape[0], : before.shape[1]] = before
@@ -146,6 +150,8 @@ class Pool:
 
         `longest`: the greatest position.
         """
+        if self._mark[-1] != self.store.epoch:
+            raise EngineDown("the model's precision was changed while it was writing")
         count = len(tokens_B)
         self.tokens_B[:count] = tokens_B
         self.positions_B[:count] += 1
@@ -160,7 +166,7 @@ class Pool:
         logits_BV = found.run(model)
         self._by_length = found.by_length
         if self.records:
-            self._record((rows, 0 if self._by_length else columns), found, model, logits_BV)
+            self._record((rows, 0 if self._by_length else columns), found, model, logits_BV[:count])
         return logits_BV[:count]
 
     def _record(self, shape: tuple[int, int], found: "_Pass", model: Any, logits_BV: torch.Tensor) -> None:
@@ -179,7 +185,7 @@ class Pool:
         except RuntimeError as error:  # whatever its reason
             self._give_up(str(error))
             return
-        again_BV = self._logits_BV[: found.rows]
+        again_BV = self._logits_BV[: len(logits_BV)]
         if torch.allclose(again_BV, logits_BV, rtol=_OFF, atol=_OFF):
             self._passes[shape] = found
         else:
@@ -256,18 +262,27 @@ class PooledDecoding:
         #: The pages of each row.
         self.pages: list[list[int]] = []
         self.pool: Pool | None = None
-        finalize(self, store.release_all, self.pages)  # whatever ends this
+        #: What the store had forgotten when rows began: what they have read is not taught after it forgets more.
+        self._forgotten = 0
+        finalize(self, store.discard, self.pages)  # whatever ends this
 
     @property
     def rows(self) -> int:
         """How many rows are being written."""
         return len(self.alive)
 
+    def close(self) -> None:
+        """Give up rows under way, if there are any: something has failed."""
+        if self.pages:
+            self.store.discard(self.pages)
+            self.alive, self.pool = [], None
+
     # --- rows that join ---------------------------------------------------------------------------------------
 
     def fitting(self, rows: Sequence[Row]) -> int:
         """How many of these, the first, have room beside those under way, and all of them for what they may write."""
-        room = self.store.available - sum(_wanted(row) - len(pages) for row, pages in zip(self.alive, self.pages))
+        promised = sum(max(_wanted(row) - len(pages), 0) for row, pages in zip(self.alive, self.pages))
+        room = self.store.available - promised
         needed = accumulate(map(_wanted, rows))  # a row that shares pages needs fewer, but who knows
         return sum(1 for _ in takewhile(lambda pages: pages <= room, needed))
 
@@ -282,7 +297,9 @@ class PooledDecoding:
             pool.settle(self.model)
             pool.put(before, self.pages[before:], [len(row.tokens_in) - 1 for row in rows])
         except BaseException:
-            self.store.forget()  # what was promised there was perhaps not read
+            new = self.pages[before:]
+            del self.pages[before:]
+            self.store.discard(new)  # what was promised there was perhaps not read
             raise
         sampler = Sampler(rows, self.device)
         if before:
@@ -300,6 +317,7 @@ class PooledDecoding:
             return self.pool
         if self.pool is None:
             self.pool = self.idle.pop() if self.idle else Pool(self.store, recording=self.store.capacity > 0)
+        self._forgotten = self.store.forgotten
         if not self.pool.fits(self.model):
             self.pool.begin(self.model)
         return self.pool
@@ -380,21 +398,23 @@ class PooledDecoding:
         short = [place for place, position in enumerate(positions) if position // PAGE >= len(self.pages[place])]
         if not short:
             return
-        taken = self.store.take(_AHEAD * len(short))
-        columns = [len(self.pages[place]) + number for place in short for number in range(_AHEAD)]
-        pool.extend([place for place in short for _ in range(_AHEAD)], columns, taken)
-        for number, place in enumerate(short):
-            self.pages[place] += taken[number * _AHEAD : (number + 1) * _AHEAD]
+        places, columns, taken = list[int](), list[int](), list[int]()
+        for place in short:
+            row, pages = self.alive[place], self.pages[place]
+            most = pages_for(len(row.tokens_in) + row.limit) - len(pages)
+            more = self.store.take(max(min(_AHEAD, most), 1))
+            places += [place] * len(more)
+            columns += range(len(pages), len(pages) + len(more))
+            taken += more
+            pages += more
+        pool.extend(places, columns, taken)
 
     def _part(self, pool: Pool, tokens_B: torch.Tensor) -> torch.Tensor:
         """Give up the pages of the rows that have ended, and close the gaps; the last tokens of the others."""
         before = len(self.alive)
         staying = [place for place, row in enumerate(self.alive) if row.finish is None]
         count = len(staying)
-        for row, pages in zip(self.alive, self.pages):
-            if row.finish is not None:
-                self.store.learn(row.tokens_in + row.tokens[:-1], pages)
-                self.store.release(pages)
+        ended = [(row, pages) for row, pages in zip(self.alive, self.pages) if row.finish is not None]
         gaps = [place for place in range(count) if self.alive[place].finish is not None]
         movers = staying[count - len(gaps) :]
         pool.move(gaps, movers, count, before)
@@ -403,6 +423,10 @@ class PooledDecoding:
             order[gap] = mover
         self.alive = [self.alive[place] for place in order]
         self.pages[:] = [self.pages[place] for place in order]
+        for row, pages in ended:
+            if self._forgotten == self.store.forgotten:
+                self.store.learn(row.tokens_in + row.tokens[:-1], pages)
+            self.store.release(pages)
         if order:
             self.sampler.keep(order)
             tokens_B = tokens_B[torch.tensor(order, device=self.device)]
@@ -448,5 +472,7 @@ def _rounded(number: int, step: int) -> int:
 
 def _padded(pages: Sequence[Sequence[int]], width: int = 0) -> torch.Tensor:
     """Lists of pages as one table."""
-    width = max(width, *map(len, pages))
-    return torch.tensor([[*own, *[WASTE] * (width - len(own))] for own in pages])
+    table = np.full((len(pages), max(width, *map(len, pages))), WASTE)
+    for row, own in zip(table, pages):
+        row[: len(own)] = own
+    return torch.from_numpy(table)

@@ -118,6 +118,20 @@ class TransformersEngine(InProcessEngine):
         replies.update((row.key, self.reply_of(row)) for row in rows)
         return [replies[number] for number in range(len(requests))]
 
+    def begin(
+        self, requests: Mapping[Hashable, Generate]
+    ) -> tuple[list[Row], dict[Hashable, Generation | EngineError]]:
+        """The rows to be written, and the replies to requests that need none or cannot be written."""
+        rows, replies = super().begin(requests)
+        if isinstance(self.prefixes, PageStore) and rows:
+            most = self.prefixes.tokens
+            for row in [row for row in rows if len(row.tokens_in) >= most]:
+                replies[row.key] = EngineError(
+                    f"a context of {len(row.tokens_in)} tokens does not fit: there is memory for {most}"
+                )
+            rows = [row for row in rows if row.key not in replies]
+        return rows, replies
+
     def open(self) -> "Session | None":
         """Room for requests that come and go one by one, where the model allows it."""
         return _Session(self) if self._packs else None
@@ -150,9 +164,9 @@ class TransformersEngine(InProcessEngine):
 
     def _decode_batch(self, rows: list[Row]) -> None:
         if self._packs:
+            decoding, waiting = self._decoding(), rows
             try:
                 with packing(self.model):
-                    decoding, waiting = self._decoding(), rows
                     while waiting or decoding.rows:
                         if count := self._joining(decoding, waiting):
                             decoding.add(waiting[:count])
@@ -162,8 +176,11 @@ class TransformersEngine(InProcessEngine):
             except CannotPack:  # seen at the first layer of the first pass: nothing was written yet
                 self._packs = False
             except torch.OutOfMemoryError:
-                self.forget()  # the smaller batches that follow need the room more
+                decoding.close()
+                self.give_way()  # the smaller batches that follow need the room more
                 raise
+            finally:
+                decoding.close()
         decode_padded(self.model, self.config, rows, self._append)
 
     @property
@@ -188,6 +205,12 @@ class TransformersEngine(InProcessEngine):
     def rest(self) -> None:
         """Drop what was kept of earlier transcripts; passes that were recorded stay."""
         self.prefixes.forget()
+
+    def give_way(self) -> None:
+        """Memory has run out: drop all that was kept, and keep less from now on."""
+        if isinstance(self.prefixes, PageStore):
+            self.prefixes.shrink()
+        self.forget()
 
     def forget(self) -> None:
         """Drop the keys and values of earlier transcripts. Changes of weights are noticed without this."""
@@ -265,5 +288,9 @@ class _Session(Session):
         try:
             yield
         except torch.OutOfMemoryError as error:
-            self.engine.forget()
+            self.decoding.close()
+            self.engine.give_way()
             raise NoRoom(str(error)) from None
+        except BaseException:
+            self.decoding.close()
+            raise

@@ -113,10 +113,13 @@ def dev_player(
     seed: int,
     playing: Precision,
     look: Callable[[Sequence[Trajectory]], DevScore] = lambda _: {},
+    *,
+    plays_on: bool = False,
 ) -> Callable[[], DevScore] | None:
     """Plays the dev questions greedily with the model as it is; None without questions.
 
-    `playing` makes the context in which it writes. `look` may find out more from what was played.
+    `playing` makes the context in which it writes. `look` may find out more from what was played. `plays_on`: whether
+    the engine has more to play soon; else training gets its memory.
     """
     if not questions:
         return None
@@ -125,7 +128,10 @@ def dev_player(
     def score() -> DevScore:
         with playing():
             result = evaluate(Driver(engine, retriever), agent, questions, greedy, seed=seed)
-        engine.forget()
+        if plays_on:
+            engine.rest()
+        else:
+            engine.forget()
         if result.stopped_by is not None:
             raise result.stopped_by
         failures = [row.failure for row in result.scores if row.failure]

@@ -102,7 +102,8 @@ def train_grpo(
             scoring=lambda: place.autocast,
         )
         order, updates = schedule(len(chosen), settings, seed)
-        play = dev_player(engine, agent, pick(dev, settings.dev_questions, seed), retriever, episode, seed, playing)
+        asked = pick(dev, settings.dev_questions, seed)
+        play = dev_player(engine, agent, asked, retriever, episode, seed, playing, plays_on=True)
 
         def trainer(arguments: TrainingArguments) -> WatchedTrainer:
             return EpisodeTrainer(
