@@ -181,6 +181,18 @@ def test_what_is_discarded_is_not_known_and_holds_nothing() -> None:
     assert store.forgotten == before, "without rows nothing has failed"
 
 
+def test_what_another_row_has_is_not_discarded() -> None:
+    store = store_of(5)
+    held = store.take(1)
+    store.learn(text(1), held)
+    both = store.find(text(1))
+    assert both == held
+    store.write(0, *states(5))
+    store.discard([both])
+    assert store.layer(0)[0][held, :, 0].eq(1).all()
+    assert held[0] not in store._free
+
+
 def test_whatever_rows_do_no_page_is_lost_and_none_holds_anything_else() -> None:
     rng = random.Random(0)
     store = store_of(40)

@@ -308,7 +308,7 @@ def test_whatever_fails_no_page_is_lost(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_session_goes_on_after_rows_that_could_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, asked = engine_with(True), requests()
+    engine, asked = engine_with(True), requests([f"{TEXTS[4]} {number}" for number in range(9)])  # pages are shared
     decoding = engine._decoding()
     rows = engine.begin(dict(enumerate(asked)))[0]
     with packing(engine.model):

@@ -168,12 +168,13 @@ class PageStore:
         if not rows:
             return
         self.forget()
-        pages = torch.tensor(sorted({WASTE, *(page for pages in rows for page in pages)}), device=self.device)
-        for buffers in self._layers.values():
-            for buffer in buffers:
-                buffer[pages] = 0
+        given_up = {WASTE, *(page for pages in rows for page in pages)}
         while rows:
             self.release(rows.pop())
+        nobodys = torch.tensor([page for page in given_up if not self._users[page]], device=self.device)
+        for buffers in self._layers.values():
+            for buffer in buffers:
+                buffer[nobodys] = 0
 
     def _unlearn(self, page: int) -> None:
         """Forget a page and all that come behind it."""
