@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from stepladder.driver import Driver
-from stepladder.engines import decode_kernel, pool
+from stepladder.engines import decode_kernel, passes, pool
 from stepladder.engines.base import EngineDown, EngineError, NoRoom, Session
 from stepladder.engines.blocks import packing
 from stepladder.engines.pages import PAGE, PageStore, bytes_of_token
@@ -47,7 +47,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
             super()._empty()
             self.records = True
 
-    monkeypatch.setattr(pool._Pass, "record", record)
+    monkeypatch.setattr(passes._Pass, "record", record)
     monkeypatch.setattr("stepladder.engines.pool.Pool", Recording)
     return made
 
@@ -116,8 +116,8 @@ def test_rows_join_and_leave_a_pool_one_by_one(recorded: list[Replayed], prefix_
 
 def test_rows_get_more_pages_as_they_write(recorded: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than there was room for, and more pages than their list had."""
-    monkeypatch.setattr(pool, "_ROWS", 2)
-    monkeypatch.setattr(pool, "_PAGES", 3)
+    monkeypatch.setattr(passes, "_ROWS", 2)
+    monkeypatch.setattr(passes, "_PAGES", 3)
     asked = [
         Generate((Segment(Author.PROMPT, "abc " * length),), sampling=Sampling(1.0, 1.0, 90), seed=length)
         for length in (2, 30, 3, 31, 5, 32, 6)
@@ -373,12 +373,12 @@ def test_rows_that_nobody_asked_for_are_all_alike(recorded: list[Replayed]) -> N
     assert held.table_BP[:, 0].eq(0).all()
 
 
-def test_more_pages_for_a_row_do_not_cost_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_pages_for_a_row_do_not_cost_what_was_recorded() -> None:
     held = pool.Pool(engine_with(True).prefixes)  # type: ignore[arg-type]
     for rows in (100, 116):
         held.put(0, [[1]] * rows, [3] * rows)
     size = len(held.positions_B)
-    assert pool.passed_rows(size) == size
+    assert passes.passed_rows(size) == size
     held.extend([0], [1], [2])
     assert len(held.positions_B) == size
 
@@ -440,15 +440,15 @@ def test_passes_over_longer_lists_are_recorded_in_memory_of_their_own(
 ) -> None:
     """Torch records nothing more in memory whose recordings are all gone."""
     used: list[tuple[int, object]] = []
-    record = pool._Pass.record
+    record = passes._Pass.record
 
     def noting(self: Any, model: Any, logits_BV: torch.Tensor, memory: object) -> None:
         used.append((self.table_BP.shape[1], memory))
         record(self, model, logits_BV, memory)
 
-    monkeypatch.setattr(pool._Pass, "record", noting)
-    monkeypatch.setattr(pool, "_Memory", lambda _: object())
-    monkeypatch.setattr(pool, "_PAGES", 8)
+    monkeypatch.setattr(passes._Pass, "record", noting)
+    monkeypatch.setattr(passes, "_Memory", lambda _: object())
+    monkeypatch.setattr(passes, "_PAGES", 8)
     engine = engine_with(True)
     engine._idle.append(held := pool.Pool(engine.prefixes))  # type: ignore[arg-type]
     held._recording = True
@@ -464,7 +464,7 @@ def test_a_model_that_cannot_be_recorded_is_told(
     def record(*_: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(pool._Pass, "record", record)
+    monkeypatch.setattr(passes._Pass, "record", record)
     ours, theirs = (replies(engine_with(pools), requests()) for pools in (True, False))
     assert all(same(a, b) for a, b in zip(ours, theirs))
     assert [each.message for each in caplog.records] == [
@@ -477,7 +477,7 @@ def test_memory_that_runs_out_while_recording_is_tried_again(
     recorded: list[Replayed], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Elsewhere: where a first recording has failed, torch records nothing more."""
-    record, used = pool._Pass.record, list[object]()
+    record, used = passes._Pass.record, list[object]()
 
     def full_at_first(self: Any, model: Any, logits_BV: torch.Tensor, memory: object) -> None:
         used.append(memory)
@@ -485,8 +485,8 @@ def test_memory_that_runs_out_while_recording_is_tried_again(
             raise torch.OutOfMemoryError
         record(self, model, logits_BV, memory)
 
-    monkeypatch.setattr(pool._Pass, "record", full_at_first)
-    monkeypatch.setattr(pool, "_Memory", lambda _: object())
+    monkeypatch.setattr(passes._Pass, "record", full_at_first)
+    monkeypatch.setattr(passes, "_Memory", lambda _: object())
     engine = engine_with(True)
     engine._idle.append(held := pool.Pool(engine.prefixes))  # type: ignore[arg-type]
     held._recording = True
@@ -542,7 +542,7 @@ def test_a_model_that_cannot_be_recorded_writes_in_the_ordinary_way(
         tried.append(self.rows)
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(pool._Pass, "record", refuse)
+    monkeypatch.setattr(passes._Pass, "record", refuse)
     ours, theirs = (replies(engine_with(pools), requests()) for pools in (True, False))
     assert all(same(a, b) for a, b in zip(ours, theirs))
     assert len(tried) == 1

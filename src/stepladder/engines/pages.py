@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from stepladder.engines.base import NoRoom
@@ -40,6 +41,14 @@ def pages_for(tokens: int) -> int:
     [1, 1, 2]
     """
     return -(-tokens // PAGE)
+
+
+def padded(pages: Sequence[Sequence[int]], width: int = 0) -> torch.Tensor:
+    """Lists of pages as one table."""
+    table = np.full((len(pages), max(width, *map(len, pages))), WASTE)
+    for row, own in zip(table, pages):
+        row[: len(own)] = own
+    return torch.from_numpy(table)
 
 
 def bytes_of_token(config: Any, dtype: torch.dtype) -> int:

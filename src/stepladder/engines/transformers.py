@@ -32,7 +32,8 @@ from stepladder.engines.in_process import InProcessEngine
 from stepladder.engines.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
 from stepladder.engines.norms import fuse_norms
 from stepladder.engines.pages import PageStore, page_store
-from stepladder.engines.pool import Pool, PooledDecoding
+from stepladder.engines.passes import Pool
+from stepladder.engines.pool import PooledDecoding
 from stepladder.engines.prefixes import PrefixStore, default_capacity, versions_mark, weights_mark
 from stepladder.engines.sampling import Row
 from stepladder.errors import StepladderError
