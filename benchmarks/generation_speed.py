@@ -2,7 +2,8 @@
 
     python benchmarks/generation_speed.py --model smollm2-135m --model random-1.5b --transcripts 1024
 
-`random-1.5b` has the shape of Qwen2.5-1.5B and weights drawn at random; a folder with the model itself does as well.
+`random-135m` and `random-1.5b` have the shapes of SmolLM2-135M and Qwen2.5-1.5B, and weights drawn at random; a folder
+with the model itself does as well.
 
 A transcript is a prompt, then twice a step that searches, the passages it reads, and a step that says what they tell:
 four times some tokens are written and twice some hundred read. All ways get the same contexts and write the same number
@@ -45,17 +46,28 @@ PROMPT, READ, WRITTEN = 60, (300, 461), (16, 65)
 #: Tokens to read before each step that writes: nothing, passages, nothing, passages.
 TURNS = (False, True, False, True)
 NEVER = ("</never written>",)
-#: A model that needs no download, and its shape, which is Qwen2.5-1.5B's.
-RANDOM = "random-1.5b"
-SHAPE: dict[str, Any] = {
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "vocab_size": 151_936,
-    "max_position_embeddings": 32_768,
-    "tie_word_embeddings": True,
+#: Models that need no download, and their shapes.
+RANDOM: dict[str, dict[str, Any]] = {
+    "random-135m": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49_152,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+    "random-1.5b": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -172,11 +184,11 @@ def _let_go(engine: Engine | None) -> None:
 def plain_model(model: str, device: str) -> tuple[Any, Any]:
     """The model as transformers has it, and its tokenizer."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    if model != RANDOM:
+    if model not in RANDOM:
         loaded, words = load_model(model, None, dtype)
         return loaded.to(device).eval(), words
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE), dtype=dtype).eval(), tiny_tokenizer()
+        return AutoModelForCausalLM.from_config(Qwen2Config(**RANDOM[model]), dtype=dtype).eval(), tiny_tokenizer()
 
 
 def run(model: str, count: int, batch: int, rounds: int, ways: set[str]) -> None:
@@ -199,7 +211,7 @@ def run(model: str, count: int, batch: int, rounds: int, ways: set[str]) -> None
         _let_go(engine)
         del engine, plain
         _let_go(None)
-    if "vllm" in ways and model != RANDOM and device == "cuda" and find_spec("vllm") is not None:
+    if "vllm" in ways and model not in RANDOM and device == "cuda" and find_spec("vllm") is not None:
         from stepladder.engines.vllm import VLLMEngine
 
         served = VLLMEngine(model, max_batch=count)
