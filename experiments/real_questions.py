@@ -51,11 +51,12 @@ DPO: dict[str, Any] = {
     "dpo": {
         "policy": "sft",
         "beta": 0.3,
-        "lr": 5e-5,
+        "lr": 1e-4,
+        "epochs": 2,
         "accumulate": 8,
         "batch": 16,
         "lora": {"rank": 16, "alpha": 32},
-        "dev_questions": 120,
+        "dev_questions": 200,
     },
 }
 GUIDE = ("--n", "8", "--temperature", "0.5", "--weighted")
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="of the reinforcement learning, for every seed")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--evals", type=int, default=1, help="evaluations at a time, beside the trainings")
-    parser.add_argument("--updates", type=int, default=80, help="of the reinforcement learning, a multiple of 4")
+    parser.add_argument("--updates", type=int, default=60, help="of the reinforcement learning, a multiple of 4")
     parser.add_argument("--search", default="bm25,hybrid", help="what policies are evaluated over")
     parser.add_argument("--limit", type=int, help="test questions; all by default")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="NAME=VALUE")

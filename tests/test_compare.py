@@ -70,7 +70,16 @@ def saved(folder: Path, scores: Sequence[QuestionScore], **described: Any) -> st
 
 
 def questions_file(path: Path, count: int) -> Path:
-    lines = [{"id": f"t{number}", "question": f"What is {number}?", "golden_answers": ["x"]} for number in range(count)]
+    asked = [f"What is {number}?" for number in range(count)]
+    lines = [
+        {
+            "id": f"t{number}",
+            "question": text,
+            "golden_answers": ["x"],
+            "metadata": {"question_decomposition": [{"question": text, "answer": "x"}]},
+        }
+        for number, text in enumerate(asked)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -443,20 +452,24 @@ def used(run: Path, stage: str) -> set[str]:
     return {question for _, question in use.questions}
 
 
-def test_the_questions_of_a_warm_up_are_those_that_it_took(tmp_path: Path) -> None:
+@pytest.mark.parametrize("warmup", [0, 9])
+def test_the_questions_of_a_warm_up_are_those_that_it_took(tmp_path: Path, warmup: int) -> None:
     recipe = Recipe.read(
         {
             "policy": "tiny",
             "agent": "direct",
             "device": "cpu",
             "seed": 3,
-            "data": {"train": str(questions_file(tmp_path / "train.jsonl", 30))},
+            "data": {"train": str(questions_file(tmp_path / "train.jsonl", 30)), "warmup": warmup},
             "stages": {"sft": {"questions": 7, "epochs": 1, "batch": 8, "dev_questions": 0}},
         }
     )
     run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
     transcripts = (tmp_path / "run" / "sft" / "transcripts.jsonl").read_text().splitlines()
-    assert used(tmp_path / "run", "sft") == {json.loads(line)["question"]["id"] for line in transcripts}
+    taken = {json.loads(line)["question"]["id"] for line in transcripts}
+    assert used(tmp_path / "run", "sft") == taken
+    if warmup:
+        assert taken <= {question.id for question in recipe.shared.data.open().split("warmup")}
 
 
 def test_the_questions_of_a_refinement_are_those_that_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,10 +514,15 @@ def test_the_questions_of_reinforcement_learning_are_those_that_had_their_turn(
     assert len(used(run.path, "grpo")) == count
 
 
-def test_the_questions_of_a_reward_models_chains_are_those_that_it_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("episodes", [0, 5])
+def test_the_questions_of_a_reward_model_are_those_that_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, episodes: int
 ) -> None:
     taken: list[str] = []
+
+    def cut_short(questions: Sequence[Question]) -> list[Any]:
+        taken.extend(question.id for question in questions)
+        return []
 
     def cut(questions: Sequence[Question], *_: Any) -> None:
         taken.extend(question.id for question in questions)
@@ -513,15 +531,17 @@ def test_the_questions_of_a_reward_models_chains_are_those_that_it_took(
     monkeypatch.setattr("stepladder.stages.prm._chains", cut)
     monkeypatch.setattr("stepladder.train.prm_examples.from_trees", lambda *_: [])
     monkeypatch.setattr("stepladder.train.prm_training.train_prm", lambda _, examples, *__, **___: examples(None))
-    stages = {"explore": {}, "prm": {"objective": "verdicts", "chains": 6, "dev_share": 0.5, "model": "tiny"}}
-    file = questions_file(tmp_path / "train.jsonl", 12)
+    monkeypatch.setattr("stepladder.stages.prm.sampled_episodes", lambda _, __, played, **___: cut_short(played))
+    settings = {"objective": "verdicts", "chains": 6, "episodes": episodes, "dev_share": 0.5, "model": "tiny"}
+    stages = {"explore": {}, "prm": settings}
+    file = questions_file(tmp_path / "train.jsonl", 24)
     run = Made(tmp_path / "run", stages, data={"train": str(file), "index": "http://localhost:1"})
     run.explored("explore", [f"t{number}" for number in range(8)], tokens_written=1)
     run.finish("prm", {}, "reward")
     task = Task("prm", tmp_path, seed_of(0, "prm") % 2**31, {"trees": str(run.path / "explore" / "trees.jsonl.gz")})
     with pytest.raises(KeyboardInterrupt):
         run_prm(run.recipe.stages[1].settings, Workshop(run.recipe.shared), task)  # type: ignore[arg-type]
-    assert len(taken) == 6
+    assert len(taken) == 6 + episodes
     assert used(run.path, "prm") == set(taken)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from stepladder.agents import make_agent
 from stepladder.data.dataset import DataSet
-from stepladder.data.holdout import held_out
+from stepladder.data.holdout import held_out, with_warmup
 from stepladder.driver import Driver
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
@@ -129,8 +129,22 @@ def test_too_many_cannot_be_held_out() -> None:
         held_out(data(test=20), 5)
 
 
+def test_a_part_of_train_can_be_for_the_warm_up_alone() -> None:
+    parted = with_warmup(held_out(data(train=20, dev=7), 5), 6)
+    assert sizes(parted) == {"train": 9, "dev": 5, "test": 7, "warmup": 6}
+    ids = [question.id for split in ("train", "warmup", "dev") for question in parted.split(split)]
+    assert len(set(ids)) == 20
+    assert parted.split("warmup") == with_warmup(held_out(data(train=20, dev=7), 5), 6).split("warmup")
+    assert parted.passages is PASSAGES
+    assert sizes(with_warmup(data(all=20), 6)) == {"train": 14, "warmup": 6}
+    with pytest.raises(StepladderError, match="20 train questions: 20 cannot be held out"):
+        with_warmup(data(train=20), 20).split("warmup")
+
+
 def test_a_recipe_can_hold_questions_out(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("question,answer\n" + "".join(f"How high is hill {n}?,{n} metres\n" for n in range(30)))
     opened = DataSettings(name=str(file), holdout=4).open()
     assert sizes(opened) == {"train": 22, "dev": 4, "test": 4}
+    opened = DataSettings(name=str(file), holdout=4, warmup=10).open()
+    assert sizes(opened) == {"train": 12, "dev": 4, "test": 4, "warmup": 10}

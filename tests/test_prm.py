@@ -5,7 +5,8 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ from stepladder.driver import Driver, Outcome
 from stepladder.engines.base import EngineError
 from stepladder.engines.encoding import Encoding
 from stepladder.engines.loading import load_model, quiet_libraries
+from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.explore.store import TreeFile
 from stepladder.explore.values import monte_carlo
+from stepladder.pairs import dev_questions
 from stepladder.records import write_records
 from stepladder.request import Algorithm, Score
 from stepladder.stages import Task
@@ -52,6 +55,7 @@ from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import read_curves
 from stepladder.train.prm import ProcessRewardModel, with_head
 from stepladder.train.prm_examples import collate_rewards, from_pairs, from_trees, gold_verdicts, outcomes
+from stepladder.train.prm_questions import choose
 from stepladder.train.prm_settings import PRMSettings
 from stepladder.train.prm_training import PRMReport, batch_loss, train_prm, weight_of
 from stepladder.train.readings import StepReader
@@ -610,6 +614,49 @@ def test_the_stage_learns_values_from_trees(
     assert right > 0 > wrong
 
 
+def test_the_stage_learns_from_what_the_policy_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = tuple(replace(QUESTION, id=f"q{number}") for number in range(10))
+    calls: list[str] = []
+
+    def writes(request: Any) -> str:
+        calls.append(request.trajectory.question.id)
+        return "<step>So.</step><answer>Orm</answer>"  # at once, and wrong
+
+    @contextmanager
+    def engine(*_: object) -> Iterator[ScriptedEngine]:
+        yield ScriptedEngine(writes)
+
+    monkeypatch.setattr(Workshop, "engine", engine)
+    monkeypatch.setattr(Workshop, "split", lambda *_: questions)
+    monkeypatch.setattr(Workshop, "retriever", WordRetriever())
+    with TreeFile(tmp_path / "trees.jsonl.gz") as trees:
+        trees.add(replace(small_tree("q0"), question=replace(QUESTION, id="q0", hops=(), gold_passages=(), answers=())))
+    shared = SharedSettings.read({"policy": "tiny", "agent": AGENT, "device": "cpu"})
+    task = Task("prm", tmp_path / "prm", 0, {"policy": "tiny", "trees": str(tmp_path / "trees.jsonl.gz")})
+    settings = changed(objective="verdicts", episodes=8, samples=3, dev_share=0.25, epochs=1, reencode=True)
+    for _ in range(2):  # what is there is not played again
+        numbers = run_prm(settings, Workshop(shared), task).summary
+        assert (numbers["episodes"], numbers["scored_steps"], numbers["held_out_steps"]) == (24, 18, 6)
+        assert len(calls) == 24
+        assert len(set(calls)) == 8
+
+
+def test_played_questions_that_are_held_out_teach_nothing_whatever_is_made_of_them() -> None:
+    questions = [replace(QUESTION, id=f"q{number}") for number in range(40)]
+    explored = [question.id for question in questions[:20]]
+    unjudged = [
+        replace(question, id=f"u{number}", hops=(), gold_passages=()) for number, question in enumerate(questions)
+    ]
+    settings = changed(objective="verdicts", episodes=20, chains=30, dev_share=0.2)
+    chosen = choose(settings, [*unjudged, *questions], explored, 3)
+    assert {question.id[0] for question in chosen.played} == {"q"}
+    assert dev_questions(explored, 0.2) < chosen.held_out
+    assert len(chosen.held_out & {question.id for question in chosen.played}) >= 4
+    assert not chosen.held_out & {question.id for question in chosen.chained}
+    plain = choose(changed(objective="verdicts", chains=30, dev_share=0.2), questions, explored, 3)
+    assert (plain.held_out, plain.played) == (dev_questions(explored, 0.2), ())
+
+
 def test_trees_without_what_is_to_be_learnt_are_refused(tmp_path: Path) -> None:
     unjudged = replace(small_tree(), question=replace(QUESTION, hops=(), gold_passages=(), answers=()))
     with TreeFile(tmp_path / "trees.jsonl.gz") as trees:
@@ -630,6 +677,7 @@ def test_the_stage_begins_with_the_policy_or_with_another_model(tmp_path: Path) 
             learnt, tiny_model(seed=seed).state_dict()["model.embed_tokens.weight"], atol=1e-4, rtol=0
         )
     assert KIND.leaves_out(changed(model="other")) == {"policy", "trees"}
+    assert KIND.leaves_out(changed(model="other", objective="verdicts", episodes=1)) == {"pairs"}
     assert KIND.leaves_out(changed(objective="values")) == {"pairs"}
 
 
@@ -807,8 +855,9 @@ def test_names_that_are_no_reward_model(name: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"objective": "values", "chains": 4}, "chains and spoilt go with the objective 'verdicts'"),
+        ({"objective": "values", "chains": 4}, "chains, spoilt and episodes go with the objective 'verdicts'"),
         ({"objective": "pairs", "spoilt": 4}, "not 'pairs'"),
+        ({"objective": "outcome", "episodes": 4}, "not 'outcome'"),
         ({"objective": "verdicts", "spoilt": 4}, "set chains to have gold chains"),
     ],
 )

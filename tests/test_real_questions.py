@@ -66,7 +66,7 @@ def test_arms_begin_with_what_they_share_and_play_as_many_episodes(tmp_path: Pat
         "dual-2": "grpo-2",
     }, "stages are seeded by their names"
     settings = {name: stage.settings.model_dump() for name, stage in learning.items()}
-    assert {name: each["questions"] * each["epochs"] for name, each in settings.items()} == dict.fromkeys(settings, 64)
+    assert {name: each["questions"] * each["epochs"] for name, each in settings.items()} == dict.fromkeys(settings, 128)
     assert settings["outcome-4x"]["questions"] == 4 * settings["dual"]["questions"]
 
 

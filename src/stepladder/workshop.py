@@ -15,7 +15,7 @@ from rich.console import Console
 
 from stepladder.agents import Agent, is_agent_file, make_agent
 from stepladder.data import DATA_SETS, PUBLISHED, SPLITS, DataSet, absolute_name, open_data, open_files
-from stepladder.data.holdout import held_out
+from stepladder.data.holdout import WARMUP, held_out, with_warmup
 from stepladder.engines import Engine, make_engine
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
@@ -61,6 +61,9 @@ class DataSettings(Settings):
     #: So many train questions are set aside as `dev`, to choose checkpoints by; what was `dev` is the `test` then,
     #: unless there is one, and where there is neither, as many again are set aside as `test`.
     holdout: int = Field(default=0, ge=0)
+    #: So many of the train questions that are left are for the warm-up (`sft`) alone: what a policy was shown how to
+    #: solve is not what it plays in other stages, which have the rest.
+    warmup: int = Field(default=0, ge=0)
     #: Folder of an index, or URLs of search servers, instead of an index of the data set's own passages.
     index: Annotated[str, Field(min_length=1), AfterValidator(absolute_unless_url)] | None = None
 
@@ -87,7 +90,8 @@ class DataSettings(Settings):
         """The questions, with the passages that come with them."""
         name = self.name
         data = open_files("the data", self.files) if name is None else open_data(name, seed=self.world_seed)
-        return held_out(data, self.holdout) if self.holdout else data
+        data = held_out(data, self.holdout) if self.holdout else data
+        return with_warmup(data, self.warmup) if self.warmup else data
 
 
 class SearchSettings(Settings):
@@ -177,6 +181,10 @@ class Workshop:
             self.console.print(f"{self.data.name} {name}: left out {count:,} {reason}", highlight=False, markup=False)
         self._told.add(name)
         return questions
+
+    def shown(self) -> tuple[Question, ...]:
+        """The questions that a warm-up may be shown how to solve."""
+        return self.split(WARMUP if self.settings.data.warmup else "train")
 
     def all_questions(self) -> list[Question]:
         """The questions of all splits."""

@@ -137,7 +137,8 @@ def shared_settings(run: Path | None, given: dict[str, object]) -> SharedSetting
     if given.get("data.name") is not None:
         for split in ("train", "dev", "test"):  # question files of the run give way to what is asked for
             plain = with_value(plain, ["data", split], None)
-        plain = with_value(plain, ["data", "holdout"], 0)
+        for number in ("holdout", "warmup"):
+            plain = with_value(plain, ["data", number], 0)
     for name, value in given.items():
         if value is not None:
             plain = with_value(plain, name.split("."), value)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepladder.data.holdout import WARMUP
 from stepladder.errors import StepladderError
-from stepladder.pairs import dev_questions
 from stepladder.recipe import Stage
 from stepladder.records import read_records
 from stepladder.report.cost import Cost, costs_of
@@ -25,6 +25,7 @@ from stepladder.stages.growing import TREES
 from stepladder.stages.pairs import DEV, PAIRS, TRAIN
 from stepladder.trace import Pair, Question
 from stepladder.train.grpo_settings import GRPOSettings
+from stepladder.train.prm_questions import choose
 from stepladder.train.prm_settings import PRMSettings
 from stepladder.train.rft_settings import RFTSettings
 from stepladder.train.sft_settings import SFTSettings
@@ -98,7 +99,7 @@ class Lineages:
 
     def __init__(self) -> None:
         self._runs: dict[Path, tuple[Run, dict[str, Cost]]] = {}
-        self._train: dict[DataSettings, tuple[Question, ...]] = {}
+        self._questions_of: dict[tuple[DataSettings, str], tuple[Question, ...]] = {}
 
     def training_of(self, run: Path, *stages: str) -> Training:
         """What the outputs of some stages of a run were made from."""
@@ -165,11 +166,12 @@ class Lineages:
             files = (folder / record.outputs[PAIRS] / name for name in (TRAIN, DEV))
             return {pair.question_id for file in files for pair in read_records(file, Pair)}
         if isinstance(settings, PRMSettings):
-            return self._of_chains(run, settings, record, seed) if settings.chains else ()
+            return self._of_prm(run, settings, record, seed) if settings.chains or settings.episodes else ()
         if isinstance(settings, SFTSettings):
             if settings.source == "trees":
                 return ()
-            chosen = pick(self._split(run), settings.questions, seed, balance=settings.balance)
+            shown = self._split(run, WARMUP if run.report.recipe.shared.data.warmup else "train")
+            chosen = pick(shown, settings.questions, seed, balance=settings.balance)
         elif isinstance(settings, RFTSettings | GRPOSettings):
             answerable = [question for question in self._split(run) if question.answers]
             chosen = pick(answerable, settings.questions, seed, balance=settings.balance)
@@ -179,21 +181,21 @@ class Lineages:
             return None
         return (question.id for question in chosen)
 
-    def _of_chains(self, run: Run, settings: PRMSettings, record: StageRecord, seed: int) -> Iterable[str]:
-        """Questions whose gold chains a reward model learnt from: none of the explored ones that are held out."""
+    def _of_prm(self, run: Run, settings: PRMSettings, record: StageRecord, seed: int) -> Iterable[str]:
+        """Questions that were played for a reward model, or whose gold chains it learnt from."""
         maker = next(each for each in run.in_order if each.name == record.inputs[TREES])
         if TREES not in maker.outputs:
             raise StepladderError(f"the trees of the stage '{maker.name}' are gone")
-        held_out = dev_questions(_tree_questions(run.folder / maker.name / maker.outputs[TREES]), settings.dev_share)
-        others = [question for question in self._split(run) if question.id not in held_out]
-        return (question.id for question in pick(others, settings.chains, seed, balance=True))
+        explored = _tree_questions(run.folder / maker.name / maker.outputs[TREES])
+        chosen = choose(settings, self._split(run), explored, seed)
+        return (question.id for question in (*chosen.played, *chosen.chained))
 
-    def _split(self, run: Run) -> Sequence[Question]:
+    def _split(self, run: Run, split: str = "train") -> Sequence[Question]:
         """The questions that stages train on."""
         data = run.report.recipe.shared.data
-        if data not in self._train:
-            self._train[data] = data.open().split("train")
-        return self._train[data]
+        if (data, split) not in self._questions_of:
+            self._questions_of[data, split] = data.open().split(split)
+        return self._questions_of[data, split]
 
 
 def _played(chosen: list[Question], settings: GRPOSettings, record: StageRecord, seed: int) -> list[Question]:

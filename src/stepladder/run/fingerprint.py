@@ -130,6 +130,8 @@ def _data_ingredients(data: DataSettings) -> Ingredients:
                 found["data.world_seed"] = data.world_seed
     if data.holdout:
         found["data.holdout"] = data.holdout
+    if data.warmup:
+        found["data.warmup"] = data.warmup
     if data.index is not None:
         info = info_of(data.index)
         found["data.index"] = f"{info.kind} of content {info.checksum}" if info else data.index

@@ -1,10 +1,12 @@
 """The stage `prm`: train a process reward model. The work is done by train/prm_training.py.
 
-In: a policy to begin with, and pairs of steps; or, for objectives that predict values, trees. Out: a reward model.
+In: a policy to begin with, and pairs of steps; or, for objectives that predict values, trees. Out: a reward model; and
+`episodes/`, what the policy has played for it, where it was told to.
 """
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,20 +14,21 @@ from stepladder.errors import StepladderError
 from stepladder.evaluate.chains import control_chains
 from stepladder.explore.store import read_trees
 from stepladder.explore.values import monte_carlo
-from stepladder.pairs import dev_questions
 from stepladder.records import read_records
 from stepladder.seeding import seed_of
 from stepladder.stages.base import REWARD, StageKind, StageResult, Task
 from stepladder.stages.growing import TREES
 from stepladder.stages.pairs import DEV, PAIRS, TRAIN
+from stepladder.stages.playing import sampled_episodes
 from stepladder.trace import Pair, Question, Trajectory
+from stepladder.train.prm_questions import PRMQuestions, choose
 from stepladder.train.prm_settings import PRMSettings
 from stepladder.train.spoilt import Spoiler
-from stepladder.train.transcripts import pick
 from stepladder.workshop import Workshop
 
 if TYPE_CHECKING:
     from stepladder.train.prm_examples import RewardExample
+    from stepladder.train.prm_training import ExampleMaker
     from stepladder.train.readings import StepReader
 
     Examples = tuple[Sequence[RewardExample], Sequence[RewardExample], dict[str, object]]
@@ -35,11 +38,19 @@ def run_prm(settings: PRMSettings, workshop: Workshop, task: Task) -> StageResul
     """Train on the pairs or trees of earlier stages."""
     from stepladder.train.prm_training import train_prm  # brings torch and transformers
 
-    def examples(reader: "StepReader") -> "Examples":
-        if settings.objective == "pairs":
-            return _from_pairs(settings, workshop, Path(task.inputs[PAIRS]), reader)
-        return _from_trees(settings, workshop, Path(task.inputs[TREES]), reader, task.seed)
-
+    examples: ExampleMaker
+    if settings.objective == "pairs":
+        examples = partial(_from_pairs, settings, workshop, Path(task.inputs[PAIRS]))
+    else:
+        trees = Path(task.inputs[TREES])
+        explored = [tree.question.id for tree in read_trees(trees)]
+        questions = choose(settings, _train_questions(settings, workshop), explored, task.seed)
+        played: Sequence[Trajectory] = ()
+        if questions.played:
+            played = sampled_episodes(
+                workshop, task, questions.played, samples=settings.samples, temperature=settings.temperature
+            )
+        examples = partial(_from_trees, settings, workshop, trees, questions, played, task.seed)
     report = train_prm(
         settings.model or task.inputs["policy"],
         examples,
@@ -68,31 +79,44 @@ def _from_pairs(settings: PRMSettings, workshop: Workshop, folder: Path, reader:
     )
 
 
-def _from_trees(settings: PRMSettings, workshop: Workshop, path: Path, reader: "StepReader", seed: int) -> "Examples":
+def _train_questions(settings: PRMSettings, workshop: Workshop) -> Sequence[Question]:
+    """Those to choose from; none are needed for trees alone."""
+    return workshop.split("train") if settings.chains or settings.episodes else ()
+
+
+def _from_trees(
+    settings: PRMSettings,
+    workshop: Workshop,
+    path: Path,
+    questions: PRMQuestions,
+    played: Sequence[Trajectory],
+    seed: int,
+    reader: "StepReader",
+) -> "Examples":
     from stepladder.train.prm_examples import from_chains, from_trees, gold_verdicts, outcomes
 
     values_of = {"verdicts": gold_verdicts, "values": monte_carlo, "outcome": outcomes}[settings.objective]
-    # The same questions as those whose pairs are held out, so that all objectives can be compared on these.
-    held_out = dev_questions((tree.question.id for tree in read_trees(path)), settings.dev_share)
-    train, dev = (
-        list(
-            from_trees(
-                (tree for tree in read_trees(path) if (tree.question.id in held_out) is wanted), reader, values_of
-            )
-        )
-        for wanted in (False, True)
-    )
-    if settings.chains:
-        others = [question for question in workshop.split("train") if question.id not in held_out]
-        chosen = pick(others, settings.chains, seed, balance=True)
-        train += from_chains(_chains(chosen, settings.spoilt, workshop, seed), reader)
+
+    def of_policy(held_out: bool) -> "list[RewardExample]":
+        """What the policy has written, of questions that are held out, or of the others."""
+        trees = (tree for tree in read_trees(path) if (tree.question.id in questions.held_out) is held_out)
+        episodes = (each for each in played if (each.question.id in questions.held_out) is held_out)
+        return [*from_trees(trees, reader, values_of), *from_chains(episodes, reader)]
+
+    train, dev = of_policy(held_out=False), of_policy(held_out=True)
+    counts: dict[str, object] = {}
+    if played:
+        written = sum(step.usage.written for trajectory in played for step in trajectory.steps)
+        counts = {"episodes": len(played), "tokens_sampled": written}
+    if questions.chained:
+        train += from_chains(_chains(questions.chained, settings.spoilt, workshop, seed), reader)
     if not train:
         raise StepladderError(
             f"no step of the trees in {path} has a value for the objective '{settings.objective}'. Verdicts need "
             "questions with a gold decomposition or gold passages; values and outcomes need roll-outs and ends"
         )
     steps, held = (sum(len(example.values) for example in examples) for examples in (train, dev))
-    return train, dev, {"scored_steps": steps, "held_out_steps": held}
+    return train, dev, {**counts, "scored_steps": steps, "held_out_steps": held}
 
 
 def _chains(questions: Sequence[Question], spoilt: int, workshop: Workshop, seed: int) -> list[Trajectory]:
@@ -106,7 +130,7 @@ def _chains(questions: Sequence[Question], spoilt: int, workshop: Workshop, seed
 
 def _left_out(settings: PRMSettings) -> frozenset[str]:
     needless = {TREES} if settings.objective == "pairs" else {PAIRS}
-    return frozenset(needless | ({"policy"} if settings.model is not None else set()))
+    return frozenset(needless | ({"policy"} if settings.model is not None and not settings.episodes else set()))
 
 
 KIND = StageKind(

@@ -1,7 +1,7 @@
 """The stage `prm-eval`: how good a reward model is, measured on questions that it never saw.
 
 In: a policy that plays, a reward model and, to see how it ranks them, held-out pairs; trees whose steps it is to score,
-if told so. Out: `examination/`:
+if told so. Out: what was played, in `episodes/`, and `examination/`:
 
     summary.json        AUC against the gold judge, accuracy on held-out pairs, calibration, control chains
     steps.jsonl         one row a step: its score, and what the gold judge says
@@ -13,30 +13,25 @@ if told so. Out: `examination/`:
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from stepladder.driver import Driver
 from stepladder.errors import StepladderError
 from stepladder.evaluate.chains import control_chains
 from stepladder.evaluate.plots import distributions_svg, reliability_svg
 from stepladder.evaluate.reward import calibrated, chain_numbers, graded_steps, judged_by_gold, pair_accuracy
 from stepladder.evaluate.tree_scores import write_tree_scores
-from stepladder.explore.episode import episode
 from stepladder.files import atomic_folder
-from stepladder.progress import Progress
 from stepladder.records import read_records
-from stepladder.seeding import seed_of
 from stepladder.settings import Settings
 from stepladder.stages.base import REWARD, StageKind, StageResult, Task
 from stepladder.stages.growing import TREES
 from stepladder.stages.pairs import DEV, PAIRS
-from stepladder.trace import Pair, Question, Trajectory
+from stepladder.stages.playing import sampled_episodes
+from stepladder.trace import Pair, Question
 from stepladder.train.transcripts import pick
 from stepladder.workshop import Workshop
 
@@ -75,7 +70,7 @@ def run_prm_eval(settings: PRMEvalSettings, workshop: Workshop, task: Task) -> S
         task.inputs[REWARD], device=shared.device, dtype=shared.dtype, reencode=settings.reencode
     )
     questions = pick(workshop.split(settings.split), settings.questions, task.seed)
-    played = _played(workshop, task.inputs["policy"], questions, settings, task)
+    played = sampled_episodes(workshop, task, questions, samples=settings.samples, temperature=settings.temperature)
     steps = graded_steps(played, prm.score(played))
     if len({step.good for step in steps}) < 2:
         raise StepladderError(
@@ -112,28 +107,6 @@ def run_prm_eval(settings: PRMEvalSettings, workshop: Workshop, task: Task) -> S
         if settings.score_trees:
             write_tree_scores(folder / TREE_SCORES, Path(task.inputs[TREES]), prm.score)
     return StageResult(summary, {EXAMINATION: task.folder / EXAMINATION})
-
-
-def _played(
-    workshop: Workshop, policy: str, questions: list[Question], settings: PRMEvalSettings, task: Task
-) -> list[Trajectory]:
-    """What the policy does with questions it may err on."""
-    limits = workshop.episode(settings.temperature)
-    jobs = [
-        partial(episode, workshop.agent, question, limits, seed_of(task.seed, question.id, sample))
-        for question in questions
-        for sample in range(settings.samples)
-    ]
-    with ExitStack() as stack:
-        engine = stack.enter_context(workshop.engine(policy))
-        watch = stack.enter_context(Progress(task.name, len(jobs)))
-        outcomes = Driver(engine, workshop.retriever).run(jobs, watch)
-    found = [outcome.value for outcome in outcomes if outcome.value is not None]
-    if not found:
-        raise StepladderError(
-            f"{task.name}: every episode failed: {outcomes[0].failure and outcomes[0].failure.reason}"
-        )
-    return found
 
 
 def _lowest_of_chains(

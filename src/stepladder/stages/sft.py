@@ -20,7 +20,7 @@ def run_sft(settings: SFTSettings, workshop: Workshop, task: Task) -> StageResul
     report = train_sft(
         task.inputs["policy"],
         workshop.agent,
-        workshop.split("train"),
+        workshop.shown(),
         workshop.split("dev") if settings.dev_questions else (),
         workshop.retriever,
         workshop.episode(),
@@ -37,7 +37,7 @@ def run_sft(settings: SFTSettings, workshop: Workshop, task: Task) -> StageResul
 
 def check_sft(settings: SFTSettings, workshop: Workshop) -> None:
     """There must be questions to train on, others to choose a checkpoint by, and an index if the agent searches."""
-    workshop.split("train")
+    workshop.shown()
     expect_dev("sft", settings.dev_questions, workshop)
     workshop.check_index()
 

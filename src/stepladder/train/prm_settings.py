@@ -40,20 +40,26 @@ class PRMSettings(TrainingSettings):
     #: Verdicts: of each of these questions so many more chains, each with one mistake: a name half copied, a search for
     #: something else, an answer too early.
     spoilt: NonNegativeInt = 0
+    #: Verdicts: questions of the train split that the policy plays, `samples` times each at this temperature. Every
+    #: step of these episodes is judged and learnt from: trees tell most of first steps, and little of later ones.
+    episodes: NonNegativeInt = 0
+    samples: PositiveInt = 2
+    temperature: NonNegativeFloat = 1.0
     #: Of trees: what all other tokens of a step together count in the loss, beside its end, which counts 1. A small
     #: model learns sooner where a step goes wrong when it is told at every token.
     dense: NonNegativeFloat = 0.0
     #: Most tokens of a state with its step; longer histories are cut at the left. Null is the model's window.
     window: PositiveInt | None = None
-    #: Values: share of the explored questions that is held out. Pairs come with their own.
+    #: Of trees and episodes: share of the questions that is held out. Pairs come with their own.
     dev_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     epochs: PositiveFloat = 3
 
     @model_validator(mode="after")
     def _chains_have_verdicts(self) -> Self:
-        if (self.chains or self.spoilt) and self.objective != "verdicts":
+        if (self.chains or self.spoilt or self.episodes) and self.objective != "verdicts":
             raise ValueError(
-                f"chains and spoilt go with the objective 'verdicts', which labels them; not '{self.objective}'"
+                "chains, spoilt and episodes go with the objective 'verdicts', which labels them; "
+                f"not '{self.objective}'"
             )
         if self.spoilt and not self.chains:
             raise ValueError("spoilt says how many mistaken copies of each gold chain; set chains to have gold chains")
