@@ -35,8 +35,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.in_process import InProcessEngine
+from stepladder.engines.lean import prepare_to_write
 from stepladder.engines.loading import load_model
-from stepladder.engines.norms import fuse_norms
 from stepladder.engines.tiny import tiny_tokenizer
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.request import Algorithm, Generate, Sampling
@@ -205,7 +205,7 @@ def run(model: str, count: int, batch: int, rounds: int, ways: set[str]) -> None
         engine = None
         if "transformers" in ways:
             if device == "cuda":
-                fuse_norms(plain)  # as the engine does with a model that it loads itself
+                prepare_to_write(plain)  # as the engine does with a model that it loads itself
             engine = TransformersEngine(plain, words, max_batch=count)
             measure("stepladder on transformers", by_engine(engine), vocabulary, count, rounds, base)
         _let_go(engine)

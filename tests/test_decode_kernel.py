@@ -8,7 +8,7 @@ from stepladder.engines import decode_kernel
 from stepladder.engines.decode_kernel import decode_attention
 from stepladder.engines.pages import PAGE
 
-_HERE = decode_kernel.triton is not None and (torch.cuda.is_available() or decode_kernel._INTERPRETED)
+_HERE = decode_kernel.triton is not None and (torch.cuda.is_available() or decode_kernel.INTERPRETED)
 needs_triton = pytest.mark.skipif(
     not _HERE, reason="there is no Triton, or no GPU for it (TRITON_INTERPRET=1 does too)"
 )

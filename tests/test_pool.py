@@ -39,7 +39,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
     made: list[Replayed] = []
 
     def record(self: Any, model: Any, logits_BV: torch.Tensor, _: Any) -> None:
-        self.graph = Replayed((self.rows, self.columns), lambda: self.run(model), logits_BV)
+        self.graph = Replayed((self.rows, self.columns), lambda: self.again(model), logits_BV)
         made.append(self.graph)
 
     class Recording(pool.Pool):
@@ -427,7 +427,7 @@ def test_with_attention_by_length_there_is_one_pass_for_each_number_of_rows(
     assert len(numbers) == len(set(numbers))
 
 
-@pytest.mark.skipif(not decode_kernel._INTERPRETED, reason="Triton does not run on the CPU (TRITON_INTERPRET=1)")
+@pytest.mark.skipif(not decode_kernel.INTERPRETED, reason="Triton does not run on the CPU (TRITON_INTERPRET=1)")
 def test_with_the_kernel_acted_out_the_words_are_the_same(recorded: list[Replayed]) -> None:
     asked = requests(limit=7)
     assert all(same(a, b) for a, b in zip(replies(engine_with(True), asked), replies(engine_with(False), asked)))

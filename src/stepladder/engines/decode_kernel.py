@@ -124,7 +124,7 @@ def _can(query_RHD: torch.Tensor, keys_NKTD: torch.Tensor, values_NKTD: torch.Te
     sizes = keys_NKTD.shape[3], values_NKTD.shape[3]
     return (
         not _broken
-        and (query_RHD.is_cuda or _INTERPRETED)
+        and (query_RHD.is_cuda or INTERPRETED)
         and query_RHD.dtype == keys_NKTD.dtype == values_NKTD.dtype
         and query_RHD.dtype in _DTYPES
         and all(16 <= size <= 256 and size & (size - 1) == 0 for size in sizes)
@@ -136,9 +136,9 @@ def _can(query_RHD: torch.Tensor, keys_NKTD: torch.Tensor, values_NKTD: torch.Te
 _checked: set[tuple[object, ...]] = set()
 #: Whether a launch has failed; and whether Triton runs on the CPU, as it does for tests.
 _broken = False
-_INTERPRETED = False
+INTERPRETED = False
 if triton is not None:
-    _INTERPRETED = bool(triton.knobs.runtime.interpret)
+    INTERPRETED = bool(triton.knobs.runtime.interpret)
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _attend(  # type: ignore[no-untyped-def]

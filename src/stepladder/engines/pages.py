@@ -292,6 +292,15 @@ class PagedReading(Reading):
         """Write the tokens' keys and values down."""
         self.store.write(layer, key_MKD, value_MKD, self._pages_M, self._offsets_M)
 
+    def expect_like(self, layer: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
+        """Raise where such keys and values are not what the pages of a layer hold."""
+        if not all(map(fits, self.store.layer(layer), (key_MKD, value_MKD))):
+            raise ValueError(f"layer {layer} makes other keys or values than before")
+
+    def places(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where keys and values of a layer lie, and by token the page and the place in it."""
+        return *self.store.layer(layer), self._pages_M, self._offsets_M
+
     def states(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What the rows look at, copied together."""
         first, second = (buffer[self._seen_RP].transpose(1, 2).flatten(2, 3) for buffer in self.store.layer(layer))

@@ -6,7 +6,9 @@ and values stay where they are (`pages.py`), what changes from token to token (w
 pages) is written to lists that stay too, and there is one pass for each number of rows, rounded up; and where attention
 looks at as many columns of all rows (torch's own does), for each number of columns as well.
 
-Where a model cannot be recorded, since it looks at its numbers on the way, its passes are made in the ordinary way.
+What is recorded is the model's pass with fewer kernels (`lean.py`), where there is one that leaves the same logits, and
+else the model's own. Where a model cannot be recorded, since it looks at its numbers on the way, its passes are made in
+the ordinary way.
 """
 
 import threading
@@ -18,6 +20,7 @@ import torch
 
 from stepladder.engines.base import EngineDown
 from stepladder.engines.blocks import read
+from stepladder.engines.lean import LeanPass
 from stepladder.engines.pages import WASTE, PagedReading, PageStore, padded, pages_for
 from stepladder.engines.prefixes import layout_mark
 
@@ -27,7 +30,8 @@ log = getLogger(__name__)
 _COLUMNS = 128
 #: How many rows and pages a list has room for at first. With more, all passes are recorded anew.
 _ROWS, _PAGES = 64, 512
-#: A recorded pass that leaves other logits than the pass itself, by more than this and this share, is not used.
+#: A recorded pass that leaves other logits than the pass itself, by more than this and this share, is not used; nor is
+#: a lean pass that leaves others than the model's own, by more than this share of the greatest.
 _OFF = 0.05
 #: One recording at a time in a process.
 _RECORDING = threading.Lock()
@@ -65,6 +69,8 @@ class Pool:
         #: Whether passes are recorded: until a model turns out to be none for it.
         self.records = self._recording
         self._logits_BV = torch.zeros(0, 0)
+        #: The model's pass with fewer kernels, as long as it has left the same logits.
+        self._lean: LeanPass | None = None
         self._forget_passes()
 
     def _forget_passes(self) -> None:
@@ -80,6 +86,7 @@ class Pool:
         """Give up all that is kept, for a model of another layout: other weights, another precision."""
         self._empty()
         self._mark = (*layout_mark(model), self.store.epoch)
+        self._lean = LeanPass.of(model) if self.records else None
 
     def settle(self, model: Any) -> None:
         """Take note of memory that pages got while contexts were read."""
@@ -87,6 +94,7 @@ class Pool:
         if mark != self._mark:
             self._forget_passes()
             self._mark = mark
+            self._lean = LeanPass.of(model) if self.records else None
 
     # --- the rows ---------------------------------------------------------------------------------------------
 
@@ -154,8 +162,26 @@ class Pool:
         logits_BV = found.run(model)
         self._by_length = found.by_length
         if self.records:
+            if self._lean is not None:
+                logits_BV = self._leaner(found, self._lean, model, logits_BV)
             self._record((rows, 0 if self._by_length else columns), found, model, logits_BV[:count])
         return logits_BV[:count]
+
+    def _leaner(self, found: "_Pass", lean: LeanPass, model: Any, logits_BV: torch.Tensor) -> torch.Tensor:
+        """Make the pass with fewer kernels, and from now on if that leaves the same logits; those that it leaves."""
+        try:
+            again_BV = found.run_lean(lean)
+            off, most = (again_BV - logits_BV).abs().max().item(), logits_BV.abs().max().item()
+            if not off <= _OFF * most:
+                raise ArithmeticError(f"its logits differ by {off:.3g}, of {most:.3g}")
+        except torch.OutOfMemoryError:
+            return logits_BV
+        except Exception as error:  # noqa: BLE001 - Triton fails in many ways, and the model's own pass went well
+            log.info("passes are recorded as the model makes them, with more kernels than they need: %s", error)
+            self._lean = None
+            return found.run(model)  # writes its keys and values anew
+        found.lean = lean
+        return again_BV
 
     def _record(self, shape: tuple[int, int], found: "_Pass", model: Any, logits_BV: torch.Tensor) -> None:
         try:
@@ -204,10 +230,11 @@ class _Pass:
         )
         self.graph: Any = None
         self.by_length = False
+        #: By which it is recorded, if not by the model itself.
+        self.lean: LeanPass | None = None
 
-    def run(self, model: Any) -> torch.Tensor:
-        """The pass, made in the ordinary way."""
-        reading = PagedReading(
+    def _reading(self) -> PagedReading:
+        return PagedReading(
             rows=self.rows,
             rows_M=torch.arange(self.rows, device=self.tokens_B.device),
             positions_M=self.positions_B,
@@ -216,9 +243,21 @@ class _Pass:
             store=self.store,
             table_RP=self.table_BP,
         )
+
+    def run(self, model: Any) -> torch.Tensor:
+        """The pass, made in the ordinary way."""
+        reading = self._reading()
         logits_BV = read(model, self.tokens_B, [reading], 0)
         self.by_length = reading.by_length
         return logits_BV
+
+    def run_lean(self, lean: LeanPass) -> torch.Tensor:
+        """The pass, made with fewer kernels."""
+        return lean.run(self.tokens_B, self._reading())
+
+    def again(self, model: Any) -> torch.Tensor:
+        """The pass, made as it is to be recorded."""
+        return self.run(model) if self.lean is None else self.run_lean(self.lean)
 
     def record(self, model: Any, logits_BV: torch.Tensor, memory: Any) -> None:
         """Record the pass; replayed, it leaves its logits in the first rows of `logits_BV`."""
@@ -231,7 +270,7 @@ class _Pass:
             torch.cuda.device(memory.device),
             torch.cuda.graph(graph, memory.handle, memory.stream, capture_error_mode="thread_local"),
         ):
-            logits_BV[: self.rows] = self.run(model)
+            logits_BV[: self.rows] = self.again(model)
         self.graph = graph
 
 

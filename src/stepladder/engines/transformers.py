@@ -29,8 +29,8 @@ from stepladder.engines.base import EngineDown, EngineError, NoRoom, Session
 from stepladder.engines.blocks import CannotPack, can_pack, core_of, packing
 from stepladder.engines.decoding import PackedDecoding, decode_padded
 from stepladder.engines.in_process import InProcessEngine
+from stepladder.engines.lean import prepare_to_write
 from stepladder.engines.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
-from stepladder.engines.norms import fuse_norms
 from stepladder.engines.pages import PageStore, page_store
 from stepladder.engines.passes import Pool
 from stepladder.engines.pool import PooledDecoding
@@ -80,7 +80,7 @@ class TransformersEngine(InProcessEngine):
             loaded, words = load_model(model, tokenizer, pick_dtype(dtype, where))
             self.model = cast(Any, loaded.to(where).eval())
             if where.type == "cuda":
-                fuse_norms(self.model)
+                prepare_to_write(self.model)
         elif tokenizer is None:
             raise StepladderError("a model object needs its tokenizer: TransformersEngine(model, tokenizer)")
         elif (device, dtype) != ("auto", "auto"):

@@ -20,8 +20,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from stepladder.engines.in_process import InProcessEngine
+from stepladder.engines.lean import prepare_to_write
 from stepladder.engines.loading import load_model
-from stepladder.engines.norms import fuse_norms
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.errors import StepladderError
 from stepladder.models.places import whole_model
@@ -44,7 +44,7 @@ def player_of(
     copied, _ = load_model(policy.source, policy.tokenizer, torch.bfloat16)
     copied = copied.to(place.device).eval().requires_grad_(False)
     if place.device.type == "cuda":
-        fuse_norms(copied)
+        prepare_to_write(copied)
     engine = TransformersEngine(copied, policy.tokenizer, max_batch=max_batch)
 
     @contextmanager

@@ -1,0 +1,232 @@
+"""A pass with fewer kernels: the same logits, keys and values as the model's own; and only where there is one."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from stepladder.engines import decode_kernel, passes
+from stepladder.engines.blocks import packing, read
+from stepladder.engines.lean import LeanPass, prepare_to_write
+from stepladder.engines.pages import PAGE, PagedReading, PageStore, bytes_of_token
+from stepladder.engines.passes import Pool
+from stepladder.engines.step_kernels import add_and_norm, gated, turn_and_store
+from stepladder.train.playing import take_over
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
+KINDS = [LlamaConfig, Qwen2Config, MistralConfig, Qwen3Config]
+#: Tokens that rows have read before the pass.
+LENGTHS = (3, 17, 40)
+
+
+def made(config: Any, **more: Any) -> PreTrainedModel:
+    if config is MistralConfig:
+        more["sliding_window"] = None
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config(**SMALL, **HEADS, **more)).eval()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            weights.uniform_(0.5, 2.0) if "norm" in name else weights.normal_(0, 0.2)
+    return model.to(DEVICE)
+
+
+class Rows:
+    """Rows that have read some tokens, and are about to read one more each."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        a_token = bytes_of_token(model.config, model.dtype)
+        self.store = PageStore(torch.device(DEVICE), a_token, 400 * a_token, None)
+        self.pages = [self.store.take(5) for _ in LENGTHS]
+        self.table = torch.tensor(self.pages, device=DEVICE)
+        generator = torch.Generator().manual_seed(1)
+        self.contexts = [torch.randint(5, 299, (length,), generator=generator) for length in LENGTHS]
+        self.tokens = torch.tensor([7, 8, 9], device=DEVICE)
+        with torch.inference_mode(), packing(model):
+            for row, context in enumerate(self.contexts):
+                reading = self._reading([row], torch.arange(len(context)), len(context))
+                read(model, context.to(DEVICE), [reading], 0)
+
+    def _reading(self, rows: list[int], positions: torch.Tensor, width: int) -> PagedReading:
+        return PagedReading(
+            rows=len(rows),
+            rows_M=torch.arange(len(rows), device=DEVICE).repeat_interleave(width),
+            positions_M=positions.to(DEVICE),
+            columns=int(positions.max()) + 1,
+            width=width,
+            store=self.store,
+            table_RP=self.table[rows],
+        )
+
+    def next(self) -> PagedReading:
+        return self._reading([0, 1, 2], torch.tensor(LENGTHS), 1)
+
+    @torch.inference_mode()
+    def written(self) -> list[torch.Tensor]:
+        """The keys and values of the last tokens, by layer."""
+        found = []
+        for layer in range(self.model.config.num_hidden_layers):
+            for buffer in self.store.layer(layer):
+                for row, length in enumerate(LENGTHS):
+                    place = buffer[self.pages[row][length // PAGE], :, length % PAGE]
+                    found.append(place.clone())
+                    place.zero_()
+        return found
+
+    @torch.inference_mode()
+    def both(self) -> None:
+        """What the model says and writes, and what the lean pass does."""
+        lean = LeanPass.of(self.model)
+        assert lean is not None
+        with packing(self.model):
+            theirs = read(self.model, self.tokens, [self.next()], 0)
+        written = self.written()
+        ours = lean.run(self.tokens, self.next())
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+        for mine, other in zip(self.written(), written):
+            assert other.abs().max() > 0
+            torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("config", KINDS)
+def test_it_says_and_writes_what_the_model_does(config: Any, together: bool) -> None:
+    model = made(config)
+    if together:
+        prepare_to_write(model)
+    Rows(model).both()
+
+
+@pytest.mark.parametrize("config", KINDS)
+def test_weights_that_lie_together_are_the_same_weights(config: Any) -> None:
+    model = made(config)
+    before = {name: weights.clone() for name, weights in model.named_parameters()}
+    prepare_to_write(model)
+    lean = LeanPass.of(model)
+    assert lean is not None
+    assert all(layer.query_key_value.weight is not None for layer in lean.layers)
+    assert all(layer.gate_and_up.weight is not None for layer in lean.layers)
+    assert all(torch.equal(weights, before[name]) for name, weights in model.named_parameters())
+    # New values are put where the old ones lie.
+    other = {name: torch.randn_like(weights) * 0.2 for name, weights in before.items()}
+    take_over(model, other.items())
+    Rows(model).both()
+
+
+def test_weights_elsewhere_are_multiplied_one_by_one() -> None:
+    lean = LeanPass.of(made(LlamaConfig))
+    assert lean is not None
+    assert lean.layers[0].query_key_value.weight is None
+
+
+def test_models_that_are_built_in_another_way_have_none() -> None:
+    small = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
+    others = [
+        AutoModelForCausalLM.from_config(Gemma2Config(**small, head_dim=16)),
+        AutoModelForCausalLM.from_config(GPT2Config(vocab_size=300, n_embd=48, n_layer=2, n_head=4)),
+        made(LlamaConfig, hidden_act="gelu"),
+        get_peft_model(made(LlamaConfig), LoraConfig(target_modules=["q_proj"])),
+        nn.Sequential(made(LlamaConfig)),
+    ]
+    heard = made(LlamaConfig)
+    heard.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    wrapped = made(LlamaConfig)
+    wrapped.forward = wrapped.forward
+    mixed = made(LlamaConfig)
+    mixed.lm_head.to(torch.float16)
+    for model in (*others, heard, wrapped, mixed):
+        assert LeanPass.of(model) is None
+        prepare_to_write(copy.deepcopy(model))  # does no harm
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert LeanPass.of(made(LlamaConfig)) is None
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_pool_takes_it_where_it_leaves_the_same_logits(
+    lean: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Granite scales its sums: nothing that can be seen from outside."""
+    model = made(LlamaConfig) if lean else made(GraniteConfig, residual_multiplier=0.3, attention_multiplier=0.25)
+    assert LeanPass.of(model) is not None
+    rows = Rows(model)
+    recorded: list[Any] = []
+
+    def record(self: Any, *_: Any) -> None:
+        recorded.append(self.lean)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(passes._Pass, "record", record)
+    pool = Pool(rows.store)
+    pool.records = True
+    pool.begin(model)
+    pool.records, pool._lean = True, LeanPass.of(model)
+    pool.put(0, rows.pages, [length - 1 for length in LENGTHS])
+    with torch.inference_mode(), packing(model), caplog.at_level("INFO"):
+        theirs = read(model, rows.tokens, [rows.next()], 0)
+        written = rows.written()
+        ours = pool.read(model, rows.tokens, max(LENGTHS))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    for mine, other in zip(rows.written(), written):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
+    assert (recorded == [None]) is not lean
+    assert (pool._lean is None) is not lean
+    assert any("more kernels than they need" in each.message for each in caplog.records) is not lean
+
+
+# --- the kernels ------------------------------------------------------------------------------------------------
+
+needs_triton = pytest.mark.skipif(
+    decode_kernel.triton is None or not (torch.cuda.is_available() or decode_kernel.INTERPRETED),
+    reason="Triton is not installed, or there is no GPU (TRITON_INTERPRET=1)",
+)
+
+
+@needs_triton
+@pytest.mark.parametrize("size", [48, 576, 1536])
+def test_the_kernels_say_what_torch_says(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(DEVICE)
+
+    wide, more, weight = some(5, 2 * size), some(5, size), some(size)
+    near, far = wide.split(size, dim=1)
+    heads = some(5, 10, 16)
+    query, key, value = heads.split((6, 2, 2), dim=1)
+    pages, offsets = torch.tensor([3, 1, 2, 4, 0], device=DEVICE), torch.tensor([0, 5, 15, 1, 7], device=DEVICE)
+    cos, sin = some(5, 16), some(5, 16)
+
+    def results() -> list[torch.Tensor]:
+        total, alone = near.clone(), near.clone()
+        keys, values = torch.zeros(5, 2, PAGE, 16, device=DEVICE), torch.zeros(5, 2, PAGE, 16, device=DEVICE)
+        turned = turn_and_store(query, key, value, cos, sin, keys, values, pages, offsets)
+        return [
+            add_and_norm(total, more, weight, 1e-5),
+            total,
+            add_and_norm(alone, None, weight, 1e-5),
+            gated(near, far),
+            turned,
+            keys,
+            values,
+        ]
+
+    ours = results()
+    monkeypatch.setattr("stepladder.engines.step_kernels.by_kernels", lambda _: False)
+    for mine, other in zip(ours, results()):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
