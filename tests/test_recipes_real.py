@@ -92,7 +92,12 @@ def test_search_r1_plays_four_times_the_questions_of_prorag_and_grades_no_step()
     assert alone.questions == 4 * graded.questions
     assert alone.mode == "outcome"
     assert not alone.needs_reward_model
-    assert (alone.samples, alone.batch, alone.lr) == (graded.samples, graded.batch, graded.lr)
+    assert (alone.samples, alone.batch, alone.lr, alone.temperature) == (
+        graded.samples,
+        graded.batch,
+        graded.lr,
+        graded.temperature,
+    )
 
 
 def test_prorag_at_its_papers_size_has_its_papers_constants() -> None:
