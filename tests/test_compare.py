@@ -472,6 +472,20 @@ def test_the_questions_of_a_warm_up_are_those_that_it_took(tmp_path: Path, warmu
         assert taken <= {question.id for question in recipe.shared.data.open().split("warmup")}
 
 
+def test_a_question_counts_once_however_its_data_is_parted(tmp_path: Path) -> None:
+    file = questions_file(tmp_path / "train.jsonl", 12)
+    policy = "tiny"
+    for name, warmup in (("first", 0), ("second", 5)):
+        sft = {"questions": 12, "epochs": 1, "batch": 8, "dev_questions": 0}
+        data = {"train": str(file), "warmup": warmup}
+        plain = {"policy": policy, "agent": "direct", "device": "cpu", "data": data, "stages": {"sft": sft}}
+        run_recipe(Recipe.read(plain), tmp_path / name, console=Console(file=StringIO()))
+        policy = str(tmp_path / name / "sft" / "policy")
+    training = Lineages().training_of(tmp_path / "second", "sft")
+    assert [len(stage.questions or ()) for stage in training.stages] == [12, 5]
+    assert training.questions == 12
+
+
 def test_the_questions_of_a_refinement_are_those_that_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
 
@@ -531,14 +545,15 @@ def test_the_questions_of_a_reward_model_are_those_that_it_took(
     monkeypatch.setattr("stepladder.stages.prm._chains", cut)
     monkeypatch.setattr("stepladder.train.prm_examples.from_trees", lambda *_: [])
     monkeypatch.setattr("stepladder.train.prm_training.train_prm", lambda _, examples, *__, **___: examples(None))
-    monkeypatch.setattr("stepladder.stages.prm.sampled_episodes", lambda _, __, played, **___: cut_short(played))
+    monkeypatch.setattr("stepladder.stages.prm.sampled_episodes", lambda _, __, played, **___: (cut_short(played), 0))
     settings = {"objective": "verdicts", "chains": 6, "episodes": episodes, "dev_share": 0.5, "model": "tiny"}
     stages = {"explore": {}, "prm": settings}
     file = questions_file(tmp_path / "train.jsonl", 24)
     run = Made(tmp_path / "run", stages, data={"train": str(file), "index": "http://localhost:1"})
     run.explored("explore", [f"t{number}" for number in range(8)], tokens_written=1)
     run.finish("prm", {}, "reward")
-    task = Task("prm", tmp_path, seed_of(0, "prm") % 2**31, {"trees": str(run.path / "explore" / "trees.jsonl.gz")})
+    inputs = {"policy": "tiny", "trees": str(run.path / "explore" / "trees.jsonl.gz")}
+    task = Task("prm", tmp_path, seed_of(0, "prm") % 2**31, inputs)
     with pytest.raises(KeyboardInterrupt):
         run_prm(run.recipe.stages[1].settings, Workshop(run.recipe.shared), task)  # type: ignore[arg-type]
     assert len(taken) == 6 + episodes

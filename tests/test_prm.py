@@ -32,8 +32,10 @@ from stepladder.explore.episode import EpisodeSettings
 from stepladder.explore.store import TreeFile
 from stepladder.explore.values import monte_carlo
 from stepladder.pairs import dev_questions
+from stepladder.recipe import Recipe
 from stepladder.records import write_records
 from stepladder.request import Algorithm, Score
+from stepladder.run.fingerprint import all_ingredients
 from stepladder.stages import Task
 from stepladder.stages.prm import KIND, run_prm
 from stepladder.trace import (
@@ -634,11 +636,42 @@ def test_the_stage_learns_from_what_the_policy_plays(tmp_path: Path, monkeypatch
     shared = SharedSettings.read({"policy": "tiny", "agent": AGENT, "device": "cpu"})
     task = Task("prm", tmp_path / "prm", 0, {"policy": "tiny", "trees": str(tmp_path / "trees.jsonl.gz")})
     settings = changed(objective="verdicts", episodes=8, samples=3, dev_share=0.25, epochs=1, reencode=True)
-    for _ in range(2):  # what is there is not played again
+    for _ in range(2):  # what is there is not played again, and nobody is loaded to play
         numbers = run_prm(settings, Workshop(shared), task).summary
         assert (numbers["episodes"], numbers["scored_steps"], numbers["held_out_steps"]) == (24, 18, 6)
         assert len(calls) == 24
         assert len(set(calls)) == 8
+
+
+def test_a_reward_model_of_another_tokenizer_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    with TreeFile(tmp_path / "trees.jsonl.gz") as trees:
+        trees.add(small_tree("q0"))
+    task = Task("prm", tmp_path / "prm", 0, {"policy": "tiny", "trees": str(tmp_path / "trees.jsonl.gz")})
+    shared = SharedSettings.read({"policy": "tiny", "agent": AGENT, "device": "cpu"})
+    with pytest.raises(StepladderError, match="nano has another tokenizer than the policy"):
+        run_prm(changed(objective="verdicts", episodes=2, model="nano"), Workshop(shared), task)
+    assert not (tmp_path / "prm" / "episodes").exists()
+
+
+@pytest.mark.parametrize(("more", "said"), [({"episodes": 4}, "set episodes to 0"), ({"chains": 4}, "set chains and")])
+def test_what_the_gold_judge_knows_nothing_of_is_refused_before_anything_begins(
+    tmp_path: Path, more: dict[str, Any], said: str
+) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text(json.dumps({"id": "1", "question": "Why?", "golden_answers": ["x"]}) + "\n")
+    shared = SharedSettings.read({"policy": "tiny", "agent": AGENT, "data": {"train": str(data)}})
+    KIND.check(changed(objective="verdicts"), Workshop(shared))
+    with pytest.raises(StepladderError, match=said):
+        KIND.check(changed(objective="verdicts", **more), Workshop(shared))
+
+
+def test_runs_from_before_there_were_episodes_hold() -> None:
+    def made_of(**more: Any) -> Any:
+        stages = {"explore": {}, "prm": {"objective": "verdicts", **more}}
+        return all_ingredients(Recipe.read({"policy": "tiny", "stages": stages}))["prm"]
+
+    assert not {"stages.prm.episodes", "stages.prm.samples", "stages.prm.temperature"} & set(made_of())
+    assert made_of(episodes=4)["stages.prm.samples"] == 2
 
 
 def test_played_questions_that_are_held_out_teach_nothing_whatever_is_made_of_them() -> None:

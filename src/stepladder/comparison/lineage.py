@@ -146,7 +146,7 @@ class Lineages:
         try:
             ids = self._questions(run, stage, record, seed)
             if ids is not None:
-                data = recipe.shared.data.model_dump_json(exclude={"index"})
+                data = recipe.shared.data.model_dump_json(exclude={"index", "holdout", "warmup"})
                 questions = frozenset((data, each) for each in ids)
         except (StepladderError, OSError, ValueError) as error:  # data or trees that have gone: told, not guessed
             problem = str(error)

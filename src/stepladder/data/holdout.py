@@ -52,7 +52,10 @@ def _part(data: DataSet, whole: str, wanted: int, purpose: str, begin: int, end:
     """Some of the questions, by an order that is drawn for a purpose; `wanted` of them are set aside in all."""
     questions = data.split(whole)
     if len(questions) <= wanted:
-        raise StepladderError(f"{data.name} has {len(questions):,} train questions: {wanted:,} cannot be held out")
+        of = "" if purpose != WARMUP else " that are not held out"
+        raise StepladderError(
+            f"{data.name} has {len(questions):,} train questions{of}: {wanted:,} cannot be set aside (data.{purpose})"
+        )
     order = np.random.default_rng(seed_of(0, purpose)).permutation(len(questions))
     chosen = set(order[begin:end].tolist())
     left_out = data.left_out(whole) if end is None else {}  # told once, with the questions that are left

@@ -1,8 +1,8 @@
 """One new token a row through a model of Llama's kind, in nine kernels a layer where transformers takes some thirty.
 
-In: a model whose layers are built like Llama's (Qwen's, Mistral's, SmolLM2's are too), and rows whose keys and values
-are in pages. Out: the logits of each row. It does what the model's own pass does. Whether it really does, whoever uses
-it compares: a model may scale something that cannot be seen from outside.
+In: a model of a kind that is known to be built like Llama (SmolLM2 is a Llama), and rows whose keys and values are in
+pages. Out: the logits of each row. It does what the model's own pass does, and whoever uses it compares the two. That
+alone would not do: other models have the same parts and use them differently, some of them only far from the beginning.
 
 With few rows a pass takes as long as its kernels take to begin one after the other, and most of them do next to
 nothing. Here sums and norms are one kernel, turning by position and writing to pages are one, and matrices that lie
@@ -22,6 +22,8 @@ from stepladder.engines.norms import fuse_norms, is_rms_norm
 from stepladder.engines.pages import PagedReading
 from stepladder.engines.step_kernels import add_and_norm, gated, turn_and_store
 
+#: Kinds of models that were read and found to do this and nothing else.
+_KINDS = {"llama", "mistral", "qwen2", "qwen3"}
 #: What a layer, its attention and its MLP are made of; and what attention may have besides.
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -45,7 +47,7 @@ def lay_together(layers: Sequence[nn.Linear]) -> None:
     """Put the weights of linear layers behind one another in memory, so that they can be multiplied as one."""
     for name in ("weight", "bias"):
         parts = [getattr(layer, name) for layer in layers]
-        if any(part is None for part in parts):
+        if any(type(part) is not nn.Parameter for part in parts) or len({part.dtype for part in parts}) > 1:
             continue
         whole = torch.cat([part.detach() for part in parts])
         for part, own in zip(parts, torch.split(whole, [len(part) for part in parts])):
@@ -72,6 +74,8 @@ class LeanPass:
         """The logits behind each row's token; keys and values are written to the pages."""
         sum_RE = self.embed(tokens_R)
         cos, sin = self.rotary(sum_RE[None], reading.positions_M[None])
+        if cos.shape[-1] != self.layers[0].head_size:
+            raise ValueError(f"{cos.shape[-1]} of {self.layers[0].head_size} numbers of a head are turned")
         more_RE = None
         for number, layer in enumerate(self.layers):
             norm = layer.before_attention
@@ -154,7 +158,7 @@ def _whole(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
         if part.data_ptr() != end or not part.is_contiguous():
             return None
         end += part.nbytes
-    if first.untyped_storage().nbytes() < sum(part.nbytes for part in parts):
+    if end > first.untyped_storage().data_ptr() + first.untyped_storage().nbytes():
         return None  # neighbours by chance
     return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
 
@@ -162,8 +166,10 @@ def _whole(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
 def _core_of(model: nn.Module) -> Any:
     """What is between a model's embeddings and its output, where it is built like Llama."""
     whole: Any = core_of(model)
+    if whole is None or whole.config.model_type not in _KINDS or whole is not model:
+        return None
     core: Any = getattr(whole, "model", None)
-    if whole is not model or not _has(whole, {"model", "lm_head"}) or not _has(core, _CORE):
+    if not _has(whole, {"model", "lm_head"}) or not _has(core, _CORE):
         return None
     plain = _is_linear(whole.lm_head) and type(core.embed_tokens) is nn.Embedding and _is_norm(core.norm)
     heard = any(

@@ -24,7 +24,7 @@ from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.errors import StepladderError, unknown_name
 from stepladder.models import NAMED
 from stepladder.models.adapters import base_of, is_adapter, merged
-from stepladder.models.places import place_of
+from stepladder.models.places import place_of, whole_model
 
 log = getLogger(__name__)
 
@@ -38,6 +38,17 @@ def load_model(
     if str(model) == "tiny":
         return tiny_model().to(dtype), tokenizer or tiny_tokenizer()  # type: ignore[arg-type]
     return load_pretrained(model, AutoModelForCausalLM, _expect_causal, tokenizer, dtype)
+
+
+def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, without its weights."""
+    if str(model) == "tiny":
+        return tiny_tokenizer()
+    with quiet_libraries():
+        place = place_of(model)
+        beside = isinstance(place, Path) and is_adapter(place) and not (place / "tokenizer_config.json").exists()
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(whole_model(model) if beside else place))
+    return found
 
 
 def load_pretrained(

@@ -30,9 +30,10 @@ log = getLogger(__name__)
 _COLUMNS = 128
 #: How many rows and pages a list has room for at first. With more, all passes are recorded anew.
 _ROWS, _PAGES = 64, 512
-#: A recorded pass that leaves other logits than the pass itself, by more than this and this share, is not used; nor is
-#: a lean pass that leaves others than the model's own, by more than this share of the greatest.
+#: A recorded pass that leaves other logits than the pass itself, by more than this and this share, is not used.
 _OFF = 0.05
+#: Nor is a lean pass that leaves others than the model's own, by more than this share of the greatest: bf16 rounds.
+_OFF_LEAN = 0.03
 #: One recording at a time in a process.
 _RECORDING = threading.Lock()
 
@@ -172,16 +173,20 @@ class Pool:
         try:
             again_BV = found.run_lean(lean)
             off, most = (again_BV - logits_BV).abs().max().item(), logits_BV.abs().max().item()
-            if not off <= _OFF * most:
+            if not off <= _OFF_LEAN * most:
                 raise ArithmeticError(f"its logits differ by {off:.3g}, of {most:.3g}")
         except torch.OutOfMemoryError:
-            return logits_BV
+            return found.run(model)  # writes its keys and values anew, where the other has not come to its end
         except Exception as error:  # noqa: BLE001 - Triton fails in many ways, and the model's own pass went well
-            log.info("passes are recorded as the model makes them, with more kernels than they need: %s", error)
-            self._lean = None
-            return found.run(model)  # writes its keys and values anew
+            self._not_lean(str(error))
+            return found.run(model)
         found.lean = lean
         return again_BV
+
+    def _not_lean(self, reason: str) -> None:
+        """Passes are recorded as the model makes them from now on."""
+        self._lean = None
+        log.warning("passes are recorded as the model makes them, with more kernels than they need: %s", reason)
 
     def _record(self, shape: tuple[int, int], found: "_Pass", model: Any, logits_BV: torch.Tensor) -> None:
         try:
@@ -197,7 +202,14 @@ class Pool:
                 self._forget_passes()
             return
         except RuntimeError as error:  # whatever its reason
-            self._give_up(str(error))
+            if found.lean is not None:
+                self._not_lean(str(error))
+                if not self._passes:
+                    self._forget_passes()
+                found.lean = None
+                self._record(shape, found, model, found.run(model)[: len(logits_BV)])
+            else:
+                self._give_up(str(error))
             return
         again_BV = self._logits_BV[: len(logits_BV)]
         if torch.allclose(again_BV, logits_BV, rtol=_OFF, atol=_OFF):

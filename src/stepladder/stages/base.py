@@ -60,5 +60,7 @@ class StageKind:
     #: Settings that change what a stage costs and not what comes out, such as a budget: they may differ from attempt to
     #: attempt. A setting of a group is named with a dot.
     free: frozenset[str] = frozenset()
+    #: settings -> those that have no effect beside the others. They may differ too; runs that do not know them hold.
+    idle: Callable[[Any], frozenset[str]] = lambda settings: frozenset()  # noqa: ARG005
     #: Raise it when the same settings give another result: done stages are then recomputed.
     version: int = 1

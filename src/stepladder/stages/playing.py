@@ -5,6 +5,7 @@ there is not played again; of several processes the first one plays.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from stepladder.driver import Driver
 from stepladder.progress import Progress
@@ -17,21 +18,22 @@ EPISODES = "episodes"
 
 def sampled_episodes(
     workshop: Workshop, task: Task, questions: Sequence[Question], *, samples: int, temperature: float
-) -> list[Trajectory]:
-    """What the stage's policy does with questions that it may err on."""
+) -> tuple[list[Trajectory], int]:
+    """What the stage's policy does with questions that it may err on, and how many episodes failed."""
     from accelerate import PartialState  # type: ignore[import-untyped] # brings torch
 
     from stepladder.engines.loading import pick_device
-    from stepladder.train.sampling import sampled_in
+    from stepladder.train.sampling import are_there, sampled_in
 
+    folder = task.folder / EPISODES
     processes = PartialState(cpu=pick_device(workshop.settings.device).type == "cpu")
-    with (
-        processes.main_process_first(),
-        workshop.engine(task.inputs["policy"]) as engine,
-        Progress(task.name, len(questions) * samples) as watch,
-    ):
-        found, _ = sampled_in(
-            task.folder / EPISODES,
+    with ExitStack() as stack:
+        stack.enter_context(processes.main_process_first())
+        played = are_there(folder, len(questions))
+        engine = None if played else stack.enter_context(workshop.engine(task.inputs["policy"]))
+        watch = None if played else stack.enter_context(Progress(task.name, len(questions) * samples))
+        return sampled_in(
+            folder,
             Driver(engine, workshop.retriever),
             workshop.agent,
             questions,
@@ -40,4 +42,3 @@ def sampled_episodes(
             seed=task.seed,
             watch=watch,
         )
-    return found

@@ -46,11 +46,13 @@ def run_prm(settings: PRMSettings, workshop: Workshop, task: Task) -> StageResul
         explored = [tree.question.id for tree in read_trees(trees)]
         questions = choose(settings, _train_questions(settings, workshop), explored, task.seed)
         played: Sequence[Trajectory] = ()
+        broken = 0
         if questions.played:
-            played = sampled_episodes(
+            _expect_same_words(settings, task.inputs["policy"])
+            played, broken = sampled_episodes(
                 workshop, task, questions.played, samples=settings.samples, temperature=settings.temperature
             )
-        examples = partial(_from_trees, settings, workshop, trees, questions, played, task.seed)
+        examples = partial(_from_trees, settings, workshop, trees, questions, (played, broken), task.seed)
     report = train_prm(
         settings.model or task.inputs["policy"],
         examples,
@@ -89,12 +91,13 @@ def _from_trees(
     workshop: Workshop,
     path: Path,
     questions: PRMQuestions,
-    played: Sequence[Trajectory],
+    sampled: tuple[Sequence[Trajectory], int],
     seed: int,
     reader: "StepReader",
 ) -> "Examples":
     from stepladder.train.prm_examples import from_chains, from_trees, gold_verdicts, outcomes
 
+    played, broken = sampled
     values_of = {"verdicts": gold_verdicts, "values": monte_carlo, "outcome": outcomes}[settings.objective]
 
     def of_policy(held_out: bool) -> "list[RewardExample]":
@@ -107,7 +110,7 @@ def _from_trees(
     counts: dict[str, object] = {}
     if played:
         written = sum(step.usage.written for trajectory in played for step in trajectory.steps)
-        counts = {"episodes": len(played), "tokens_sampled": written}
+        counts = {"episodes": len(played), "broken": broken, "tokens_sampled": written}
     if questions.chained:
         train += from_chains(_chains(questions.chained, settings.spoilt, workshop, seed), reader)
     if not train:
@@ -128,6 +131,34 @@ def _chains(questions: Sequence[Question], spoilt: int, workshop: Workshop, seed
     return chains + [each for gold in control["gold"] for each in spoiler.spoil(gold, spoilt)]
 
 
+def _expect_same_words(settings: PRMSettings, policy: str) -> None:
+    """Raise before anything is played where the reward model could not read it."""
+    from stepladder.engines.loading import fingerprint, load_tokenizer
+
+    if settings.model is None or settings.reencode:
+        return
+    if fingerprint(load_tokenizer(settings.model)) != fingerprint(load_tokenizer(policy)):
+        raise StepladderError(
+            f"model {settings.model} has another tokenizer than the policy, whose episodes it is to learn from: set "
+            "reencode to true to have their text encoded anew, or episodes to 0"
+        )
+
+
+def check_prm(settings: PRMSettings, workshop: Workshop) -> None:
+    """Where the policy is to play, or gold chains are to be made, there must be questions for it, and an index."""
+    if not (settings.episodes or settings.chains):
+        return
+    questions = workshop.split("train")
+    if settings.episodes and not any(question.hops or question.gold_passages for question in questions):
+        raise StepladderError(
+            "no question of the split 'train' has a gold decomposition or gold passages: the gold judge could say "
+            "nothing of what the policy plays; set episodes to 0"
+        )
+    if settings.chains and not any(question.hops for question in questions):
+        raise StepladderError("no question of the split 'train' has a gold decomposition: set chains and spoilt to 0")
+    workshop.check_index()
+
+
 def _left_out(settings: PRMSettings) -> frozenset[str]:
     needless = {TREES} if settings.objective == "pairs" else {PAIRS}
     return frozenset(needless | ({"policy"} if settings.model is not None and not settings.episodes else set()))
@@ -139,6 +170,8 @@ KIND = StageKind(
     takes=("policy", PAIRS, TREES),
     makes=(REWARD,),
     leaves_out=_left_out,
+    check=check_prm,
     reads=("model",),
+    idle=lambda settings: frozenset() if settings.episodes else frozenset({"episodes", "samples", "temperature"}),
     version=2,  # the gold judge no longer blames a reply for its query
 )

@@ -45,6 +45,11 @@ def sampled_in(
     return found, len(questions) * samples - len(found)
 
 
+def are_there(folder: Path, questions: int) -> bool:
+    """Whether all parts of so many questions are in a folder: nobody has to play."""
+    return all((folder / f"{number:05}.jsonl").exists() for number in range(-(-questions // _A_PART)))
+
+
 def _jobs(
     agent: Agent, questions: Sequence[Question], settings: EpisodeSettings, samples: int, seed: int
 ) -> list[Callable[[], Algorithm[Trajectory]]]:
