@@ -545,7 +545,7 @@ def test_the_questions_of_a_reward_model_are_those_that_it_took(
     monkeypatch.setattr("stepladder.stages.prm._chains", cut)
     monkeypatch.setattr("stepladder.train.prm_examples.from_trees", lambda *_: [])
     monkeypatch.setattr("stepladder.train.prm_training.train_prm", lambda _, examples, *__, **___: examples(None))
-    monkeypatch.setattr("stepladder.stages.prm.sampled_episodes", lambda _, __, played, **___: (cut_short(played), 0))
+    monkeypatch.setattr("stepladder.stages.prm.sampled_episodes", lambda _, __, played, **___: cut_short(played))
     settings = {"objective": "verdicts", "chains": 6, "episodes": episodes, "dev_share": 0.5, "model": "tiny"}
     stages = {"explore": {}, "prm": settings}
     file = questions_file(tmp_path / "train.jsonl", 24)

@@ -13,11 +13,7 @@ from logging import getLogger
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-try:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except ImportError:  # it comes with torch for CUDA
-    triton = None
+from stepladder.engines.triton_here import INTERPRETED, tl, triton
 
 log = getLogger(__name__)
 
@@ -134,11 +130,9 @@ def _can(query_RHD: torch.Tensor, keys_NKTD: torch.Tensor, values_NKTD: torch.Te
 
 #: What was compared with torch's: dtypes and sizes.
 _checked: set[tuple[object, ...]] = set()
-#: Whether a launch has failed; and whether Triton runs on the CPU, as it does for tests.
+#: Whether a launch has failed.
 _broken = False
-INTERPRETED = False
 if triton is not None:
-    INTERPRETED = bool(triton.knobs.runtime.interpret)
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _attend(  # type: ignore[no-untyped-def]

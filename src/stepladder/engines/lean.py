@@ -16,20 +16,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import linear, rms_norm
+from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers.activations import SiLUActivation
 
-from stepladder.engines.blocks import core_of
-from stepladder.engines.norms import fuse_norms, is_rms_norm
+from stepladder.engines.norms import fuse_norms, is_fused
 from stepladder.engines.pages import PagedReading
 from stepladder.engines.step_kernels import add_and_norm, gated, turn_and_store
 
 #: Kinds of models that were read and found to do this and nothing else.
-_KINDS = {"llama", "mistral", "qwen2", "qwen3"}
-#: What a layer, its attention and its MLP are made of; and what attention may have besides.
-_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_HEAD_NORMS = {"q_norm", "k_norm"}
-_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-_CORE = {"embed_tokens", "layers", "norm", "rotary_emb"}
+_KINDS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
 
 def prepare_to_write(model: nn.Module) -> None:
@@ -64,11 +59,11 @@ class LeanPass:
     @classmethod
     def of(cls, model: nn.Module) -> "LeanPass | None":
         """None where the model is built in another way, or where something listens to its layers."""
-        core, whole = _core_of(model), core_of(model)
+        core = _core_of(model)
         if core is None or torch.is_autocast_enabled(next(model.parameters()).device.type):
             return None
         kinds = {weights.dtype for weights in model.parameters()}
-        return cls(whole, core) if len(kinds) == 1 else None
+        return cls(model, core) if len(kinds) == 1 else None
 
     def run(self, tokens_R: torch.Tensor, reading: PagedReading) -> torch.Tensor:
         """The logits behind each row's token; keys and values are written to the pages."""
@@ -164,64 +159,27 @@ def _whole(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _core_of(model: nn.Module) -> Any:
-    """What is between a model's embeddings and its output, where it is built like Llama."""
-    whole: Any = core_of(model)
-    if whole is None or whole.config.model_type not in _KINDS or whole is not model:
+    """What is between a model's embeddings and its output; None where it is of another kind, or not as it was."""
+    if type(model) not in _KINDS:
         return None
-    core: Any = getattr(whole, "model", None)
-    if not _has(whole, {"model", "lm_head"}) or not _has(core, _CORE):
-        return None
-    plain = _is_linear(whole.lm_head) and type(core.embed_tokens) is nn.Embedding and _is_norm(core.norm)
-    heard = any(
-        module._forward_hooks or module._forward_pre_hooks or ("forward" in vars(module) and not is_rms_norm(module))
-        for module in whole.modules()
+    core: Any = model.model
+    linears = [model.lm_head, *(part for layer in core.layers for part in _linears(layer))]
+    size = core.layers[0].self_attn.head_dim
+    as_it_was = (
+        all(type(part) is nn.Linear for part in linears)  # no LoRA
+        and all(isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation) for layer in core.layers)
+        and not any(_is_changed(module) for module in model.modules())
     )
-    return core if plain and not heard and all(map(_is_known, core.layers)) else None
+    return core if as_it_was and size >= 16 and size & (size - 1) == 0 else None
 
 
-def _is_known(layer: Any) -> bool:
-    if not _has(layer, _LAYER) or not _has(layer.mlp, _MLP):
-        return False
+def _linears(layer: Any) -> list[nn.Module]:
     attention, mlp = layer.self_attn, layer.mlp
-    linears = [*(getattr(attention, name, None) for name in _ATTENTION), mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    norms = [layer.input_layernorm, layer.post_attention_layernorm]
-    more = _weighty(attention) - set(_ATTENTION)
-    if more:
-        norms += [getattr(attention, name, None) for name in _HEAD_NORMS]
-    size = getattr(attention, "head_dim", 0)
-    return (
-        more in (set(), _HEAD_NORMS)
-        and all(map(_is_linear, linears))
-        and all(map(_is_norm, norms))
-        and isinstance(getattr(attention, "scaling", None), float)
-        and isinstance(mlp.act_fn, nn.SiLU | type(_silu()))
-        and size >= 16
-        and size & (size - 1) == 0
-        and all(len({each.bias is None for each in some}) == 1 for some in (linears[:3], linears[4:6]))
-    )
+    heads = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    return [*heads, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
-def _silu() -> nn.Module:
-    """transformers' own."""
-    from transformers.activations import ACT2FN
-
-    found: nn.Module = ACT2FN["silu"]
-    return found
-
-
-def _has(module: Any, names: set[str]) -> bool:
-    """Whether a module is made of these, and of nothing else with weights."""
-    return isinstance(module, nn.Module) and names <= set(dict(module.named_children())) and _weighty(module) <= names
-
-
-def _weighty(module: nn.Module) -> set[str]:
-    """The parts of a module that have weights."""
-    return {name for name, part in module.named_children() if next(part.parameters(), None) is not None}
-
-
-def _is_linear(module: object) -> bool:
-    return type(module) is nn.Linear
-
-
-def _is_norm(module: object) -> bool:
-    return isinstance(module, nn.Module) and is_rms_norm(module)
+def _is_changed(module: nn.Module) -> bool:
+    """Whether something listens to a module, or does its work in its place."""
+    replaced = "forward" in vars(module) and not is_fused(module)
+    return replaced or bool(module._forward_hooks or module._forward_pre_hooks)

@@ -24,10 +24,10 @@ def fuse_norms(model: nn.Module) -> int:
     return len(plain)
 
 
-def is_rms_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm that is, or could be, fused."""
+def is_fused(module: nn.Module) -> bool:
+    """Whether a module is a norm that was replaced."""
     forward = vars(module).get("forward")
-    return _is_plain(module) if forward is None else isinstance(forward, partial) and forward.func is _fused
+    return isinstance(forward, partial) and forward.func is _fused
 
 
 def _fused(norm: Any, hidden: torch.Tensor) -> torch.Tensor:

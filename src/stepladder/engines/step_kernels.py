@@ -7,13 +7,7 @@ kernel of Triton; elsewhere, and where Triton is missing, it is those operations
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from stepladder.engines.decode_kernel import INTERPRETED
-
-try:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except ImportError:  # it comes with torch for CUDA
-    triton = None
+from stepladder.engines.triton_here import INTERPRETED, tl, triton
 
 #: Numbers that one program handles, where rows are cut up.
 _A_PROGRAM = 1024

@@ -43,8 +43,8 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
     for stage in recipe.stages:
         sources = {f"result of stage {name}": fingerprint(found[name]) for name in _stages_taken(stage)}
         policy = {"policy": base} if BASE in stage.inputs.values() else {}
-        version = {f"version of {stage.kind}": stage_kind(stage.kind).version}
         kind = stage_kind(stage.kind)
+        version = {f"version of {stage.kind}": kind.version}
         free = {f"stages.{stage.name}.{setting}" for setting in kind.free | kind.idle(stage.settings)}
         own = {name: value for name, value in _flat(f"stages.{stage.name}", stage.plain()) if name not in free}
         files = {f"stages.{stage.name}.{setting}": value for setting, value in _outside(stage).items()}

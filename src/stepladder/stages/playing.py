@@ -18,8 +18,8 @@ EPISODES = "episodes"
 
 def sampled_episodes(
     workshop: Workshop, task: Task, questions: Sequence[Question], *, samples: int, temperature: float
-) -> tuple[list[Trajectory], int]:
-    """What the stage's policy does with questions that it may err on, and how many episodes failed."""
+) -> list[Trajectory]:
+    """What the stage's policy does with questions that it may err on; episodes that failed are missing."""
     from accelerate import PartialState  # type: ignore[import-untyped] # brings torch
 
     from stepladder.engines.loading import pick_device
@@ -32,7 +32,7 @@ def sampled_episodes(
         played = are_there(folder, len(questions))
         engine = None if played else stack.enter_context(workshop.engine(task.inputs["policy"]))
         watch = None if played else stack.enter_context(Progress(task.name, len(questions) * samples))
-        return sampled_in(
+        found, _ = sampled_in(
             folder,
             Driver(engine, workshop.retriever),
             workshop.agent,
@@ -42,3 +42,4 @@ def sampled_episodes(
             seed=task.seed,
             watch=watch,
         )
+    return found

@@ -46,13 +46,12 @@ def run_prm(settings: PRMSettings, workshop: Workshop, task: Task) -> StageResul
         explored = [tree.question.id for tree in read_trees(trees)]
         questions = choose(settings, _train_questions(settings, workshop), explored, task.seed)
         played: Sequence[Trajectory] = ()
-        broken = 0
         if questions.played:
             _expect_same_words(settings, task.inputs["policy"])
-            played, broken = sampled_episodes(
+            played = sampled_episodes(
                 workshop, task, questions.played, samples=settings.samples, temperature=settings.temperature
             )
-        examples = partial(_from_trees, settings, workshop, trees, questions, (played, broken), task.seed)
+        examples = partial(_from_trees, settings, workshop, trees, questions, played, task.seed)
     report = train_prm(
         settings.model or task.inputs["policy"],
         examples,
@@ -91,13 +90,12 @@ def _from_trees(
     workshop: Workshop,
     path: Path,
     questions: PRMQuestions,
-    sampled: tuple[Sequence[Trajectory], int],
+    played: Sequence[Trajectory],
     seed: int,
     reader: "StepReader",
 ) -> "Examples":
     from stepladder.train.prm_examples import from_chains, from_trees, gold_verdicts, outcomes
 
-    played, broken = sampled
     values_of = {"verdicts": gold_verdicts, "values": monte_carlo, "outcome": outcomes}[settings.objective]
 
     def of_policy(held_out: bool) -> "list[RewardExample]":
@@ -110,6 +108,7 @@ def _from_trees(
     counts: dict[str, object] = {}
     if played:
         written = sum(step.usage.written for trajectory in played for step in trajectory.steps)
+        broken = len(questions.played) * settings.samples - len(played)
         counts = {"episodes": len(played), "broken": broken, "tokens_sampled": written}
     if questions.chained:
         train += from_chains(_chains(questions.chained, settings.spoilt, workshop, seed), reader)

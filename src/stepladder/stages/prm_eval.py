@@ -70,7 +70,7 @@ def run_prm_eval(settings: PRMEvalSettings, workshop: Workshop, task: Task) -> S
         task.inputs[REWARD], device=shared.device, dtype=shared.dtype, reencode=settings.reencode
     )
     questions = pick(workshop.split(settings.split), settings.questions, task.seed)
-    played, _ = sampled_episodes(workshop, task, questions, samples=settings.samples, temperature=settings.temperature)
+    played = sampled_episodes(workshop, task, questions, samples=settings.samples, temperature=settings.temperature)
     steps = graded_steps(played, prm.score(played))
     if len({step.good for step in steps}) < 2:
         raise StepladderError(

@@ -35,7 +35,7 @@ def sampled_in(
     folder.mkdir(parents=True, exist_ok=True)
     found: list[Trajectory] = []
     for number, start in enumerate(range(0, len(questions), _A_PART)):
-        part = folder / f"{number:05}.jsonl"
+        part = _part(folder, number)
         asked = questions[start : start + _A_PART]
         if not part.exists():
             outcomes = driver.run(_jobs(agent, asked, settings, samples, seed), watch)
@@ -47,7 +47,11 @@ def sampled_in(
 
 def are_there(folder: Path, questions: int) -> bool:
     """Whether all parts of so many questions are in a folder: nobody has to play."""
-    return all((folder / f"{number:05}.jsonl").exists() for number in range(-(-questions // _A_PART)))
+    return all(_part(folder, number).exists() for number in range(-(-questions // _A_PART)))
+
+
+def _part(folder: Path, number: int) -> Path:
+    return folder / f"{number:05}.jsonl"
 
 
 def _jobs(
