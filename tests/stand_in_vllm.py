@@ -37,6 +37,17 @@ class LLM:
         self.llm_engine = _Engine(model, arguments)
 
 
+class _WithLoRA(torch.nn.Module):
+    """What vLLM puts around a layer where adapters may come: its weights have other names then."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.base_layer = layer
+
+    def forward(self, values: torch.Tensor) -> Any:
+        return self.base_layer(values)
+
+
 class _Engine:
     def __init__(self, model: str, arguments: dict[str, Any]) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
@@ -44,7 +55,13 @@ class _Engine:
         self.limit = arguments["max_model_len"]
         self.requests: dict[str, dict[str, Any]] = {}
         self.resets = 0
-        runner = SimpleNamespace(model=SimpleNamespace(load_weights=self._load_weights))
+        if arguments.get("enable_lora"):
+            for name, layer in list(self.model.named_modules()):
+                if isinstance(layer, torch.nn.Linear):
+                    parent, _, child = name.rpartition(".")
+                    setattr(self.model.get_submodule(parent), child, _WithLoRA(layer))
+        self.model.load_weights = self._load_weights
+        runner = SimpleNamespace(model=self.model)
         self.model_executor = SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner))
 
     def _load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> None:

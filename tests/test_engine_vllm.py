@@ -111,7 +111,9 @@ def test_greedy_requests_and_unseeded_engines_ask_for_no_seed(folder: Path, acti
     assert [each["params"].seed for each in strict.llm.llm_engine.requests.values()] == [5, None]
 
 
-def test_it_takes_the_weights_of_a_trainer(engine: VLLMEngine) -> None:
+@pytest.mark.parametrize("rank", [None, 8])
+def test_it_takes_the_weights_of_a_trainer(folder: Path, acting: None, rank: int | None) -> None:
+    engine = VLLMEngine(folder, adapter_rank=rank)  # with room for adapters, layers have something around them
     trained = tiny_model()
     with torch.no_grad():
         for weight in trained.parameters():
@@ -185,7 +187,7 @@ def test_where_vllm_is_missing_the_error_says_how_to_get_it(monkeypatch: pytest.
 @pytest.fixture(scope="module")
 def real() -> Iterator[tuple[VLLMEngine, TransformersEngine]]:
     model = os.environ.get("STEPLADDER_TEST_MODEL") or "smollm2-135m"
-    ours = VLLMEngine(model, memory=0.3, max_batch=64, adapter_rank=8)
+    ours = VLLMEngine(model, memory=0.3, max_batch=64, adapter_rank=8, options={"kv_cache_memory_bytes": 2 << 30})
     yield ours, TransformersEngine(model)
     ours.close()
 

@@ -9,7 +9,8 @@ so logits, and with them close calls, differ by rounding from one run to the nex
 """
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +177,9 @@ class VLLMEngine(InProcessEngine):
     def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Write with these weights from now on; their names are those of the model's files."""
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        with torch.no_grad():
+        with torch.no_grad(), _plain(runner.model) as model:
             for weight in weights:
-                runner.model.load_weights([weight])
+                model.load_weights([weight])
         self.forget()
 
     def forget(self) -> None:
@@ -219,6 +220,23 @@ class _Session(Session):
                 if row is not None:  # else one of a session that was given up
                     replies[row.key] = self.engine._ended(row, output)
         return replies
+
+
+@contextmanager
+def _plain(model: torch.nn.Module) -> Iterator[Any]:
+    """The model without what vLLM has put around its layers for adapters: weights have their own names again."""
+    around = [
+        (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], layer)
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if isinstance(getattr(layer, "base_layer", None), torch.nn.Module)
+    ]
+    for parent, name, layer in around:
+        setattr(parent, name, layer.base_layer)
+    try:
+        yield model
+    finally:
+        for parent, name, layer in around:
+            setattr(parent, name, layer)
 
 
 def _import_vllm() -> Any:
