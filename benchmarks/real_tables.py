@@ -3,7 +3,8 @@
     python benchmarks/real_tables.py runs/real --hardware "one NVIDIA H200" --commit 1a2b3c4
 
 In: what `experiments/real_questions.py` has left: `table.json`, and the examinations of the reward models. Out:
-`real-bm25.json` and `real-hybrid.json`, a line for each policy, and `real-prm.json`, a line for each reward model;
+`real-bm25.json` and `real-hybrid.json`, a line for each policy, and `real-prm.json`, a line for each reward model
+(`--name` for another name than `real`);
 `build_results.py` puts them into docs/results.md.
 """
 
@@ -44,7 +45,7 @@ def stages(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dic
         return {"cells": cells} | ({"provenance": {"questions": row["all"]["questions"]}} if guided else {})
 
     return {
-        "id": f"real-{search}",
+        "id": search,
         "title": f"Real questions over {search}: what each stage brings",
         "source": None,
         "provenance": provenance,
@@ -77,7 +78,7 @@ def reward_models(folder: Path, seeds: Sequence[int], provenance: dict[str, Any]
         own = {"seeds": [seed], "questions": found["questions"], "split": "dev: held out of the train questions"}
         rows.append({"cells": cells, "provenance": own})
     return {
-        "id": "real-prm",
+        "id": "prm",
         "title": "The reward model on real questions",
         "source": None,
         "provenance": provenance,
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument(
         "--versions", nargs="*", default=[f"{name}={version(name)}" for name in ("torch", "transformers")]
     )
+    parser.add_argument("--name", default="real", help="what the files' names begin with")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     tables = json.loads((chosen.folder / "table.json").read_text(encoding="utf-8"))
@@ -125,6 +127,7 @@ def main() -> None:
     made = [stages(rows, search, provenance) for search, rows in tables.items() if rows]
     made.append(reward_models(chosen.folder, seeds, provenance))
     for table in made:
+        table["id"] = f"{chosen.name}-{table['id']}"
         path = chosen.out / f"{table['id']}.json"
         path.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
         print(path)

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from commands import Command, carry_out
 from rich.console import Console
@@ -59,20 +59,21 @@ DPO: dict[str, Any] = {
         "dev_questions": 200,
     },
 }
-GUIDE = ("--n", "8", "--temperature", "0.5", "--weighted")
+#: As hot as what the reward model has learnt from.
+GUIDE = ("--n", "8", "--temperature", "0.8", "--weighted")
 #: Guided episodes cost eight times as much: they are played of the first so many questions, and compared on these.
 GUIDED = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table: an arm and its stage, the row that it is compared with, and whether it is guided."""
+    """A line of the table: an arm and its stage, the row that it is compared with, and who guides it."""
 
     arm: str
     stage: str
     before: str | None = None
-    #: Whether the reward model chooses among samples of every step.
-    guided: bool = False
+    #: Who chooses among samples of every step: the reward model, or the gold judge, who knows what is to be found.
+    guide: Literal["reward", "gold"] | None = None
 
     def runs(self, seeds: Sequence[int], repeats: int) -> "list[Run]":
         """What there is of it: of what arms share there are no repeats."""
@@ -94,13 +95,14 @@ class Run:
 _DUAL = "+ RFT + GRPO, answer and steps"
 ROWS = {
     "warm-up": Row("shared", "sft"),
-    "+ reward model choosing of 8": Row("shared", "sft", "warm-up", guided=True),
+    "+ reward model choosing of 8": Row("shared", "sft", "warm-up", guide="reward"),
+    "+ gold judge choosing of 8": Row("shared", "sft", "warm-up", guide="gold"),
     "+ DPO": Row("dpo", "dpo", "warm-up"),
     "+ RFT": Row("shared", "rft", "warm-up"),
     "+ RFT + GRPO, answer alone": Row("outcome", "grpo", "+ RFT"),
     "+ RFT + GRPO, answer alone, 4x questions": Row("outcome-4x", "grpo", "+ RFT"),
     _DUAL: Row("dual", "grpo", "+ RFT"),
-    f"{_DUAL} + choosing of 8": Row("dual", "grpo", _DUAL, guided=True),
+    f"{_DUAL} + choosing of 8": Row("dual", "grpo", _DUAL, guide="reward"),
     "oracle": Row("shared", "gold"),
 }
 #: What is told beside: one row less another.
@@ -171,10 +173,11 @@ def evaluations(
             needs.append(stage)
         if index is not None:
             arguments += ["--index", str(index)]
-        if row.guided:
-            arguments += ["--guide", str(reward / "reward"), *GUIDE]
+        if row.guide is not None:
+            arguments += ["--guide", "gold" if row.guide == "gold" else str(reward / "reward"), *GUIDE]
+        if row.guide == "reward":
             needs.append(reward)
-        most = min(limit or GUIDED, GUIDED) if row.guided else limit
+        most = min(limit or GUIDED, GUIDED) if row.guide is not None else limit
         if most is not None:
             arguments += ["--limit", str(most)]
         found = (*arguments, "--json", "--out", str(folder))

@@ -715,7 +715,8 @@ def test_the_same_seed_gives_the_same_numbers_and_a_finished_run_is_not_trained_
 def test_curves_tell_of_every_update_and_every_dev_score(finished: GRPOReport) -> None:
     rows = plain_rows(finished.policy.parent)
     assert [(row["step"], "loss" in row) for row in rows] == [
-        (1, True), (2, True), (2, False), (3, True), (4, True), (4, False), (5, True), (6, True), (6, False),
+        (0, False), (1, True), (2, True), (2, False), (3, True), (4, True), (4, False), (5, True), (6, True),
+        (6, False),
     ]  # fmt: skip
     told = {
         "reward", "f1", "em", "valid", "searches", "step_limit", "answered", "repeated", "written", "step_score",
@@ -730,7 +731,7 @@ def test_curves_tell_of_every_update_and_every_dev_score(finished: GRPOReport) -
     numbers = finished.numbers
     assert (numbers["mode"], numbers["questions"], numbers["episodes"], numbers["alarms"]) == ("dual", 4, 48, [])
     assert numbers["tokens_sampled"] == sum(row["written"] for row in updates(finished.policy.parent))
-    seconds = read_curves(finished.policy.parent / "curves.jsonl")[0]
+    seconds = read_curves(finished.policy.parent / "curves.jsonl")[1]
     parts = [seconds[f"{part}_seconds"] for part in ("rollout", "scoring", "update")]
     assert sum(parts) == pytest.approx(seconds["seconds"], abs=1e-3)
 

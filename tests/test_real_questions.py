@@ -50,7 +50,7 @@ def test_repeats_of_the_learning_are_compared_with_the_one_policy_they_began_as(
     named = {each.name: each for each in experiment.evaluations(tmp_path, [0], 2, "bm25", None, None)}
     again = named["bm25-rft-grpo-answer-and-steps-2-seed-0"]
     assert again.arguments[again.arguments.index("--model") + 1].endswith("seed-0/dual-2/grpo-2/policy")
-    assert len(named) == 3 + 2 * 4 + 2  # nothing is repeated of what the arms share
+    assert len(named) == 4 + 2 * 4 + 2  # nothing is repeated of what the arms share
 
 
 def test_arms_begin_with_what_they_share_and_play_as_many_episodes(tmp_path: Path) -> None:
@@ -80,6 +80,9 @@ def test_a_trial_with_few_questions_is_no_evaluation_of_all(tmp_path: Path) -> N
     guided = all_of_them["hybrid-reward-model-choosing-of-8-seed-0"]
     assert guided.arguments[guided.arguments.index("--limit") + 1] == "200"
     assert {need.parent.name for need in guided.needs} == {"sft", "prm"}
+    judged = all_of_them["hybrid-gold-judge-choosing-of-8-seed-0"]
+    assert judged.arguments[judged.arguments.index("--guide") + 1] == "gold"
+    assert {need.parent.name for need in judged.needs} == {"sft"}
     assert all("--index" in each.arguments for each in all_of_them.values())
     assert "gold" in all_of_them["hybrid-oracle-seed-0"].arguments
 

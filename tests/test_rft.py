@@ -77,6 +77,7 @@ def test_every_filter_takes_its_own_and_the_counts_tell_how_many_were_left() -> 
     found = sifted([trajectory for trajectory, _, _ in rows], [scores for _, scores, _ in rows])
     assert found.failed == [failed for _, _, failed in rows]
     assert found.kept == [trajectory for trajectory, _, failed in rows if not failed], "in their order"
+    assert found.solved == {QUESTION.id, "q2"}
     assert found.left() == {
         "sampled": 9, "answered": 8, "right_answer": 7, "good_steps": 6, "distinct": 4, "kept": 3,
     }  # fmt: skip
@@ -366,6 +367,37 @@ def test_the_same_seed_gives_the_same_result(finished: RFTReport, learnt: Path, 
     for name in ("samples/00000.jsonl", "transcripts.jsonl", "scores.jsonl", "survivors.json"):
         assert (tmp_path / name).read_bytes() == (finished.policy.parent / name).read_bytes()
     assert same_weights(again.policy, finished.policy)
+
+
+def test_a_refinement_that_does_harm_leaves_the_policy_as_it_came(learnt: Path, tmp_path: Path) -> None:
+    report = refine(learnt, tmp_path, settings=changed(lr=1.0, eval_every=2))
+    scores = [(row["step"], row["dev_f1"]) for row in read_curves(tmp_path / "curves.jsonl") if "dev_f1" in row]
+    assert scores[0] == (0, 1.0)
+    assert all(score < 1.0 for _, score in scores[1:])
+    assert report.numbers["best_step"] == 0
+    assert same_weights(report.policy, learnt)
+    again = refine(learnt, tmp_path, settings=changed(lr=1.0, eval_every=2))
+    assert again.numbers == report.numbers
+    assert same_weights(again.policy, learnt)
+
+
+def test_a_run_that_begins_again_scores_the_policy_that_came_once(learnt: Path, tmp_path: Path) -> None:
+    class Stop(Exception):
+        """Ends a run."""
+
+    def watch(outcome: Outcome[Any]) -> None:
+        if isinstance(outcome.value, float):
+            save(tmp_path / "curves.jsonl")
+            raise Stop
+
+    def save(curves: Path) -> None:
+        curves.write_text(json.dumps({"step": 0, "dev_f1": 0.25, "dev_em": 0.0, "dev_failed": 0}) + "\n")
+
+    with pytest.raises(Stop):
+        refine(learnt, tmp_path, watch=watch)
+    refine(learnt, tmp_path)
+    found = read_curves(tmp_path / "curves.jsonl")
+    assert [row["dev_f1"] for row in found if row["step"] == 0] == [1.0]
 
 
 def test_a_finished_run_is_not_trained_again(finished: RFTReport, learnt: Path) -> None:

@@ -4,7 +4,7 @@ In: a policy, pairs, dev questions. Out, in one folder:
 
     curves.jsonl    one row an update (loss, accuracy, rewards) and one a dev score (F1, held-out pairs, KL)
     checkpoints/    the newest and the best, to resume from
-    policy/         the best by dev F1: an ordinary transformers model with its tokenizer
+    policy/         the best by dev F1, which may be the policy as it came: an ordinary transformers model
 
 The state of a pair goes in as the policy saw it, token for token, and only the step is in the loss. The reference is
 the policy as it came: with LoRA the same weights without the adapter, else a second copy.
@@ -109,6 +109,7 @@ def train_dpo(
             folder,
             place,
             dev_score=dev_score if play is not None or dev_rows else None,
+            score_first=True,
             best_by="dev_f1" if play is not None else "dev_loss",
             watch=watch,
             arguments=DPOConfig,

@@ -67,12 +67,16 @@ def fine_tune(
     place: Place,
     *,
     dev_score: Callable[[], DevScore] | None,
+    score_first: bool = False,
     watch: Watcher | None = None,
-) -> tuple[dict[str, float], Path]:
-    """Train the policy; `engine` plays it. What came of it in numbers, and the checkpoint that is the new policy."""
+) -> tuple[dict[str, float], Path | None]:
+    """Train the policy; `engine` plays it. What came of it in numbers, and the checkpoint that is the new policy.
+
+    `score_first`: it plays well enough to be scored before, and stays as it came where nothing better comes of it.
+    """
     engine.forget()  # training needs the memory
     examples, too_long = _fitting(transcripts, engine, settings)
-    curves, checkpoint = _fit(policy, examples, settings, folder, place, dev_score, watch)
+    curves, checkpoint = _fit(policy, examples, settings, folder, place, dev_score, score_first, watch)
     return {"skipped_too_long": too_long, "examples": len(examples), **curve_numbers(curves)}, checkpoint
 
 
@@ -83,8 +87,9 @@ def _fit(
     folder: Path,
     place: Place,
     dev_score: Callable[[], DevScore] | None,
+    score_first: bool,
     watch: Watcher | None,
-) -> tuple[Curves, Path]:
+) -> tuple[Curves, Path | None]:
     def trainer(arguments: TrainingArguments) -> WatchedTrainer:
         # A trainer that evaluates wants an eval_dataset; ours is inside dev_score.
         held_out: Any = [None] if dev_score else None
@@ -99,6 +104,7 @@ def _fit(
         folder,
         place,
         dev_score=dev_score,
+        score_first=score_first,
         watch=watch,
         use_cache=policy.model.config.use_cache,  # the trainer puts it into the policy's configuration
     )

@@ -1,7 +1,8 @@
 """What every training has around its loss: a place to compute, the trainer's arguments, resuming, the best checkpoint.
 
 In: settings and a function that makes a `WatchedTrainer` from transformers' arguments. Out: the curves, and the folder
-of the checkpoint that counts: the best by dev score, or the last where nothing was held out. After a kill the same call
+of the checkpoint that counts: the best by dev score, or the last where nothing was held out. A policy that could play
+before is scored before, too, and where no checkpoint is as good there is none that counts. After a kill the same call
 goes on from the newest checkpoint and ends with the same weights.
 """
 
@@ -73,6 +74,7 @@ def fit(
     place: Place,
     *,
     dev_score: Callable[[], DevScore] | None,
+    score_first: bool = False,
     best_by: str = "dev_f1",
     updates: int | None = None,
     an_epoch: int | None = None,
@@ -80,9 +82,10 @@ def fit(
     arguments: type[TrainingArguments] = TrainingArguments,
     watch: Watcher | None = None,
     **more: Any,
-) -> tuple[Curves, Path]:
+) -> tuple[Curves, Path | None]:
     """Train from the newest checkpoint on, to the end. `more` goes to the arguments.
 
+    `score_first`: the model as it came has a dev score as well, and where that is the best no checkpoint is returned.
     `lengths`: of the examples. A trainer that makes its own examples has none; its `updates`, and those of an epoch,
     are given instead. With `save_every` there are checkpoints at multiples of that, and dev scores only at such.
     """
@@ -98,7 +101,8 @@ def fit(
         checkpoints.remove_incomplete()
     done = max(checkpoints.complete, default=0)
     writes = place.processes.is_main_process
-    curves = Curves(folder / "curves.jsonl", upto=done, best_by=best_by, writes=writes)
+    # Without a checkpoint all begins again, with the score of the model as it came.
+    curves = Curves(folder / "curves.jsonl", upto=done or -1, best_by=best_by, writes=writes)
     if len(curves.updates) != done:
         raise StepladderError(
             f"{curves.path} has {len(curves.updates):,} of the {done:,} updates up to the newest checkpoint: without "
@@ -110,6 +114,7 @@ def fit(
             every = math.ceil(every / save_every) * save_every
         made = arguments(
             **_arguments(settings, lr, checkpoints.folder, every, save_every or every, dev_score is not None, place),
+            eval_on_start=score_first and dev_score is not None and not done,
             **more,
         )
         if made.n_gpu > 1:
@@ -118,8 +123,14 @@ def fit(
             trainer = make_trainer(made)
             trainer.watch_over(lengths, Watching(curves, checkpoints, folder / "bad_batch.json", told, dev_score))
             trainer.train(resume_from_checkpoint=str(checkpoints.at(done)) if done else None)
+    return curves, best_checkpoint(checkpoints, curves)
+
+
+def best_checkpoint(checkpoints: Checkpoints, curves: Curves) -> Path | None:
+    """The best by dev score, or the last where there is none; None where the model was at its best as it came."""
     best = curves.best
-    return curves, checkpoints.at(best["step"] if best is not None else max(checkpoints.complete))
+    step = best["step"] if best is not None else max(checkpoints.complete, default=0)
+    return checkpoints.at(step) if step else None
 
 
 def _arguments(

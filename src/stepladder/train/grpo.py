@@ -5,8 +5,8 @@ In: a policy, questions with answers, and a reward model where steps are scored 
     curves.jsonl    one row an update (loss, reward, F1, entropy, searches, seconds by part ...), one a dev score
     alarms.jsonl    what the guards noticed
     checkpoints/    the newest and the best, to resume from, and one to go back to after an alarm
-    policy/         the best by dev F1, or the last; after an alarm that stopped the run, one from before the trouble,
-                    which may be the policy as it came
+    policy/         the best by dev F1, which may be the policy as it came, or the last; after an alarm that stopped
+                    the run, one from before the trouble
 
 Each update plays some questions several times with the policy as it is and makes likelier what earned more than the
 other episodes of its question did. `credit.py` says what is earned, `rollouts.py` plays, `grpo_trainer.py` updates.
@@ -36,7 +36,7 @@ from stepladder.trace import Question
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import Curves, Row
 from stepladder.train.fine_tune import dev_player
-from stepladder.train.fit import Place, curve_numbers, fit, place_for
+from stepladder.train.fit import Place, best_checkpoint, curve_numbers, fit, place_for
 from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.grpo_trainer import EpisodeTrainer, is_late
 from stepladder.train.guards import ALARMS, Alarm, read_alarms
@@ -123,8 +123,7 @@ def train_grpo(
         curves = Curves(folder / "curves.jsonl", upto=max(checkpoints.complete, default=0))
         if any(alarm.stopped for alarm in alarms) or (is_late(curves, settings) and checkpoints.complete):
             # An earlier call came to this end, and was killed behind it.
-            best = curves.best
-            checkpoint = checkpoints.at(best["step"] if best is not None else max(checkpoints.complete, default=0))
+            checkpoint = best_checkpoint(checkpoints, curves)
         else:
             curves, checkpoint = fit(
                 trainer,
@@ -137,12 +136,13 @@ def train_grpo(
                 an_epoch=max(len(chosen) * settings.samples // settings.batch, 1) * settings.passes,
                 save_every=_save_every(settings),
                 dev_score=play,
+                score_first=True,
                 watch=watch,
                 arguments=GRPOConfig,
                 **_grpo_arguments(settings, policy),
             )
             alarms = _alarms(folder)
-        kept: Path | None = checkpoint
+        kept = checkpoint
         stopped = [alarm for alarm in alarms if alarm.stopped]
         if stopped:
             kept = before_trouble(checkpoints, curves, stopped)

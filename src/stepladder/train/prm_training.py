@@ -143,6 +143,7 @@ def train_prm(
             watch=watch,
             use_cache=text.use_cache,
         )
+        assert checkpoint is not None  # a reward model without any training is none
         if place.processes.is_main_process:
             _write(folder / "reward", model, checkpoint, tokenizer, DTYPES.get(dtype, stored))
         place.processes.wait_for_everyone()

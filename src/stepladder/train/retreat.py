@@ -47,9 +47,9 @@ class Retreat(Checkpoints):
 
 
 def before_trouble(checkpoints: Checkpoints, curves: Curves, alarms: Sequence[Alarm]) -> Path | None:
-    """The best checkpoint from before the trouble began; None when it is older than any of them."""
+    """The best checkpoint from before the trouble began; None when the policy was at its best as it came."""
     good = last_good(curves.updates, alarms) or 0
     fitting = [step for step in checkpoints.complete if step <= good]
     scores = {row["step"]: row[curves.best_by] for row in curves.rows if curves.best_by in row}
-    best = max(fitting, key=lambda step: (scores.get(step, 0.0), step), default=None)
-    return None if best is None else checkpoints.at(best)
+    best = max([0, *fitting], key=lambda step: (scores.get(step, 0.0), step))
+    return checkpoints.at(best) if best else None

@@ -6,7 +6,7 @@ In: a policy, questions with answers, a reward model. Out, in one folder:
     survivors.json      how many were left after each filter, and at which step the others fail
     scores.jsonl        one row a sample: its scores, and the filter that it did not pass
     transcripts.jsonl   what was trained on
-    curves.jsonl, checkpoints/, policy/     as of a warm-up
+    curves.jsonl, checkpoints/, policy/     as of a warm-up; the policy may be the one that came, if that is the best
 
 A transcript survives with a right answer and every step at the threshold or above. The fine-tuning is that of the
 warm-up. A folder belongs to one set of inputs, and a killed call goes on where it was.
@@ -105,7 +105,7 @@ def train_rft(
         asked = pick(dev, settings.dev_questions, seed)
         dev_score = dev_player(engine, agent, asked, retriever, episode, seed, playing)
         numbers, checkpoint = fine_tune(
-            policy, engine, sifted.kept, settings, folder, place, dev_score=dev_score, watch=watch
+            policy, engine, sifted.kept, settings, folder, place, dev_score=dev_score, score_first=True, watch=watch
         )
         if place.processes.is_main_process:
             write_policy(folder / "policy", policy, checkpoint, DTYPES.get(dtype, policy.dtype))
@@ -126,6 +126,7 @@ def _sifted(
 def _report(sifted: Sifted, broken: int) -> dict[str, object]:
     return {
         **sifted.left(),
+        "solved_questions": len(sifted.solved),
         "broken": broken,
         "first_bad_step": {str(step): count for step, count in sorted(sifted.first_bad_step.items())},
         "first_bad_kind": dict(sifted.first_bad_kind.most_common()),

@@ -23,6 +23,8 @@ class Sifted:
     kept: list[Trajectory] = field(default_factory=list)
     #: One entry a trajectory: the filter that it did not pass, or "" for those kept.
     failed: list[str] = field(default_factory=list)
+    #: The questions that some trajectory answers rightly.
+    solved: set[str] = field(default_factory=set)
     #: Of those not kept for what they say: the first step below the threshold, counted from 1, and its kind.
     first_bad_step: Counter[int] = field(default_factory=Counter)
     first_bad_kind: Counter[str] = field(default_factory=Counter)
@@ -72,7 +74,10 @@ def sift(
     known: dict[str, set[tuple[str, ...]]] = {}
     for number, trajectory in enumerate(trajectories):
         bad = [] if scores is None else [step for step, each in enumerate(scores[number]) if each < threshold]
-        failed = _wrong(trajectory, min_f1) or ("good_steps" if bad else "")
+        wrong = _wrong(trajectory, min_f1)
+        if not wrong:
+            sifted.solved.add(trajectory.question.id)
+        failed = wrong or ("good_steps" if bad else "")
         if failed:
             _note_failure(sifted, trajectory, bad)
         else:
