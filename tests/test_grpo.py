@@ -51,6 +51,7 @@ from stepladder.train.guards import read_alarms
 from stepladder.train.policy import load_policy, lora_config
 from stepladder.train.prm import ProcessRewardModel, with_head
 from stepladder.train.rollouts import Rollouts
+from stepladder.train.training_settings import LoraSettings
 from stepladder.workshop import SharedSettings, Workshop
 
 
@@ -970,3 +971,21 @@ def test_a_time_limit_ends_the_training_with_what_was_learnt(tmp_path: Path) -> 
     again = train(tmp_path, hurried)
     assert (tmp_path / "curves.jsonl").read_bytes() == before, "called again it does not train on"
     assert again.numbers["kept_update"] == report.numbers["kept_update"]
+
+
+def test_weights_that_lora_freezes_are_bf16_where_training_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):
+        """Ends a run."""
+
+    def look(trainer: EpisodeTrainer, *_: Any) -> None:
+        kinds = {(weights.requires_grad, weights.dtype) for weights in trainer.model.parameters()}
+        assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
+        raise Stop
+
+    def in_bf16(*arguments: Any) -> Any:  # also where the processor has none
+        return replace(place_for(*arguments), bf16=True)
+
+    monkeypatch.setattr(grpo, "place_for", in_bf16)
+    monkeypatch.setattr(EpisodeTrainer, "watch_over", look)
+    with pytest.raises(Stop):
+        train(tmp_path, changed(lora=LoraSettings(rank=2)))

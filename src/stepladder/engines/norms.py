@@ -1,7 +1,8 @@
-"""The norms of a model that only writes, each as one kernel instead of eight.
+"""The norms of a model, each as one kernel instead of eight.
 
 In: a model on a GPU. Out: the same model, whose RMS norms are torch's fused one. With few rows a token takes as long as
-its kernels take to begin, and in models of Llama's kind a third of them belong to norms. A norm is left as it is unless
+its kernels take to begin, and in models of Llama's kind a third of them belong to norms; with many, each of the eight
+reads and writes all of what goes through. A norm is left as it is unless
 both say the same of a sample, up to rounding: there are models that add 1 to its weights, or scale what comes out.
 """
 
@@ -31,7 +32,10 @@ def is_fused(module: nn.Module) -> bool:
 
 
 def _fused(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    return rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
+    if hidden.dtype != norm.weight.dtype:  # autocast: what comes out has the precision that the model itself gives it
+        own: torch.Tensor = type(norm).forward(norm, hidden)
+        return own
+    return rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon).to(hidden.dtype)
 
 
 @torch.no_grad()

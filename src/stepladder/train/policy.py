@@ -34,14 +34,14 @@ class Policy:
 
 
 def load_policy(source: str | Path, lora: LoraSettings | None, *, bf16: bool, device: torch.device) -> Policy:
-    """The model to train. Weights that are trained are fp32; those that LoRA freezes may be bf16.
+    """The model to train, with LoRA's matrices, which are drawn from torch's global generator, or without.
 
-    LoRA's matrices are drawn from torch's global generator.
+    `bf16` is for weights that LoRA freezes, also where a trainer will add it: those that are trained must be fp32.
     """
     model: Any
     model, tokenizer = load_model(source, None, None)
     dtype = next(model.parameters()).dtype
-    model = model.to(device, torch.bfloat16 if bf16 and lora is not None else torch.float32)
+    model = model.to(device, torch.bfloat16 if bf16 else torch.float32)
     if lora is not None:
         model = with_lora(model, lora, source, "CAUSAL_LM")
     return Policy(source, model, tokenizer, dtype)

@@ -72,7 +72,7 @@ def train_rft(
     place = place_for(settings, seed, device, "rft")
     pick_dtype(dtype, place.device)
     with quiet_libraries():
-        policy = load_policy(model, settings.lora, bf16=place.bf16, device=place.device)
+        policy = load_policy(model, settings.lora, bf16=place.bf16 and settings.lora is not None, device=place.device)
         engine, playing = player_of(policy, place, max_batch)
         if reward is not None:
             expect_same_words(engine.encoding, reward)

@@ -71,7 +71,7 @@ def train_sft(
     place = place_for(settings, seed, device, "sft")
     pick_dtype(dtype, place.device)  # a wrong name should not wait until the end
     with quiet_libraries():
-        policy = load_policy(model, settings.lora, bf16=place.bf16, device=place.device)
+        policy = load_policy(model, settings.lora, bf16=place.bf16 and settings.lora is not None, device=place.device)
         engine, playing = player_of(policy, place, max_batch)
         if settings.source == "mined" and not are_made(folder):  # first of all: how many searches each takes
             with shown(watch, "Guesses", len(questions)) as told:

@@ -17,19 +17,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from stepladder.driver import Outcome, Watcher
+from stepladder.engines.norms import fuse_norms
 from stepladder.errors import StepladderError
 from stepladder.files import atomic_file
 from stepladder.train.batches import SimilarLengths
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.curves import Curves
+from stepladder.train.fused_lora import fuse_lora
 from stepladder.train.parts import tokens_at_once
 from stepladder.train.policy import leave_to_autocast
 
+#: Where a layer's weights are all there whenever it is asked for.
+_WHOLE = (DistributedType.NO, DistributedType.MULTI_GPU)
 #: What was found on held-out data, by name.
 DevScore = Mapping[str, float]
 
@@ -64,6 +69,9 @@ class WatchedTrainer(Trainer):
         assert isinstance(self.model, nn.Module)
         if self.args.bf16:
             leave_to_autocast(self.model)
+        if self.args.device.type == "cuda" and self.accelerator.distributed_type in _WHOLE:
+            fuse_norms(self.model)
+            fuse_lora(self.model)
         self.add_callback(_Keeper(watching))
         if lengths is not None:
             arguments = self.args

@@ -1,0 +1,114 @@
+"""How fast a model with LoRA learns: our layers against peft's, on the same batch in one run, taking turns.
+
+    python benchmarks/lora_speed.py --model smollm2-135m --rows 16 --width 1024
+
+- peft: the model in fp32 as a trainer gets it, LoRA as peft makes it; on a GPU under autocast;
+- frozen in bf16: the same, with the weights that LoRA freezes in bf16 (on a GPU);
+- stepladder: LoRA's products added where the layer's own lie (`train/fused_lora.py`), and norms as one kernel each
+  (`engines/norms.py`).
+
+A batch is rows of random tokens of which every sixth is to be predicted, about as in transcripts; a pass is loss and
+gradients. The last column is how far the gradients of all trained weights together are from those of peft, as a share
+of them. On a CPU, where nothing is gained by it, training keeps peft's layers; here it shows that both are the same.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepladder.engines.loading import quiet_libraries
+from stepladder.engines.norms import fuse_norms
+from stepladder.train.fused_lora import fuse_lora
+from stepladder.train.loss import weighted_nll
+from stepladder.train.policy import leave_to_autocast, load_policy
+from stepladder.train.training_settings import LoraSettings
+
+
+@dataclass
+class Way:
+    """A model, made in one of the ways."""
+
+    label: str
+    model: Any
+    seconds: list[float]
+
+
+def made(label: str, source: str, device: torch.device, *, bf16: bool, fused: bool) -> Way:
+    torch.manual_seed(0)
+    model = load_policy(source, LoraSettings(rank=16, alpha=32), bf16=bf16, device=device).model.train()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "lora_B" in name:  # else nothing would flow back to the other matrices
+                weights.normal_(std=0.01)
+    leave_to_autocast(model)
+    if fused:
+        fuse_norms(model)
+        fuse_lora(model)
+    return Way(label, model, [])
+
+
+def learning(way: Way, batch: Any, device: torch.device) -> Callable[[], None]:
+    def once() -> None:
+        way.model.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = weighted_nll(way.model, batch)
+        loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return once
+
+
+def gradients(model: Any) -> torch.Tensor:
+    return torch.cat([weights.grad.float().flatten() for weights in model.parameters() if weights.grad is not None])
+
+
+def main() -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = device.type == "cuda"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m" if gpu else "nano")
+    parser.add_argument("--rows", type=int, default=16 if gpu else 4)
+    parser.add_argument("--width", type=int, default=1024 if gpu else 256)
+    parser.add_argument("--rounds", type=int, default=10 if gpu else 5)
+    chosen = parser.parse_args()
+    with quiet_libraries():
+        ways = [made("peft", chosen.model, device, bf16=False, fused=False)]
+        if gpu:
+            ways.append(made("peft, frozen in bf16", chosen.model, device, bf16=True, fused=False))
+        ways.append(made("stepladder", chosen.model, device, bf16=gpu, fused=True))
+    words = ways[0].model.config.get_text_config().vocab_size
+    ids = torch.randint(5, words, (chosen.rows, chosen.width), generator=torch.Generator().manual_seed(0))
+    wanted = (torch.arange(chosen.width) % 6 == 0).float().expand(chosen.rows, -1)
+    batch = {"input_ids": ids.to(device), "weights": wanted.to(device)}
+    passes = [learning(way, batch, device) for way in ways]
+    peaks = []
+    for once in passes:
+        if gpu:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        once()
+        peaks.append(torch.cuda.max_memory_allocated() - before if gpu else 0)
+    for _ in range(chosen.rounds):
+        for way, once in zip(ways, passes):
+            began = time.perf_counter()
+            once()
+            way.seconds.append(time.perf_counter() - began)
+    tokens, base = chosen.rows * chosen.width, statistics.median(ways[0].seconds)
+    expected = gradients(ways[0].model)
+    print(f"{chosen.model}, LoRA of rank 16, {chosen.rows} x {chosen.width} tokens, {device.type}")
+    print(f"{'way':24}{'tokens/s':>12}{'times':>8}{'activations, GB':>18}{'gradients apart':>18}")
+    for way, peak in zip(ways, peaks):
+        seconds = statistics.median(way.seconds)
+        apart = float((gradients(way.model) - expected).norm() / expected.norm())
+        held = f"{peak / 1e9:.1f}" if gpu else ""
+        print(f"{way.label:24}{tokens / seconds:>12,.0f}{base / seconds:>8.2f}{held:>18}{apart:>18.1e}")
+
+
+if __name__ == "__main__":
+    main()
