@@ -706,6 +706,8 @@ def test_the_command_wants_something_to_serve() -> None:
         serve_agent_command(engine="gold", model="nano")
     with pytest.raises(StepladderError, match="is not a run"):
         serve_agent_command(run=Path(__file__).parent)
+    with pytest.raises(StepladderError, match="one agent is served at a time"):
+        serve_agent_command(run=Path("runs/one"), named_run=Path("runs/two"))
 
 
 def test_the_command_serves_the_newest_policy_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -727,7 +729,9 @@ def test_the_command_serves_the_newest_policy_of_a_run(tmp_path: Path, monkeypat
 
     monkeypatch.setattr("stepladder.serving.server.serve_agent", play)
     serve_agent_command(run=folder)
-    (trajectory,) = played
+    assert main(["serve-agent", "--run", str(folder)]) == 0, "as other commands say it"
+    trajectory, again = played
+    assert again.steps == trajectory.steps
     assert (trajectory.agent, len(trajectory.given)) == ("rag", 2)
     assert trajectory.steps[0].written.vocabulary, "a model wrote it"
 

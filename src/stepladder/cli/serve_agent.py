@@ -67,6 +67,9 @@ def serve_agent_command(
             metavar="RUN", parser=path_of, help="A run: its newest policy, agent, data, index and limits are served."
         ),
     ] = None,
+    named_run: Annotated[
+        Path | None, typer.Option("--run", parser=path_of, hidden=True, help="RUN, as other commands have it.")
+    ] = None,
     agent: AgentName = None,
     engine: EngineName = None,
     model: ModelName = None,
@@ -142,6 +145,9 @@ def serve_agent_command(
     access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for every request.")] = False,
 ) -> None:
     """Serve an agent: OpenAI's POST /v1/chat/completions with the steps and citations, and MCP (at /mcp, or --mcp)."""
+    if run is not None and named_run is not None:
+        raise StepladderError(f"one agent is served at a time: {run}, or --run {named_run}")
+    run = run or named_run
     if run is None and model is None:
         raise StepladderError(
             "nothing to serve: name a RUN (`stepladder serve-agent runs/mine`) or a --model. The gold engine, which "
