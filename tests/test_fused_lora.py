@@ -25,6 +25,7 @@ from stepladder.train.training_settings import LoraSettings
 SHAPE = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 IDS = torch.arange(5, 65).view(3, 20)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 #: The linear layers of two layers.
 PLAIN = 14
 
@@ -47,8 +48,10 @@ def made(config: Any = LlamaConfig, dtype: torch.dtype = torch.float32, **lora: 
 def learnt(model: nn.Module, *, bf16: bool = False) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss, and the gradients of all that is trained."""
     model.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        loss = model(input_ids=IDS, labels=IDS).loss
+    device = next(model.parameters()).device
+    ids = IDS.to(device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
     return float(loss.detach()), {
         name: weights.grad for name, weights in model.named_parameters() if weights.grad is not None
@@ -74,9 +77,12 @@ def test_loss_and_gradients_are_those_of_peft(config: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["frozen fp32", "frozen bf16"])
-def test_under_autocast_they_differ_by_what_bf16_rounds(dtype: torch.dtype) -> None:
-    theirs = made(dtype=dtype)
+@pytest.mark.parametrize("config", [LlamaConfig, Qwen3Config])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_under_autocast_they_differ_by_what_bf16_rounds(config: Any, dtype: torch.dtype, device: str) -> None:
+    theirs = made(config, dtype).to(device)
     ours = copy.deepcopy(theirs)
+    assert fuse_norms(ours) > 0
     fuse_lora(ours)
     (loss, gradients), (expected, wanted) = learnt(ours, bf16=True), learnt(theirs, bf16=True)
     assert loss == pytest.approx(expected, abs=0.01)
