@@ -57,6 +57,7 @@ DPO: dict[str, Any] = {
         "batch": 16,
         "lora": {"rank": 16, "alpha": 32},
         "dev_questions": 200,
+        "score_first": True,
     },
 }
 #: As hot as what the reward model has learnt from.
@@ -129,7 +130,8 @@ def trainings(out: Path, seeds: Sequence[int], repeats: int, changes: Sequence[s
     an_update = grpo["batch"] // grpo["samples"]
     jobs = [job(seed, "shared", {}) for seed in seeds]
     for arm, (mode, times) in ARMS.items():
-        own = {"mode": mode, "questions": updates * an_update // times, "epochs": times}
+        # An alarm is told, and ends nothing: all arms are to play equally many episodes.
+        own = {"mode": mode, "questions": updates * an_update // times, "epochs": times, "guards.stop": "false"}
         changed = load_recipe(RECIPE, [*changes, *(f"stages.grpo.{name}={value}" for name, value in own.items())])
         learning = changed.plain()["stages"]["grpo"]
         for run in ROWS[_DUAL].runs(seeds, repeats):

@@ -111,7 +111,7 @@ def test_of_several_adapters_none_is_plain() -> None:
     assert fuse_lora(model) == 0
 
 
-def test_an_adapter_that_comes_later_is_heeded() -> None:
+def test_what_comes_later_is_heeded() -> None:
     theirs = made()
     ours = copy.deepcopy(theirs)
     fuse_lora(ours)
@@ -125,6 +125,26 @@ def test_an_adapter_that_comes_later_is_heeded() -> None:
     assert torch.equal(ours.off, theirs.off)
     assert torch.equal(ours.merged, theirs.merged)
     assert not torch.allclose(ours.off, ours.merged, atol=1e-3)
+    for model in (ours, theirs):
+        torch.manual_seed(1)
+        model.add_adapter("other", LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+        model.set_adapter("other")
+        with torch.no_grad():
+            model.other = model(input_ids=IDS).logits
+    assert torch.equal(ours.other, theirs.other)
+    assert not torch.allclose(ours.other, ours.off, atol=1e-3)
+
+
+def test_no_rows_are_no_trouble_and_hooks_are_heard() -> None:
+    model = made()
+    heard = []
+    layer: Any = model.base_model.model.model.layers[0].self_attn.q_proj
+    layer.lora_A["default"].register_forward_hook(lambda *_: heard.append(1))
+    assert fuse_lora(model) == PLAIN - 1
+    learnt(model)
+    assert heard == [1]
+    other: Any = model.base_model.model.model.layers[0].self_attn.k_proj
+    assert other(torch.zeros(0, 3, 32)).shape == (0, 3, 16)
 
 
 def test_a_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,14 +42,15 @@ from stepladder.trace import Action, ActionKind, Author, Question, Segment, Step
 from stepladder.train import grpo, playing
 from stepladder.train.checkpoints import Checkpoints
 from stepladder.train.credit import Credited
-from stepladder.train.curves import read_curves
+from stepladder.train.curves import Curves, read_curves
 from stepladder.train.fit import place_for
 from stepladder.train.grpo import GRPOReport, schedule, train_grpo
 from stepladder.train.grpo_settings import GRPOSettings
 from stepladder.train.grpo_trainer import EpisodeTrainer, row_of
-from stepladder.train.guards import read_alarms
+from stepladder.train.guards import Alarm, AlarmName, read_alarms
 from stepladder.train.policy import load_policy, lora_config
 from stepladder.train.prm import ProcessRewardModel, with_head
+from stepladder.train.retreat import before_trouble
 from stepladder.train.rollouts import Rollouts
 from stepladder.train.training_settings import LoraSettings
 from stepladder.workshop import SharedSettings, Workshop
@@ -716,8 +717,7 @@ def test_the_same_seed_gives_the_same_numbers_and_a_finished_run_is_not_trained_
 def test_curves_tell_of_every_update_and_every_dev_score(finished: GRPOReport) -> None:
     rows = plain_rows(finished.policy.parent)
     assert [(row["step"], "loss" in row) for row in rows] == [
-        (0, False), (1, True), (2, True), (2, False), (3, True), (4, True), (4, False), (5, True), (6, True),
-        (6, False),
+        (1, True), (2, True), (2, False), (3, True), (4, True), (4, False), (5, True), (6, True), (6, False),
     ]  # fmt: skip
     told = {
         "reward", "f1", "em", "valid", "searches", "step_limit", "answered", "repeated", "written", "step_score",
@@ -732,7 +732,7 @@ def test_curves_tell_of_every_update_and_every_dev_score(finished: GRPOReport) -
     numbers = finished.numbers
     assert (numbers["mode"], numbers["questions"], numbers["episodes"], numbers["alarms"]) == ("dual", 4, 48, [])
     assert numbers["tokens_sampled"] == sum(row["written"] for row in updates(finished.policy.parent))
-    seconds = read_curves(finished.policy.parent / "curves.jsonl")[1]
+    seconds = read_curves(finished.policy.parent / "curves.jsonl")[0]
     parts = [seconds[f"{part}_seconds"] for part in ("rollout", "scoring", "update")]
     assert sum(parts) == pytest.approx(seconds["seconds"], abs=1e-3)
 
@@ -964,13 +964,36 @@ def test_what_cannot_be_is_noticed_before_anything_is_done(
 
 
 def test_a_time_limit_ends_the_training_with_what_was_learnt(tmp_path: Path) -> None:
-    hurried = SETTINGS.model_copy(update={"minutes": 1e-9})
+    hurried = SETTINGS.model_copy(update={"minutes": 1e-9, "score_first": True})
     report = train(tmp_path, hurried)
     assert report.numbers["steps"] == hurried.passes == 1, "the first update is already late"
+    assert report.numbers["kept_update"] == 1, "it is scored before it ends"
     before = (tmp_path / "curves.jsonl").read_bytes()
     again = train(tmp_path, hurried)
     assert (tmp_path / "curves.jsonl").read_bytes() == before, "called again it does not train on"
     assert again.numbers["kept_update"] == report.numbers["kept_update"]
+
+
+def test_after_trouble_a_checkpoint_counts_as_much_as_the_last_score_before_it(tmp_path: Path) -> None:
+    checkpoints, curves = Checkpoints(tmp_path), Curves(tmp_path / "curves.jsonl")
+    for step in range(1, 91):
+        curves.add(step=step, loss=0.0)
+    alarm = Alarm(90, AlarmName.ENDLESS, "", 1.0, 0.5, since=88, stopped=True)
+    for step in (60, 70, 80, 90):
+        checkpoints.at(step).mkdir()
+        checkpoints.keep(step, also=range(step))
+
+    def kept(**scores: float) -> int:
+        rows = [{"step": int(name[1:]), "dev_f1": value} for name, value in scores.items()]
+        curves.rows = sorted([*curves.updates, *rows], key=lambda row: row["step"])
+        found = before_trouble(checkpoints, curves, [alarm])
+        return 0 if found is None else int(found.name.removeprefix("checkpoint-"))
+
+    assert kept() == 80
+    assert kept(_0=0.3) == 80, "nothing is known against it"
+    assert kept(_0=0.3, _70=0.2) == 60
+    assert kept(_0=0.3, _60=0.2) == 0
+    assert kept(_0=0.3, _70=0.4) == 80
 
 
 def test_weights_that_lora_freezes_are_bf16_where_training_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from stepladder.recipe import Recipe
 from stepladder.records import read_records
 from stepladder.request import Generate, Sampling
 from stepladder.run import run_recipe
+from stepladder.run.stage_lines import told_of
 from stepladder.trace import Action, ActionKind, Author, Question, Segment, Step, StopReason, Trajectory
 from stepladder.train import rft, sampling
 from stepladder.train.curves import read_curves
@@ -369,14 +370,20 @@ def test_the_same_seed_gives_the_same_result(finished: RFTReport, learnt: Path, 
     assert same_weights(again.policy, finished.policy)
 
 
+#: Scored before the first update, and after the second, which ruins the policy.
+HARMFUL = changed(lr=1.0, eval_every=2, score_first=True)
+
+
 def test_a_refinement_that_does_harm_leaves_the_policy_as_it_came(learnt: Path, tmp_path: Path) -> None:
-    report = refine(learnt, tmp_path, settings=changed(lr=1.0, eval_every=2))
+    report = refine(learnt, tmp_path, settings=HARMFUL)
     scores = [(row["step"], row["dev_f1"]) for row in read_curves(tmp_path / "curves.jsonl") if "dev_f1" in row]
     assert scores[0] == (0, 1.0)
     assert all(score < 1.0 for _, score in scores[1:])
     assert report.numbers["best_step"] == 0
+    stage: Any = SimpleNamespace(kind="rft", summary=report.numbers)
+    assert "best as it came" in str(told_of(stage))
     assert same_weights(report.policy, learnt)
-    again = refine(learnt, tmp_path, settings=changed(lr=1.0, eval_every=2))
+    again = refine(learnt, tmp_path, settings=HARMFUL)
     assert again.numbers == report.numbers
     assert same_weights(again.policy, learnt)
 
@@ -394,8 +401,8 @@ def test_a_run_that_begins_again_scores_the_policy_that_came_once(learnt: Path, 
         curves.write_text(json.dumps({"step": 0, "dev_f1": 0.25, "dev_em": 0.0, "dev_failed": 0}) + "\n")
 
     with pytest.raises(Stop):
-        refine(learnt, tmp_path, watch=watch)
-    refine(learnt, tmp_path)
+        refine(learnt, tmp_path, settings=changed(score_first=True), watch=watch)
+    refine(learnt, tmp_path, settings=changed(score_first=True))
     found = read_curves(tmp_path / "curves.jsonl")
     assert [row["dev_f1"] for row in found if row["step"] == 0] == [1.0]
 

@@ -173,7 +173,8 @@ _TELLERS: dict[str, Callable[[Numbers], Told]] = {
 
 
 def _updates(numbers: Numbers) -> str:
-    return f"{numbers['steps']:,}, loss {numbers['first_loss']:.3f} -> {numbers['last_loss']:.3f}"
+    kept = "; none is kept: the policy was best as it came" if numbers.get("best_step") == 0 else ""
+    return f"{numbers['steps']:,}, loss {numbers['first_loss']:.3f} -> {numbers['last_loss']:.3f}{kept}"
 
 
 def _measured(numbers: Numbers, labels: Mapping[str, str], before: str = "") -> str:

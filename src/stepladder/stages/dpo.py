@@ -45,4 +45,6 @@ def check_dpo(settings: DPOSettings, workshop: Workshop) -> None:
         workshop.check_index()
 
 
-KIND = StageKind(DPOSettings, run_dpo, takes=("policy", PAIRS), makes=("policy",), check=check_dpo)
+KIND = StageKind(
+    DPOSettings, run_dpo, takes=("policy", PAIRS), makes=("policy",), check=check_dpo, idle=DPOSettings.idle
+)

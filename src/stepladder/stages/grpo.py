@@ -68,4 +68,5 @@ KIND = StageKind(
     check=check_grpo,
     leaves_out=_left_out,
     free=frozenset({"engine", "vllm_memory"}),
+    idle=GRPOSettings.idle,
 )

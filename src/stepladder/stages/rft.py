@@ -53,5 +53,11 @@ def _left_out(settings: RFTSettings) -> frozenset[str]:
 
 
 KIND = StageKind(
-    RFTSettings, run_rft, takes=("policy", REWARD), makes=("policy",), check=check_rft, leaves_out=_left_out
+    RFTSettings,
+    run_rft,
+    takes=("policy", REWARD),
+    makes=("policy",),
+    check=check_rft,
+    leaves_out=_left_out,
+    idle=RFTSettings.idle,
 )

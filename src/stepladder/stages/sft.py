@@ -59,4 +59,5 @@ KIND = StageKind(
     check=check_sft,
     leaves_out=lambda settings: frozenset() if settings.source == "trees" else frozenset({TREES}),
     keeps=("teacher.jsonl",),
+    idle=SFTSettings.idle,
 )

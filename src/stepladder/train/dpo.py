@@ -109,7 +109,7 @@ def train_dpo(
             folder,
             place,
             dev_score=dev_score if play is not None or dev_rows else None,
-            score_first=True,
+            score_first=settings.score_first,
             best_by="dev_f1" if play is not None else "dev_loss",
             watch=watch,
             arguments=DPOConfig,

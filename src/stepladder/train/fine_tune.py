@@ -67,16 +67,15 @@ def fine_tune(
     place: Place,
     *,
     dev_score: Callable[[], DevScore] | None,
-    score_first: bool = False,
     watch: Watcher | None = None,
 ) -> tuple[dict[str, float], Path | None]:
     """Train the policy; `engine` plays it. What came of it in numbers, and the checkpoint that is the new policy.
 
-    `score_first`: it plays well enough to be scored before, and stays as it came where nothing better comes of it.
+    There is none where the policy was best as it came.
     """
     engine.forget()  # training needs the memory
     examples, too_long = _fitting(transcripts, engine, settings)
-    curves, checkpoint = _fit(policy, examples, settings, folder, place, dev_score, score_first, watch)
+    curves, checkpoint = _fit(policy, examples, settings, folder, place, dev_score, watch)
     return {"skipped_too_long": too_long, "examples": len(examples), **curve_numbers(curves)}, checkpoint
 
 
@@ -87,7 +86,6 @@ def _fit(
     folder: Path,
     place: Place,
     dev_score: Callable[[], DevScore] | None,
-    score_first: bool,
     watch: Watcher | None,
 ) -> tuple[Curves, Path | None]:
     def trainer(arguments: TrainingArguments) -> WatchedTrainer:
@@ -104,7 +102,7 @@ def _fit(
         folder,
         place,
         dev_score=dev_score,
-        score_first=score_first,
+        score_first=settings.score_first,
         watch=watch,
         use_cache=policy.model.config.use_cache,  # the trainer puts it into the policy's configuration
     )

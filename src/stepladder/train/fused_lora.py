@@ -58,6 +58,8 @@ class _LowRankLinear(torch.autograd.Function):
 
 
 def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+    if len(layer.lora_A) != 1:  # one more has come
+        return Linear.forward(layer, x, *arguments, **options)
     (name,) = layer.lora_A
     base, down, up = layer.base_layer, layer.lora_A[name].weight, layer.lora_B[name].weight
     kind = x.device.type
@@ -75,7 +77,7 @@ def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> to
         up.to(dtype),
         layer.scaling[name],
     )
-    return found.view(*x.shape[:-1], -1)
+    return found.view(*x.shape[:-1], found.shape[-1])
 
 
 def _is_plain(layer: Any) -> bool:
@@ -84,7 +86,8 @@ def _is_plain(layer: Any) -> bool:
     (name,) = layer.lora_A
     frozen = not any(weights.requires_grad for weights in layer.base_layer.parameters())
     without_bias = layer.lora_A[name].bias is None and layer.lora_B[name].bias is None
-    heard = layer.base_layer._forward_hooks or layer.base_layer._forward_pre_hooks or "forward" in vars(layer)
+    parts = (layer.base_layer, layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name])
+    heard = "forward" in vars(layer) or any(part._forward_hooks or part._forward_pre_hooks for part in parts)
     other = getattr(layer, "lora_variant", None) or getattr(layer, "use_dora", {}).get(name) or layer.fan_in_fan_out
     kept = isinstance(layer.lora_dropout[name], nn.Identity) and not other
     return frozen and without_bias and kept and not heard

@@ -121,7 +121,7 @@ def train_grpo(
         alarms = _alarms(folder)
         checkpoints = Checkpoints(folder / "checkpoints")
         curves = Curves(folder / "curves.jsonl", upto=max(checkpoints.complete, default=0))
-        if any(alarm.stopped for alarm in alarms) or (is_late(curves, settings) and checkpoints.complete):
+        if checkpoints.complete and (any(alarm.stopped for alarm in alarms) or is_late(curves, settings)):
             # An earlier call came to this end, and was killed behind it.
             checkpoint = best_checkpoint(checkpoints, curves)
         else:
@@ -136,7 +136,7 @@ def train_grpo(
                 an_epoch=max(len(chosen) * settings.samples // settings.batch, 1) * settings.passes,
                 save_every=_save_every(settings),
                 dev_score=play,
-                score_first=True,
+                score_first=settings.score_first,
                 watch=watch,
                 arguments=GRPOConfig,
                 **_grpo_arguments(settings, policy),

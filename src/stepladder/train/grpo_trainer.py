@@ -276,6 +276,7 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         row["update_seconds"] = round(row["seconds"] - row["rollout_seconds"] - row["scoring_seconds"], 4)
         if is_late(self.watching.curves, self.rollouts.settings):
             self._end()
+            self.control.should_evaluate = self.watching.dev_score is not None  # else what was learnt last has no score
         new = self.guards.look(row)
         if new and self.watching.curves.writes:
             write_alarms(self.alarms, self.guards.raised)

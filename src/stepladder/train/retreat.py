@@ -50,6 +50,11 @@ def before_trouble(checkpoints: Checkpoints, curves: Curves, alarms: Sequence[Al
     """The best checkpoint from before the trouble began; None when the policy was at its best as it came."""
     good = last_good(curves.updates, alarms) or 0
     fitting = [step for step in checkpoints.complete if step <= good]
-    scores = {row["step"]: row[curves.best_by] for row in curves.rows if curves.best_by in row}
-    best = max([0, *fitting], key=lambda step: (scores.get(step, 0.0), step))
+    scores = [(row["step"], row[curves.best_by]) for row in curves.rows if curves.best_by in row]
+
+    def known(step: int) -> float:
+        """Its score, or the last one before it: checkpoints are more frequent than scores."""
+        return next((score for scored, score in reversed(scores) if scored <= step), 0.0)
+
+    best = max([0, *fitting], key=lambda step: (known(step), step))
     return checkpoints.at(best) if best else None

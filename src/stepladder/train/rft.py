@@ -6,7 +6,7 @@ In: a policy, questions with answers, a reward model. Out, in one folder:
     survivors.json      how many were left after each filter, and at which step the others fail
     scores.jsonl        one row a sample: its scores, and the filter that it did not pass
     transcripts.jsonl   what was trained on
-    curves.jsonl, checkpoints/, policy/     as of a warm-up; the policy may be the one that came, if that is the best
+    curves.jsonl, checkpoints/, policy/     as of a warm-up
 
 A transcript survives with a right answer and every step at the threshold or above. The fine-tuning is that of the
 warm-up. A folder belongs to one set of inputs, and a killed call goes on where it was.
@@ -105,7 +105,7 @@ def train_rft(
         asked = pick(dev, settings.dev_questions, seed)
         dev_score = dev_player(engine, agent, asked, retriever, episode, seed, playing)
         numbers, checkpoint = fine_tune(
-            policy, engine, sifted.kept, settings, folder, place, dev_score=dev_score, score_first=True, watch=watch
+            policy, engine, sifted.kept, settings, folder, place, dev_score=dev_score, watch=watch
         )
         if place.processes.is_main_process:
             write_policy(folder / "policy", policy, checkpoint, DTYPES.get(dtype, policy.dtype))

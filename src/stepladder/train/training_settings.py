@@ -52,3 +52,9 @@ class PolicyTrainingSettings(TrainingSettings):
 
     #: Dev questions whose F1 decides which checkpoint is the policy; with 0 it is the last.
     dev_questions: NonNegativeInt = 60
+    #: Score the policy as it came, too, before the first update: where no checkpoint is as good, it stays what it was.
+    score_first: bool = False
+
+    def idle(self) -> frozenset[str]:
+        """Settings without effect."""
+        return frozenset() if self.score_first else frozenset({"score_first"})
