@@ -8,7 +8,8 @@ with reinforcement learning: by the answer alone, by the answer and graded steps
 times the questions; all play equally many episodes. `--repeats` has each of them go on from there several times, with
 other questions and other samples. A fourth arm goes on from the warm-up, by DPO on pairs from the same trees that
 differ in ReasonRAG's reward. Every policy is then played on the same questions over BM25, and over a hybrid index of
-BM25 and embeddings (`--search`).
+BM25 and embeddings (`--search`). Two of them are also guided, by the reward model that chooses among eight samples of
+every step, and the warmed-up one by the gold judge, which shows what there is to choose.
 
 Every run is a folder and every evaluation is kept: the same command goes on where it was stopped (`--part` does some of
 it: what the arms share, all trainings, or the evaluations of what is there). The table is printed,
