@@ -75,7 +75,7 @@ def reward_models(folder: Path, seeds: Sequence[int], provenance: dict[str, Any]
         cells |= {kind: found["by_kind"][kind]["auc"]["mean"] for kind in KINDS}
         cells |= {f"{name}_chains": found["chains"][name]["passes_0"] for name in CHAINS}
         cells |= {"shuffled_auc": found["chains"]["shuffled"]["auc"]}
-        own = {"seeds": [seed], "questions": found["questions"], "split": "dev: held out of the train questions"}
+        own = {"seeds": [seed], "questions": found["questions"]}
         rows.append({"cells": cells, "provenance": own})
     return {
         "id": "prm",
