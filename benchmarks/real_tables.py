@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
@@ -31,9 +32,15 @@ def stages(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dic
     """What each policy comes to."""
 
     def line(label: str, row: dict[str, Any]) -> dict[str, Any]:
-        guided = row["all"]["questions"] < provenance["questions"]
+        questions = row["all"]["questions"]
+        took = [each for each in row.get("training_seconds", []) if each is not None]
+        log = {
+            "seconds": round(fmean(took), 1) if took else None,
+            "tokens": round(row["tokens_written"] * questions * row["runs"]),
+            "about": "seconds: training of this stage, the mean of its runs; tokens: written in the evaluations",
+        }
         cells: dict[str, Any] = {"policy": label, "runs": row["runs"]}
-        cells |= {name: row[name]["f1"][0] if name in row else None for name in SETS}
+        cells |= {name: f"{row[name]['f1'][0]:.3f} / {row[name]['em']:.3f}" if name in row else None for name in SETS}
         cells |= {
             "f1": row["all"]["f1"],
             "by_run": " ".join(f"{each:.3f}" for each in row["all"]["f1_by_run"]),
@@ -42,7 +49,7 @@ def stages(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dic
             "searches": row["searches"],
             "tokens_written": row["tokens_written"],
         }
-        return {"cells": cells} | ({"provenance": {"questions": row["all"]["questions"]}} if guided else {})
+        return {"cells": cells, "provenance": {"questions": questions, "log": log}}
 
     return {
         "id": search,
@@ -52,7 +59,7 @@ def stages(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dic
         "columns": [
             column("policy", "policy", "text"),
             column("runs", "runs", "number", ".0f"),
-            *(column(title, name, "number", ".3f") for name, title in SETS.items()),
+            *(column(f"{title}, F1 / EM", name, "text") for name, title in SETS.items()),
             column("F1 of all", "f1", "interval", ".3f"),
             column("by run", "by_run", "text"),
             column("EM", "em", "number", ".3f"),

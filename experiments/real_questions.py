@@ -161,6 +161,12 @@ def evaluation(out: Path, run: Run, search: str, label: str, limit: int | None) 
     return out / f"seed-{run.seed}" / "evaluations" / (search if limit is None else f"{search}-{limit}") / name
 
 
+def training_seconds(out: Path, run: Run, row: Row) -> float | None:
+    """What the row's own stage took, not those before it; None where it has none, or its folder is gone."""
+    record = out / f"seed-{run.seed}" / run.again(row.arm) / run.again(row.stage) / "stage.json"
+    return json.loads(record.read_text(encoding="utf-8"))["seconds"] if record.is_file() else None
+
+
 def evaluations(
     out: Path, seeds: Sequence[int], repeats: int, search: str, index: Path | None, limit: int | None
 ) -> list[Command]:
@@ -238,6 +244,8 @@ def tell(out: Path, seeds: Sequence[int], repeats: int, search: str, limit: int 
             line += f"{f'{f1.mean:.3f} [{f1.low:.3f}, {f1.high:.3f}] / {em:.3f}':>30}"
         for value in ("tokens_read", "tokens_written", "searches"):
             row[value] = fmean(getattr(each, value) for run in runs for each in run.values())
+        if ROWS[label].guide is None:
+            row["training_seconds"] = [training_seconds(out, run, ROWS[label]) for run in by_run]
         if change := less(label, ROWS[label].before or ""):
             row["change"] = change
             line += f"  {told(change)}"

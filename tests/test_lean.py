@@ -1,6 +1,7 @@
 """A pass with fewer kernels: the same logits, keys and values as the model's own; and only where there is one."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -227,6 +228,20 @@ def test_a_pool_takes_it_where_it_leaves_the_same_logits(
     assert pool.records
     assert pool._passes
     assert [told in each.message for each in caplog.records] == ([] if lean else [True])
+
+
+@pytest.mark.parametrize(
+    ("likely", "unlikely", "alike"),
+    [(0.0, 0.0, True), (0.0, -1.3, True), (0.3, 0.0, True), (1.3, 0.0, False), (0.0, -5.0, False), (math.nan, 0.0, False)],
+)
+def test_rounding_is_no_reason_to_refuse_it_unless_other_words_are_drawn(
+    likely: float, unlikely: float, alike: bool
+) -> None:
+    logits_BV = torch.tensor([[40.0, 39.5, 39.0, 10.0], [30.0, 20.0, 10.0, 0.0]])
+    again_BV = logits_BV.clone()
+    again_BV[0, 1] += likely
+    again_BV[0, 3] += unlikely
+    assert (passes._unlike(logits_BV, again_BV) is None) is alike
 
 
 # --- the kernels ------------------------------------------------------------------------------------------------

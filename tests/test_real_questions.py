@@ -17,6 +17,7 @@ from commands import Command, carry_out
 from real_questions import Run
 
 WARM, REFINED, TRAINED = "warm-up", "+ RFT", "+ RFT + GRPO, answer and steps"
+GUIDED = "+ reward model choosing of 8"
 
 
 def kept(out: Path, run: Run, label: str, f1: dict[str, float]) -> None:
@@ -38,6 +39,19 @@ def test_rows_are_compared_by_the_seeds_and_questions_that_both_have(tmp_path: P
     assert table[REFINED]["runs"] == 1
     assert table[REFINED]["change"][0] == pytest.approx((0.1 + 0.3) / 2)  # of seed 1, and of two questions
     json.dumps(table)
+
+
+def test_a_row_says_how_long_its_own_stage_was_trained(tmp_path: Path) -> None:
+    for seed, seconds in ((0, 40.5), (1, None)):
+        kept(tmp_path, Run(seed), WARM, {"hotpotqa/1": 0.2})
+        if seconds is not None:
+            stage = tmp_path / f"seed-{seed}" / "shared" / "sft"
+            stage.mkdir(parents=True)
+            (stage / "stage.json").write_text(json.dumps({"seconds": seconds}))
+    kept(tmp_path, Run(0), GUIDED, {"hotpotqa/1": 0.2})
+    table = experiment.tell(tmp_path, range(2), 1, "bm25", None)
+    assert table[WARM]["training_seconds"] == [40.5, None]  # of the other the folder is gone
+    assert "training_seconds" not in table[GUIDED]  # choosing is not training
 
 
 def test_repeats_of_the_learning_are_compared_with_the_one_policy_they_began_as(tmp_path: Path) -> None:
