@@ -232,7 +232,7 @@ def test_a_pool_takes_it_where_it_leaves_the_same_logits(
 
 @pytest.mark.parametrize(
     ("likely", "unlikely", "alike"),
-    [(0.0, 0.0, True), (0.0, -1.3, True), (0.3, 0.0, True), (1.3, 0.0, False), (0.0, -5.0, False), (math.nan, 0.0, False)],
+    [(0, 0, True), (0, -1.3, True), (0.3, 0, True), (1.3, 0, False), (0, -5, False), (math.nan, 0, False)],
 )
 def test_rounding_is_no_reason_to_refuse_it_unless_other_words_are_drawn(
     likely: float, unlikely: float, alike: bool

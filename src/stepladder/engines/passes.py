@@ -32,8 +32,8 @@ _COLUMNS = 128
 _ROWS, _PAGES = 64, 512
 #: A recorded pass that leaves other logits than the pass itself, by more than this and this share, is not used.
 _OFF = 0.05
-#: Nor is a lean pass from which other words would be drawn than from the model's own: by more nats (KL) than this in any
-#: row, or with a logit off by more than this share of the greatest. Rounding to bf16 makes 0.01 nats, and 0.03 of it.
+#: Nor is a lean pass from which other words would be drawn than from the model's own: by more nats (KL) than this in
+#: any row, or with a logit off by more than this share of the greatest. Rounding to bf16 makes 0.01 nats, and 0.03.
 _DIVERGENCE_LEAN, _OFF_LEAN = 0.1, 0.1
 #: One recording at a time in a process.
 _RECORDING = threading.Lock()
