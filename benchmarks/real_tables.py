@@ -1,6 +1,7 @@
 """The files of benchmarks/results for the experiment on real questions, from its folder.
 
-    python benchmarks/real_tables.py runs/real --hardware "one NVIDIA H200" --commit 1a2b3c4
+    python benchmarks/real_tables.py runs/real --hardware "one NVIDIA H200" --commit 1a2b3c4 \\
+        --command "python experiments/real_questions.py --out runs/real --jobs 6 --evals 2"
 
 In: what `experiments/real_questions.py` has left: `table.json`, and the examinations of the reward models. Out:
 `real-bm25.json` and `real-hybrid.json`, a line for each policy, and `real-prm.json`, a line for each reward model
@@ -105,7 +106,7 @@ def reward_models(folder: Path, seeds: Sequence[int], provenance: dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--command", help="as it was given; by default the one in the experiment's own text")
+    parser.add_argument("--command", required=True, help="of the experiment, as it was given")
     parser.add_argument("--hardware", required=True)
     parser.add_argument("--commit", required=True)
     parser.add_argument("--date", default=datetime.now(UTC).date().isoformat())
@@ -115,10 +116,15 @@ def main() -> None:
     parser.add_argument("--name", default="real", help="what the files' names begin with")
     parser.add_argument("--out", type=Path, default=RESULTS)
     chosen = parser.parse_args()
-    tables = json.loads((chosen.folder / "table.json").read_text(encoding="utf-8"))
+    told = chosen.folder / "table.json"
+    if not told.is_file():
+        parser.error(f"{told} is not there: expected what experiments/real_questions.py has left")
+    tables = json.loads(told.read_text(encoding="utf-8"))
+    if not any(tables.values()):
+        parser.error(f"{told} has no rows: nothing is evaluated yet (experiments/real_questions.py --part evaluate)")
     seeds = [int(place.name.removeprefix("seed-")) for place in sorted(chosen.folder.glob("seed-*"))]
     provenance = {
-        "command": chosen.command or "python experiments/real_questions.py --out runs/real",
+        "command": chosen.command,
         "recipe": ["prorag-smollm2"],
         "seeds": seeds,
         "data": "+".join(SETS),

@@ -8,11 +8,13 @@ with reinforcement learning: by the answer alone, by the answer and graded steps
 times the questions; all play equally many episodes. `--repeats` has each of them go on from there several times, with
 other questions and other samples. A fourth arm goes on from the warm-up, by DPO on pairs from the same trees that
 differ in ReasonRAG's reward. Every policy is then played on the same questions over BM25, and over a hybrid index of
-BM25 and embeddings (`--search`). Two of them are also guided, by the reward model that chooses among eight samples of
-every step, and the warmed-up one by the gold judge, which shows what there is to choose.
+BM25 and embeddings, which needs `pip install 'stepladder[dense]'` (`--search bm25` goes without). Two of them are also
+guided, by the reward model that chooses among eight samples of every step, and the warmed-up one by the gold judge,
+which shows what there is to choose.
 
 Every run is a folder and every evaluation is kept: the same command goes on where it was stopped (`--part` does some of
-it: what the arms share, all trainings, or the evaluations of what is there). The table is printed,
+it: what the arms share, all trainings, or the evaluations of what is there). A guided evaluation that was sampled
+otherwise than is asked for now is set aside and made again; `--report` tells it as it is. The table is printed,
 and written as `table.json` beside the runs: F1 and EM by data set with intervals over questions, of all runs together,
 and each stage less the one that it builds on.
 """
@@ -21,6 +23,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -62,7 +65,8 @@ DPO: dict[str, Any] = {
     },
 }
 #: As hot as what the reward model has learnt from.
-GUIDE = ("--n", "8", "--temperature", "0.8", "--weighted")
+GUIDE = {"n": 8, "temperature": 0.8, "weighted": True}
+_GUIDE_OPTIONS = ("--n", str(GUIDE["n"]), "--temperature", str(GUIDE["temperature"]), "--weighted")
 #: Guided episodes cost eight times as much: they are played of the first so many questions, and compared on these.
 GUIDED = 200
 
@@ -148,17 +152,38 @@ def train(jobs: Sequence[Job], at_once: int) -> None:
 
 
 def hybrid_index(out: Path) -> Path:
-    """An index of all passages with BM25 and embeddings, built once."""
+    """An index of all passages with BM25 and embeddings, built once; the end where that fails."""
     folder = out / "hybrid-index"
     if not folder.exists():
         command = [sys.executable, "-m", "stepladder", "index", "build", "+".join(SETS), "--kind", "bm25+flat"]
-        subprocess.run([*command, "--device", "auto", "--out", str(folder)], check=True)
+        if subprocess.run([*command, "--device", "auto", "--out", str(folder)], check=False).returncode:
+            sys.exit(
+                "the hybrid index was not built, so nothing was begun: it needs `pip install 'stepladder[dense]'` and "
+                f"the sets {', '.join(SETS)} (docs/data.md); --search bm25 goes without"
+            )
     return folder
 
 
 def evaluation(out: Path, run: Run, search: str, label: str, limit: int | None) -> Path:
     name = run.again("-".join(re.findall(r"\w+", label.lower())))
     return out / f"seed-{run.seed}" / "evaluations" / (search if limit is None else f"{search}-{limit}") / name
+
+
+def guide_of(folder: Path) -> dict[str, Any]:
+    """How a guided evaluation was sampled, as far as `GUIDE` says."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return {name: (summary.get("guide") or {}).get(name) for name in GUIDE}
+
+
+def set_aside(folder: Path) -> None:
+    """Make room where a guided evaluation is not the one that is asked for: a row has one way of sampling."""
+    if not (folder / "summary.json").exists() or (found := guide_of(folder)) == GUIDE:
+        return
+    aside = folder.with_name("-".join([folder.name, *(f"{name}-{value}" for name, value in found.items())]))
+    if aside.exists():  # sampled in the same way, and earlier
+        shutil.rmtree(aside)
+    folder.rename(aside)
+    print(f"{folder} was sampled otherwise, and is now {aside.name}: evaluated again")
 
 
 def training_seconds(out: Path, run: Run, row: Row) -> float | None:
@@ -183,7 +208,7 @@ def evaluations(
         if index is not None:
             arguments += ["--index", str(index)]
         if row.guide is not None:
-            arguments += ["--guide", "gold" if row.guide == "gold" else str(reward / "reward"), *GUIDE]
+            arguments += ["--guide", "gold" if row.guide == "gold" else str(reward / "reward"), *_GUIDE_OPTIONS]
         if row.guide == "reward":
             needs.append(reward)
         most = min(limit or GUIDED, GUIDED) if row.guide is not None else limit
@@ -208,6 +233,10 @@ def tell(out: Path, seeds: Sequence[int], repeats: int, search: str, limit: int 
             found[label] = {
                 run: {each.question_id: each for each in load_scores(folder)} for run, folder in known.items()
             }
+
+    if not found:
+        print(f"\n{search}: nothing is evaluated yet")
+        return {}
 
     def less(ours: str, theirs: str) -> list[float] | None:
         """Of the runs and the questions that both have; repeats of one are compared with the other's single run."""
@@ -246,11 +275,18 @@ def tell(out: Path, seeds: Sequence[int], repeats: int, search: str, limit: int 
             row[value] = fmean(getattr(each, value) for run in runs for each in run.values())
         if ROWS[label].guide is None:
             row["training_seconds"] = [training_seconds(out, run, ROWS[label]) for run in by_run]
+        else:
+            row["guide"] = [guide_of(evaluation(out, run, search, label, limit)) for run in by_run]
         if change := less(label, ROWS[label].before or ""):
             row["change"] = change
             line += f"  {told(change)}"
         table[label] = row
         print(line)
+    for label, row in table.items():
+        for run, guide in zip(found[label], row.get("guide", ()), strict=False):
+            if guide != GUIDE:
+                sampled = ", ".join(f"{name} {value}" for name, value in guide.items())
+                print(f"{label}, {run.again(f'seed-{run.seed}')}: sampled with {sampled}")
     for ours, theirs in ASKED:
         if change := less(ours, theirs):
             table[ours].setdefault("less", {})[theirs] = change
@@ -278,14 +314,21 @@ def main() -> None:
     searches = [name.strip() for name in chosen.search.split(",")]
     if unknown := [name for name in searches if name not in ("bm25", "hybrid")]:
         parser.error(f"--search: unknown {', '.join(unknown)}; bm25 and hybrid are known")
+    if chosen.updates < 4 or chosen.updates % 4:
+        parser.error(f"--updates: expected a multiple of 4, for arms of four epochs, got {chosen.updates}")
     failed: list[str] = []
     if not chosen.report:
         out.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("STEPLADDER_GPU_SHARE", f"{1 / (chosen.jobs + chosen.evals):.4f}")
+        trains, evaluates = chosen.part != "evaluate", chosen.part in ("all", "evaluate")
+        # Before anything is begun: what cannot be built is better known now.
+        index = hybrid_index(out) if evaluates and "hybrid" in searches else None
         changes = [f"policy={chosen.policy}", *chosen.changes]
         jobs = trainings(out, seeds, chosen.repeats, changes, chosen.updates)
         if chosen.part == "shared":
             jobs = [job for job in jobs if job.origin is None]
+        if evaluates:  # trainings alone share the GPU by themselves
+            at_once = chosen.evals + (min(chosen.jobs, len(jobs)) if trains else 0)
+            os.environ.setdefault("STEPLADDER_GPU_SHARE", f"{1 / at_once:.4f}")
 
         def trained() -> None:
             try:
@@ -293,19 +336,24 @@ def main() -> None:
             except StepladderError as error:  # what came to its end is evaluated all the same
                 failed.append(str(error))
 
+        commands = []
+        for search in searches if evaluates else ():
+            over = index if search == "hybrid" else None
+            commands += evaluations(out, seeds, chosen.repeats, search, over, chosen.limit)
+        commands.sort(key=lambda command: "--guide" in command.arguments)  # what costs most comes last
+        for command in commands:
+            if "--guide" in command.arguments:
+                set_aside(command.done.parent)
         training = threading.Thread(target=trained)
-        if chosen.part != "evaluate":
+        if trains:
             training.start()
-        if chosen.part in ("all", "evaluate"):
-            commands = []
-            for search in searches:
-                index = hybrid_index(out) if search == "hybrid" else None
-                commands += evaluations(out, seeds, chosen.repeats, search, index, chosen.limit)
-            commands.sort(key=lambda command: "--guide" in command.arguments)  # what costs most comes last
+        if evaluates:
             carry_out(commands, chosen.evals, out / "logs", more_may_come=training.is_alive)
-        if chosen.part != "evaluate":
+        if trains:
             training.join()
     tables = {search: tell(out, seeds, chosen.repeats, search, chosen.limit) for search in searches}
+    if chosen.report and not any(tables.values()):
+        sys.exit(f"{out} has no evaluations of these seeds; without --report they are made")
     (out / "table.json").write_text(json.dumps(tables, indent=2) + "\n")
     if failed:
         sys.exit(failed[0])

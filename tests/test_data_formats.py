@@ -175,6 +175,15 @@ def test_bamboogle(tmp_path: Path) -> None:
         ("a.json", "[]", "the file is empty"),
         ("a.csv", "Question,Answer\na?,b,c\n", "a.csv:2: expected 2 fields"),
         ("a.csv", "Question,Answer\na?,\n", "'answer' should be a string that is not empty"),
+        ("a.csv", "q,a\nWho?,Orm\n", r'a.csv: a table of .* columns question and answer, .*; found \["q", "a"\]$'),
+        ("a.tsv", "q\ta\nWho?\tOrm\n", r'columns question and answer, .*; found \["q", "a"\]$'),
+        (
+            "a.csv",
+            'question;answer\n"Who, if any?";Orm, or Voss\n',
+            r"question and answer, .*; found one column, .question;answer.\. Is it separated by ';'\?",
+        ),
+        ("a.csv", "question\tanswer\nWho?\tOrm\n", r"separated by tabs\? Save it .* with tabs as \.tsv"),
+        ("a.tsv", "question,answer\nWho?,Orm\n", r"separated by commas\? Save it with commas as \.csv"),
         ("a.tsv", "id\tquestion\tpossible_answers\n1\ta?\tb\n", "'possible_answers' should be a JSON list"),
         ("a.txt", "Who?", "questions are read from .jsonl, .json, .csv, .tsv"),
         (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     BloomConfig,
@@ -586,6 +587,53 @@ def test_a_damaged_folder_is_one_clear_line(tmp_path: Path, damage: Callable[[Pa
     with pytest.raises(StepladderError, match=f"could not be loaded: .*{said}") as caught:
         TransformersEngine(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, which itself cannot be reached."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "hub"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("smolm2", "Did you mean 'smollm2-135m'"),
+        ("Nano", "Did you mean 'nano'"),
+        ("my-adapter", "Known: nano, "),
+        ("gpt2", "A model of the hub is given as ORGANISATION/NAME, such as openai-community/gpt2"),
+        ("not a name", "comes with Stepladder"),
+    ],
+)
+@pytest.mark.parametrize("load", [TransformersEngine, loading.load_tokenizer])
+def test_a_name_that_is_nowhere_is_refused_before_the_hub_is_asked(
+    name: str, said: str, load: Callable[[str], Any], hub_cache: Path
+) -> None:
+    with pytest.raises(StepladderError, match=f"there is no folder '{name}' here, and no model of that .*{said}"):
+        load(name)
+
+
+@pytest.mark.parametrize("load", [TransformersEngine, loading.load_tokenizer])
+def test_a_model_that_the_hub_does_not_give_is_not_a_folder_either(load: Callable[[str], Any], hub_cache: Path) -> None:
+    said = "there is no folder 'runs/typo' here, and from the hub it did not come: .*at 'https://[^ ]*'. Give a folder"
+    with pytest.raises(StepladderError, match=said):
+        load("runs/typo")
+    with pytest.raises(StepladderError, match="model path typo does not exist"):
+        load("typo/")
+
+
+def test_an_old_name_of_the_hub_is_read_from_the_cache(hub_cache: Path) -> None:
+    commit = "0" * 40
+    folder = hub_cache / "models--gpt2"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    with quiet_libraries():
+        tiny_model().save_pretrained(folder / "snapshots" / commit)
+        tiny_tokenizer().save_pretrained(folder / "snapshots" / commit)
+    assert TransformersEngine("gpt2", device="cpu").tokenizer.get_vocab() == tiny_tokenizer().get_vocab()
 
 
 def test_an_adapter_is_not_taken_for_a_model(tmp_path: Path) -> None:

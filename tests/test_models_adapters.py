@@ -15,6 +15,9 @@ from stepladder.engines.loading import load_model, load_pretrained, quiet_librar
 from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.errors import StepladderError
+from stepladder.models import built_in_folder
+from stepladder.models.places import whole_model
+from stepladder.models.rounding import round_to
 from stepladder.request import Generate, Sampling
 from stepladder.trace import Author, Segment
 from test_models_header import as_gguf, small_llama, write_gguf
@@ -75,7 +78,8 @@ def test_sums_are_made_in_full_precision(tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(base)
     adapter_of(load_model(base, None, torch.float32)[0], adapter, str(base))
     whole, _ = load_model(base, None, torch.float32)
-    exact = PeftModel.from_pretrained(whole, str(adapter)).merge_and_unload().bfloat16()
+    exact = PeftModel.from_pretrained(whole, str(adapter)).merge_and_unload()
+    round_to(exact, torch.bfloat16)
     model, _ = load_model(adapter, None, None)
     assert model.dtype == torch.bfloat16
     for (name, ours), (_, theirs) in zip(model.named_parameters(), exact.named_parameters(), strict=True):
@@ -90,7 +94,8 @@ def test_an_adapter_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     adapter_of(small_llama(), tmp_path / "adapter", str(file))
     exact = PeftModel.from_pretrained(small_llama(), str(tmp_path / "adapter")).merge_and_unload()
     merged, _ = load_model(tmp_path / "adapter", None, torch.float32)
-    assert torch.equal(logits(merged), logits(exact.bfloat16().float()))  # sums are kept in bf16, as the file is
+    round_to(exact, torch.bfloat16)
+    assert torch.equal(logits(merged), logits(exact.float()))  # sums are kept in bf16, as the file is
 
 
 def test_layers_trained_as_a_whole_come_along(tmp_path: Path) -> None:
@@ -127,6 +132,23 @@ def test_adapters_that_cannot_be_used_say_why(tmp_path: Path) -> None:
         load_model(tmp_path, None, None)
 
 
+def test_adapters_that_name_each_other_have_no_model(tmp_path: Path) -> None:
+    for name, base in (("top", "a"), ("a", "b"), ("b", "a")):
+        (tmp_path / name).mkdir()
+        config = {"base_model_name_or_path": str(tmp_path / base)}
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(config))
+    circle = " -> ".join(str(tmp_path.resolve() / name) for name in "aba")
+    with pytest.raises(StepladderError, match=f"name each other as their model: {circle}. Write the whole model"):
+        whole_model(tmp_path / "top")
+    with pytest.raises(StepladderError, match="name each other as their model"):
+        load_model(tmp_path / "top", None, None)
+    rename_base(tmp_path / "b", "nano")
+    assert whole_model(tmp_path / "top") == built_in_folder("nano")
+    rename_base(tmp_path / "b", "tiny")
+    with pytest.raises(StepladderError, match="'tiny' is made in memory"):
+        whole_model(tmp_path / "top")
+
+
 def test_weights_of_an_adapter_that_are_missing_are_told(tmp_path: Path) -> None:
     adapter_of(tiny_model(), tmp_path, "tiny")
     weights = load_file(tmp_path / "adapter_model.safetensors")
@@ -148,3 +170,10 @@ def test_smollm2_speaks_english_and_reads_numbers_digit_by_digit() -> None:
     assert reply.text.strip().startswith("The capital of France is Paris.")
     assert engine.tokenizer.tokenize("in 2024") == ["in", "Ġ", "2", "0", "2", "4"]
     assert (engine.context_limit, engine.end_tokens, len(engine.tokenizer)) == (8192, {0, 2}, 49152)
+
+
+def test_an_adapter_without_weights_says_so(tmp_path: Path) -> None:
+    adapter_of(tiny_model(), tmp_path, "tiny")
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(StepladderError, match=r"has no weights; expected adapter_model\.safetensors or"):
+        load_model(tmp_path, None, None)

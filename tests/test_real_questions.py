@@ -1,9 +1,12 @@
 """The experiment on real questions: what it asks for, and the table that it makes of what is there."""
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -12,20 +15,26 @@ from stepladder.recipe import Recipe
 from stepladder.trace import StopReason
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments"))  # scripts, which find each other beside them
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import real_questions as experiment
 from commands import Command, carry_out
 from real_questions import Run
+
+import real_tables
 
 WARM, REFINED, TRAINED = "warm-up", "+ RFT", "+ RFT + GRPO, answer and steps"
 GUIDED = "+ reward model choosing of 8"
 
 
-def kept(out: Path, run: Run, label: str, f1: dict[str, float]) -> None:
+def kept(out: Path, run: Run, label: str, f1: dict[str, float], temperature: float = 0.8) -> Path:
     folder = experiment.evaluation(out, run, "bm25", label, None)
     folder.mkdir(parents=True)
     rows = [QuestionScore(key, "bridge", 2, "?", StopReason.ANSWERED, f1=value) for key, value in f1.items()]
     (folder / "scores.jsonl").write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
-    (folder / "summary.json").write_text("{}")
+    guide = {"by": "prm", "n": 8, "weighted": True, "temperature": temperature}
+    summary = {"guide": guide if experiment.ROWS[label].guide is not None else None}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
 
 
 def test_rows_are_compared_by_the_seeds_and_questions_that_both_have(tmp_path: Path) -> None:
@@ -100,6 +109,72 @@ def test_a_trial_with_few_questions_is_no_evaluation_of_all(tmp_path: Path) -> N
     assert {need.parent.name for need in judged.needs} == {"sft"}
     assert all("--index" in each.arguments for each in all_of_them.values())
     assert "gold" in all_of_them["hybrid-oracle-seed-0"].arguments
+
+
+def test_choices_sampled_otherwise_are_told_as_they_are_and_set_aside_to_be_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = kept(tmp_path, Run(0), GUIDED, {"hotpotqa/1": 0.2}, temperature=0.5)
+    new = kept(tmp_path, Run(1), GUIDED, {"hotpotqa/1": 0.4})
+    table = experiment.tell(tmp_path, range(2), 1, "bm25", None)
+    assert [each["temperature"] for each in table[GUIDED]["guide"]] == [0.5, 0.8]
+    assert f"{GUIDED}, seed-0: sampled with n 8, temperature 0.5, weighted True" in capsys.readouterr().out
+    for folder in (old, new):
+        experiment.set_aside(folder)
+    assert not old.exists()
+    assert (old.with_name(f"{old.name}-n-8-temperature-0.5-weighted-True") / "scores.jsonl").exists()
+    assert experiment.tell(tmp_path, range(2), 1, "bm25", None)[GUIDED]["all"]["f1_by_run"] == [0.4]
+
+
+def called(monkeypatch: pytest.MonkeyPatch, script: ModuleType, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, arguments)])
+    script.main()
+
+
+def test_a_report_of_nothing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="has no evaluations of these seeds"):
+        called(monkeypatch, experiment, "--out", tmp_path / "new", "--report")
+    assert not (tmp_path / "new").exists()
+
+
+def test_updates_are_a_multiple_of_four(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        called(monkeypatch, experiment, "--out", tmp_path, "--updates", 58)
+    assert "--updates: expected a multiple of 4" in capsys.readouterr().err
+
+
+def test_nothing_is_begun_where_the_index_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda command, check: subprocess.CompletedProcess(command, 1))
+    monkeypatch.setattr(experiment, "train", lambda *_: pytest.fail("a training was begun"))
+    with pytest.raises(SystemExit, match=r"stepladder\[dense\]"):
+        called(monkeypatch, experiment, "--out", tmp_path)
+
+
+@pytest.mark.parametrize(("part", "share"), [("all", "0.2000"), ("evaluate", "0.5000"), ("train", None)])
+def test_the_gpu_is_shared_by_what_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, share: str | None
+) -> None:
+    monkeypatch.delenv("STEPLADDER_GPU_SHARE", raising=False)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(experiment, "train", lambda *_: None)
+    monkeypatch.setattr(experiment, "carry_out", lambda *_, **__: None)
+    called(monkeypatch, experiment, "--out", tmp_path, "--part", part, "--search", "bm25", "--jobs", 3, "--evals", 2)
+    assert os.environ.get("STEPLADDER_GPU_SHARE") == share
+
+
+def test_tables_are_made_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_by = ("--command", "python ...", "--hardware", "none", "--commit", "1a2b3c4", "--out", tmp_path)
+    with pytest.raises(SystemExit):
+        called(monkeypatch, real_tables, tmp_path, *made_by)
+    assert "table.json is not there" in capsys.readouterr().err
+    (tmp_path / "table.json").write_text('{"bm25": {}, "hybrid": {}}')
+    with pytest.raises(SystemExit):
+        called(monkeypatch, real_tables, tmp_path, *made_by)
+    assert "has no rows" in capsys.readouterr().err
 
 
 def test_commands_run_as_soon_as_what_they_need_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,6 +145,23 @@ def test_so_is_one_for_which_there_is_little_memory(
     assert losses(tmp_path) == pytest.approx(losses(finished.policy.parent), rel=1e-4)
 
 
+def rates(folder: Path) -> list[float]:
+    return [row["lr"] for row in read_curves(folder / "curves.jsonl") if "loss" in row]
+
+
+def test_a_warm_up_of_the_learning_rate_leaves_an_update_to_learn_in(finished: SFTReport, tmp_path: Path) -> None:
+    one = train(tmp_path / "one", changed(SETTINGS, batch=5, epochs=1, dev_questions=0))
+    assert rates(tmp_path / "one") == [SETTINGS.lr]
+    before = tiny_model().state_dict()
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(one.policy).items())
+    train(tmp_path / "two", changed(SETTINGS, batch=5, warmup=0.9, dev_questions=0))
+    assert rates(tmp_path / "two") == [0, SETTINGS.lr]
+    # Where there are enough updates the share is as it was asked for, rounded up.
+    assert [rate > 0 for rate in rates(finished.policy.parent)] == [False, True, True, True, True, True]
+    train(tmp_path / "half", changed(SETTINGS, warmup=0.5, schedule="constant", dev_questions=0))
+    assert rates(tmp_path / "half") == pytest.approx([SETTINGS.lr * share for share in (0, 1 / 3, 2 / 3, 1, 1, 1)])
+
+
 def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in read_curves(folder / "curves.jsonl") if "loss" in row]
 

@@ -13,7 +13,7 @@ from stepladder.data.hotpotqa import HOTPOTQA
 from stepladder.data.layout import Layout
 from stepladder.data.musique import MUSIQUE
 from stepladder.data.popqa import POPQA
-from stepladder.data.rows import QuestionFileError, rows
+from stepladder.data.rows import COLUMNS, QuestionFileError, is_table, rows
 from stepladder.data.twowiki import TWOWIKI
 from stepladder.jsonl import Line, shown
 from stepladder.trace import Passage
@@ -32,6 +32,8 @@ def recognised(path: Path) -> tuple[Layout, Line]:
     for layout in LAYOUTS:
         if layout.keys <= keys:
             return layout, first
+    if is_table(path):
+        raise QuestionFileError(f"{path}: {COLUMNS}; found {shown(list(first.data))}")
     known = "; ".join(f"{layout.name} ({', '.join(sorted(layout.keys))})" for layout in LAYOUTS)
     raise QuestionFileError(
         f"{path}: no set of questions that is known is written like this. Found the keys {shown(sorted(first.data))}; "

@@ -11,7 +11,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,11 @@ class QuestionFileError(StepladderError):
     """A file of questions that cannot be read."""
 
 
+#: What a table must have.
+COLUMNS = "a table of your own needs the columns question and answer, named in its first line (an id is welcome)"
+#: What other programs put between fields, and how an error calls it.
+_SEPARATORS = {";": "';'", "\t": "tabs", ",": "commas", "|": "'|'"}
+
 _CHUNK = 1 << 20
 #: An object of a list that goes on for longer than this is not one.
 _LONGEST = 64 << 20
@@ -33,6 +38,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def kind_of(path: Path) -> str:
     """What a file is read as, by the end of its name; empty for others."""
     return next((kind for kind in _READERS if path.name.lower().endswith((kind, f"{kind}.gz"))), "")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is read as a table."""
+    return kind_of(path) in (".csv", ".tsv")
 
 
 def rows(path: Path) -> Iterator[Line]:
@@ -58,6 +68,7 @@ def _lines(path: Path) -> Iterator[Line]:
 def _table(path: Path, delimiter: str) -> Iterator[Line]:
     reader = csv.DictReader(_text(path), delimiter=delimiter, strict=True)
     try:
+        _expect_columns(path, reader.fieldnames or ())
         for row in reader:
             line = Line(path, reader.line_num, row, QuestionFileError)
             if None in row or None in row.values():
@@ -65,6 +76,16 @@ def _table(path: Path, delimiter: str) -> Iterator[Line]:
             yield line
     except csv.Error as error:
         raise QuestionFileError(f"{path}:{reader.line_num}: not a table: {error}") from error
+
+
+def _expect_columns(path: Path, names: Sequence[str]) -> None:
+    """Refuse a table whose only column has the names of several in its name."""
+    found = [called for separator, called in _SEPARATORS.items() if len(names) == 1 and separator in names[0]]
+    if found:
+        raise QuestionFileError(
+            f"{path}: {COLUMNS}; found one column, {shown(names[0])}. Is it separated by {found[0]}? Save it with "
+            "commas as .csv, or with tabs as .tsv"
+        )
 
 
 def _text(path: Path) -> Iterator[str]:

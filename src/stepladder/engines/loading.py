@@ -3,6 +3,7 @@
 In: a name, a device, a dtype. Out: model and tokenizer, or an error that says what was found and what was expected.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,9 +25,12 @@ from stepladder.engines.tiny import tiny_model, tiny_tokenizer
 from stepladder.errors import StepladderError, unknown_name
 from stepladder.models import NAMED
 from stepladder.models.adapters import base_of, is_adapter, merged
-from stepladder.models.places import place_of, whole_model
+from stepladder.models.places import bases_of, place_of, whole_model
 
 log = getLogger(__name__)
+
+#: A full stop, or the end of a line, before what begins as a sentence does.
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\s*\n\s*(?=[A-Z])")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -46,8 +50,12 @@ def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
         return tiny_tokenizer()
     with quiet_libraries():
         place = place_of(model)
-        beside = isinstance(place, Path) and is_adapter(place) and not (place / "tokenizer_config.json").exists()
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(whole_model(model) if beside else place))
+        if isinstance(place, Path) and is_adapter(place) and not (place / "tokenizer_config.json").exists():
+            place = whole_model(place)
+        try:
+            found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(place))
+        except Exception as error:  # files of others, read by libraries that fail in many ways
+            raise _not_loaded(model, place, error) from error
     return found
 
 
@@ -76,12 +84,33 @@ def load_pretrained(
     except StepladderError:
         raise
     except Exception as error:  # files of others, read by libraries that fail in many ways
-        why = shorten(" ".join(str(error).splitlines()[:2]), 200, placeholder=" ...") or type(error).__name__
-        raise StepladderError(
-            f"model '{model}' could not be loaded: {why.rstrip('.,:')}. "
-            f"Give a folder with a transformers model, a GGUF file, a hub name, or one of: {', '.join(NAMED)}."
-        ) from error
+        raise _not_loaded(model, place, error) from error
     return loaded, tokenizer
+
+
+def _not_loaded(model: str | Path, place: str | Path, error: Exception) -> StepladderError:
+    """The error for a model that cannot be had from its folder, or from the hub."""
+    where = "" if isinstance(place, Path) else f"there is no folder '{place}' here, and from the hub it did not come: "
+    why = _first_sentences(str(error)) or type(error).__name__
+    return StepladderError(
+        f"model '{model}' could not be loaded: {where}{why}. "
+        f"Give a folder with a transformers model, a GGUF file, a hub name, or one of: {', '.join(NAMED)}."
+    )
+
+
+def _first_sentences(message: str, most: int = 300) -> str:
+    r"""What a long message begins with, in whole sentences on one line, without the last full stop.
+
+    >>> _first_sentences("No such file: a.b\nGet it at 'http://c.d/e'. Or do not.", 45)
+    "No such file: a.b. Get it at 'http://c.d/e'"
+    """
+    first, *others = (" ".join(each.split()).rstrip(".,:") for each in _SENTENCE_END.split(message.strip()))
+    kept = shorten(first, most, placeholder=" ...")
+    for sentence in others:
+        if len(kept) + len(sentence) + 2 > most:
+            break
+        kept += f". {sentence}"
+    return kept
 
 
 def _load_adapted(
@@ -90,7 +119,7 @@ def _load_adapted(
     """The model that an adapter names, with the adapter merged; the tokenizer is the adapter's where it has one."""
     if kind is not AutoModelForCausalLM:
         raise StepladderError(f"{folder} is an adapter; expected a whole model: merge it into its model first")
-    base, words = load_model(base_of(folder), tokenizer, None)
+    base, words = load_model(bases_of(folder)[0], tokenizer, None)
     try:
         with quiet_libraries():
             if tokenizer is None and (folder / "tokenizer_config.json").is_file():

@@ -14,6 +14,7 @@ from stepladder.models import NAMED
 
 _CONFIG = "adapter_config.json"
 _BASE = "base_model_name_or_path"
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def is_adapter(folder: Path) -> bool:
@@ -46,12 +47,19 @@ def base_of(folder: Path) -> str:
 
 
 def merged(model: Any, folder: Path) -> Any:
-    """The model with the adapter in its weights, which keep their dtype. Sums are made in fp32, a layer at a time."""
+    """The model with the adapter in its weights, which keep their dtype. Sums are made in fp32, a layer at a time.
+
+    They are rounded so that small changes stay (rounding.py).
+    """
     import torch
     from peft import PeftModel, get_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import load_peft_weights
 
+    from stepladder.models.rounding import round_to
+
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise StepladderError(f"the adapter {folder} has no weights; expected {' or '.join(_WEIGHTS)} beside {_CONFIG}")
     dtype = next(model.parameters()).dtype
     adapted: Any = PeftModel.from_pretrained(model, str(folder))
     expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
@@ -61,9 +69,9 @@ def merged(model: Any, folder: Path) -> Any:
             f"the adapter {folder} does not fit its model: {len(wrong)} weights are on one side only, such as "
             f"{wrong[0]}. See {_BASE} in its {_CONFIG}"
         )
-    for layer in adapted.modules():
+    for name, layer in adapted.named_modules():
         if isinstance(layer, BaseTunerLayer):
             layer.get_base_layer().to(torch.float32)
             layer.merge()
-            layer.get_base_layer().to(dtype)
+            round_to(layer.get_base_layer(), dtype, name.removeprefix("base_model.model."))
     return adapted.unload().to(dtype)

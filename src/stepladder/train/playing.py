@@ -7,7 +7,8 @@ In: the policy in training. Out: an engine, and the context within which it play
                         transcripts, for every token would take longer than to write it; and LoRA's matrices are merged
     vLLM                where it was asked for: a copy of its own
 
-A copy takes over the policy's weights, with what LoRA has learnt, each time before it plays.
+A copy takes over the policy's weights, with what LoRA has learnt, each time before it plays. They are rounded so that
+it follows small changes too (models/rounding.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ from stepladder.engines.loading import load_model
 from stepladder.engines.transformers import TransformersEngine
 from stepladder.errors import StepladderError
 from stepladder.models.places import whole_model
+from stepladder.models.rounding import rounded
 from stepladder.train.fit import Place, Precision
 from stepladder.train.policy import Policy, lora_layers
 
@@ -67,7 +69,8 @@ def _in_vllm(policy: Policy, place: Place, max_batch: int, memory: float) -> tup
 
     @contextmanager
     def playing() -> Iterator[None]:
-        engine.take_weights(plain_weights(policy.model))
+        weights = plain_weights(policy.model)
+        engine.take_weights((name, rounded(weight, torch.bfloat16, name)) for name, weight in weights)
         yield
 
     return engine, playing
@@ -115,7 +118,8 @@ def take_over(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> 
     for name, weight in weights:
         if name not in own:
             raise StepladderError(f"the policy in training has a weight that its copy has not: {name}")
-        own.pop(name).copy_(weight)
+        mine = own.pop(name)
+        mine.copy_(rounded(weight, mine.dtype, name))
     if own:
         raise StepladderError(f"the policy in training has no weights for {len(own)} of its copy, such as {min(own)}")
 

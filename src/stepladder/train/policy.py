@@ -1,7 +1,8 @@
 """The policy before and after training: weights that can be trained, and the folder that holds the result.
 
 In: a model by name or folder. Out: the model to train, with LoRA or without; and in the end `policy/`, an ordinary
-transformers folder with the weights of one checkpoint, LoRA merged.
+transformers folder with the weights of one checkpoint, LoRA merged, rounded so that small changes stay
+(models/rounding.py).
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from stepladder.engines.loading import load_model
 from stepladder.errors import StepladderError
 from stepladder.files import atomic_folder
+from stepladder.models.rounding import round_to
 from stepladder.train.training_settings import LoraSettings
 
 
@@ -113,5 +115,6 @@ def write_policy(folder: Path, policy: Policy, checkpoint: Path | None, dtype: t
     else:
         model, _ = load_model(checkpoint, policy.tokenizer, torch.float32)
     with atomic_folder(folder, what="policy") as fresh:
-        model.to(dtype).save_pretrained(fresh)
+        round_to(model, dtype)
+        model.save_pretrained(fresh)
         policy.tokenizer.save_pretrained(fresh)

@@ -28,6 +28,7 @@ from stepladder.engines.loading import (
 )
 from stepladder.errors import StepladderError
 from stepladder.files import atomic_folder
+from stepladder.models.rounding import round_to
 from stepladder.trace import Trajectory
 from stepladder.train.batches import padded_width, window_of
 from stepladder.train.readings import Reading, StepReader
@@ -113,7 +114,8 @@ class ProcessRewardModel:
     def save(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write an ordinary model folder."""
         with quiet_libraries(), atomic_folder(folder, what="reward model") as fresh:
-            self.model.to(dtype or self.model.dtype).save_pretrained(fresh)
+            round_to(self.model, dtype or self.model.dtype)
+            self.model.save_pretrained(fresh)
             self.tokenizer.save_pretrained(fresh)
 
 
