@@ -96,3 +96,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads((tmp_path / "small" / "adapter_config.json").read_text())["base_model_name_or_path"] == base
     assert main([*command, "--base", base]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_a_change_that_is_mostly_rounding_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun(tmp_path / "base")
+    model = tiny_model().bfloat16()
+    model.save_pretrained(tmp_path / "base")
+    with torch.no_grad():
+        weight = model.model.layers[0].mlp.up_proj.weight
+        weight.copy_(torch.where(torch.rand(weight.shape) < 0.1, weight * 1.01, weight))
+    model.save_pretrained(tmp_path / "policy")
+    tiny_tokenizer().save_pretrained(tmp_path / "policy")
+    command = ["adapter", str(tmp_path / "policy"), "--base", str(tmp_path / "base"), "--rank", "2"]
+    assert main([*command, "--out", str(tmp_path / "small")]) == 0
+    assert "rounding to bf16 counts as change too" in capsys.readouterr().out

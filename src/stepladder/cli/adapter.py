@@ -15,6 +15,9 @@ from stepladder.run.folder import RunFolder
 
 console = Console()
 
+#: An adapter with less of the change than this says what the rest may be.
+_MOST = 0.9
+
 
 def adapter_command(
     run: Annotated[
@@ -30,6 +33,8 @@ def adapter_command(
 ) -> None:
     """Write a trained policy as an adapter: megabytes instead of the whole model, to send, keep and ask with."""
     # Imported here because they take seconds to import.
+    import torch
+
     from stepladder.engines.loading import load_model
     from stepladder.models.difference import write_difference
 
@@ -49,6 +54,13 @@ def adapter_command(
         highlight=False,
         soft_wrap=True,
     )
+    if found.kept < _MOST and model.dtype == torch.bfloat16:
+        console.print(
+            "rounding to bf16 counts as change too, is most of it after few updates with a small learning rate, and is "
+            "what an adapter leaves out first; a higher --rank keeps more of both",
+            highlight=False,
+            soft_wrap=True,
+        )
     if found.left_out:
         console.print(
             f"{found.left_out} other weights were changed too (embeddings, norms: {found.lost:.1%} of the change), "

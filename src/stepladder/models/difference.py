@@ -2,7 +2,8 @@
 
 In: a trained model, the one it began with, a rank. Out: a folder as peft writes it, which names the model it belongs
 to: of every linear layer the best approximation of its change with matrices of that rank. What LoRA has learnt is kept
-as a whole when the rank is as large as those of all stages together; of what full training has learnt, the most of it.
+as a whole when the rank is as large as those of all stages together, up to what rounding to bf16 has added; of what
+full training has learnt, the most of it.
 """
 
 import json
