@@ -149,6 +149,15 @@ def test_adapters_that_name_each_other_have_no_model(tmp_path: Path) -> None:
         whole_model(tmp_path / "top")
 
 
+def test_a_built_in_name_is_not_the_folder_that_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = adapter_of(tiny_model(), tmp_path / "tiny", "tiny")
+    assert torch.allclose(logits(load_model(tmp_path / "tiny", None, None)[0]), expected, atol=1e-5)
+    (tmp_path / "nano").mkdir()
+    (tmp_path / "nano" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "nano"}))
+    assert whole_model(tmp_path / "nano") == built_in_folder("nano")
+
+
 def test_weights_of_an_adapter_that_are_missing_are_told(tmp_path: Path) -> None:
     adapter_of(tiny_model(), tmp_path, "tiny")
     weights = load_file(tmp_path / "adapter_model.safetensors")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from stepladder.engines.loading import load_model
 from stepladder.engines.tiny import tiny_model, tiny_tokenizer
@@ -67,20 +66,17 @@ def test_to_other_precisions_it_is_the_nearest(dtype: torch.dtype) -> None:
 def test_a_model_that_has_learnt_little_does_not_forget_it() -> None:
     """Twenty updates with a small learning rate: rounded to the nearest, most of it would be lost."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
-    )
-    base = LlamaForCausalLM(config)
+    base = tiny_model(hidden_size=128, intermediate_size=256)
     for weight in base.parameters():
-        weight.data = (weight * 10).bfloat16().float()  # as large, against a learning rate, as those of a trained model
-    tokens = torch.randint(64, (4, 32))
+        weight.data = weight.bfloat16().float()
+    tokens = torch.randint(256, (4, 32))
 
     def loss(model: torch.nn.Module) -> float:
         with torch.no_grad():
             return model(tokens, labels=tokens).loss.item()  # type: ignore[no-any-return]
 
     trained = get_peft_model(copy.deepcopy(base), LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
-    learning = torch.optim.AdamW([each for each in trained.parameters() if each.requires_grad], lr=2e-5)
+    learning = torch.optim.AdamW([each for each in trained.parameters() if each.requires_grad], lr=1e-5)
     for _ in range(20):
         trained(tokens, labels=tokens).loss.backward()
         learning.step()
@@ -114,15 +110,7 @@ def test_the_copy_that_plays_has_the_weights_that_are_written(tmp_path: Path) ->
 
 
 def test_embeddings_that_are_the_output_layer_too_stay_one() -> None:
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        tie_word_embeddings=True,
-    )
-    model = LlamaForCausalLM(config)
+    model = tiny_model()
     round_to(model, torch.bfloat16)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16}

@@ -41,7 +41,7 @@ def base_of(folder: Path) -> str:
         raise StepladderError(
             f"{folder} is an adapter for the model {base}, which is not on this machine ({file}). {how}"
         )
-    if path.is_dir() and path.resolve() == folder.resolve():
+    if base not in NAMED and path.is_dir() and path.resolve() == folder.resolve():
         raise StepladderError(f"{folder} is an adapter that names itself as its model ({file}). {how}")
     return base
 

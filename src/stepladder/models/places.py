@@ -56,6 +56,8 @@ def bases_of(adapter: Path) -> list[str]:
     folder = adapter
     while is_adapter(folder):
         names.append(base_of(folder))
+        if names[-1] in NAMED:  # also where a folder here is called so
+            break
         folder = expanded(names[-1]).resolve()
         if folder in seen:
             circle = " -> ".join(str(each) for each in (*seen[seen.index(folder) :], folder))
