@@ -55,7 +55,7 @@ DPO: dict[str, Any] = {
     "dpo": {
         "policy": "sft",
         "beta": 0.3,
-        "lr": 1e-4,
+        "lr": 3e-4,
         "epochs": 2,
         "accumulate": 8,
         "batch": 16,
