@@ -4,8 +4,8 @@
         --command "python experiments/real_questions.py --out runs/real --jobs 6 --evals 2"
 
 In: what `experiments/real_questions.py` has left: `table.json`, and the examinations of the reward models. Out:
-`real-bm25.json` and `real-hybrid.json`, a line for each policy, and `real-prm.json`, a line for each reward model
-(`--name` for another name than `real`);
+`real-bm25.json` and `real-hybrid.json`, a line for each policy, `real-ways.json`, what the policies do over the first
+of the two, and `real-prm.json`, a line for each reward model (`--name` for another name than `real`);
 `build_results.py` puts them into docs/results.md.
 """
 
@@ -29,6 +29,12 @@ def column(label: str, cell: str, show: str, form: str | None = None) -> dict[st
     return {"label": label, "cell": cell, "show": show} | ({"format": form} if form else {})
 
 
+def f1_and_em(found: dict[str, Any]) -> str:
+    """Of one set of questions: F1 with its interval, and EM."""
+    mean, low, high = found["f1"]
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}] / {found['em'][0]:.3f}"
+
+
 def stages(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dict[str, Any]:
     """What each policy comes to."""
 
@@ -41,14 +47,13 @@ def stages(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dic
             "about": "seconds: training of this stage, the mean of its runs; tokens: written in the evaluations",
         }
         cells: dict[str, Any] = {"policy": label, "runs": row["runs"]}
-        cells |= {name: f"{row[name]['f1'][0]:.3f} / {row[name]['em']:.3f}" if name in row else None for name in SETS}
+        cells |= {name: f1_and_em(row[name]) if name in row else None for name in SETS}
         cells |= {
             "f1": row["all"]["f1"],
             "by_run": " ".join(f"{each:.3f}" for each in row["all"]["f1_by_run"]),
             "em": row["all"]["em"],
             "change": row.get("change"),
-            "searches": row["searches"],
-            "tokens_written": row["tokens_written"],
+            "change_by_run": " ".join(f"{each:+.3f}" for each in row.get("change_by_run", [])) or None,
         }
         return {"cells": cells, "provenance": {"questions": questions, "log": log}}
 
@@ -63,12 +68,37 @@ def stages(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dic
             *(column(f"{title}, F1 / EM", name, "text") for name, title in SETS.items()),
             column("F1 of all", "f1", "interval", ".3f"),
             column("by run", "by_run", "text"),
-            column("EM", "em", "number", ".3f"),
+            column("EM of all", "em", "interval", ".3f"),
             column("less the row it builds on", "change", "interval", "+.3f"),
-            column("searches", "searches", "number", ".1f"),
-            column("tokens written", "tokens_written", "number", ".0f"),
+            column("by run", "change_by_run", "text"),
         ],
         "rows": [line(label, row) for label, row in rows.items()],
+    }
+
+
+def ways(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dict[str, Any]:
+    """How they come to it: what they find, and what they make of it."""
+    columns = [
+        column("searches", "searches", "number", ".1f"),
+        column("gold passages found", "gold_recall", "number", ".0%"),
+        column("questions with all of them", "found_all", "number", ".0%"),
+        column("F1 there", "f1_where_found", "number", ".3f"),
+        column("ends with an answer", "answered", "number", ".0%"),
+        column("tokens written", "tokens_written", "number", ".0f"),
+    ]
+    return {
+        "id": "ways",
+        "title": f"Real questions over {search}: what is found, and what is made of it",
+        "source": None,
+        "provenance": provenance,
+        "columns": [column("policy", "policy", "text"), *columns],
+        "rows": [
+            {
+                "cells": {"policy": label} | {each["cell"]: row[each["cell"]] for each in columns},
+                "provenance": {"questions": row["all"]["questions"]},
+            }
+            for label, row in rows.items()
+        ],
     }
 
 
@@ -138,6 +168,7 @@ def main() -> None:
         "log": None,
     }
     made = [stages(rows, search, provenance) for search, rows in tables.items() if rows]
+    made += [ways(rows, search, provenance) for search, rows in list(tables.items())[:1] if rows]
     made.append(reward_models(chosen.folder, seeds, provenance))
     for table in made:
         table["id"] = f"{chosen.name}-{table['id']}"

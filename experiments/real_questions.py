@@ -37,11 +37,13 @@ from commands import Command, carry_out
 from rich.console import Console
 
 from stepladder.errors import StepladderError
+from stepladder.evaluate.metrics import QuestionScore
 from stepladder.evaluate.runner import load_scores
 from stepladder.evaluate.stats import mean_interval, paired_difference
 from stepladder.recipe import load_recipe
 from stepladder.studies.job import Job
 from stepladder.studies.runner import carry_out_all
+from stepladder.trace import StopReason
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
 RECIPE = "prorag-smollm2"
@@ -224,6 +226,17 @@ def evaluations(
 # --- What came of it ----------------------------------------------------------------------------------------
 
 
+def what_is_found(played: Sequence[QuestionScore]) -> dict[str, float | None]:
+    """Of the gold passages, and F1 of the questions all of whose were found; None where nothing is known of it."""
+    known = [(each.gold_recall, each.f1) for each in played if each.gold_recall is not None]
+    f1_there = [f1 for recall, f1 in known if recall == 1]
+    return {
+        "gold_recall": fmean(recall for recall, _ in known) if known else None,
+        "found_all": len(f1_there) / len(known) if known else None,
+        "f1_where_found": fmean(f1_there) if f1_there else None,
+    }
+
+
 def tell(out: Path, seeds: Sequence[int], repeats: int, search: str, limit: int | None) -> dict[str, Any]:
     found: dict[str, dict[Run, dict[str, Any]]] = {}
     for label, listed in ROWS.items():
@@ -238,8 +251,9 @@ def tell(out: Path, seeds: Sequence[int], repeats: int, search: str, limit: int 
         print(f"\n{search}: nothing is evaluated yet")
         return {}
 
-    def less(ours: str, theirs: str) -> list[float] | None:
-        """Of the runs and the questions that both have; repeats of one are compared with the other's single run."""
+    def less(ours: str, theirs: str) -> tuple[list[float], list[float]] | None:
+        """The mean with its interval over questions, and that of every run, of the runs and the questions that both
+        have; repeats of one are compared with the other's single run."""
         pairs = []
         for run, scores in found.get(ours, {}).items():
             other = found.get(theirs, {})
@@ -250,10 +264,12 @@ def tell(out: Path, seeds: Sequence[int], repeats: int, search: str, limit: int 
         ids = [key for key in pairs[0][0] if key in pairs[0][1]]
         each = ([fmean(pair[side][key].f1 for pair in pairs) for key in ids] for side in (0, 1))
         change = paired_difference(*each).difference
-        return [change.mean, change.low, change.high]
+        by_run = [fmean(mine[key].f1 - other[key].f1 for key in ids) for mine, other in pairs]
+        return [change.mean, change.low, change.high], by_run
 
-    def told(change: list[float]) -> str:
-        return f"{change[0]:+.3f} [{change[1]:+.3f}, {change[2]:+.3f}]"
+    def told(change: list[float], by_run: list[float]) -> str:
+        runs = ", ".join(f"{each:+.3f}" for each in by_run)
+        return f"{change[0]:+.3f} [{change[1]:+.3f}, {change[2]:+.3f}], by run {runs}"
 
     table: dict[str, Any] = {}
     heads = "".join(f"{name + ' F1 / EM':>30}" for name in (*SETS, "all"))
@@ -267,19 +283,27 @@ def tell(out: Path, seeds: Sequence[int], repeats: int, search: str, limit: int 
             if not ids:
                 continue
             f1 = mean_interval([fmean(run[key].f1 for run in runs) for key in ids])
-            em = fmean(run[key].em for run in runs for key in ids)
+            em = mean_interval([fmean(run[key].em for run in runs) for key in ids])
             each = [fmean(run[key].f1 for key in ids) for run in runs]
-            row[name] = {"questions": len(ids), "f1": [f1.mean, f1.low, f1.high], "em": em, "f1_by_run": each}
-            line += f"{f'{f1.mean:.3f} [{f1.low:.3f}, {f1.high:.3f}] / {em:.3f}':>30}"
+            row[name] = {
+                "questions": len(ids),
+                "f1": [f1.mean, f1.low, f1.high],
+                "em": [em.mean, em.low, em.high],
+                "f1_by_run": each,
+            }
+            line += f"{f'{f1.mean:.3f} [{f1.low:.3f}, {f1.high:.3f}] / {em.mean:.3f}':>30}"
+        played = [each for run in runs for each in run.values()]
         for value in ("tokens_read", "tokens_written", "searches"):
-            row[value] = fmean(getattr(each, value) for run in runs for each in run.values())
+            row[value] = fmean(getattr(each, value) for each in played)
+        row["answered"] = fmean(each.stop is StopReason.ANSWERED for each in played)
+        row |= what_is_found(played)
         if ROWS[label].guide is None:
             row["training_seconds"] = [training_seconds(out, run, ROWS[label]) for run in by_run]
         else:
             row["guide"] = [guide_of(evaluation(out, run, search, label, limit)) for run in by_run]
         if change := less(label, ROWS[label].before or ""):
-            row["change"] = change
-            line += f"  {told(change)}"
+            row["change"], row["change_by_run"] = change
+            line += f"  {told(*change)}"
         table[label] = row
         print(line)
     for label, row in table.items():
@@ -289,8 +313,8 @@ def tell(out: Path, seeds: Sequence[int], repeats: int, search: str, limit: int 
                 print(f"{label}, {run.again(f'seed-{run.seed}')}: sampled with {sampled}")
     for ours, theirs in ASKED:
         if change := less(ours, theirs):
-            table[ours].setdefault("less", {})[theirs] = change
-            print(f"{ours} less {theirs}: {told(change)}")
+            table[ours].setdefault("less", {})[theirs] = {"change": change[0], "by_run": change[1]}
+            print(f"{ours} less {theirs}: {told(*change)}")
     return table
 
 

@@ -132,6 +132,11 @@ def test_adapters_that_cannot_be_used_say_why(tmp_path: Path) -> None:
         load_model(tmp_path, None, None)
 
 
+def test_a_model_with_its_adapter_can_learn_on(tmp_path: Path) -> None:
+    adapter_of(tiny_model(), tmp_path, "tiny")
+    assert all(weights.requires_grad for weights in load_model(tmp_path, None, None)[0].parameters())
+
+
 def test_adapters_that_name_each_other_have_no_model(tmp_path: Path) -> None:
     for name, base in (("top", "a"), ("a", "b"), ("b", "a")):
         (tmp_path / name).mkdir()

@@ -70,6 +70,7 @@ def test_repeats_of_the_learning_are_compared_with_the_one_policy_they_began_as(
     table = experiment.tell(tmp_path, [0], 2, "bm25", None)
     assert table[TRAINED]["all"]["f1_by_run"] == pytest.approx([0.6, 0.9])
     assert table[TRAINED]["change"][0] == pytest.approx((0.1 + 0.4) / 2)
+    assert table[TRAINED]["change_by_run"] == pytest.approx([0.1, 0.4])
     named = {each.name: each for each in experiment.evaluations(tmp_path, [0], 2, "bm25", None, None)}
     again = named["bm25-rft-grpo-answer-and-steps-2-seed-0"]
     assert again.arguments[again.arguments.index("--model") + 1].endswith("seed-0/dual-2/grpo-2/policy")
@@ -175,6 +176,32 @@ def test_tables_are_made_of_rows(
     with pytest.raises(SystemExit):
         called(monkeypatch, real_tables, tmp_path, *made_by)
     assert "has no rows" in capsys.readouterr().err
+
+
+def test_a_line_of_a_table_has_intervals_and_what_each_run_gained(tmp_path: Path) -> None:
+    for seed, warm, refined in ((0, 0.2, 0.5), (1, 0.4, 0.3)):
+        kept(tmp_path, Run(seed), WARM, {"hotpotqa/1": warm, "musique/1": 0.0})
+        kept(tmp_path, Run(seed), REFINED, {"hotpotqa/1": refined, "musique/1": 0.0})
+    rows = experiment.tell(tmp_path, range(2), 1, "bm25", None)
+    first, second = (row["cells"] for row in real_tables.stages(rows, "bm25", {})["rows"])
+    assert first["hotpotqa"] == "0.300 [0.300, 0.300] / 0.000"
+    assert first["f1"] == pytest.approx([0.15, 0.0, 0.3])
+    assert first["em"] == [0, 0, 0]
+    assert first["change_by_run"] is None  # it builds on none
+    assert second["change_by_run"] == "+0.150 -0.050"
+    way = real_tables.ways(rows, "bm25", {})["rows"][0]["cells"]
+    assert way["answered"] == 1
+    assert way["found_all"] is way["f1_where_found"] is None  # nothing is known of gold passages
+
+
+def test_what_is_found_is_told_of_the_questions_whose_gold_passages_are_known() -> None:
+    def score(gold_recall: float | None, f1: float) -> QuestionScore:
+        return QuestionScore("1", "bridge", 2, "?", StopReason.ANSWERED, f1=f1, gold_recall=gold_recall)
+
+    played = [score(1.0, 0.8), score(1.0, 0.4), score(0.5, 1.0), score(0.5, 0.0), score(None, 1.0)]
+    assert experiment.what_is_found(played) == pytest.approx(
+        {"gold_recall": 0.75, "found_all": 0.5, "f1_where_found": 0.6}
+    )
 
 
 def test_commands_run_as_soon_as_what_they_need_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

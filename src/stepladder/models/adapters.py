@@ -74,4 +74,4 @@ def merged(model: Any, folder: Path) -> Any:
             layer.get_base_layer().to(torch.float32)
             layer.merge()
             round_to(layer.get_base_layer(), dtype, name.removeprefix("base_model.model."))
-    return adapted.unload().to(dtype)
+    return adapted.unload().to(dtype).requires_grad_(True)  # peft has frozen it, and it may learn on
