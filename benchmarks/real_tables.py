@@ -78,7 +78,14 @@ def stages(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dic
 
 def ways(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dict[str, Any]:
     """How they come to it: what they find, and what they make of it."""
+
+    def line(label: str, row: dict[str, Any]) -> dict[str, Any]:
+        known = {"policy": label, "questions": row["all"]["questions"]} | row
+        cells = {name: known[name] for name in ("policy", *(each["cell"] for each in columns))}
+        return {"cells": cells, "provenance": {"questions": known["questions"]}}
+
     columns = [
+        column("questions", "questions", "number", ".0f"),
         column("searches", "searches", "number", ".1f"),
         column("gold passages found", "gold_recall", "number", ".0%"),
         column("questions with all of them", "found_all", "number", ".0%"),
@@ -92,13 +99,7 @@ def ways(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dict[
         "source": None,
         "provenance": provenance,
         "columns": [column("policy", "policy", "text"), *columns],
-        "rows": [
-            {
-                "cells": {"policy": label} | {each["cell"]: row[each["cell"]] for each in columns},
-                "provenance": {"questions": row["all"]["questions"]},
-            }
-            for label, row in rows.items()
-        ],
+        "rows": [line(label, row) for label, row in rows.items()],
     }
 
 
@@ -152,6 +153,8 @@ def main() -> None:
     tables = json.loads(told.read_text(encoding="utf-8"))
     if not any(tables.values()):
         parser.error(f"{told} has no rows: nothing is evaluated yet (experiments/real_questions.py --part evaluate)")
+    if any("found_all" not in row for table in tables.values() for row in table.values()):
+        parser.error(f"{told} is of an earlier version: experiments/real_questions.py --report writes it anew")
     seeds = [int(place.name.removeprefix("seed-")) for place in sorted(chosen.folder.glob("seed-*"))]
     provenance = {
         "command": chosen.command,

