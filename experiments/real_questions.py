@@ -14,12 +14,12 @@ BM25 and embeddings, which needs `pip install 'stepladder[dense]'` (`--search bm
 guided, by the reward model that chooses among eight samples of every step, and the warmed-up one by the gold judge,
 which shows what there is to choose.
 
-Every run is a folder and every evaluation is kept: the same command goes on where it was stopped. `--part` does some of
-it: what the arms share, all trainings, or the evaluations of what is there; each part has the GPU to itself, which what
-is shared needs more of than the arms. Without it all is done at a time, with `--jobs` + `--evals` shares of the GPU. A guided evaluation that was sampled
-otherwise than is asked for now is set aside and made again; `--report` tells it as it is. The table is printed,
-and written as `table.json` beside the runs: F1 and EM by data set with intervals over questions, of all runs together,
-and each stage less the one that it builds on.
+Every run is a folder and every evaluation is kept: the same command goes on where it was stopped. `--part` does some
+of it: what the arms share, all trainings, or the evaluations of what is there; each part has the GPU to itself, which
+what is shared needs more of than the arms. Without it all is done at a time, with `--jobs` + `--evals` shares of the
+GPU. A guided evaluation that was sampled otherwise than is asked for now is set aside and made again; `--report` tells
+it as it is. The table is printed, and written as `table.json` beside the runs: F1 and EM by data set with intervals
+over questions, of all runs together, and each stage less the one that it builds on.
 """
 
 import argparse
