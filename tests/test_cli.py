@@ -66,6 +66,25 @@ def test_ask_shows_every_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(word in printed for word in ("question", "search", "found", "answer", "answered after"))
 
 
+def test_ask_says_where_the_question_and_the_texts_are_not_of_one_world(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "Rome.txt").write_text("Rome is a city in Italy.")
+    run(capsys, "index", "build", str(tmp_path / "texts"), "--out", str(tmp_path / "index"))
+    brief = ["--model", "tiny", "--agent", "rag", "--max-tokens", "2"]
+    for given, told in (
+        (["Where is Rome?"], "Atlas is searched"),
+        (["--index", str(tmp_path / "index")], "the question is one of Atlas"),
+        (["Where is Rome?", "--index", str(tmp_path / "index")], ""),
+        ([], ""),
+    ):
+        code, _, noted = run(capsys, "ask", *given, *brief)
+        assert code == 0
+        assert told in noted
+        assert bool(told) == ("Atlas" in noted)
+
+
 def test_ask_as_json_is_a_trajectory(capsys: pytest.CaptureFixture[str]) -> None:
     code, printed, err = run(capsys, "ask", "--json")
     trajectory = loads(printed.strip(), Trajectory)

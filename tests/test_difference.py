@@ -98,6 +98,36 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "exists already" in capsys.readouterr().err
 
 
+def test_an_adapter_knows_the_agent_that_it_was_trained_as(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = begun(tmp_path / "base")
+    folder = tmp_path / "adapter"
+    write_difference(trained(rank=2), tiny_model(), base, tiny_tokenizer(), 2, folder, "react-brief")
+    asked = ["eval", "--model", str(folder), "--data", "atlas-small", "--limit", "1", "--max-tokens", "2", "--json"]
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out)["agent"] == "react-brief"
+    assert main([*asked, "--agent", "rag"]) == 0
+    assert json.loads(capsys.readouterr().out)["agent"] == "rag"
+    (folder / "stepladder.json").write_text("prorag")
+    assert main(asked) == 2
+    assert 'expected {"agent": "NAME"}' in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_an_adapter_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "adapter"
+    write_difference(trained(rank=2), tiny_model(), begun(tmp_path / "base"), tiny_tokenizer(), 2, folder)
+    assert main(["ask", "--run", str(folder)]) == 2
+    assert "is not a run but a model: give it as --model" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_an_adapter_of_an_adapter_says_how_to_need_only_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_difference(trained(rank=2), tiny_model(), begun(tmp_path / "base"), tiny_tokenizer(), 2, tmp_path / "first")
+    trained(rank=3).save_pretrained(tmp_path / "policy")
+    tiny_tokenizer().save_pretrained(tmp_path / "policy")
+    command = ["adapter", str(tmp_path / "policy"), "--base", str(tmp_path / "first"), "--rank", "2"]
+    assert main([*command, "--out", str(tmp_path / "second")]) == 0
+    assert f"--base {tmp_path / 'base'} makes an adapter that needs no other" in capsys.readouterr().out
+
+
 def test_a_change_that_is_mostly_rounding_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun(tmp_path / "base")
     model = tiny_model().bfloat16()

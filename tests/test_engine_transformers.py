@@ -517,7 +517,7 @@ def test_a_saved_model_folder_loads_and_speaks_alike(tmp_path: Path, engine: Tra
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("./no/such/model", "no/such/model does not exist; expected a folder with config.json"),
+        ("./no/such/model", "no/such/model does not exist; expected a folder with a model"),
         ("/no/such/model", "does not exist"),
     ],
 )

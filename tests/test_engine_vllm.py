@@ -177,7 +177,7 @@ def test_adapters_are_changed_without_a_restart(tmp_path: Path, folder: Path, ac
 
 def test_where_vllm_is_missing_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(StepladderError, match=r"stepladder\[vllm\]"):
+    with pytest.raises(StepladderError, match=r"pip install .*\[vllm\]'"):
         make_engine("vllm", None, model="nano")  # type: ignore[arg-type]
 
 

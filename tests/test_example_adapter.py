@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import load_file
 
 from stepladder.cli import main
-from stepladder.models.adapters import base_of
+from stepladder.models.adapters import agent_of, base_of
 
 ADAPTER = Path(__file__).parent.parent / "examples" / "smollm2-prorag"
 
 
 def test_it_is_small_and_whole_and_names_a_model_of_every_machine() -> None:
     assert base_of(ADAPTER) == "smollm2-135m"
+    assert agent_of(ADAPTER) == "prorag-brief"
     weights = load_file(ADAPTER / "adapter_model.safetensors")
     layers = {name.rsplit(".lora_", 1)[0] for name in weights}
     targets = json.loads((ADAPTER / "adapter_config.json").read_text())["target_modules"]
@@ -39,7 +40,7 @@ def test_it_answers_over_texts_of_ones_own(tmp_path: Path, capsys: pytest.Captur
     (texts / "Ada Bell.txt").write_text("Ada Bell was an entrepreneur. She was born in Tedyx, and died in Rome.")
     index = tmp_path / "index"
     assert main(["index", "build", str(texts), "--out", str(index)]) == 0
-    asked = ["ask", "--model", str(ADAPTER), "--agent", "prorag-brief", "--index", str(index)]
+    asked = ["ask", "--model", str(ADAPTER), "--index", str(index)]
     assert main([*asked, "Where was the person who founded Linoroa Editions born?"]) == 0
     told = capsys.readouterr().out
     assert "search   Who founded Linoroa Editions?" in told

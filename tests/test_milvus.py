@@ -225,7 +225,7 @@ def test_missing_libraries_are_named(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(StepladderError, match=r"pip install 'stepladder\[milvus\]'"):
+    with pytest.raises(StepladderError, match=r"pip install .*\[milvus\]'"):
         build(TOWNS, tmp_path / "index", model)
 
 

@@ -117,7 +117,7 @@ def test_adapters_that_cannot_be_used_say_why(tmp_path: Path) -> None:
         (None, {}, "it is an adapter, and adapter_config.json names no model. Write the folder, the hub name or"),
         (str(tmp_path), {}, "names itself"),
         ("tinny", {}, "Did you mean 'tiny'"),
-        ("nano", {}, "could not be merged into 'nano': .*size mismatch"),
+        ("nano", {}, r"could not be merged into 'nano': its matrices have other sizes\. See base_model"),
         ("tiny", {"task_type": "SEQ_CLS"}, "is an adapter for SEQ_CLS; expected one for CAUSAL_LM"),
         ("tiny", {"target_modules": ["q_proj"]}, r"does not fit its model: \d+ weights are on one side only"),
     ):
@@ -135,6 +135,16 @@ def test_adapters_that_cannot_be_used_say_why(tmp_path: Path) -> None:
 def test_a_model_with_its_adapter_can_learn_on(tmp_path: Path) -> None:
     adapter_of(tiny_model(), tmp_path, "tiny")
     assert all(weights.requires_grad for weights in load_model(tmp_path, None, None)[0].parameters())
+
+
+def test_a_name_like_that_of_a_folder_here_is_not_sought_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    adapter_of(tiny_model(), tmp_path / "examples" / "small-prorag", "tiny")
+    with pytest.raises(StepladderError, match=r"small-prorg does not exist; did you mean .*examples/small-prorag\?"):
+        whole_model("examples/small-prorg")
+    assert whole_model("examples/quite-another") == "examples/quite-another"  # which may be one of the hub
 
 
 def test_adapters_that_name_each_other_have_no_model(tmp_path: Path) -> None:

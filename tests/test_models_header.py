@@ -222,7 +222,7 @@ def test_files_of_other_kinds_are_refused(changed: dict[str, Any], message: str,
 
 def test_without_the_library_it_is_named(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(StepladderError, match=r"pip install 'stepladder\[gguf\]'"):
+    with pytest.raises(StepladderError, match=r"pip install .*\[gguf\]'"):
         read_gguf(whole)
 
 

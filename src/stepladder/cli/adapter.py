@@ -7,9 +7,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from stepladder.agents import is_agent_file
 from stepladder.cli.options import AsJson, path_of
 from stepladder.errors import StepladderError
 from stepladder.models import absolute_if_folder
+from stepladder.models.adapters import is_adapter
+from stepladder.models.places import bases_of
 from stepladder.narrate import shown
 from stepladder.run.folder import RunFolder
 
@@ -38,12 +41,12 @@ def adapter_command(
     from stepladder.engines.loading import load_model
     from stepladder.models.difference import write_difference
 
-    trained, begun = _models(run, base)
+    trained, begun, agent = _models(run, base)
     if out.exists():
         raise StepladderError(f"--out: {out} exists already; give a new folder")
     with console.status("comparing the models"):
         model, tokenizer = load_model(trained, None, None)
-        found = write_difference(model, load_model(begun, None, None)[0], begun, tokenizer, rank, out)
+        found = write_difference(model, load_model(begun, None, None)[0], begun, tokenizer, rank, out, agent)
     if as_json:
         told = {"folder": str(found.folder), "layers": found.layers, "kept": found.kept, "bytes": found.bytes}
         typer.echo(json.dumps({**told, "left_out": found.left_out, "lost": found.lost}, indent=2))
@@ -69,23 +72,26 @@ def adapter_command(
             soft_wrap=True,
         )
     if Path(begun).exists():
+        if is_adapter(Path(begun)):
+            way = f"--base {bases_of(Path(begun))[-1]} makes an adapter that needs no other"
+        else:
+            way = "for others, write their name for that model into adapter_config.json (base_model_name_or_path)"
         console.print(
-            f"it names {shown(begun)}, a place on this machine: for others, write the name they have for that model "
-            "into adapter_config.json (base_model_name_or_path)",
-            highlight=False,
-            soft_wrap=True,
+            f"it names {shown(begun)}, a place on this machine: {shown(way)}", highlight=False, soft_wrap=True
         )
-    console.print(f"next: stepladder eval --model {shown(str(found.folder))} ...", highlight=False, soft_wrap=True)
+    console.print(f"next: stepladder ask --model {shown(str(found.folder))} ...", highlight=False, soft_wrap=True)
 
 
-def _models(run: Path, base: str | None) -> tuple[str, str]:
-    """The trained model, and the one that it began with."""
+def _models(run: Path, base: str | None) -> tuple[str, str, str | None]:
+    """The trained model, the one that it began with, and the agent that it was trained as, where that has a name."""
     if (run / "config.json").is_file():
         if base is None:
             raise StepladderError(f"{run} is a model folder, which does not say what it began with: add --base NAME")
-        return str(run), absolute_if_folder(base)
+        return str(run), absolute_if_folder(base), None
     folder = RunFolder.open(run)
     policy = folder.newest("policy")
     if policy is None:
         raise StepladderError(f"no stage of the run {run} has made a policy yet")
-    return str(policy), absolute_if_folder(base) if base else folder.recipe().shared.policy
+    shared = folder.recipe().shared
+    agent = None if is_agent_file(shared.agent) else shared.agent
+    return str(policy), absolute_if_folder(base) if base else shared.policy, agent

@@ -13,6 +13,7 @@ from stepladder.data import DATA_SETS, PUBLISHED, open_data
 from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.errors import StepladderError
 from stepladder.files import expanded
+from stepladder.models.adapters import agent_of
 from stepladder.recipe import with_value
 from stepladder.run.fingerprint import agent_content
 from stepladder.run.folder import RunFolder
@@ -55,8 +56,8 @@ def _unset(what: str, default: object) -> str:
 AGENTS_HELP = f"{listed(AGENTS)}; or a Python file with one of your own"
 
 _MODELS = (
-    "a model folder, a GGUF file, a hub name, nano (comes with Stepladder), smollm2-135m (see docs/models.md) or tiny "
-    "(random weights)"
+    "a model folder, an adapter, a GGUF file, a hub name, nano (comes with Stepladder), smollm2-135m (see "
+    "docs/models.md) or tiny (random weights)"
 )
 
 _K = "Passages a search returns."
@@ -126,9 +127,14 @@ Update = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
-def shared_settings(run: Path | None, given: dict[str, object]) -> SharedSettings:
-    """The settings of a run, or the defaults, with those that were given (by name, such as `search.k`; None is not)."""
+def shared_settings(run: Path | None, given: dict[str, object], model: str | None = None) -> SharedSettings:
+    """The settings of a run, or the defaults, with those that were given (by name, such as `search.k`; None is not).
+
+    Without both the agent is that of the model, if this is an adapter that says so.
+    """
     plain: object = {}
+    if run is None and model is not None and (trained_as := agent_of(expanded(model))) is not None:
+        plain = {"agent": trained_as}
     if run is not None:
         folder = RunFolder.open(run)
         plain = folder.recipe().shared.model_dump()

@@ -110,6 +110,7 @@ def ask(
             "device": device,
             "dtype": dtype,
         },
+        model,
     )
     workshop = Workshop(shared)
     chosen_by = guide_options(
@@ -133,6 +134,8 @@ def ask(
     retriever = workshop.retriever
     narrator = Narrator(Console(stderr=True) if as_json else out)
     narrator.question(asked)
+    if run is None and data is None:
+        _tell_a_mixture(own_question=not asked.answers, own_texts=shared.data.index is not None)
 
     def job() -> Algorithm[Trajectory]:
         own = seed_of(seed, asked.id)
@@ -213,6 +216,7 @@ def evaluate_command(
             "dtype": dtype,
             "batch": batch,
         },
+        model,
     )
     workshop = Workshop(shared)
     chosen_by = guide_options(
@@ -310,6 +314,16 @@ def _usual_split(data: DataSet) -> str:
     if others:
         raise StepladderError(f"{data.name} has no test split: say --split {' or '.join((first, *others))}")
     return first
+
+
+def _tell_a_mixture(*, own_question: bool, own_texts: bool) -> None:
+    """Say where the question is the user's and the texts are Atlas's, or the other way round."""
+    if own_question == own_texts:
+        return
+    told = "Atlas is searched, the encyclopedia that comes with Stepladder; --index FOLDER searches texts of your own"
+    if own_texts:
+        told = "the question is one of Atlas, the encyclopedia that comes with Stepladder, and the texts are your own"
+    Console(stderr=True).print(f"[dim]{told}[/]", highlight=False, soft_wrap=True)
 
 
 def _find_question(text: str | None, data: DataSet | None, engine: str) -> Question:

@@ -49,6 +49,7 @@ from stepladder.driver import Driver
 from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings, episode
 from stepladder.explore.guided import Guide, guided
+from stepladder.extras import install_command
 from stepladder.narrate import shown
 from stepladder.request import Algorithm, Sampling
 from stepladder.serving.agent import Play, ServedAgent
@@ -154,7 +155,7 @@ def serve_agent_command(
             "other commands fall back to, knows the questions of its data set alone"
         )
     if mcp and find_spec("mcp") is None:
-        raise StepladderError("--mcp needs the library of the protocol: pip install 'stepladder[mcp]'")
+        raise StepladderError(f"--mcp needs the library of the protocol: {install_command('mcp')}")
     engine, model = engine_and_model(run, engine, model, base_url)
     if engine == "gold":
         raise StepladderError("the gold engine knows the questions of its data set alone: serve a RUN or a --model")
@@ -186,6 +187,7 @@ def serve_agent_command(
             "dtype": dtype,
             "batch": batch,
         },
+        model,
     )
     workshop = Workshop(shared)
     chosen_by = guide_options(

@@ -129,6 +129,8 @@ def _load_adapted(
         raise
     except Exception as error:  # files of others, read by libraries that fail in many ways
         why = shorten(" ".join(str(error).split()), 200, placeholder=" ...") or type(error).__name__
+        if "size mismatch" in str(error):
+            why = "its matrices have other sizes. See base_model_name_or_path in its adapter_config.json"
         raise StepladderError(f"the adapter {folder} could not be merged into '{base_of(folder)}': {why}") from error
     model.name_or_path = str(folder.absolute())  # an adapter that is trained on top of it names it, not its base
     return model.to(dtype or model.dtype), words

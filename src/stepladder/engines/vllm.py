@@ -23,6 +23,7 @@ from stepladder.engines.loading import context_limit_of, end_tokens, quiet_libra
 from stepladder.engines.memory import gpu_share
 from stepladder.engines.sampling import GREEDY_BELOW, Row
 from stepladder.errors import StepladderError
+from stepladder.extras import install_command
 from stepladder.models.adapters import is_adapter
 from stepladder.models.places import place_of, whole_model
 from stepladder.request import Finish, Generate, Generation
@@ -246,7 +247,7 @@ def _import_vllm() -> Any:
         import vllm  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise StepladderError(
-            f"the vllm engine needs vLLM, which is not here ({error}): pip install 'stepladder[vllm]' on a machine "
+            f"the vllm engine needs vLLM, which is not here ({error}): {install_command('vllm')} on a machine "
             "with an NVIDIA GPU, or use the engine transformers"
         ) from error
     return vllm

@@ -6,12 +6,13 @@ environment (`environment.py`, `vector.py`), and the arguments are those of `gam
 """
 
 from stepladder.errors import StepladderError
+from stepladder.extras import install_command
 
 try:
     from gymnasium.envs.registration import register
 except ModuleNotFoundError as error:
     raise StepladderError(
-        f"stepladder.gym needs Gymnasium, which is not installed ({error}): pip install 'stepladder[gym]'"
+        f"stepladder.gym needs Gymnasium, which is not installed ({error}): {install_command('gym')}"
     ) from error
 
 __all__ = ["ENV_ID"]

@@ -12,6 +12,9 @@ from stepladder.errors import StepladderError
 from stepladder.files import expanded
 from stepladder.models import NAMED
 
+#: Beside an adapter: what it was trained as, for which peft has no place.
+AGENT_FILE = "stepladder.json"
+
 _CONFIG = "adapter_config.json"
 _BASE = "base_model_name_or_path"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -44,6 +47,17 @@ def base_of(folder: Path) -> str:
     if base not in NAMED and path.is_dir() and path.resolve() == folder.resolve():
         raise StepladderError(f"{folder} is an adapter that names itself as its model ({file}). {how}")
     return base
+
+
+def agent_of(folder: Path) -> str | None:
+    """The agent that an adapter was trained as, where the command that wrote it has said so."""
+    file = folder / AGENT_FILE
+    if not is_adapter(folder) or not file.is_file():
+        return None
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["agent"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StepladderError(f'{file} cannot be read; expected {{"agent": "NAME"}}') from error
 
 
 def merged(model: Any, folder: Path) -> Any:

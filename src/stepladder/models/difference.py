@@ -18,6 +18,7 @@ from torch import nn
 
 from stepladder.errors import StepladderError
 from stepladder.files import atomic_folder
+from stepladder.models.adapters import AGENT_FILE
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -37,8 +38,10 @@ class Difference:
     bytes: int
 
 
-def write_difference(trained: Any, base: Any, name: str, tokenizer: Any, rank: int, folder: Path) -> Difference:
-    """Write the adapter that makes `base`, known by this name, about as good as `trained`."""
+def write_difference(
+    trained: Any, base: Any, name: str, tokenizer: Any, rank: int, folder: Path, agent: str | None = None
+) -> Difference:
+    """Write the adapter that makes `base`, known by this name, about as good as `trained`, and which agent that is."""
     matrices: dict[str, torch.Tensor] = {}
     layers: list[str] = []
     change = kept = elsewhere = 0.0
@@ -72,6 +75,8 @@ def write_difference(trained: Any, base: Any, name: str, tokenizer: Any, rank: i
     with atomic_folder(folder, what="adapter") as fresh:
         save_file(matrices, fresh / _WEIGHTS, metadata={"format": "pt"})
         (fresh / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        if agent is not None:
+            (fresh / AGENT_FILE).write_text(json.dumps({"agent": agent}) + "\n", encoding="utf-8")
         tokenizer.save_pretrained(fresh)
     size_of = sum(matrix.nbytes for matrix in matrices.values())
     return Difference(folder, len(layers), kept / change, left_out, elsewhere / (change + elsewhere), size_of)

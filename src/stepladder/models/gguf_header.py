@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.errors import StepladderError
+from stepladder.extras import install_command
 
 #: How settings of a fixed size are stored, by the number of their type. 8 is a string, 9 a list.
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -150,7 +151,7 @@ def _require_libraries() -> None:
         from transformers import GgufConfig  # noqa: F401
     except ImportError as error:
         raise StepladderError(
-            f"GGUF files need gguf, and transformers 5.19 or newer ({error}): pip install 'stepladder[gguf]'"
+            f"GGUF files need gguf, and transformers 5.19 or newer ({error}): {install_command('gguf')}"
         ) from error
 
 

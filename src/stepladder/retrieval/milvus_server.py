@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.errors import StepladderError
+from stepladder.extras import install_command
 
 TOKEN = "STEPLADDER_MILVUS_TOKEN"
 
@@ -145,4 +146,4 @@ def _silence(*loggers: str) -> None:
 
 
 def _not_installed(error: ImportError) -> StepladderError:
-    return StepladderError(f"the kind milvus needs its libraries ({error}): pip install 'stepladder[milvus]'")
+    return StepladderError(f"the kind milvus needs its libraries ({error}): {install_command('milvus')}")

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepladder.errors import StepladderError
+from stepladder.extras import install_command
 from stepladder.retrieval.base import Watch
 from stepladder.retrieval.dense_settings import Layout
 from stepladder.retrieval.encoder import Vectors
@@ -101,7 +102,7 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise StepladderError("indexes of embeddings need FAISS: pip install 'stepladder[dense]'") from error
+        raise StepladderError(f"indexes of embeddings need FAISS: {install_command('dense')}") from error
     return faiss
 
 

@@ -15,6 +15,7 @@ import torch
 
 from stepladder.engines.loading import pick_device, pick_dtype, quiet_libraries
 from stepladder.errors import StepladderError
+from stepladder.extras import install_command
 from stepladder.files import expanded
 from stepladder.retrieval.base import Retriever, check_search
 from stepladder.trace import Passage
@@ -52,7 +53,7 @@ class RerankedRetriever(Retriever):
             from sentence_transformers import CrossEncoder
         except ImportError as error:
             raise StepladderError(
-                'a cross-encoder needs sentence-transformers, which is not installed: pip install "stepladder[dense]"'
+                f"a cross-encoder needs sentence-transformers, which is not installed: {install_command('dense')}"
             ) from error
         folder, where = expanded(model), pick_device(device)
         try:
