@@ -45,6 +45,18 @@ def test_a_binary_file(tmp_path: Path) -> None:
     assert (tmp_path / "data.bin").read_bytes() == b"\r\n\xff"
 
 
+def test_who_may_read_a_folder_may_read_its_files(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "policy") as fresh:
+        fresh.chmod(0o750)
+        (fresh / "inner").mkdir()
+        private, script = fresh / "inner" / "model.safetensors", fresh / "run"
+        for file, mode in ((private, 0o600), (script, 0o700)):
+            file.touch()
+            file.chmod(mode)
+    assert (tmp_path / "policy" / "inner" / "model.safetensors").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "policy" / "run").stat().st_mode & 0o777 == 0o740
+
+
 def test_a_folder_replaces_the_older_one(tmp_path: Path) -> None:
     path = tmp_path / "index"
     for content in ("old", "new"):

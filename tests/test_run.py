@@ -20,6 +20,7 @@ from stepladder.run import RunReport, run_recipe
 from stepladder.run.fingerprint import all_ingredients, fingerprint
 from stepladder.run.folder import RunFolder, claim
 from stepladder.run.report import as_json, differences, print_report
+from stepladder.run.runner import _brief
 from stepladder.settings import Settings
 from stepladder.stages import KINDS, StageKind, StageResult, Task
 from stepladder.workshop import Workshop
@@ -114,6 +115,11 @@ def test_stages_run_in_order_and_the_folder_says_what_was_done(stages: Stages, t
     learnt = json.loads((folder / "learn" / "stage.json").read_text())
     assert (learnt["summary"], learnt["outputs"]) == ({"epochs": 3}, {"policy": "policy"})
     assert not list(folder.glob("*/started.json"))
+
+
+def test_the_line_of_a_stage_has_its_dev_score() -> None:
+    summary = {"a": 1, "b": {"mean": 0.25}, "words": "no number", "c": 3, "d": 4, "e": 5, "best_dev_f1": 0.0}
+    assert _brief(summary) == ", a 1, b 0.25, c 3, d 4, best_dev_f1 0"
 
 
 def test_the_same_run_again_computes_nothing(stages: Stages, tmp_path: Path) -> None:

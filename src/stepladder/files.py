@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -54,8 +55,17 @@ def atomic_folder(path: Path, what: str = "folder") -> Iterator[Path]:
             temporary.mkdir()
         yield temporary
         with _explained(path, target, what):
+            _let_read(temporary)
             sync_all(temporary)
             _put_folder(temporary, target)
+
+
+def _let_read(folder: Path) -> None:
+    """Let those read the files who may read the folder: safetensors writes for the owner alone."""
+    readable = folder.stat().st_mode & 0o444
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1:
+            file.chmod(stat.S_IMODE(file.stat().st_mode) | readable)
 
 
 @dataclass(frozen=True, slots=True)

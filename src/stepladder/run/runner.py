@@ -173,10 +173,11 @@ def _path_of(role: str, source: str, run: RunFolder, recipe: Recipe) -> str:
 
 
 def _brief(summary: dict[str, Any]) -> str:
-    """The first numbers of a summary, for a line of the log."""
+    """The first numbers of a summary, and what dev questions said, for a line of the log."""
     means = {name: value.get("mean") if isinstance(value, dict) else value for name, value in summary.items()}
     numbers = [(name, value) for name, value in means.items() if isinstance(value, int | float)]
-    return "".join(f", {name} {value:.4g}" for name, value in numbers[:4])
+    told = numbers[:4] + [each for each in numbers[4:] if each[0] == "best_dev_f1"]
+    return "".join(f", {name} {value:.4g}" for name, value in told)
 
 
 def _say(console: Console, line: str) -> None:
