@@ -18,15 +18,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from build_results import RESULTS, column
+
 SETS = {"hotpotqa": "HotpotQA", "2wikimultihopqa": "2WikiMultiHopQA", "musique": "MuSiQue"}
 KINDS = {"query": "sub-questions", "sub_answer": "sub-answers", "answer": "answers"}
 CHAINS = {"gold": "gold", "shuffled": "shuffled", "truncated": "without their end", "answer_first": "answer first"}
-
-
-def column(label: str, cell: str, show: str, form: str | None = None) -> dict[str, Any]:
-    """A column of a table."""
-    return {"label": label, "cell": cell, "show": show} | ({"format": form} if form else {})
 
 
 def f1_and_em(found: dict[str, Any]) -> str:

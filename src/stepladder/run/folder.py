@@ -70,7 +70,9 @@ class RunFolder:
         """The run in a folder; an error when there is none."""
         if not (path / _RUN).is_file():
             if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
-                raise StepladderError(f"{path} is not a run but a model: give it as --model {path}")
+                raise StepladderError(
+                    f"{path} is not a run but a model: `ask`, `eval` and `serve-agent` take it as --model"
+                )
             found = "has no run.json" if path.is_dir() else "does not exist"
             raise StepladderError(f"{path} is not a run: it {found} (`stepladder run RECIPE --out {path}` makes one)")
         _check_version(path / _RUN)
