@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from stepladder.data.atlas import generate_atlas
-from stepladder.retrieval.index import build_index, open_index
+from stepladder.retrieval.index.build import build_index, open_index
 
 
 def peak_gb() -> float:

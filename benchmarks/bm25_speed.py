@@ -19,9 +19,9 @@ import Stemmer
 from rich.console import Console
 from rich.table import Table
 
-from stepladder.retrieval.bm25 import bm25s
-from stepladder.retrieval.index import build_index, open_index
-from stepladder.trace import Passage
+from stepladder.core.trace import Passage
+from stepladder.retrieval.index.bm25 import bm25s
+from stepladder.retrieval.index.build import build_index, open_index
 
 SIZES = (2_000, 100_000)
 QUERIES, K, ROUNDS = 500, 3, 3

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stepladder.errors import StepladderError
-from stepladder.files import atomic_file
-from stepladder.settings import Settings
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import atomic_file
+from stepladder.core.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -9,13 +9,13 @@ import time
 from collections.abc import Sequence
 
 from stepladder.agents import make_agent
+from stepladder.core.requests import Generate, Generation
+from stepladder.core.trace import Passage, Question
 from stepladder.driver import Driver
 from stepladder.engines.base import EngineError
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.request import Generate, Generation
 from stepladder.retrieval.base import Retriever
-from stepladder.trace import Passage, Question
 
 STEPS = [
     "<step>Who was it?</step><subquery>founder of the tower</subquery>",

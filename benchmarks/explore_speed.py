@@ -24,19 +24,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from stepladder.core.requests import Algorithm, Asking, Generate, Generation, Request, Retrieve, answer, requests_in
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Question, Tree
 from stepladder.driver import Driver
-from stepladder.engines.transformers import TransformersEngine
+from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.explore.mcts import MCTSSettings, search
-from stepladder.explore.runner import explore
-from stepladder.explore.settings import ExploreSettings
-from stepladder.explore.store import read_trees
-from stepladder.recipe import load_recipe
-from stepladder.request import Algorithm, Asking, Generate, Generation, Request, Retrieve, answer, requests_in
-from stepladder.run import run_recipe
-from stepladder.seeding import seed_of
-from stepladder.trace import Question, Tree
-from stepladder.train.transcripts import pick
-from stepladder.workshop import Workshop
+from stepladder.explore.tree_runner import explore
+from stepladder.explore.tree_store import read_trees
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.recipe import load_recipe
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.search_config import ExploreSettings
+from stepladder.train.transcripts.demonstrations import pick
 
 RECIPE = "prorag-nano"
 SIZES = (16, 64, 256, 1024)

@@ -32,15 +32,15 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from stepladder.core.requests import Algorithm, Generate, Sampling
+from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
-from stepladder.engines.in_process import InProcessEngine
-from stepladder.engines.lean import prepare_to_write
-from stepladder.engines.loading import load_model
-from stepladder.engines.tiny import tiny_tokenizer
-from stepladder.engines.transformers import TransformersEngine
-from stepladder.request import Algorithm, Generate, Sampling
-from stepladder.trace import Author, Segment
+from stepladder.engines.paged.fused_decode import prepare_to_write
+from stepladder.engines.transformers.engine import TransformersEngine
+from stepladder.engines.transformers.in_process import InProcessEngine
+from stepladder.models.loading import load_model
+from stepladder.models.tiny import tiny_tokenizer
 
 PROMPT, READ, WRITTEN = 60, (300, 461), (16, 65)
 #: Tokens to read before each step that writes: nothing, passages, nothing, passages.

@@ -46,9 +46,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from stepladder.errors import StepladderError
-from stepladder.files import atomic_file
-from stepladder.retrieval.index import build_index, open_index
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import atomic_file
+from stepladder.retrieval.index.build import build_index, open_index
 
 SIZES, KINDS = "10000,100000,1000000", "bm25,flat,hnsw,ivfpq,bm25+hnsw"
 DENSE_ON_CPU = 10_000

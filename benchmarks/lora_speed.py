@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from stepladder.engines.loading import quiet_libraries
-from stepladder.engines.norms import fuse_norms
-from stepladder.train.fused_lora import fuse_lora
-from stepladder.train.loss import weighted_nll
-from stepladder.train.policy import leave_to_autocast, load_policy
-from stepladder.train.training_settings import LoraSettings
+from stepladder.engines.paged.fused_norms import fuse_norms
+from stepladder.models.loading import quiet_libraries
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.fused_lora import fuse_lora
+from stepladder.train.loop.policy import leave_to_autocast, load_policy
+from stepladder.train.transcripts.token_loss import weighted_nll
 
 
 @dataclass

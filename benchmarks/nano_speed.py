@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from stepladder.engines.loading import load_model
-from stepladder.engines.tiny import tiny_tokenizer
-from stepladder.engines.transformers import TransformersEngine
-from stepladder.request import Generate, Generation, Sampling
-from stepladder.trace import Author, Segment
+from stepladder.core.requests import Generate, Generation, Sampling
+from stepladder.core.trace import Author, Segment
+from stepladder.engines.transformers.engine import TransformersEngine
+from stepladder.models.loading import load_model
+from stepladder.models.tiny import tiny_tokenizer
 
 PROMPT, READ, WRITTEN, STEPS = 30, (60, 121), (8, 25), 5
 NEVER = ("</never written>",)

@@ -27,14 +27,14 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from stepladder.agents import make_agent
+from stepladder.core.trace import Segment, Trajectory
 from stepladder.data import open_data
-from stepladder.engines.encoding import Encoding
-from stepladder.engines.loading import load_model, quiet_libraries
+from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.trace import Segment, Trajectory
-from stepladder.train.prm import ProcessRewardModel, with_head
-from stepladder.train.transcripts import gold_transcripts
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.models.loading import load_model, quiet_libraries
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.train.transcripts.demonstrations import gold_transcripts
 
 
 def nano_with_head(folder: Path) -> Path:

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from build_results import BEGIN, END, RESULTS, column, table_of
-from stepladder.comparison import Compared, compare_lines, lines_of, open_sources
-from stepladder.comparison.compared import Line
-from stepladder.comparison.lines import Group
-from stepladder.comparison.sources import Source
-from stepladder.errors import StepladderError
-from stepladder.evaluate.stats import Interval
-from stepladder.files import atomic_file
-from stepladder.run.folder import RunFolder
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import atomic_file
+from stepladder.evaluate.statistics import Interval
+from stepladder.pipeline.run_folder import RunFolder
+from stepladder.reporting.compare import Compared, compare_lines, lines_of, open_sources
+from stepladder.reporting.compare.comparison import Line
+from stepladder.reporting.compare.evaluations import Source
+from stepladder.reporting.compare.groups import Group
 
 _NOTED = ("command", "device", "cores", "started", "versions", "git")
 #: What makes no other recipe.

@@ -25,19 +25,19 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from stepladder.data.flashrag import QuestionFileError, load_questions
-from stepladder.errors import StepladderError
-from stepladder.evaluate.stats import mean_interval, paired_difference
-from stepladder.files import atomic_file
-from stepladder.jsonl import read_lines
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import atomic_file
+from stepladder.core.io.jsonl import read_lines
+from stepladder.core.trace import Passage, Question
+from stepladder.data.formats.flashrag import QuestionFileError, load_questions
+from stepladder.evaluate.statistics import mean_interval, paired_difference
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.corpus import read_corpus
-from stepladder.retrieval.dense_settings import EncoderSettings
-from stepladder.retrieval.encoder import Encoder, Vectors
+from stepladder.retrieval.corpus.reader import read_corpus
 from stepladder.retrieval.hybrid import HybridRetriever, fused_by_ranks, fused_by_scores
-from stepladder.retrieval.index import WORDS_WEIGHT
-from stepladder.trace import Passage, Question
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.retrieval.index.build import WORDS_WEIGHT
+from stepladder.retrieval.index.dense_config import EncoderSettings
+from stepladder.retrieval.index.encoder import Encoder, Vectors
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique", "popqa")
 KS = (2, 5, 10)
@@ -169,7 +169,7 @@ def systems(pool: Pool, kinds: Sequence[str], encoders: Sequence[CachedEncoder])
 
 def dense_index(passages: Sequence[Passage], encoder: Encoder) -> Retriever:
     """All vectors compared with a query: exact."""
-    from stepladder.retrieval.dense import DenseIndex  # needs the extra `dense`, which BM25 alone does not
+    from stepladder.retrieval.index.dense import DenseIndex  # needs the extra `dense`, which BM25 alone does not
 
     return DenseIndex.from_passages(passages, encoder=encoder)
 

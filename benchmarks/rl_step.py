@@ -38,31 +38,31 @@ from transformers import AutoModelForSequenceClassification
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
 from prm_speed import one_text_a_call, texts_of
+from stepladder.core.requests import Finish, Generate, Generation, Retrieve
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Author, Question, Segment, Trajectory, Usage
 from stepladder.driver import Driver
 from stepladder.engines.base import cut_at_stop
-from stepladder.engines.encoding import Encoding
-from stepladder.engines.loading import end_tokens, load_model, quiet_libraries
-from stepladder.engines.transformers import TransformersEngine
+from stepladder.engines.transformers.engine import TransformersEngine
+from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import take_step
-from stepladder.recipe import load_recipe
-from stepladder.request import Finish, Generate, Generation, Retrieve
-from stepladder.run import run_recipe
-from stepladder.seeding import seed_of
-from stepladder.trace import Author, Question, Segment, Trajectory, Usage
+from stepladder.judges.prm.reward_model import ProcessRewardModel, expect_same_words, with_head
+from stepladder.models.loading import end_tokens, load_model, quiet_libraries
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.recipe import load_recipe
+from stepladder.pipeline.resources import Workshop
 from stepladder.train import grpo
-from stepladder.train.checkpoints import Checkpoints
-from stepladder.train.curves import Curves
-from stepladder.train.fit import Place, Precision, place_for
-from stepladder.train.grpo_settings import GRPOSettings
-from stepladder.train.grpo_trainer import EpisodeTrainer
-from stepladder.train.guard_settings import GuardSettings
-from stepladder.train.playing import player_of
-from stepladder.train.policy import Policy, load_policy
-from stepladder.train.prm import ProcessRewardModel, expect_same_words, with_head
-from stepladder.train.rollouts import Played, Rollouts
-from stepladder.train.trainer import Watching
-from stepladder.train.transcripts import pick
-from stepladder.workshop import Workshop
+from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.grpo.monitor_config import GuardSettings
+from stepladder.train.grpo.rollouts import Played, Rollouts
+from stepladder.train.grpo.trl_trainer import EpisodeTrainer
+from stepladder.train.loop.checkpoints import Checkpoints
+from stepladder.train.loop.metrics_log import Curves
+from stepladder.train.loop.policy import Policy, load_policy
+from stepladder.train.loop.rollout_engine import player_of
+from stepladder.train.loop.training_run import Place, Precision, place_for
+from stepladder.train.loop.watched_trainer import Watching
+from stepladder.train.transcripts.demonstrations import pick
 
 RECIPE = "prorag-nano"
 PARTS = ("rollout", "scoring", "update")

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from stepladder.engines.loading import load_model
-from stepladder.models.rounding import round_to
-from stepladder.train.policy import with_lora
-from stepladder.train.training_settings import LoraSettings
+from stepladder.models.loading import load_model
+from stepladder.models.stochastic_rounding import round_to
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.policy import with_lora
 
 LINES = (
     "Question: Who is the mother of the director of The Silent Harbour?\nSearch: director of The Silent Harbour",

@@ -44,14 +44,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from stepladder.data.atlas.catalogue import RELATIONS, TYPES
-from stepladder.data.atlas.passages import write_library
+from stepladder.data.atlas.articles import write_library
+from stepladder.data.atlas.tables.catalogue import RELATIONS, TYPES
 from stepladder.data.atlas.world import World
-from stepladder.retrieval.index import build_index, open_index
-from stepladder.retrieval.manifest import index_info
-from stepladder.retrieval.server import serve
-from stepladder.retrieval.server_settings import ServerSettings
-from stepladder.web.server import listen
+from stepladder.retrieval.index.build import build_index, open_index
+from stepladder.retrieval.index.manifest import index_info
+from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.serve.http.run_server import listen
+from stepladder.serve.search.search_server import serve
 
 SECONDS, CLIENTS, PASSAGES, K = 60.0, 500, 100_000, 3
 #: Clients that ask the same queries, by workload.

@@ -95,9 +95,7 @@ def _run(*command: object, folder: Path | None = None, log: Path | None = None) 
 def _small_export(folder: Path) -> None:
     """Pairs as the ProRAG agent makes them: every step of three gold transcripts, against an answer given too soon."""
     from stepladder.agents.prorag import ProRAGBrief
-    from stepladder.engines.gold import gold_action
-    from stepladder.export import export
-    from stepladder.trace import (
+    from stepladder.core.trace import (
         Action,
         ActionKind,
         Author,
@@ -110,6 +108,8 @@ def _small_export(folder: Path) -> None:
         Step,
         Trajectory,
     )
+    from stepladder.oracle.engine import gold_action
+    from stepladder.preferences.export import export
 
     agent, pairs = ProRAGBrief(), []
     for tower, architect, town in (

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import gymnasium
 
 from stepladder.agents import Agent, make_agent
-from stepladder.engines.gold import GoldEngine
-from stepladder.request import Generate, Generation
-from stepladder.trace import Action, Trajectory
+from stepladder.core.requests import Generate, Generation
+from stepladder.core.trace import Action, Trajectory
+from stepladder.oracle.engine import GoldEngine
 
 #: What to write next. A language model would be given the observation; these look at the state.
 Policy = Callable[[Trajectory], str]

@@ -13,11 +13,11 @@ import csv
 from collections import defaultdict
 from pathlib import Path
 
-from stepladder.data.atlas.passages import Library, write_library
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Question
+from stepladder.data.atlas.articles import Library, write_library
 from stepladder.data.atlas.questions import write_questions
 from stepladder.data.atlas.world import World
-from stepladder.errors import StepladderError
-from stepladder.trace import Question
 
 ARTICLES, QUESTIONS, SEARCHES = 600, 480, 3
 #: What is written into one Markdown file a kind; every other article is a text file.

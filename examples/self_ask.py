@@ -17,7 +17,7 @@ Everything takes it by its path: nothing has to be registered.
 from typing import ClassVar
 
 from stepladder.agents.base import Agent, environment_segment, malformed, one_line, prompt_segment, render_passages
-from stepladder.trace import Action, ActionKind, Segment, Trajectory
+from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
 PROMPT = """Answer the question by asking follow-up questions, one at a time, each on a line: Follow up: ...
 When context is given, answer it on a line: Intermediate answer: ...

@@ -205,9 +205,9 @@ def tell_agents(plan: Plan) -> None:
 
 
 def tell_guided(plan: Plan) -> None:
-    from stepladder.evaluate.runner import load_scores
-    from stepladder.evaluate.stats import paired_difference
-    from stepladder.studies.plot import Point, bands_svg
+    from stepladder.evaluate.evaluator import load_scores
+    from stepladder.evaluate.statistics import paired_difference
+    from stepladder.reporting.charts.band_plot import Point, bands_svg
 
     ways = {
         **{f"actions, n = {n}": f"actions-{n}" for n in SIZES},
@@ -269,7 +269,7 @@ def tell_guided(plan: Plan) -> None:
 
 
 def tell_transfer(plan: Plan) -> None:
-    from stepladder.evaluate.runner import compare, load_scores
+    from stepladder.evaluate.evaluator import compare, load_scores
 
     head = f"{'greedy':>7} {'n = 1':>7} {'n = 8':>7}  n = 8 less n = 1"
     print(f"\n{'policy, guided by the reward model of seed 0':44} {head}")

@@ -39,14 +39,14 @@ from typing import Any, Literal
 from commands import Command, carry_out
 from rich.console import Console
 
-from stepladder.errors import StepladderError
-from stepladder.evaluate.metrics import QuestionScore
-from stepladder.evaluate.runner import load_scores
-from stepladder.evaluate.stats import mean_interval, paired_difference
-from stepladder.recipe import load_recipe
-from stepladder.studies.job import Job
-from stepladder.studies.runner import carry_out_all
-from stepladder.trace import StopReason
+from stepladder.core.answer_metrics import QuestionScore
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import StopReason
+from stepladder.evaluate.evaluator import load_scores
+from stepladder.evaluate.statistics import mean_interval, paired_difference
+from stepladder.pipeline.recipe import load_recipe
+from stepladder.reporting.studies.job import Job
+from stepladder.reporting.studies.study_runner import carry_out_all
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
 RECIPE = "prorag-smollm2"

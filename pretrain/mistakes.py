@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pretrain.source import Source
-from stepladder.decomposition import fill_references, references
-from stepladder.evaluate.metrics import normalise
-from stepladder.trace import Hop, Passage
-from stepladder.train.spoilt import garbled
+from stepladder.core.answer_metrics import normalise
+from stepladder.core.decomposition import fill_references, references
+from stepladder.core.trace import Hop, Passage
+from stepladder.oracle.corruptions import garbled
 
 #: Most words of a name that is looked for in a question.
 _LONGEST_NAME = 4

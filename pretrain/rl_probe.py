@@ -24,16 +24,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepladder.agents import make_agent
+from stepladder.core.answer_metrics import normalise, score
+from stepladder.core.requests import Sampling
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import ActionKind, Author, Trajectory
 from stepladder.data import open_data
 from stepladder.driver import Driver
-from stepladder.engines.transformers import TransformersEngine
-from stepladder.evaluate.metrics import normalise, score
-from stepladder.evaluate.runner import evaluate
+from stepladder.engines.transformers.engine import TransformersEngine
+from stepladder.evaluate.evaluator import evaluate
 from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.request import Sampling
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.seeding import seed_of
-from stepladder.trace import ActionKind, Author, Trajectory
+from stepladder.retrieval.index.bm25 import BM25Index
 
 BROKEN = -0.2
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepladder.trace import Passage
+from stepladder.core.trace import Passage
 
 Piece = tuple[str, float]
 Document = list[Piece]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from stepladder.core.trace import Hop, Passage, Question
 from stepladder.retrieval.base import Retriever
-from stepladder.trace import Hop, Passage, Question
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # several processes test at once: let each, and its children, have one thread
     import torch

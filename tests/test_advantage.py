@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepladder.train.advantage import (
+from stepladder.train.grpo.advantage import (
     branch_advantages,
     dual_advantages,
     gain_advantages,

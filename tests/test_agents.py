@@ -10,9 +10,9 @@ from conftest import PASSAGES
 from stepladder.agents import AGENTS, Agent, check_agent, make_agent
 from stepladder.agents.base import neutralise, render_passages
 from stepladder.agents.prorag import ProRAG
-from stepladder.contract import ContractViolation
-from stepladder.errors import UnknownName
-from stepladder.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, Trajectory
+from stepladder.core.contract import ContractViolation
+from stepladder.core.errors import UnknownName
+from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, Trajectory
 
 every_agent = pytest.mark.parametrize("agent", [make_agent(name) for name in AGENTS], ids=list(AGENTS))
 

@@ -14,15 +14,8 @@ from stepladder.agents.research import ReSearch
 from stepladder.agents.search_o1 import SearchO1
 from stepladder.agents.search_r1 import SearchR1
 from stepladder.cli import main
-from stepladder.driver import Driver
-from stepladder.engines.gold import GoldEngine
-from stepladder.engines.scripted import ScriptedEngine
-from stepladder.errors import StepladderError
-from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.judge.gold import judge
-from stepladder.recipe import Recipe
-from stepladder.run import run_recipe
-from stepladder.trace import (
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import (
     Action,
     ActionKind,
     Author,
@@ -34,6 +27,13 @@ from stepladder.trace import (
     dumps,
     loads,
 )
+from stepladder.driver import Driver
+from stepladder.engines.scripted import ScriptedEngine
+from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.oracle.engine import GoldEngine
+from stepladder.oracle.step_judge import judge
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.recipe import Recipe
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 QUERY, SUB_ANSWER, ANSWER = ActionKind.QUERY, ActionKind.SUB_ANSWER, ActionKind.ANSWER

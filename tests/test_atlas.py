@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from stepladder.core.answer_metrics import normalise
+from stepladder.core.errors import UnknownName
+from stepladder.core.trace import Hop, Passage, Question, dumps
 from stepladder.data.atlas import SIZES, Atlas, generate_atlas
-from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES, wordings
-from stepladder.data.atlas.comparing import Comparer
-from stepladder.data.atlas.drawing import Writer
+from stepladder.data.atlas.articles import write_library
+from stepladder.data.atlas.comparisons import Comparer
 from stepladder.data.atlas.facts import Object
-from stepladder.data.atlas.names import Namer
-from stepladder.data.atlas.passages import write_library
+from stepladder.data.atlas.literals import MONTHS, Value
+from stepladder.data.atlas.name_generator import Namer
+from stepladder.data.atlas.question_sampler import Writer
 from stepladder.data.atlas.questions import MIX
 from stepladder.data.atlas.splits import SplitFacts, split_of
-from stepladder.data.atlas.values import MONTHS, Value
+from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES, wordings
 from stepladder.data.atlas.world import World
-from stepladder.errors import UnknownName
-from stepladder.evaluate.metrics import normalise
-from stepladder.retrieval.bm25 import terms
-from stepladder.trace import Hop, Passage, Question, dumps
+from stepladder.retrieval.index.bm25 import terms
 
 CONCLUDED = ("comparison", "yes_no")
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from conftest import QUESTION, WordRetriever
 from stepladder.agents import make_agent
+from stepladder.core.answer_metrics import score
+from stepladder.core.requests import Generate, Sampling, nothing_written
+from stepladder.core.trace import ActionKind, Node, StopReason, Tree, dumps, loads
 from stepladder.driver import Driver, Outcome
 from stepladder.engines.base import EngineError
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.evaluate.metrics import score
 from stepladder.explore.branching import branching
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.request import Generate, Sampling, nothing_written
-from stepladder.trace import ActionKind, Node, StopReason, Tree, dumps, loads
 
 AGENT = make_agent("prorag-brief")
 EPISODE = EpisodeSettings(6, 1, Sampling(1.0, 1.0, 200))

@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 
 import test_engine_openai
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Algorithm, Generate, Generation, Sampling
+from stepladder.core.trace import Author, Segment, Usage
 from stepladder.driver import Driver
 from stepladder.engines.base import EngineDown, EngineError
-from stepladder.engines.replies import RememberingEngine, Replies
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.errors import StepladderError
-from stepladder.judge.budget import TEMPLATE_PER_CALL, TEMPLATE_PER_MESSAGE, Budget, BudgetSpent, at_most
-from stepladder.judge.ledger import Ledger
-from stepladder.judge.paid import PaidEngine, open_judge_engine
-from stepladder.judge.prices import load_prices
-from stepladder.request import Algorithm, Generate, Generation, Sampling
-from stepladder.trace import Author, Segment, Usage
+from stepladder.judges.llm.spend.budget import TEMPLATE_PER_CALL, TEMPLATE_PER_MESSAGE, Budget, BudgetSpent, at_most
+from stepladder.judges.llm.spend.ledger import Ledger
+from stepladder.judges.llm.spend.paid import PaidEngine, open_judge_engine
+from stepladder.judges.llm.spend.prices import load_prices
+from stepladder.judges.llm.spend.response_cache import RememberingEngine, Replies
 from test_engine_openai import Answer, Server, fails, says
 
 server = test_engine_openai.server

@@ -10,17 +10,17 @@ import pytest
 from conftest import PASSAGES, QUESTION, WordRetriever
 from stepladder.agents import AGENTS, make_agent
 from stepladder.agents.base import Agent
+from stepladder.core.trace import ActionKind, Hop, Question, StopReason, Trajectory
 from stepladder.data.atlas import generate_atlas
-from stepladder.engines.encoding import Encoding
-from stepladder.engines.tiny import tiny_tokenizer
-from stepladder.evaluate.chains import CHAINS, control_chains, variants
+from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeSettings, newly_read
-from stepladder.judge.gold import Fault, judge
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.trace import ActionKind, Hop, Question, StopReason, Trajectory
-from stepladder.train.prm_examples import from_chains
-from stepladder.train.readings import StepReader
-from stepladder.train.transcripts import gold_transcripts
+from stepladder.judges.prm.prm_inputs import StepReader
+from stepladder.models.tiny import tiny_tokenizer
+from stepladder.oracle.control_chains import CHAINS, control_chains, variants
+from stepladder.oracle.step_judge import Fault, judge
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.train.prm.prm_data import from_chains
+from stepladder.train.transcripts.demonstrations import gold_transcripts
 
 SEARCHING = [name for name in AGENTS if ActionKind.QUERY in make_agent(name).kinds]
 COMPARED = Question(

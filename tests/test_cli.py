@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from stepladder import cli
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
+from stepladder.core.settings import Settings
+from stepladder.core.trace import Trajectory, loads
 from stepladder.models import BUILT_IN
-from stepladder.run.folder import RunFolder
-from stepladder.settings import Settings
-from stepladder.stages import KINDS, StageKind, StageResult, Task
-from stepladder.trace import Trajectory, loads
-from stepladder.train.sft_settings import SFTSettings
-from stepladder.train.training_settings import LoraSettings
-from stepladder.workshop import Workshop
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.stages import KINDS, StageKind, StageResult, Task
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.sft.config import SFTSettings
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -16,27 +16,12 @@ from typer.testing import CliRunner
 
 from conftest import QUESTION
 from stepladder.cli.compare import compare_command
-from stepladder.comparison import Compared, compare_lines, lines_of, open_sources
-from stepladder.comparison.charts import Dot, Row, forest_svg, scatter_svg
-from stepladder.comparison.holm import holm
-from stepladder.comparison.lineage import Lineages
-from stepladder.comparison.page import render as rendered
-from stepladder.comparison.text import print_compared
-from stepladder.errors import StepladderError
-from stepladder.evaluate.metrics import QuestionScore
-from stepladder.evaluate.runner import Evaluation
-from stepladder.evaluate.stats import Interval
-from stepladder.explore.store import TreeFile
-from stepladder.recipe import Recipe, shipped
-from stepladder.records import write_records
-from stepladder.run import run_recipe
-from stepladder.run.folder import RunFolder, StageRecord, claim
-from stepladder.seeding import seed_of
-from stepladder.settings import Settings
-from stepladder.stages import KINDS, StageKind, StageResult, Task
-from stepladder.stages.evaluation import EVALUATION, main_numbers
-from stepladder.stages.prm import run_prm
-from stepladder.trace import (
+from stepladder.core.answer_metrics import QuestionScore
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import write_records
+from stepladder.core.seeding import seed_of
+from stepladder.core.settings import Settings
+from stepladder.core.trace import (
     Action,
     ActionKind,
     Author,
@@ -48,8 +33,23 @@ from stepladder.trace import (
     StopReason,
     Tree,
 )
-from stepladder.train.grpo_settings import GRPOSettings
-from stepladder.workshop import Workshop
+from stepladder.evaluate.evaluator import Evaluation
+from stepladder.evaluate.statistics import Interval
+from stepladder.explore.tree_store import TreeFile
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.recipe import Recipe, shipped
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.run_folder import RunFolder, StageRecord, claim
+from stepladder.pipeline.stages import KINDS, StageKind, StageResult, Task
+from stepladder.pipeline.stages.eval import EVALUATION, main_numbers
+from stepladder.pipeline.stages.prm import run_prm
+from stepladder.reporting.charts.forest_plot import Dot, Row, forest_svg, scatter_svg
+from stepladder.reporting.compare import Compared, compare_lines, lines_of, open_sources
+from stepladder.reporting.compare.compare_page import render as rendered
+from stepladder.reporting.compare.compare_table import print_compared
+from stepladder.reporting.compare.holm import holm
+from stepladder.reporting.compare.provenance import Lineages
+from stepladder.train.grpo.config import GRPOSettings
 
 # --- evaluations and runs, as they would have been left ---------------------------------------------------------
 
@@ -494,7 +494,7 @@ def test_the_questions_of_a_refinement_are_those_that_it_took(tmp_path: Path, mo
         taken.extend(question.id for question in questions)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stepladder.train.rft.sampled_in", cut)
+    monkeypatch.setattr("stepladder.train.rft.trainer.sampled_in", cut)
     recipe = Recipe.read(
         {
             "policy": "tiny",
@@ -514,7 +514,7 @@ def test_the_questions_of_a_refinement_are_those_that_it_took(tmp_path: Path, mo
 def test_the_questions_of_reinforcement_learning_are_those_that_had_their_turn(
     tmp_path: Path, episodes: int, count: int
 ) -> None:
-    from stepladder.train.grpo import _chosen, schedule
+    from stepladder.train.grpo.trainer import _chosen, schedule
 
     settings = {"mode": "outcome", "questions": 20, "samples": 8, "batch": 16, "epochs": 3}
     file = questions_file(tmp_path / "train.jsonl", 30)
@@ -542,10 +542,12 @@ def test_the_questions_of_a_reward_model_are_those_that_it_took(
         taken.extend(question.id for question in questions)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stepladder.stages.prm._chains", cut)
-    monkeypatch.setattr("stepladder.train.prm_examples.from_trees", lambda *_: [])
-    monkeypatch.setattr("stepladder.train.prm_training.train_prm", lambda _, examples, *__, **___: examples(None))
-    monkeypatch.setattr("stepladder.stages.prm.sampled_episodes", lambda _, __, played, **___: cut_short(played))
+    monkeypatch.setattr("stepladder.pipeline.stages.prm._chains", cut)
+    monkeypatch.setattr("stepladder.train.prm.prm_data.from_trees", lambda *_: [])
+    monkeypatch.setattr("stepladder.train.prm.trainer.train_prm", lambda _, examples, *__, **___: examples(None))
+    monkeypatch.setattr(
+        "stepladder.pipeline.stages.prm.sampled_episodes", lambda *args, **_: cut_short(args[2])
+    )
     settings = {"objective": "verdicts", "chains": 6, "episodes": episodes, "dev_share": 0.5, "model": "tiny"}
     stages = {"explore": {}, "prm": settings}
     file = questions_file(tmp_path / "train.jsonl", 24)

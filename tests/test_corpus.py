@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from stepladder.errors import StepladderError
-from stepladder.retrieval.corpus import Corpus, distinct, read_corpus
-from stepladder.retrieval.splitting import Piece, split_markdown, split_text
-from stepladder.retrieval.tables import CorpusError
-from stepladder.trace import Passage
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Passage
+from stepladder.retrieval.corpus.reader import Corpus, distinct, read_corpus
+from stepladder.retrieval.corpus.splitting import Piece, split_markdown, split_text
+from stepladder.retrieval.corpus.tables import CorpusError
 
 
 def write(path: Path, *lines: Any) -> Path:

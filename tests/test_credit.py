@@ -9,16 +9,27 @@ import pytest
 
 from conftest import QUESTION, WordRetriever
 from stepladder.agents import make_agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Generate, Generation, nothing_written
+from stepladder.core.trace import (
+    Action,
+    ActionKind,
+    Author,
+    Node,
+    Question,
+    Segment,
+    Step,
+    StopReason,
+    Trajectory,
+    Tree,
+)
 from stepladder.driver import Driver
 from stepladder.engines.base import EngineError
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.request import Generate, Generation, nothing_written
-from stepladder.trace import Action, ActionKind, Author, Node, Question, Segment, Step, StopReason, Trajectory, Tree
-from stepladder.train.credit import Credited, credit_group, credit_tree, outcome_reward, step_rewards
-from stepladder.train.grpo_settings import GRPOSettings, RewardSettings, TreeSettings
-from stepladder.train.rollouts import Played, Rollouts, expect_one_text, measured
+from stepladder.train.grpo.config import GRPOSettings, RewardSettings, TreeSettings
+from stepladder.train.grpo.credit import Credited, credit_group, credit_tree, outcome_reward, step_rewards
+from stepladder.train.grpo.rollouts import Played, Rollouts, expect_one_text, measured
 
 QUERY, SUB_ANSWER, ANSWER, MALFORMED = (
     ActionKind.QUERY, ActionKind.SUB_ANSWER, ActionKind.ANSWER, ActionKind.MALFORMED,

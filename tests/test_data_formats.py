@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data import open_data
-from stepladder.data.reading import read_questions, recognised
-from stepladder.data.rows import QuestionFileError, rows
-from stepladder.trace import Hop, Passage, Question
+from stepladder.data.formats.detect import read_questions, recognised
+from stepladder.data.formats.rows import QuestionFileError, rows
 
 RAIN = ["Rain (film)", ["Rain is a 1950 film.", " It was directed by Ada Orm."]]
 ADA = ["Ada Orm", ["Ada Orm was a painter and film director.", " She died in Velm."]]
@@ -216,7 +216,7 @@ def test_ids_must_differ(tmp_path: Path) -> None:
 
 
 def test_a_list_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepladder.data.rows._CHUNK", 7)
+    monkeypatch.setattr("stepladder.data.formats.rows._CHUNK", 7)
     path = write(tmp_path / "a.json", {"question": "Wo? é", "answer": "]["}, {"question": "\ud800", "answer": "b"})
     assert [line.data["question"] for line in rows(path)] == ["Wo? é", "\ufffd"]
     path.write_text(f"\ufeff {path.read_text()} ")

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from stepladder.agents import make_agent
-from stepladder.data.chains import chain_hops
-from stepladder.data.gold import Gold
-from stepladder.data.musique import worded
-from stepladder.data.triples import triple_hops
+from stepladder.core.trace import Hop, Passage, Question
+from stepladder.data.decompositions.gold_passages import Gold
+from stepladder.data.decompositions.passage_chains import chain_hops
+from stepladder.data.decompositions.triples import triple_hops
+from stepladder.data.formats.musique import worded
 from stepladder.driver import Driver
-from stepladder.engines.gold import GoldEngine
 from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.judge.gold import judge
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.trace import Hop, Passage, Question
+from stepladder.oracle.engine import GoldEngine
+from stepladder.oracle.step_judge import judge
+from stepladder.retrieval.index.bm25 import BM25Index
 
 RAIN = Gold("Rain (1950 film)", ("1",), "Rain is a 1950 film directed by Ada Orm, with music by Bo Ulm.")
 DUST = Gold("Dust", ("2",), "Dust is a 1960 film. It was directed by Ena Voss.")

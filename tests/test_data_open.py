@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Passage, Question
 from stepladder.data import absolute_name, data_files, open_data
-from stepladder.data.flashrag import load_questions
-from stepladder.errors import StepladderError
-from stepladder.recipe import load_recipe
-from stepladder.run.fingerprint import all_ingredients
-from stepladder.trace import Passage, Question
-from stepladder.workshop import DataSettings
+from stepladder.data.formats.flashrag import load_questions
+from stepladder.pipeline.fingerprint import all_ingredients
+from stepladder.pipeline.recipe import load_recipe
+from stepladder.pipeline.resources import DataSettings
 from test_data_formats import ADA, HOTPOT, RAIN, TWOWIKI, write
 
 CORPUS = [{"id": "p1", "contents": '"Rain"\nRain is a film.'}, {"id": "p2", "contents": '"Rain"\nIt is wet.'}]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from stepladder.engines import decode_kernel
-from stepladder.engines.decode_kernel import decode_attention
-from stepladder.engines.pages import PAGE
+from stepladder.engines.paged import paged_attention as decode_kernel
+from stepladder.engines.paged.kv_cache import PAGE
+from stepladder.engines.paged.paged_attention import decode_attention
 
 _HERE = decode_kernel.triton is not None and (torch.cuda.is_available() or decode_kernel.INTERPRETED)
 needs_triton = pytest.mark.skipif(

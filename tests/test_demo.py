@@ -7,12 +7,12 @@ import pytest
 from rich.console import Console
 
 from stepladder.cli import main
-from stepladder.demo import run_demo
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.recipe import Recipe
-from stepladder.settings import Settings
-from stepladder.stages import KINDS, StageKind, StageResult, Task
-from stepladder.workshop import Workshop
+from stepladder.cli.demo import run_demo
+from stepladder.core.settings import Settings
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.stages import KINDS, StageKind, StageResult, Task
 
 
 class NoSettings(Settings):

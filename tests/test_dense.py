@@ -12,19 +12,19 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from stepladder.engines.loading import pick_dtype
-from stepladder.errors import StepladderError
-from stepladder.files import Unfinished
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import Unfinished
+from stepladder.core.trace import Passage
+from stepladder.models.loading import pick_dtype
 from stepladder.retrieval.base import check_retriever
-from stepladder.retrieval.dense import DenseIndex
-from stepladder.retrieval.dense_settings import DenseSettings, EncoderSettings, Layout
-from stepladder.retrieval.encoder import Encoder
 from stepladder.retrieval.hybrid import HybridRetriever
-from stepladder.retrieval.index import build_index, open_index
-from stepladder.retrieval.manifest import index_info
-from stepladder.retrieval.model_cards import card_of
-from stepladder.retrieval.nearest import build_nearest, check_memory, open_nearest
-from stepladder.trace import Passage
+from stepladder.retrieval.index.build import build_index, open_index
+from stepladder.retrieval.index.dense import DenseIndex
+from stepladder.retrieval.index.dense_config import DenseSettings, EncoderSettings, Layout
+from stepladder.retrieval.index.encoder import Encoder
+from stepladder.retrieval.index.faiss_index import build_nearest, check_memory, open_nearest
+from stepladder.retrieval.index.manifest import index_info
+from stepladder.retrieval.index.model_cards import card_of
 
 TOWNS = tuple(
     Passage(f"t{number}", f"Town {number}", f"It lies on the river {'abcdefg'[number % 7]}{number % 11}.")
@@ -271,7 +271,7 @@ def test_unknown_settings_are_named(tmp_path: Path) -> None:
 SLOW_BUILD = """
 import sys, time
 from stepladder.retrieval import nearest, vectors
-from stepladder.retrieval.index import build_index
+from stepladder.retrieval.index.build import build_index
 vectors.SHARD, nearest._FEWEST = 512, 1000
 corpus, folder, encoder, kind, stop = sys.argv[1:]
 def watch(doing, done, total):
@@ -288,8 +288,8 @@ build_index(corpus, folder, kind, encoder=encoder, device="cpu", watch=watch)
 def test_a_killed_build_goes_on_and_gives_the_same_index(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stop: str
 ) -> None:
-    monkeypatch.setattr("stepladder.retrieval.vectors.SHARD", 512)
-    monkeypatch.setattr("stepladder.retrieval.nearest._FEWEST", 1000)
+    monkeypatch.setattr("stepladder.retrieval.index.vectors.SHARD", 512)
+    monkeypatch.setattr("stepladder.retrieval.index.faiss_index._FEWEST", 1000)
     corpus = tmp_path / "corpus.jsonl"
     rows = ({"id": str(number), "contents": f"{number**2}\n{number % 13} on {number % 7}"} for number in range(2000))
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -359,7 +359,7 @@ def test_a_build_without_an_unfinished_one(models: Path, tmp_path: Path) -> None
 def test_an_unfinished_build_that_was_damaged_begins_anew(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    monkeypatch.setattr("stepladder.retrieval.vectors.SHARD", 16)
+    monkeypatch.setattr("stepladder.retrieval.index.vectors.SHARD", 16)
     corpus, unfinished = tmp_path / "corpus.jsonl", tmp_path / ".ix.unfinished"
     corpus.write_text("".join(json.dumps({"id": each.id, "text": each.text + each.id}) + "\n" for each in TOWNS))
     save_encoder(tmp_path / "model")
@@ -404,7 +404,7 @@ def test_what_fails_at_the_very_end_is_not_lost(models: Path, tmp_path: Path, mo
         build_index(corpus, tmp_path / "ix", "flat", encoder=str(models / "plain"), device="cpu", watch=watch)
 
     with monkeypatch.context() as patch:
-        patch.setattr("stepladder.files._put_folder", lambda *_: 1 / 0)
+        patch.setattr("stepladder.core.io.files._put_folder", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build()
     told.clear()

@@ -8,10 +8,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from stepladder.cli import main
-from stepladder.engines.loading import load_model
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.errors import StepladderError
-from stepladder.models.difference import write_difference
+from stepladder.core.errors import StepladderError
+from stepladder.models.loading import load_model
+from stepladder.models.lora_extraction import write_difference
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
 
 
 def begun(folder: Path) -> str:

@@ -22,28 +22,28 @@ from trl.trainer import base_trainer
 
 from conftest import QUESTION, WordRetriever
 from stepladder.agents import make_agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Sampling
+from stepladder.core.trace import Action, ActionKind, Author, Pair, Segment, Side
 from stepladder.driver import Outcome
-from stepladder.engines.encoding import Encoding
-from stepladder.engines.loading import quiet_libraries
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.errors import StepladderError
+from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.recipe import Recipe
-from stepladder.request import Sampling
-from stepladder.run import run_recipe
-from stepladder.trace import Action, ActionKind, Author, Pair, Segment, Side
+from stepladder.models.loading import quiet_libraries
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.recipe import Recipe
 from stepladder.train import dpo
-from stepladder.train.checkpoints import Checkpoints
-from stepladder.train.curves import read_curves
-from stepladder.train.dpo import DPOReport, train_dpo
-from stepladder.train.dpo_settings import DPOSettings
-from stepladder.train.dpo_trainer import PairRow, PairTrainer, collate_pairs
-from stepladder.train.examples import Example
-from stepladder.train.fit import place_for
-from stepladder.train.policy import load_policy
-from stepladder.train.training_settings import LoraSettings
-from stepladder.train.transcripts import gold_transcripts
-from stepladder.train.usable_pairs import PairCheck
+from stepladder.train.dpo.config import DPOSettings
+from stepladder.train.dpo.pair_checks import PairCheck
+from stepladder.train.dpo.trainer import DPOReport, train_dpo
+from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
+from stepladder.train.loop.checkpoints import Checkpoints
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.metrics_log import read_curves
+from stepladder.train.loop.policy import load_policy
+from stepladder.train.loop.training_run import place_for
+from stepladder.train.transcripts.demonstrations import gold_transcripts
+from stepladder.train.transcripts.tokenized import Example
 
 AGENT = make_agent("prorag-brief")
 EPISODE = EpisodeSettings(max_steps=6, k=1, sampling=Sampling(max_tokens=8))

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from conftest import WordRetriever
-from stepladder.batching import key_of
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Algorithm, Each, Finish, Generate, Generation, Retrieve, Sampling, Score
+from stepladder.core.trace import Author, Question, Segment, Trajectory
 from stepladder.driver import Driver, Interrupted, Outcome
+from stepladder.driver.queues import key_of
 from stepladder.engines.base import Engine, EngineDown, EngineError
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.errors import StepladderError
-from stepladder.request import Algorithm, Each, Finish, Generate, Generation, Retrieve, Sampling, Score
-from stepladder.trace import Author, Question, Segment, Trajectory
 
 
 def prompt(text: str, seed: int = 0) -> Generate:

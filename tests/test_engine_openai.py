@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from stepladder.core.io.retries import retry_wait
+from stepladder.core.requests import Finish, Generate, Generation, Sampling
+from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.base import EngineDown, EngineError, check_engine
 from stepladder.engines.openai import FIRST_TRIES, GIVE_UP_AFTER, OpenAIEngine
 from stepladder.engines.openai_wire import GO_ON, chat_messages, finished_text
-from stepladder.request import Finish, Generate, Generation, Sampling
-from stepladder.retries import retry_wait
-from stepladder.trace import Author, Segment, Usage
 
 KEY = "sk-very-secret-0123456789"
 

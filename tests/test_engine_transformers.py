@@ -28,16 +28,16 @@ from transformers import (
     RwkvForCausalLM,
 )
 
-from stepladder.contract import ContractViolation
-from stepladder.engines import loading
+from stepladder.core.contract import ContractViolation
+from stepladder.core.errors import StepladderError, UnknownName
+from stepladder.core.requests import Finish, Generate, Generation, Sampling
+from stepladder.core.trace import Author, Segment
 from stepladder.engines.base import EngineError, check_engine
-from stepladder.engines.loading import quiet_libraries
-from stepladder.engines.sampling import keep_top_p
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.engines.transformers import TransformersEngine
-from stepladder.errors import StepladderError, UnknownName
-from stepladder.request import Finish, Generate, Generation, Sampling
-from stepladder.trace import Author, Segment
+from stepladder.engines.transformers.engine import TransformersEngine
+from stepladder.engines.transformers.sampling import keep_top_p
+from stepladder.models import loading
+from stepladder.models.loading import quiet_libraries
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
 
 HOT = Sampling(temperature=1.0, max_tokens=24)
 

@@ -15,15 +15,15 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Finish, Generate, Generation, Sampling
+from stepladder.core.trace import Author, Segment
 from stepladder.engines import make_engine
 from stepladder.engines.base import EngineDown, EngineError, check_engine
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.engines.transformers import TransformersEngine
+from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.vllm import VLLMEngine
-from stepladder.errors import StepladderError
-from stepladder.request import Finish, Generate, Generation, Sampling
-from stepladder.trace import Author, Segment
-from stepladder.train.playing import plain_weights
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.train.loop.rollout_engine import plain_weights
 from tests import stand_in_vllm
 
 _REAL = find_spec("vllm") is not None and torch.cuda.is_available()

@@ -9,14 +9,14 @@ from conftest import WordRetriever
 from stepladder.agents import AGENTS, make_agent
 from stepladder.agents.base import prompt_segment
 from stepladder.agents.direct import Direct
+from stepladder.core.requests import Algorithm, Generate, Generation, Sampling
+from stepladder.core.trace import Action, ActionKind, Author, Hop, Question, Segment, Step, StopReason, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine, EngineError
-from stepladder.engines.gold import UNKNOWN, GoldEngine, fill_references, gold_action
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.engines.transformers import TransformersEngine
+from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.explore.episode import EpisodeSettings, episode, watched
-from stepladder.request import Algorithm, Generate, Generation, Sampling
-from stepladder.trace import Action, ActionKind, Author, Hop, Question, Segment, Step, StopReason, Trajectory
+from stepladder.oracle.engine import UNKNOWN, GoldEngine, fill_references, gold_action
 
 QUERY = "<step>Ask.</step><subquery>Who designed Orm Tower?</subquery>"
 DEFAULTS = EpisodeSettings()

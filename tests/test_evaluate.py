@@ -10,16 +10,16 @@ from rich.console import Console
 
 from conftest import WordRetriever
 from stepladder.agents import make_agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import read_records
+from stepladder.core.requests import Generate, Generation
+from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.base import EngineDown, EngineError
-from stepladder.engines.gold import GoldEngine
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.errors import StepladderError
-from stepladder.evaluate.runner import Evaluation, check_free, compare, evaluate, load_scores, summarise
-from stepladder.evaluate.table import comparison_line, print_summary
-from stepladder.records import read_records
-from stepladder.request import Generate, Generation
-from stepladder.trace import Question, StopReason, Trajectory
+from stepladder.evaluate.evaluator import Evaluation, check_free, compare, evaluate, load_scores, summarise
+from stepladder.oracle.engine import GoldEngine
+from stepladder.reporting.eval_table import comparison_line, print_summary
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from transformers import PreTrainedTokenizerFast
 
 from conftest import QUESTION, WordRetriever
 from stepladder.agents import make_agent
+from stepladder.core.trace import Action, ActionKind, Author, Segment, Step, StopReason, Trajectory
 from stepladder.driver import Driver
-from stepladder.engines.gold import GoldEngine
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.engines.transformers import TransformersEngine
+from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.trace import Action, ActionKind, Author, Segment, Step, StopReason, Trajectory
-from stepladder.train.batches import SimilarLengths, collate
-from stepladder.train.examples import Example, examples_of, token_weights
-from stepladder.train.loss import weight_of, weighted_nll
+from stepladder.models.length_batches import SimilarLengths, collate
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.oracle.engine import GoldEngine
+from stepladder.train.transcripts.token_loss import weight_of, weighted_nll
+from stepladder.train.transcripts.tokenized import Example, examples_of, token_weights
 
 ENGINE = TransformersEngine(tiny_model(), tiny_tokenizer())
 END = ENGINE.tokenizer.eos_token_id

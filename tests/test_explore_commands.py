@@ -19,17 +19,17 @@ from rich.console import Console
 import test_engine_openai
 from conftest import PASSAGES, WordRetriever
 from stepladder import cli
+from stepladder.core.io.records import read_records
+from stepladder.core.trace import Action, ActionKind, Author, Node, Pair, Question, Segment, Step, StopReason, Tree
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.store import read_trees
-from stepladder.records import read_records
-from stepladder.run import run_recipe
-from stepladder.run.folder import RunFolder
-from stepladder.run.report import print_report
-from stepladder.stages.pairs import PairSettings, make_judge
-from stepladder.trace import Action, ActionKind, Author, Node, Pair, Question, Segment, Step, StopReason, Tree
-from stepladder.workshop import Workshop
+from stepladder.explore.tree_store import read_trees
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.stages.pairs import PairSettings, make_judge
+from stepladder.reporting.run_tables import print_report
 from test_engine_openai import Answer, Server, fails, says
 from test_mcts import stroll
 

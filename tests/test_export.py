@@ -9,10 +9,8 @@ import pytest
 import yaml
 
 from stepladder.agents.prorag import ProRAGBrief
-from stepladder.engines.gold import gold_action
-from stepladder.errors import StepladderError
-from stepladder.export import EXPORTS, Exported, ExportError, export, read_rag_proguide
-from stepladder.trace import (
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import (
     Action,
     ActionKind,
     Author,
@@ -24,6 +22,8 @@ from stepladder.trace import (
     Step,
     Trajectory,
 )
+from stepladder.oracle.engine import gold_action
+from stepladder.preferences.export import EXPORTS, Exported, ExportError, export, read_rag_proguide
 
 #: As ReasonRAG's own script writes them.
 PROGUIDE_FIELDS = [

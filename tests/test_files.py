@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepladder.files import WriteError, atomic_file, atomic_folder
+from stepladder.core.io.files import WriteError, atomic_file, atomic_folder
 
 
 def names(folder: Path) -> list[str]:

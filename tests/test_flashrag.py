@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepladder.data.flashrag import QuestionFileError, load_questions
-from stepladder.trace import Hop, Question
+from stepladder.core.trace import Hop, Question
+from stepladder.data.formats.flashrag import QuestionFileError, load_questions
 
 
 def write(path: Path, *lines: Any) -> Path:

@@ -13,14 +13,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from conftest import QUESTION
 from stepladder.agents import make_agent
-from stepladder.engines.norms import fuse_norms
+from stepladder.core.requests import Sampling
+from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.request import Sampling
-from stepladder.train.fused_lora import fuse_lora
-from stepladder.train.sft import train_sft
-from stepladder.train.sft_settings import SFTSettings
-from stepladder.train.trainer import WatchedTrainer
-from stepladder.train.training_settings import LoraSettings
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.fused_lora import fuse_lora
+from stepladder.train.loop.watched_trainer import WatchedTrainer
+from stepladder.train.sft.config import SFTSettings
+from stepladder.train.sft.trainer import train_sft
 
 SHAPE = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

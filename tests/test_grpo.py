@@ -25,35 +25,36 @@ from trl.trainer import base_trainer
 from conftest import QUESTION, WordRetriever
 from stepladder.agents import make_agent
 from stepladder.agents.base import Agent, environment_segment, malformed, prompt_segment
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Generate, Sampling
+from stepladder.core.trace import Action, ActionKind, Author, Question, Segment, Step, StopReason, Trajectory
 from stepladder.driver import Driver, Outcome
-from stepladder.engines.encoding import Encoding
-from stepladder.engines.loading import quiet_libraries
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.engines.transformers import TransformersEngine
-from stepladder.errors import StepladderError
+from stepladder.engines.transformers.engine import TransformersEngine
+from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.recipe import Recipe
-from stepladder.request import Generate, Sampling
-from stepladder.run import run_recipe
-from stepladder.stages import Task
-from stepladder.stages.grpo import KIND, run_grpo
-from stepladder.trace import Action, ActionKind, Author, Question, Segment, Step, StopReason, Trajectory
-from stepladder.train import grpo, playing
-from stepladder.train.checkpoints import Checkpoints
-from stepladder.train.credit import Credited
-from stepladder.train.curves import Curves, read_curves
-from stepladder.train.fit import place_for
-from stepladder.train.grpo import GRPOReport, schedule, train_grpo
-from stepladder.train.grpo_settings import GRPOSettings
-from stepladder.train.grpo_trainer import EpisodeTrainer, row_of
-from stepladder.train.guards import Alarm, AlarmName, read_alarms
-from stepladder.train.policy import load_policy, lora_config
-from stepladder.train.prm import ProcessRewardModel, with_head
-from stepladder.train.retreat import before_trouble
-from stepladder.train.rollouts import Rollouts
-from stepladder.train.training_settings import LoraSettings
-from stepladder.workshop import SharedSettings, Workshop
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.models.loading import quiet_libraries
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.resources import SharedSettings, Workshop
+from stepladder.pipeline.stages import Task
+from stepladder.pipeline.stages.grpo import KIND, run_grpo
+from stepladder.train import grpo
+from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.grpo.credit import Credited
+from stepladder.train.grpo.monitors import Alarm, AlarmName, read_alarms
+from stepladder.train.grpo.rollback import before_trouble
+from stepladder.train.grpo.rollouts import Rollouts
+from stepladder.train.grpo.trainer import GRPOReport, schedule, train_grpo
+from stepladder.train.grpo.trl_trainer import EpisodeTrainer, row_of
+from stepladder.train.loop import rollout_engine as playing
+from stepladder.train.loop.checkpoints import Checkpoints
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.metrics_log import Curves, read_curves
+from stepladder.train.loop.policy import load_policy, lora_config
+from stepladder.train.loop.training_run import place_for
 
 
 class Loose(Agent):
@@ -509,7 +510,7 @@ def test_episodes_that_break_are_counted_and_the_run_goes_on(tmp_path: Path) -> 
 def test_an_update_in_parts_is_the_same_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: str) -> None:
     train(tmp_path / "1", changed(epochs=1, passes=2, dev_questions=0))
     if parts == "by memory":
-        monkeypatch.setattr("stepladder.train.trainer.tokens_at_once", lambda *_: 100)
+        monkeypatch.setattr("stepladder.train.loop.watched_trainer.tokens_at_once", lambda *_: 100)
     accumulate = 2 if parts == "by settings" else 1
     train(tmp_path / "2", changed(epochs=1, passes=2, accumulate=accumulate, dev_questions=0))
     pairs = list(zip(updates(tmp_path / "1"), updates(tmp_path / "2"), strict=True))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepladder.errors import StepladderError
-from stepladder.train.guard_settings import GuardSettings
-from stepladder.train.guards import Alarm, AlarmName, Guards, Row, last_good, read_alarms, write_alarms
+from stepladder.core.errors import StepladderError
+from stepladder.train.grpo.monitor_config import GuardSettings
+from stepladder.train.grpo.monitors import Alarm, AlarmName, Guards, Row, last_good, read_alarms, write_alarms
 
 #: A healthy update, and how much a single episode differs from the next in each column.
 HEALTHY = {

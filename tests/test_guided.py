@@ -11,17 +11,17 @@ import pytest
 from conftest import QUESTION, WordRetriever
 from stepladder.agents import make_agent
 from stepladder.cli import main
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Finish, Generate, Generation, Sampling
+from stepladder.core.trace import ActionKind, Author, Question, Segment, StopReason, Trajectory, Usage
 from stepladder.driver import Driver, Outcome
 from stepladder.engines.base import Engine, EngineError
-from stepladder.errors import StepladderError
-from stepladder.evaluate.runner import evaluate
+from stepladder.evaluate.evaluator import evaluate
 from stepladder.explore.episode import Cost, EpisodeSettings, metered
-from stepladder.explore.guide_settings import GuideSettings
 from stepladder.explore.guided import Guide, guided
-from stepladder.judge.chances import Chances, sigmoid
-from stepladder.judge.gold import GoldScorer
-from stepladder.request import Finish, Generate, Generation, Sampling
-from stepladder.trace import ActionKind, Author, Question, Segment, StopReason, Trajectory, Usage
+from stepladder.judges.sigmoid_scorer import Chances, sigmoid
+from stepladder.oracle.step_judge import GoldScorer
+from stepladder.pipeline.guide_config import GuideSettings
 
 AGENT = make_agent("search-r1-brief")
 WARM = EpisodeSettings(max_steps=6, k=1, sampling=Sampling(temperature=1.0))

@@ -22,12 +22,12 @@ from gymnasium.vector.utils import batch_space
 from conftest import PASSAGES, QUESTION, WordRetriever
 from examples.gym_random_and_gold import gold, play, random_actions
 from stepladder.agents import AGENTS, make_agent
-from stepladder.engines.loading import load_model, quiet_libraries
-from stepladder.errors import StepladderError
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import ActionKind, Passage, StopReason, Trajectory
 from stepladder.gym.spaces import AnyText
-from stepladder.judge.gold import GoldScorer
-from stepladder.trace import ActionKind, Passage, StopReason, Trajectory
-from stepladder.train.prm import ProcessRewardModel, with_head
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.models.loading import load_model, quiet_libraries
+from stepladder.oracle.step_judge import GoldScorer
 
 ID = "stepladder.gym:stepladder/Search-v0"
 QUESTIONS = [replace(QUESTION, id=f"q{number}", text=f"{QUESTION.text} ({number})") for number in range(8)]

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import WordRetriever
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Passage
 from stepladder.data import open_data
-from stepladder.errors import StepladderError
 from stepladder.retrieval.base import Retriever, check_retriever
-from stepladder.retrieval.bm25 import BM25Index
 from stepladder.retrieval.hybrid import HybridRetriever, fused_by_ranks, fused_by_scores
-from stepladder.trace import Passage
+from stepladder.retrieval.index.bm25 import BM25Index
 
 
 def passages(ids: str) -> list[Passage]:

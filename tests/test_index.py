@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stepladder.errors import StepladderError, UnknownName
-from stepladder.files import WriteError
+from stepladder.core.errors import StepladderError, UnknownName
+from stepladder.core.io.files import WriteError
+from stepladder.core.trace import Passage
 from stepladder.retrieval.base import check_retriever
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.index import build_index, open_index
-from stepladder.retrieval.manifest import INDEX_VERSION, IndexFolderError, index_info
-from stepladder.retrieval.tables import CorpusError
-from stepladder.trace import Passage
+from stepladder.retrieval.corpus.tables import CorpusError
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.retrieval.index.build import build_index, open_index
+from stepladder.retrieval.index.manifest import INDEX_VERSION, IndexFolderError, index_info
 
 PASSAGES = tuple(Passage(f"p{i}", f"Town {i}", f"Town {i} lies on river number {i % 7}.") for i in range(50))
 
@@ -88,8 +88,8 @@ def test_the_checksum_is_that_of_the_passages(tmp_path: Path) -> None:
 
 def test_the_same_passages_give_the_same_files(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from stepladder.retrieval.index import build_index\n"
-        "from stepladder.trace import Passage\n"
+        "import sys; from pathlib import Path; from stepladder.retrieval.index.build import build_index\n"
+        "from stepladder.core.trace import Passage\n"
         "build_index([Passage(str(i), f'Town {i}', 'on the river') for i in range(9)], Path(sys.argv[1]))"
     )
     for seed in ("1", "2"):
@@ -190,9 +190,9 @@ def test_damaged_files_are_noticed(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from stepladder.errors import StepladderError
-from stepladder.retrieval.index import build_index
-from stepladder.trace import Passage
+from stepladder.core.errors import StepladderError
+from stepladder.retrieval.index.build import build_index
+from stepladder.core.trace import Passage
 words = [a + b for a in "bcdfgklmnprstvz" for b in "0123456789bcdfghkl"]
 passages = [Passage(str(i), "", " ".join((words * 2)[i : i + 200])) for i in range(100)]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
@@ -229,8 +229,8 @@ def test_the_message_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_killed_build_leaves_no_index_and_the_next_clears_up(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from stepladder.retrieval.index import build_index\n"
-        "from stepladder.trace import Passage\n"
+        "import sys, time; from pathlib import Path; from stepladder.retrieval.index.build import build_index\n"
+        "from stepladder.core.trace import Passage\n"
         "def passages():\n"
         "    yield Passage('a', '', 'word')\n"
         "    print('half', flush=True)\n"

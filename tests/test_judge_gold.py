@@ -10,19 +10,9 @@ import pytest
 
 from conftest import PASSAGES, QUESTION, WordRetriever
 from stepladder.agents import make_agent
-from stepladder.data.atlas import Atlas, generate_atlas
-from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES
-from stepladder.data.atlas.schema import Relation
-from stepladder.data.atlas.world import Entity
-from stepladder.decomposition import fill_references, holds, hop_answers, references
-from stepladder.driver import Driver
-from stepladder.engines.gold import GoldEngine
-from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.judge.gold import Fault, GoldJudge, GoldLogits, GoldScorer, judge, judge_step, judge_tree
-from stepladder.request import Algorithm, Result, Score
-from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.trace import (
+from stepladder.core.decomposition import fill_references, holds, hop_answers, references
+from stepladder.core.requests import Algorithm, Result, Score
+from stepladder.core.trace import (
     Action,
     ActionKind,
     Author,
@@ -36,6 +26,16 @@ from stepladder.trace import (
     Trajectory,
     Tree,
 )
+from stepladder.data.atlas import Atlas, generate_atlas
+from stepladder.data.atlas.schema import Relation
+from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES
+from stepladder.data.atlas.world import Entity
+from stepladder.driver import Driver
+from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.oracle.engine import GoldEngine
+from stepladder.oracle.step_judge import Fault, GoldJudge, GoldLogits, GoldScorer, judge, judge_step, judge_tree
+from stepladder.retrieval.base import Retriever
+from stepladder.retrieval.index.bm25 import BM25Index
 
 TOWER, ARCHITECT, CITY = PASSAGES
 

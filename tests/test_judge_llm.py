@@ -14,20 +14,20 @@ import pytest
 
 import test_engine_openai
 from conftest import PASSAGES, QUESTION
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Finish, Generate, Generation, nothing_written
+from stepladder.core.trace import Action, ActionKind, Author, Node, Question, Segment, Step, Tree, Usage
 from stepladder.driver import Driver, Scorer
 from stepladder.engines.base import EngineDown, EngineError
-from stepladder.engines.replies import RememberingEngine
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.errors import StepladderError
-from stepladder.judge.base import Judge, Preference
-from stepladder.judge.budget import Budget, BudgetSpent, at_most
-from stepladder.judge.estimate import estimate
-from stepladder.judge.llm import JudgeCounts, LLMJudge
-from stepladder.judge.paid import open_judge_engine, replies_in
-from stepladder.judge.prices import load_prices
-from stepladder.judge.scorer import LLMScorer
-from stepladder.request import Finish, Generate, Generation, nothing_written
-from stepladder.trace import Action, ActionKind, Author, Node, Question, Segment, Step, Tree, Usage
+from stepladder.judges.base import Judge, Preference
+from stepladder.judges.llm.llm_judge import JudgeCounts, LLMJudge
+from stepladder.judges.llm.llm_scorer import LLMScorer
+from stepladder.judges.llm.spend.budget import Budget, BudgetSpent, at_most
+from stepladder.judges.llm.spend.estimate import estimate
+from stepladder.judges.llm.spend.paid import open_judge_engine, replies_in
+from stepladder.judges.llm.spend.prices import load_prices
+from stepladder.judges.llm.spend.response_cache import RememberingEngine
 from test_engine_openai import Answer, Server, fails, says
 
 server = test_engine_openai.server

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from stepladder.engines.replies import RememberingEngine
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Generate, Sampling
+from stepladder.core.trace import Author, Segment
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.errors import StepladderError
-from stepladder.judge.settings import LLMJudgeSettings
+from stepladder.judges.llm.config import LLMJudgeSettings
+from stepladder.judges.llm.spend.response_cache import RememberingEngine
 from stepladder.models import built_in_folder
-from stepladder.request import Generate, Sampling
-from stepladder.trace import Author, Segment
 
 ASKED = Generate((Segment(Author.PROMPT, "Which is better?"),), sampling=Sampling(max_tokens=4))
 

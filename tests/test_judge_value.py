@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from stepladder.core.trace import Action, ActionKind, Author, Node, Question, Segment, Step, StopReason, Tree
 from stepladder.explore.values import monte_carlo
-from stepladder.judge.base import Preference
-from stepladder.judge.value import ValueJudge
-from stepladder.trace import Action, ActionKind, Author, Node, Question, Segment, Step, StopReason, Tree
+from stepladder.judges.base import Preference
+from stepladder.judges.value import ValueJudge
 
 QUESTION = Question("q", "Where?", ("Velm",))
 

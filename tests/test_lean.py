@@ -22,13 +22,14 @@ from transformers import (
     SmolLM3Config,
 )
 
-from stepladder.engines import decode_kernel, passes
-from stepladder.engines.blocks import packing, read
-from stepladder.engines.lean import LeanPass, prepare_to_write
-from stepladder.engines.pages import PAGE, PagedReading, PageStore, bytes_of_token
-from stepladder.engines.passes import Pool
-from stepladder.engines.step_kernels import add_and_norm, gated, turn_and_store
-from stepladder.train.playing import take_over
+from stepladder.engines.paged import cuda_graphs as passes
+from stepladder.engines.paged import paged_attention as decode_kernel
+from stepladder.engines.paged.cuda_graphs import Pool
+from stepladder.engines.paged.fused_decode import LeanPass, prepare_to_write
+from stepladder.engines.paged.kv_cache import PAGE, PagedReading, PageStore, bytes_of_token
+from stepladder.engines.paged.triton_kernels import add_and_norm, gated, turn_and_store
+from stepladder.engines.transformers.packed_attention import packing, read
+from stepladder.train.loop.rollout_engine import take_over
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
@@ -282,6 +283,6 @@ def test_the_kernels_say_what_torch_says(size: int, monkeypatch: pytest.MonkeyPa
         ]
 
     ours = results()
-    monkeypatch.setattr("stepladder.engines.step_kernels.by_kernels", lambda _: False)
+    monkeypatch.setattr("stepladder.engines.paged.triton_kernels.by_kernels", lambda _: False)
     for mine, other in zip(ours, results()):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)

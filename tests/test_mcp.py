@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 
+from stepladder.core.errors import StepladderError
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
-from stepladder.errors import StepladderError
 from stepladder.retrieval.base import Retriever
-from stepladder.serving.agent import ServedAgent
-from stepladder.serving.mcp_server import make_mcp
-from stepladder.serving.player import Player, PlayMetrics
-from stepladder.serving.settings import AgentServerSettings
+from stepladder.serve.agent.mcp_server import make_mcp
+from stepladder.serve.agent.scheduler import Player, PlayMetrics
+from stepladder.serve.agent.served_agent import ServedAgent
+from stepladder.serve.agent.server_config import AgentServerSettings
 from tests.conftest import PASSAGES, QUESTION, WordRetriever
 from tests.test_serve_agent import COMMAND, Fragile, Oracle, WideOracle, gold_play, running
 from tests.test_server import until
@@ -103,10 +103,10 @@ def test_tools_over_http() -> None:
 SERVER = """
 import asyncio
 from stepladder.driver import Driver
-from stepladder.serving.agent import ServedAgent
-from stepladder.serving.mcp_server import serve_stdio
-from stepladder.serving.player import Player, PlayMetrics
-from stepladder.serving.settings import AgentServerSettings
+from stepladder.serve.agent.served_agent import ServedAgent
+from stepladder.serve.agent.mcp_server import serve_stdio
+from stepladder.serve.agent.scheduler import Player, PlayMetrics
+from stepladder.serve.agent.server_config import AgentServerSettings
 from tests.conftest import WordRetriever
 from tests.test_serve_agent import Oracle, gold_play
 
@@ -236,7 +236,7 @@ def test_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_server_without_the_library_has_no_mcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepladder.serving.server.find_spec", lambda _: None)
+    monkeypatch.setattr("stepladder.serve.agent.agent_server.find_spec", lambda _: None)
     with running(Oracle()) as server:
         assert server.client.get("/info").json()["mcp"] is False
         assert server.client.post("/mcp", json={}).status_code == 404

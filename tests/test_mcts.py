@@ -25,21 +25,21 @@ from hypothesis import strategies as st
 
 from conftest import PASSAGES, QUESTION, WordRetriever
 from stepladder.agents import make_agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import WriteError
+from stepladder.core.io.records import RecordError
+from stepladder.core.requests import Algorithm, Generate, Generation, Sampling, nothing_written
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import ActionKind, Author, Question, Segment, StopReason, Trajectory, Tree, dumps
 from stepladder.driver import Driver, Failure
 from stepladder.engines.base import EngineDown, EngineError
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.explore.mcts import MCTSSettings, outcome, search
-from stepladder.explore.runner import explore
-from stepladder.explore.settings import PRESETS, ExploreSettings
-from stepladder.explore.store import TreeFile, read_trees
+from stepladder.explore.tree_runner import explore
+from stepladder.explore.tree_store import TreeFile, read_trees
 from stepladder.explore.values import discounted, monte_carlo
-from stepladder.files import WriteError
-from stepladder.records import RecordError
-from stepladder.request import Algorithm, Generate, Generation, Sampling, nothing_written
-from stepladder.seeding import seed_of
-from stepladder.trace import ActionKind, Author, Question, Segment, StopReason, Trajectory, Tree, dumps
+from stepladder.pipeline.search_config import PRESETS, ExploreSettings
 
 AGENT = make_agent("prorag-brief")
 QUERIES = ("Who designed Orm Tower?", "Where was Ada Tarn born?", "Where is Velm?", "Who is he?")

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stepladder.engines.loading import pick_device
-from stepladder.engines.memory import SHARE, free_bytes, gpu_share, own_bytes
-from stepladder.engines.pages import bytes_of_token, page_store
-from stepladder.errors import StepladderError
-from stepladder.studies import runner
+from stepladder.core.errors import StepladderError
+from stepladder.engines.paged.kv_cache import bytes_of_token, page_store
+from stepladder.models.gpu_memory import SHARE, free_bytes, gpu_share, own_bytes
+from stepladder.models.loading import pick_device
+from stepladder.reporting.studies import study_runner as runner
 
 GPU = torch.device("cuda")
 GB = 10**9

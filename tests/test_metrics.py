@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepladder.evaluate.metrics import (
+from stepladder.core.answer_metrics import (
     Miss,
     QuestionScore,
     covers,
@@ -16,7 +16,7 @@ from stepladder.evaluate.metrics import (
     score_answer,
     token_overlap,
 )
-from stepladder.trace import (
+from stepladder.core.trace import (
     Action,
     ActionKind,
     Author,

@@ -16,14 +16,14 @@ from milvus_lite.adapter.grpc.server import start_server_in_thread
 from milvus_lite.adapter.grpc.servicer import MilvusServicer
 from pymilvus import MilvusClient
 
-from stepladder.errors import StepladderError
-from stepladder.retrieval import milvus_collection
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Passage
 from stepladder.retrieval.base import check_retriever
-from stepladder.retrieval.index import build_index, open_index
-from stepladder.retrieval.manifest import check_files, index_info
-from stepladder.retrieval.milvus import _check_size
-from stepladder.retrieval.milvus_server import TOKEN, MilvusError
-from stepladder.trace import Passage
+from stepladder.retrieval.index import milvus_collection
+from stepladder.retrieval.index.build import build_index, open_index
+from stepladder.retrieval.index.manifest import check_files, index_info
+from stepladder.retrieval.index.milvus import _check_size
+from stepladder.retrieval.index.milvus_server import TOKEN, MilvusError
 from tests.test_dense import TOWNS, save_encoder
 
 QUERIES = ["the river a1", "Town 12", "where does it lie?"]
@@ -152,7 +152,7 @@ def test_another_process_keeps_it_to_itself(folder: Path) -> None:
 SEARCHED_AND_NEVER_CLOSED = """
 import os, sys
 from pathlib import Path
-from stepladder.retrieval.milvus_server import Milvus
+from stepladder.retrieval.index.milvus_server import Milvus
 
 milvus = Milvus(None, Path(sys.argv[1]))
 (name,) = milvus.client.list_collections()
@@ -183,7 +183,7 @@ def test_nothing_is_printed_and_a_process_ends_that_closes_nothing(folder: Path)
 KILLED_WHILE_SENDING = """
 import os, signal, sys
 from stepladder.retrieval import milvus_collection
-from stepladder.retrieval.index import build_index
+from stepladder.retrieval.index.build import build_index
 
 milvus_collection._BATCH, milvus_collection._GROUP = 4, 12
 
@@ -230,7 +230,7 @@ def test_missing_libraries_are_named(
 
 
 def test_more_results_than_milvus_gives_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepladder.retrieval.milvus._MOST_RESULTS", 50)
+    monkeypatch.setattr("stepladder.retrieval.index.milvus._MOST_RESULTS", 50)
     assert len(found(folder, k=50)[0]) == 50
     with pytest.raises(StepladderError, match="up to 50 passages a query, not 60"):
         found(folder, k=60)

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from stepladder.agents import make_agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Passage, Question
 from stepladder.data.dataset import DataSet
 from stepladder.data.holdout import held_out, with_warmup
 from stepladder.driver import Driver
-from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.trace import Passage, Question
-from stepladder.train.mining import mined, mined_questions
-from stepladder.train.transcripts import gold_transcripts
-from stepladder.workshop import DataSettings
+from stepladder.pipeline.resources import DataSettings
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.train.sft.weak_decomposition import mined, mined_questions
+from stepladder.train.transcripts.demonstrations import gold_transcripts
 
 PASSAGES = (
     Passage("1", "The Glass Orchard", "The Glass Orchard is a novel by the writer Ilse Varn, printed in 1931."),

@@ -11,15 +11,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from stepladder.engines.loading import load_model, load_pretrained, quiet_libraries
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.engines.transformers import TransformersEngine
-from stepladder.errors import StepladderError
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Generate, Sampling
+from stepladder.core.trace import Author, Segment
+from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.models import built_in_folder
-from stepladder.models.places import whole_model
-from stepladder.models.rounding import round_to
-from stepladder.request import Generate, Sampling
-from stepladder.trace import Author, Segment
+from stepladder.models.loading import load_model, load_pretrained, quiet_libraries
+from stepladder.models.resolve import whole_model
+from stepladder.models.stochastic_rounding import round_to
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from test_models_header import as_gguf, small_llama, write_gguf
 
 IDS = torch.tensor([[5, 17, 20, 3, 9, 41, 8, 8, 2, 7]])

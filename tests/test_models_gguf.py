@@ -11,11 +11,13 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from stepladder import cli, doctor
-from stepladder.engines.loading import end_tokens, load_model
-from stepladder.errors import StepladderError
-from stepladder.models import NAMED, absolute_if_folder, cache, places
+from stepladder import cli
+from stepladder.cli import doctor
+from stepladder.core.errors import StepladderError
+from stepladder.models import NAMED, absolute_if_folder, cache
+from stepladder.models import resolve as places
 from stepladder.models.cache import cache_folder, converted
+from stepladder.models.loading import end_tokens, load_model
 from test_models_header import CONTROL, WORDS, as_gguf, small_llama, write_gguf
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
@@ -209,7 +211,7 @@ def write_something(source: Path, folder: Path) -> None:
 def test_a_file_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_gguf(tmp_path / "small.gguf", as_gguf(small_llama()))
     first, _ = load_model(file, None, torch.float32)
-    monkeypatch.setattr("stepladder.models.gguf_model.unpack", lambda *_: pytest.fail("unpacked twice"))
+    monkeypatch.setattr("stepladder.models.gguf.convert.unpack", lambda *_: pytest.fail("unpacked twice"))
     again, _ = load_model(file, None, torch.float32)
     assert torch.equal(logits(first), logits(again))
 

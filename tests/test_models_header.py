@@ -13,9 +13,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from stepladder.engines.loading import load_model
-from stepladder.errors import StepladderError
-from stepladder.models.gguf_header import read_gguf
+from stepladder.core.errors import StepladderError
+from stepladder.models.gguf.header import read_gguf
+from stepladder.models.loading import load_model
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("t h", "th e", "Ġ the", "1 2", "12 3")

@@ -9,13 +9,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from stepladder.engines.loading import load_model
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.models import rounding
-from stepladder.models.rounding import round_to, rounded
-from stepladder.train.playing import plain_weights, take_over
-from stepladder.train.policy import load_policy, write_policy
-from stepladder.train.training_settings import LoraSettings
+from stepladder.models import stochastic_rounding as rounding
+from stepladder.models.loading import load_model
+from stepladder.models.stochastic_rounding import round_to, rounded
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.policy import load_policy, write_policy
+from stepladder.train.loop.rollout_engine import plain_weights, take_over
 
 
 def grid(count: int) -> torch.Tensor:

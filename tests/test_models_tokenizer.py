@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from stepladder.engines.encoding import Encoding
-from stepladder.models.gguf_header import GGUF
-from stepladder.models.gguf_tokenizer import end_ids, tokenizer_of
-from stepladder.trace import Author, Segment
+from stepladder.core.trace import Author, Segment
+from stepladder.engines.transformers.tokenization import Encoding
+from stepladder.models.gguf.header import GGUF
+from stepladder.models.gguf.tokenizer import end_ids, tokenizer_of
 from test_models_header import SETTINGS, TEMPLATE, WORDS
 
 AWKWARD = (

@@ -19,16 +19,16 @@ from pretrain.mistakes import Mistakes
 from pretrain.rl_probe import advantages, flatten, outcome, step_rewards
 from pretrain.styles import AGENT_TAGS, GIVEN, PASSAGE, tidy
 from stepladder.agents import AGENTS, make_agent
+from stepladder.core.answer_metrics import normalise
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Question, Trajectory
 from stepladder.data.atlas import generate_atlas
 from stepladder.driver import Driver
-from stepladder.engines.gold import GoldEngine
-from stepladder.engines.loading import load_model
-from stepladder.errors import StepladderError
-from stepladder.evaluate.metrics import normalise
 from stepladder.explore.episode import EpisodeSettings, episode
 from stepladder.models import BUILT_IN, built_in_folder
-from stepladder.trace import Question, Trajectory
-from stepladder.train.spoilt import garbled
+from stepladder.models.loading import load_model
+from stepladder.oracle.corruptions import garbled
+from stepladder.oracle.engine import GoldEngine
 
 NANO = built_in_folder("nano")
 assert NANO is not None

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from stepladder.engines.norms import fuse_norms
+from stepladder.engines.paged.fused_norms import fuse_norms
 
 SMALL = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}

@@ -11,16 +11,16 @@ import pytest
 
 from conftest import PASSAGES
 from stepladder.cli import main
-from stepladder.errors import StepladderError
-from stepladder.evaluate.runner import evaluate
-from stepladder.recipe import Recipe
-from stepladder.retrieval.index import build_index, open_index
-from stepladder.retrieval.manifest import index_info
-from stepladder.retrieval.opening import info_of, is_url, open_retriever
-from stepladder.retrieval.server import make_app
-from stepladder.retrieval.server_settings import ServerSettings
-from stepladder.run.fingerprint import all_ingredients
-from stepladder.web.server import DrainingServer, listen
+from stepladder.core.errors import StepladderError
+from stepladder.evaluate.evaluator import evaluate
+from stepladder.pipeline.fingerprint import all_ingredients
+from stepladder.pipeline.recipe import Recipe
+from stepladder.retrieval.factory import info_of, is_url, open_retriever
+from stepladder.retrieval.index.build import build_index, open_index
+from stepladder.retrieval.index.manifest import index_info
+from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.serve.http.run_server import DrainingServer, listen
+from stepladder.serve.search.search_server import make_app
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from stepladder.engines import pages as module
 from stepladder.engines.base import NoRoom
-from stepladder.engines.pages import PAGE, WASTE, PageStore
+from stepladder.engines.paged import kv_cache as module
+from stepladder.engines.paged.kv_cache import PAGE, WASTE, PageStore
 
 A_TOKEN = 8
 

@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 
 from conftest import PASSAGES, QUESTION
-from stepladder.driver import Driver
-from stepladder.explore.values import monte_carlo, spre
-from stepladder.judge.base import Judge, Preference
-from stepladder.judge.gold import GoldJudge
-from stepladder.judge.value import ValueJudge
-from stepladder.pair_stats import PairStats
-from stepladder.pairs import PairRules, TreePairs, are_twins, balanced, dev_questions, judged_groups, tree_pairs
-from stepladder.request import Algorithm
-from stepladder.trace import (
+from stepladder.core.requests import Algorithm
+from stepladder.core.trace import (
     Action,
     ActionKind,
     Author,
@@ -29,6 +22,21 @@ from stepladder.trace import (
     Tree,
     dumps,
     loads,
+)
+from stepladder.driver import Driver
+from stepladder.explore.values import monte_carlo, spre
+from stepladder.judges.base import Judge, Preference
+from stepladder.judges.value import ValueJudge
+from stepladder.oracle.step_judge import GoldJudge
+from stepladder.preferences.pair_stats import PairStats
+from stepladder.preferences.pairs import (
+    PairRules,
+    TreePairs,
+    are_twins,
+    balanced,
+    dev_questions,
+    judged_groups,
+    tree_pairs,
 )
 
 PROMPT = Segment(Author.PROMPT, "Question: where?\n", (1, 2), (), "v")

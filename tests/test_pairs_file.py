@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepladder.errors import StepladderError
-from stepladder.recipe import Recipe
-from stepladder.records import read_records, write_records
-from stepladder.run import run_recipe
-from stepladder.settings import Settings
-from stepladder.stages import KINDS, StageKind, StageResult, Task
-from stepladder.trace import Action, ActionKind, Author, Pair, Segment, Side
-from stepladder.workshop import Workshop
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import read_records, write_records
+from stepladder.core.settings import Settings
+from stepladder.core.trace import Action, ActionKind, Author, Pair, Segment, Side
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.stages import KINDS, StageKind, StageResult, Task
 
 RECORD = {
     "instruction": "You answer by searching.",

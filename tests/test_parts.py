@@ -15,10 +15,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from stepladder.engines.tiny import tiny_model
-from stepladder.train import parts
-from stepladder.train.parts import in_parts, tokens_at_once
-from stepladder.train.wanted import wanted_logits
+from stepladder.models.tiny import tiny_model
+from stepladder.train.loop import microbatches as parts
+from stepladder.train.loop.microbatches import in_parts, tokens_at_once
+from stepladder.train.loop.selected_logits import wanted_logits
 
 SMALL = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}

@@ -12,14 +12,26 @@ from rich.console import Console
 
 from conftest import PASSAGES, QUESTION
 from stepladder.cli.tree import find_tree, print_tree, telling_tree, tree_command
-from stepladder.errors import StepladderError
-from stepladder.explore.layout import WIDTH, Box, fit, layout, length, most_visited_way
-from stepladder.explore.picture import tree_svg
-from stepladder.explore.store import TreeFile
-from stepladder.judge.gold import Fault, judge_step, judge_tree
-from stepladder.recipe import Recipe
-from stepladder.run.folder import RunFolder, StageRecord
-from stepladder.trace import Action, ActionKind, Author, Node, Question, Rollout, Segment, Step, StopReason, Tree, loads
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import (
+    Action,
+    ActionKind,
+    Author,
+    Node,
+    Question,
+    Rollout,
+    Segment,
+    Step,
+    StopReason,
+    Tree,
+    loads,
+)
+from stepladder.explore.tree_store import TreeFile
+from stepladder.oracle.step_judge import Fault, judge_step, judge_tree
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.run_folder import RunFolder, StageRecord
+from stepladder.reporting.charts.tree_layout import WIDTH, Box, fit, layout, length, most_visited_way
+from stepladder.reporting.charts.tree_picture import tree_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 QUERY, FOUND, ANSWER, BROKEN = ActionKind.QUERY, ActionKind.SUB_ANSWER, ActionKind.ANSWER, ActionKind.MALFORMED

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepladder.evaluate.chart import WIDTH, Axis, round_step, ticks
-from stepladder.evaluate.plots import distributions_svg, reliability_svg
-from stepladder.evaluate.ranking import brier, calibration_error
+from stepladder.evaluate.prm.plots import distributions_svg, reliability_svg
+from stepladder.evaluate.prm.ranking import brier, calibration_error
+from stepladder.evaluate.prm.svg_axes import WIDTH, Axis, round_step, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 GROUPS = {"gold": [0.1, 1.2, 2.0, 3.5], "shuffled": [-2.25, -1.0, 0.0]}

@@ -8,15 +8,17 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Sampling
+from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
-from stepladder.engines import decode_kernel, passes, pool
 from stepladder.engines.base import EngineDown, EngineError, NoRoom, Session
-from stepladder.engines.blocks import packing
-from stepladder.engines.pages import PAGE, PageStore, bytes_of_token
-from stepladder.engines.prefixes import PrefixStore
-from stepladder.engines.transformers import TransformersEngine
-from stepladder.request import Algorithm, Finish, Generate, Generation, Sampling
-from stepladder.trace import Author, Segment
+from stepladder.engines.paged import cuda_graphs as passes
+from stepladder.engines.paged import paged_attention as decode_kernel
+from stepladder.engines.paged import paged_decoding as pool
+from stepladder.engines.paged.kv_cache import PAGE, PageStore, bytes_of_token
+from stepladder.engines.transformers.engine import TransformersEngine
+from stepladder.engines.transformers.packed_attention import packing
+from stepladder.engines.transformers.prefix_cache import PrefixStore
 
 TEXTS = [f"Question {number}: " + "who founded the harbour of the grey island? " * (number % 5) for number in range(9)]
 
@@ -48,7 +50,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
             self.records = True
 
     monkeypatch.setattr(passes._Pass, "record", record)
-    monkeypatch.setattr("stepladder.engines.pool.Pool", Recording)
+    monkeypatch.setattr("stepladder.engines.paged.paged_decoding.Pool", Recording)
     return made
 
 
@@ -421,7 +423,7 @@ def test_with_attention_by_length_there_is_one_pass_for_each_number_of_rows(
     theirs = replies(engine_with(True), asked)
     assert {columns for _, columns in (each.shape for each in recorded)} >= {128, 256, 384, 512}
     recorded.clear()
-    monkeypatch.setattr("stepladder.engines.pages.decode_attention", by_torch)
+    monkeypatch.setattr("stepladder.engines.paged.kv_cache.decode_attention", by_torch)
     assert all(same(a, b) for a, b in zip(replies(engine_with(True), asked), theirs))
     numbers = [each.shape[0] for each in recorded]
     assert len(numbers) == len(set(numbers))

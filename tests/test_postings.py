@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepladder.retrieval import postings
-from stepladder.retrieval.bm25 import BM25Index, bm25s
-from stepladder.retrieval.postings import PASSAGES, SCORES, STARTS, Formula, Postings, PostingsWriter
-from stepladder.trace import Passage
+from stepladder.core.trace import Passage
+from stepladder.retrieval.index import postings
+from stepladder.retrieval.index.bm25 import BM25Index, bm25s
+from stepladder.retrieval.index.postings import PASSAGES, SCORES, STARTS, Formula, Postings, PostingsWriter
 
 LUCENE = Formula(k1=1.2, b=0.75)
 
@@ -117,7 +117,7 @@ BUILD = """
 import re, sys
 from pathlib import Path
 import numpy as np
-from stepladder.retrieval.postings import Formula, PostingsWriter
+from stepladder.retrieval.index.postings import Formula, PostingsWriter
 
 def peak():  # ru_maxrss would count what the parent had before it started this process
     return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])

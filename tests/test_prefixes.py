@@ -15,14 +15,15 @@ from peft import LoraConfig, get_peft_model
 from peft.helpers import rescale_adapter_scale
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from stepladder.engines import blocks, decoding
+from stepladder.core.requests import Generate, Generation, Sampling
+from stepladder.core.trace import Author, Segment
 from stepladder.engines.base import check_engine
-from stepladder.engines.blocks import Block
-from stepladder.engines.prefixes import STRIDE, PrefixStore, weights_mark
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.engines.transformers import TransformersEngine
-from stepladder.request import Generate, Generation, Sampling
-from stepladder.trace import Author, Segment
+from stepladder.engines.transformers import decoding
+from stepladder.engines.transformers import packed_attention as blocks
+from stepladder.engines.transformers.engine import TransformersEngine
+from stepladder.engines.transformers.packed_attention import Block
+from stepladder.engines.transformers.prefix_cache import STRIDE, PrefixStore, weights_mark
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
 
 QUESTIONS = ["Who designed the tower of Orm?", "Where was the designer of Orm Tower born, and when?", "Who?"]
 FOUND = [" It is said that Ada Tarn did. ", " Velm is a town. ", " Nothing was found in the whole library of Velm. "]
@@ -424,7 +425,7 @@ def test_models_with_a_sliding_window_go_without_reuse() -> None:
 
 def test_attention_that_asks_for_more_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model may look plain and turn out otherwise when it calls attention."""
-    monkeypatch.setattr("stepladder.engines.transformers.can_pack", lambda model: True)
+    monkeypatch.setattr("stepladder.engines.transformers.engine.can_pack", lambda model: True)
     fooled = TransformersEngine(sliding(), tiny_tokenizer())
     monkeypatch.undo()
     sampling = Sampling(max_tokens=20)

@@ -21,24 +21,10 @@ from transformers import AutoModelForSequenceClassification, BertConfig, BertFor
 
 from conftest import QUESTION, WordRetriever
 from stepladder.agents import make_agent
-from stepladder.driver import Driver, Outcome
-from stepladder.engines.base import EngineError
-from stepladder.engines.encoding import Encoding
-from stepladder.engines.loading import load_model, quiet_libraries
-from stepladder.engines.scripted import ScriptedEngine
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.errors import StepladderError
-from stepladder.explore.episode import EpisodeSettings
-from stepladder.explore.store import TreeFile
-from stepladder.explore.values import monte_carlo
-from stepladder.pairs import dev_questions
-from stepladder.recipe import Recipe
-from stepladder.records import write_records
-from stepladder.request import Algorithm, Score
-from stepladder.run.fingerprint import all_ingredients
-from stepladder.stages import Task
-from stepladder.stages.prm import KIND, run_prm
-from stepladder.trace import (
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import write_records
+from stepladder.core.requests import Algorithm, Score
+from stepladder.core.trace import (
     Action,
     ActionKind,
     Author,
@@ -52,20 +38,34 @@ from stepladder.trace import (
     Trajectory,
     Tree,
 )
-from stepladder.train import prm_training
-from stepladder.train.checkpoints import Checkpoints
-from stepladder.train.curves import read_curves
-from stepladder.train.prm import ProcessRewardModel, with_head
-from stepladder.train.prm_examples import collate_rewards, from_pairs, from_trees, gold_verdicts, outcomes
-from stepladder.train.prm_questions import choose
-from stepladder.train.prm_settings import PRMSettings
-from stepladder.train.prm_training import PRMReport, batch_loss, train_prm, weight_of
-from stepladder.train.readings import StepReader
-from stepladder.train.reward_loss import centring_loss, ranking_loss, value_loss
-from stepladder.train.training_settings import LoraSettings
-from stepladder.train.transcripts import gold_transcripts
-from stepladder.train.usable_pairs import PairCheck
-from stepladder.workshop import SharedSettings, Workshop
+from stepladder.driver import Driver, Outcome
+from stepladder.engines.base import EngineError
+from stepladder.engines.scripted import ScriptedEngine
+from stepladder.engines.transformers.tokenization import Encoding
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.tree_store import TreeFile
+from stepladder.explore.values import monte_carlo
+from stepladder.judges.prm.prm_inputs import StepReader
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.models.loading import load_model, quiet_libraries
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.pipeline.fingerprint import all_ingredients
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.resources import SharedSettings, Workshop
+from stepladder.pipeline.stages import Task
+from stepladder.pipeline.stages.prm import KIND, run_prm
+from stepladder.preferences.pairs import dev_questions
+from stepladder.train.dpo.pair_checks import PairCheck
+from stepladder.train.loop.checkpoints import Checkpoints
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.metrics_log import read_curves
+from stepladder.train.prm import trainer as prm_training
+from stepladder.train.prm.config import PRMSettings
+from stepladder.train.prm.prm_data import collate_rewards, from_pairs, from_trees, gold_verdicts, outcomes
+from stepladder.train.prm.prm_losses import centring_loss, ranking_loss, value_loss
+from stepladder.train.prm.prm_questions import choose
+from stepladder.train.prm.trainer import PRMReport, batch_loss, train_prm, weight_of
+from stepladder.train.transcripts.demonstrations import gold_transcripts
 
 AGENT = "prorag-brief"
 TOKENIZER = tiny_tokenizer()

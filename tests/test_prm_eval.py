@@ -12,29 +12,9 @@ import torch
 
 from conftest import PASSAGES, QUESTION, WordRetriever
 from stepladder.agents import make_agent
-from stepladder.driver import Driver
-from stepladder.engines.base import Engine
-from stepladder.engines.gold import GoldEngine
-from stepladder.engines.scripted import ScriptedEngine
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.errors import StepladderError
-from stepladder.evaluate.reward import (
-    GradedStep,
-    calibrated,
-    chain_numbers,
-    graded_steps,
-    judged_by_gold,
-    pair_accuracy,
-)
-from stepladder.evaluate.tree_scores import read_tree_scores, score_tree, write_tree_scores
-from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.explore.store import TreeFile
-from stepladder.judge.gold import GoldScorer, judge
-from stepladder.recipe import Recipe
-from stepladder.records import write_records
-from stepladder.stages import Task
-from stepladder.stages.prm_eval import EXAMINATION, KIND, TREE_SCORES, PRMEvalSettings
-from stepladder.trace import (
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import write_records
+from stepladder.core.trace import (
     Action,
     ActionKind,
     Author,
@@ -47,9 +27,29 @@ from stepladder.trace import (
     Trajectory,
     Tree,
 )
+from stepladder.driver import Driver
+from stepladder.engines.base import Engine
+from stepladder.engines.scripted import ScriptedEngine
+from stepladder.evaluate.prm.calibration import (
+    GradedStep,
+    calibrated,
+    chain_numbers,
+    graded_steps,
+    judged_by_gold,
+    pair_accuracy,
+)
+from stepladder.evaluate.prm.tree_scores import read_tree_scores, score_tree, write_tree_scores
+from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.tree_store import TreeFile
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.oracle.engine import GoldEngine
+from stepladder.oracle.step_judge import GoldScorer, judge
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.resources import GOLD, SearchSettings, SharedSettings, Workshop
+from stepladder.pipeline.stages import Task
+from stepladder.pipeline.stages.prm_eval import EXAMINATION, KIND, TREE_SCORES, PRMEvalSettings
 from stepladder.train import prm
-from stepladder.train.prm import ProcessRewardModel, with_head
-from stepladder.workshop import GOLD, SearchSettings, SharedSettings, Workshop
 from test_mcts import stroll
 
 

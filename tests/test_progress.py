@@ -2,12 +2,12 @@
 
 import io
 
+from stepladder.core.requests import Algorithm, Generate
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Author, Segment, StopReason
 from stepladder.driver import Driver, Failure, Outcome
+from stepladder.driver.progress import Progress
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.progress import Progress
-from stepladder.request import Algorithm, Generate
-from stepladder.seeding import seed_of
-from stepladder.trace import Author, Segment, StopReason
 
 
 class Terminal(io.StringIO):

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from conftest import QUESTION, WordRetriever
-from stepladder.comparison.lineage import Lineages
-from stepladder.comparison.sources import open_sources
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Sampling
+from stepladder.core.trace import ActionKind, Node, Pair, Question, StopReason, Tree
 from stepladder.driver import Driver
-from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.explore.ranked import RANK, RankedSettings, best_branch, ranked
-from stepladder.explore.store import read_trees
-from stepladder.judge.gold import GoldScorer
-from stepladder.pairs import tree_pairs
-from stepladder.recipe import Recipe
-from stepladder.request import Sampling
-from stepladder.run import run_recipe
-from stepladder.stages.pairs import PairSettings, make_judge
-from stepladder.trace import ActionKind, Node, Pair, Question, StopReason, Tree
-from stepladder.train.transcripts import tree_transcripts
+from stepladder.explore.tree_store import read_trees
+from stepladder.oracle.step_judge import GoldScorer
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.stages.pairs import PairSettings, make_judge
+from stepladder.preferences.pairs import tree_pairs
+from stepladder.reporting.compare.evaluations import open_sources
+from stepladder.reporting.compare.provenance import Lineages
+from stepladder.train.transcripts.demonstrations import tree_transcripts
 from test_guided import AGENT, BAD, GOOD, OTHER, Likes, Sampled
 
 SETTINGS = RankedSettings(EpisodeSettings(6, 1, Sampling(temperature=1.0)), n=12)

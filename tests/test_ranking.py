@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepladder.errors import StepladderError
-from stepladder.evaluate import ranking
-from stepladder.evaluate.ranking import (
+from stepladder.core.errors import StepladderError
+from stepladder.evaluate.prm import ranking
+from stepladder.evaluate.prm.ranking import (
     Bin,
     as_probabilities,
     auc,
@@ -20,7 +20,7 @@ from stepladder.evaluate.ranking import (
     platt,
     reliability,
 )
-from stepladder.evaluate.stats import Interval
+from stepladder.evaluate.statistics import Interval
 
 # Few different numbers, so that there are ties.
 NUMBERS = st.integers(-4, 4).map(float) | st.floats(-1e6, 1e6)

@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 
-from stepladder.evaluate.metrics import QuestionScore
-from stepladder.recipe import Recipe
-from stepladder.trace import StopReason
+from stepladder.core.answer_metrics import QuestionScore
+from stepladder.core.trace import StopReason
+from stepladder.pipeline.recipe import Recipe
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments"))  # scripts, which find each other beside them
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))

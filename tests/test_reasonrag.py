@@ -12,15 +12,26 @@ from conftest import PASSAGES, QUESTION, WordRetriever
 from stepladder.agents import make_agent
 from stepladder.agents.prompted import State
 from stepladder.agents.reasonrag import ReasonRAG, ReasonRAGBrief
+from stepladder.core.trace import (
+    Action,
+    ActionKind,
+    Author,
+    Hop,
+    Passage,
+    Question,
+    Segment,
+    Step,
+    StopReason,
+    Trajectory,
+)
 from stepladder.data.atlas import generate_atlas
 from stepladder.driver import Driver
-from stepladder.engines.gold import GoldEngine, gold_action
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.judge.gold import judge
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.trace import Action, ActionKind, Author, Hop, Passage, Question, Segment, Step, StopReason, Trajectory
-from stepladder.train.examples import contexts_of
+from stepladder.oracle.engine import GoldEngine, gold_action
+from stepladder.oracle.step_judge import judge
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.train.transcripts.tokenized import contexts_of
 
 PLAN = "First the architect, then the birthplace."
 LINES = (

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from stepladder.errors import StepladderError
-from stepladder.recipe import Recipe, find_recipe, load_recipe, override, shipped
-from stepladder.settings import Settings
-from stepladder.stages import KINDS, StageKind, StageResult
-from stepladder.workshop import BASE, GOLD
+from stepladder.core.errors import StepladderError
+from stepladder.core.settings import Settings
+from stepladder.pipeline.recipe import Recipe, find_recipe, load_recipe, override, shipped
+from stepladder.pipeline.resources import BASE, GOLD
+from stepladder.pipeline.stages import KINDS, StageKind, StageResult
 
 
 class LearnSettings(Settings):

@@ -9,9 +9,9 @@ import pytest
 
 from stepladder.data import PUBLISHED
 from stepladder.models import NAMED
-from stepladder.recipe import Recipe, load_recipe, shipped
-from stepladder.train.dpo_settings import DPOSettings
-from stepladder.train.grpo_settings import GRPOSettings
+from stepladder.pipeline.recipe import Recipe, load_recipe, shipped
+from stepladder.train.dpo.config import DPOSettings
+from stepladder.train.grpo.config import GRPOSettings
 
 REAL = tuple(name for name in shipped() if "smollm2" in name or "qwen" in name)
 #: A model of the hub: who made it, and what it is called.

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Retrieve
+from stepladder.core.trace import Passage
 from stepladder.driver import Driver
 from stepladder.engines.base import EngineDown
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.errors import StepladderError
-from stepladder.request import Retrieve
 from stepladder.retrieval import check_retriever
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.hosts import Hosts
-from stepladder.retrieval.remote import FIRST_TRIES, RemoteRetriever, SearchDown
-from stepladder.retrieval.wire import BadReply
-from stepladder.trace import Passage
-from stepladder.web.server import listen
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.retrieval.remote.client import FIRST_TRIES, RemoteRetriever, SearchDown
+from stepladder.retrieval.remote.load_balancer import Hosts
+from stepladder.retrieval.remote.protocol import BadReply
+from stepladder.serve.http.run_server import listen
 from tests.conftest import PASSAGES, WordRetriever
 from tests.test_server import INFO, TARN, TOWER, child, running
 
@@ -327,9 +327,9 @@ def test_rests_grow_but_failures_of_one_moment_count_once() -> None:
 
 
 OTHER_SERVER = """
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.server import serve
-from stepladder.retrieval.server_settings import ServerSettings
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.serve.search.search_server import serve
+from stepladder.retrieval.remote.limits import ServerSettings
 from tests.conftest import PASSAGES
 
 serve(BM25Index.from_passages(PASSAGES), ServerSettings(), {}, port=0, announce=lambda url: print(url, flush=True))

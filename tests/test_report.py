@@ -17,23 +17,10 @@ from typer.testing import CliRunner
 
 from conftest import PASSAGES, QUESTION
 from stepladder.cli.report import report_command
-from stepladder.errors import StepladderError
-from stepladder.evaluate.metrics import score
-from stepladder.evaluate.plots import reliability_svg
-from stepladder.evaluate.runner import Evaluation
-from stepladder.evaluate.stats import Interval
-from stepladder.evaluate.tree_scores import write_tree_scores
-from stepladder.explore.store import TreeFile
-from stepladder.recipe import Recipe
-from stepladder.report import write_report
-from stepladder.report.charts import Scored, curve_svg, ends, stages_svg
-from stepladder.report.trees import shown_tree, telling
-from stepladder.run.folder import RunFolder, StageRecord, claim
-from stepladder.settings import Settings
-from stepladder.stages import KINDS, StageKind, StageResult
-from stepladder.stages.evaluation import EVALUATION, main_numbers
-from stepladder.stages.prm_eval import TREE_SCORES
-from stepladder.trace import (
+from stepladder.core.answer_metrics import score
+from stepladder.core.errors import StepladderError
+from stepladder.core.settings import Settings
+from stepladder.core.trace import (
     Action,
     ActionKind,
     Author,
@@ -47,7 +34,20 @@ from stepladder.trace import (
     Trajectory,
     Tree,
 )
-from stepladder.train.guards import Alarm, AlarmName, write_alarms
+from stepladder.evaluate.evaluator import Evaluation
+from stepladder.evaluate.prm.plots import reliability_svg
+from stepladder.evaluate.prm.tree_scores import write_tree_scores
+from stepladder.evaluate.statistics import Interval
+from stepladder.explore.tree_store import TreeFile
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.run_folder import RunFolder, StageRecord, claim
+from stepladder.pipeline.stages import KINDS, StageKind, StageResult
+from stepladder.pipeline.stages.eval import EVALUATION, main_numbers
+from stepladder.pipeline.stages.prm_eval import TREE_SCORES
+from stepladder.reporting.charts.learning_curves import Scored, curve_svg, ends, stages_svg
+from stepladder.reporting.report import write_report
+from stepladder.reporting.report.trees import shown_tree, telling
+from stepladder.train.grpo.monitors import Alarm, AlarmName, write_alarms
 
 QUERY, FOUND, ANSWER, MALFORMED = (
     ActionKind.QUERY,

@@ -9,12 +9,12 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
 
 from conftest import PASSAGES, WordRetriever
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Passage
 from stepladder.data import open_data
-from stepladder.errors import StepladderError
 from stepladder.retrieval.base import Retriever, check_retriever
-from stepladder.retrieval.bm25 import BM25Index
+from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.rerank import RerankedRetriever
-from stepladder.trace import Passage
 
 pytest.importorskip("sentence_transformers")
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from stepladder.errors import StepladderError
-from stepladder.evaluate.metrics import QuestionScore
-from stepladder.evaluate.runner import Evaluation
-from stepladder.recipe import Recipe
-from stepladder.run.folder import StageRecord, claim
-from stepladder.stages.evaluation import EVALUATION
-from stepladder.trace import StopReason
+from stepladder.core.answer_metrics import QuestionScore
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import StopReason
+from stepladder.evaluate.evaluator import Evaluation
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.run_folder import StageRecord, claim
+from stepladder.pipeline.stages.eval import EVALUATION
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "benchmarks"))  # scripts, which find each other beside them

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepladder.contract import ContractViolation
+from stepladder.core.contract import ContractViolation
+from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_retriever
-from stepladder.retrieval.bm25 import BM25Index, best, bm25s, terms
-from stepladder.retrieval.corpus import read_corpus
-from stepladder.retrieval.index import build_index
-from stepladder.retrieval.passages import PassageStore, PassageWriter
-from stepladder.retrieval.tables import CorpusError
-from stepladder.trace import Passage
+from stepladder.retrieval.corpus.passage_store import PassageStore, PassageWriter
+from stepladder.retrieval.corpus.reader import read_corpus
+from stepladder.retrieval.corpus.tables import CorpusError
+from stepladder.retrieval.index.bm25 import BM25Index, best, bm25s, terms
+from stepladder.retrieval.index.build import build_index
 
 WORLD = (
     Passage("p0", "Orla", "Orla is a city on the river Ven. Its oldest bridge is Span One."),
@@ -146,7 +146,7 @@ def test_jax_is_never_started(tmp_path: Path, already_imported: bool) -> None:
     (tmp_path / "jax" / "__init__.py").write_text("print('jax imported')\n")
     (tmp_path / "jax" / "lax.py").write_text("def top_k(*_): print('jax started')\n")
     first = "import jax.lax" if already_imported else ""
-    script = f"{first}\nimport stepladder.retrieval.bm25\nprint('ready')\nimport jax.lax\njax.lax.top_k"
+    script = f"{first}\nimport stepladder.retrieval.index.bm25\nprint('ready')\nimport jax.lax\njax.lax.top_k"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},

@@ -19,29 +19,30 @@ from transformers import PreTrainedTokenizerBase
 
 from conftest import QUESTION
 from stepladder.agents import make_agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import read_records
+from stepladder.core.requests import Generate, Sampling
+from stepladder.core.trace import Action, ActionKind, Author, Question, Segment, Step, StopReason, Trajectory
 from stepladder.driver import Driver, Outcome
 from stepladder.engines.base import EngineError
-from stepladder.engines.encoding import Encoding
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.errors import StepladderError
+from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.recipe import Recipe
-from stepladder.records import read_records
-from stepladder.request import Generate, Sampling
-from stepladder.run import run_recipe
-from stepladder.run.stage_lines import told_of
-from stepladder.trace import Action, ActionKind, Author, Question, Segment, Step, StopReason, Trajectory
-from stepladder.train import rft, sampling
-from stepladder.train.curves import read_curves
-from stepladder.train.prm import ProcessRewardModel, with_head
-from stepladder.train.rft import RFTReport, train_rft
-from stepladder.train.rft_settings import RFTSettings
-from stepladder.train.sampling import sampled_in
-from stepladder.train.sft import train_sft
-from stepladder.train.sft_settings import SFTSettings
-from stepladder.train.sifting import Sifted, sift
-from stepladder.train.training_settings import LoraSettings
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.recipe import Recipe
+from stepladder.reporting.stage_summaries import told_of
+from stepladder.train import rft
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.metrics_log import read_curves
+from stepladder.train.rft.config import RFTSettings
+from stepladder.train.rft.filters import Sifted, sift
+from stepladder.train.rft.trainer import RFTReport, train_rft
+from stepladder.train.sft.config import SFTSettings
+from stepladder.train.sft.trainer import train_sft
+from stepladder.train.transcripts import sampled_episodes as sampling
+from stepladder.train.transcripts.sampled_episodes import sampled_in
 
 # --- which transcripts are good enough ----------------------------------------------------------------------------
 
@@ -196,8 +197,8 @@ from stepladder.agents import make_agent
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.request import Sampling
-from stepladder.trace import Question
+from stepladder.core.requests import Sampling
+from stepladder.core.trace import Question
 from stepladder.train import rft, sampling
 
 sampling._A_PART = 2

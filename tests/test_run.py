@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepladder.errors import StepladderError
-from stepladder.recipe import Recipe
-from stepladder.run import RunReport, run_recipe
-from stepladder.run.fingerprint import all_ingredients, fingerprint
-from stepladder.run.folder import RunFolder, claim
-from stepladder.run.report import as_json, differences, print_report
-from stepladder.run.runner import _brief
-from stepladder.settings import Settings
-from stepladder.stages import KINDS, StageKind, StageResult, Task
-from stepladder.workshop import Workshop
+from stepladder.core.errors import StepladderError
+from stepladder.core.settings import Settings
+from stepladder.pipeline import RunReport, run_recipe
+from stepladder.pipeline.fingerprint import all_ingredients, fingerprint
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.run_folder import RunFolder, claim
+from stepladder.pipeline.runner import _brief
+from stepladder.pipeline.stages import KINDS, StageKind, StageResult, Task
+from stepladder.reporting.run_tables import as_json, differences, print_report
 
 
 class LearnSettings(Settings):
@@ -342,7 +342,7 @@ def test_a_stage_never_writes_into_a_folder_that_is_not_its_own(stages: Stages, 
 
 def test_one_process_a_folder(stages: Stages, tmp_path: Path) -> None:
     hold = (
-        "import sys, time; from pathlib import Path; from stepladder.run.folder import claim\n"
+        "import sys, time; from pathlib import Path; from stepladder.pipeline.run_folder import claim\n"
         "with claim(Path(sys.argv[1])): print('mine', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", hold, str(tmp_path / "run")]

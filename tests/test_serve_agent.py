@@ -18,21 +18,32 @@ import pytest
 from stepladder.agents import make_agent
 from stepladder.cli import main
 from stepladder.cli.serve_agent import serve_agent_command
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Algorithm, Generate, Generation, Sampling
+from stepladder.core.trace import (
+    Action,
+    ActionKind,
+    Author,
+    Passage,
+    Question,
+    Segment,
+    Step,
+    StopReason,
+    Trajectory,
+    Usage,
+)
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine, EngineDown, EngineError
-from stepladder.engines.gold import gold_action
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings, episode
 from stepladder.explore.guided import Guide, guided
-from stepladder.request import Algorithm, Generate, Generation, Sampling
+from stepladder.oracle.engine import gold_action
 from stepladder.retrieval.base import Retriever
-from stepladder.serving.agent import ServedAgent
-from stepladder.serving.citations import cite
-from stepladder.serving.server import make_agent_app, serve_agent
-from stepladder.serving.settings import AgentServerSettings
-from stepladder.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, StopReason, Trajectory, Usage
-from stepladder.web.server import DrainingServer, listen
+from stepladder.serve.agent.agent_server import make_agent_app, serve_agent
+from stepladder.serve.agent.citations import cite
+from stepladder.serve.agent.served_agent import ServedAgent
+from stepladder.serve.agent.server_config import AgentServerSettings
+from stepladder.serve.http.run_server import DrainingServer, listen
 from tests.conftest import PASSAGES, QUESTION, WordRetriever
 from tests.test_server import child, until
 
@@ -630,7 +641,7 @@ def test_a_server_that_ends_answers_what_is_under_way_and_nothing_new() -> None:
 
 
 def test_a_question_that_hangs_does_not_keep_the_server_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepladder.serving.player._LAST_WAIT", 0.1)
+    monkeypatch.setattr("stepladder.serve.agent.scheduler._LAST_WAIT", 0.1)
     engine = Oracle()
     engine.held = "held"
     with running(engine, drain_seconds=0) as server, ThreadPoolExecutor(2) as pool:
@@ -647,8 +658,8 @@ def test_a_question_that_hangs_does_not_keep_the_server_from_ending(monkeypatch:
 
 
 def test_questions_are_played_by_a_model_together() -> None:
-    from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-    from stepladder.engines.transformers import TransformersEngine
+    from stepladder.engines.transformers.engine import TransformersEngine
+    from stepladder.models.tiny import tiny_model, tiny_tokenizer
 
     agent = make_agent("direct")
 
@@ -711,8 +722,8 @@ def test_the_command_wants_something_to_serve() -> None:
 
 
 def test_the_command_serves_the_newest_policy_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepladder.stages import KINDS
-    from stepladder.stages.base import StageKind
+    from stepladder.pipeline.stage import StageKind
+    from stepladder.pipeline.stages import KINDS
     from tests.test_cli import EVALUATIONS, NoSettings, save_tiny
 
     monkeypatch.setitem(KINDS, "save", StageKind(NoSettings, save_tiny, makes=("policy",)))
@@ -727,7 +738,7 @@ def test_the_command_serves_the_newest_policy_of_a_run(tmp_path: Path, monkeypat
         assert (settings.model, agent.k, agent.info["policy"]) == ("mine", 2, str(folder / "floor" / "policy"))
         played.append(outcome.value)
 
-    monkeypatch.setattr("stepladder.serving.server.serve_agent", play)
+    monkeypatch.setattr("stepladder.serve.agent.agent_server.serve_agent", play)
     serve_agent_command(run=folder)
     assert main(["serve-agent", "--run", str(folder)]) == 0, "as other commands say it"
     trajectory, again = played

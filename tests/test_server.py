@@ -24,14 +24,14 @@ import pytest
 from pydantic import SecretStr
 
 from stepladder.cli.serve import serve_command
-from stepladder.errors import StepladderError
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.index import build_index
-from stepladder.retrieval.server import make_app, serve
-from stepladder.retrieval.server_settings import ServerSettings
-from stepladder.trace import Passage
-from stepladder.web.server import DrainingServer, listen
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.retrieval.index.build import build_index
+from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.serve.http.run_server import DrainingServer, listen
+from stepladder.serve.search.search_server import make_app, serve
 from tests.conftest import PASSAGES, WordRetriever
 
 INFO = {"kind": "bm25", "passages": 3, "checksum": "abc", "settings": {"k1": 1.2}}
@@ -583,10 +583,10 @@ def test_a_search_that_hangs_does_not_keep_the_server_from_ending() -> None:
 SLOW_SERVER = """
 import sys, time
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.index import build_index
-from stepladder.retrieval.server import serve
-from stepladder.retrieval.server_settings import ServerSettings
-from stepladder.trace import Passage
+from stepladder.retrieval.index.build import build_index
+from stepladder.serve.search.search_server import serve
+from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.core.trace import Passage
 
 class Slow(Retriever):
     def search(self, queries, k):
@@ -643,7 +643,7 @@ def test_the_command_serves_an_index_folder(tmp_path: Path, monkeypatch: pytest.
     made = build_index(PASSAGES, folder)
     secret.write_text("open-sesame\n", encoding="utf-8")
     served: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("stepladder.retrieval.server.serve", lambda *given, **_: served.append(given))
+    monkeypatch.setattr("stepladder.serve.search.search_server.serve", lambda *given, **_: served.append(given))
     serve_command(str(folder), token_file=secret)
     ((_, settings, info),) = served
     assert settings == ServerSettings(token=SecretStr("open-sesame"))

@@ -15,10 +15,10 @@ import schemathesis
 from schemathesis.engine import from_schema
 from schemathesis.engine.events import FatalError, NonFatalError, ScenarioFinished
 
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.openapi import openapi_schema
-from stepladder.retrieval.server_settings import ServerSettings
-from stepladder.trace import Passage
+from stepladder.core.trace import Passage
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.serve.search.search_openapi import openapi_schema
 from tests.conftest import PASSAGES
 from tests.test_server import TOWER, HeldRetriever, Running, running, spoken, until
 
@@ -89,14 +89,14 @@ def breaks(*_: object) -> Any:
 
 
 def test_a_server_that_breaks_is_found_out(index: BM25Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepladder.retrieval.server.write_reply", breaks)
+    monkeypatch.setattr("stepladder.serve.search.search_server.write_reply", breaks)
     with running(index, **LIMITS) as server:
         found = fuzz(server, examples=1)
     assert any("POST /retrieve: Server error" in problem for problem in found.problems), found
 
 
 def test_an_answer_of_another_shape_is_found_out(index: BM25Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepladder.retrieval.server.write_reply", lambda *_: b'{"results": []}')
+    monkeypatch.setattr("stepladder.serve.search.search_server.write_reply", lambda *_: b'{"results": []}')
     with running(index, **LIMITS) as server:
         found = fuzz(server, examples=1)
     assert any("POST /retrieve: Response violates schema" in problem for problem in found.problems), found
@@ -108,7 +108,7 @@ def test_a_limit_that_is_not_kept_is_found_out(
     index: BM25Index, limit: str, by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declared = ServerSettings.read({**LIMITS, limit: LIMITS[limit] + by})
-    monkeypatch.setattr("stepladder.retrieval.server.openapi_schema", lambda _: openapi_schema(declared))
+    monkeypatch.setattr("stepladder.serve.search.search_server.openapi_schema", lambda _: openapi_schema(declared))
     with running(index, **LIMITS) as server:
         found = fuzz(server, examples=1)
     wrong = "Valid data should have been accepted" if by > 0 else "Invalid data should have been rejected"

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepladder.batching import Asked, Cache, Lane
+from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Sampling
+from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
+from stepladder.driver.queues import Asked, Cache, Lane
 from stepladder.engines.base import EngineDown, EngineError, NoRoom, Session
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.engines.tiny import tiny_tokenizer
-from stepladder.engines.transformers import TransformersEngine
-from stepladder.request import Algorithm, Finish, Generate, Generation, Sampling
-from stepladder.trace import Author, Segment
+from stepladder.engines.transformers.engine import TransformersEngine
+from stepladder.models.tiny import tiny_tokenizer
 from test_prefixes import FOUND, QUESTIONS, assert_alike, exact, generate, sliding, tokens_read
 
 

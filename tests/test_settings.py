@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, PositiveFloat
 
-from stepladder.errors import StepladderError
-from stepladder.settings import Settings
+from stepladder.core.errors import StepladderError
+from stepladder.core.settings import Settings
 
 
 class Search(Settings):

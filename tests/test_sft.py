@@ -27,27 +27,28 @@ from transformers import (
 
 from conftest import QUESTION, WordRetriever
 from stepladder.agents import make_agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import read_records
+from stepladder.core.requests import Generate, Generation, Sampling
+from stepladder.core.trace import Author, Hop, Segment, Trajectory
 from stepladder.driver import Outcome
-from stepladder.engines.loading import quiet_libraries
-from stepladder.engines.tiny import tiny_model, tiny_tokenizer
-from stepladder.engines.transformers import TransformersEngine
-from stepladder.errors import StepladderError
+from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.records import read_records
-from stepladder.request import Generate, Generation, Sampling
-from stepladder.trace import Author, Hop, Segment, Trajectory
-from stepladder.train import fine_tune, sft
-from stepladder.train.batches import collate, window_of
-from stepladder.train.checkpoints import Checkpoints
-from stepladder.train.curves import read_curves
-from stepladder.train.examples import Example, examples_of
-from stepladder.train.fit import Place
-from stepladder.train.loss import weighted_nll
-from stepladder.train.playing import as_it_is, player_of
-from stepladder.train.policy import expect_targets, leave_to_autocast, load_policy
-from stepladder.train.sft import SFTReport, train_sft
-from stepladder.train.sft_settings import SFTSettings
-from stepladder.train.training_settings import LoraSettings
+from stepladder.models.length_batches import collate, window_of
+from stepladder.models.loading import quiet_libraries
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+from stepladder.train import sft
+from stepladder.train.loop.checkpoints import Checkpoints
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.metrics_log import read_curves
+from stepladder.train.loop.policy import expect_targets, leave_to_autocast, load_policy
+from stepladder.train.loop.rollout_engine import as_it_is, player_of
+from stepladder.train.loop.training_run import Place
+from stepladder.train.sft.config import SFTSettings
+from stepladder.train.sft.trainer import SFTReport, train_sft
+from stepladder.train.transcripts import fine_tune
+from stepladder.train.transcripts.token_loss import weighted_nll
+from stepladder.train.transcripts.tokenized import Example, examples_of
 
 QUESTIONS = [replace(QUESTION, id=f"q{number}") for number in range(5)]
 #: Three updates an epoch, six in all.
@@ -140,7 +141,7 @@ def test_an_update_in_parts_is_the_same_update(finished: SFTReport, tmp_path: Pa
 def test_so_is_one_for_which_there_is_little_memory(
     finished: SFTReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepladder.train.trainer.tokens_at_once", lambda *_: 1)
+    monkeypatch.setattr("stepladder.train.loop.watched_trainer.tokens_at_once", lambda *_: 1)
     train(tmp_path, changed(SETTINGS, dev_questions=0))
     assert losses(tmp_path) == pytest.approx(losses(finished.policy.parent), rel=1e-4)
 
@@ -444,7 +445,7 @@ def test_lora_leaves_conversions_to_autocast_and_makes_its_own_without(tmp_path:
 def test_a_large_model_is_played_by_a_copy_that_keeps_in_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lora: LoraSettings | None
 ) -> None:
-    monkeypatch.setattr("stepladder.train.playing._WORTH_A_COPY", 1)
+    monkeypatch.setattr("stepladder.train.loop.rollout_engine._WORTH_A_COPY", 1)
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     place = Place(torch.device("cpu"), True, 0, None)
@@ -486,7 +487,7 @@ def test_lora_of_an_output_layer_that_is_the_embeddings_too_is_refused() -> None
 
 def test_a_small_model_and_one_trained_in_fp32_play_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     for bf16, worth in ((True, 100e6), (False, 1)):
-        monkeypatch.setattr("stepladder.train.playing._WORTH_A_COPY", worth)
+        monkeypatch.setattr("stepladder.train.loop.rollout_engine._WORTH_A_COPY", worth)
         place = Place(torch.device("cpu"), bf16, 0, None)
         policy = load_policy("tiny", None, bf16=False, device=place.device)
         engine, _ = player_of(policy, place, 4)

@@ -8,13 +8,13 @@ import pytest
 
 from conftest import QUESTION, WordRetriever
 from stepladder.agents import make_agent
+from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory
 from stepladder.data.atlas import generate_atlas
-from stepladder.evaluate.chains import gold_chains, rebuilt
 from stepladder.explore.episode import EpisodeSettings
-from stepladder.judge.gold import judge
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.trace import ActionKind, Question, StopReason, Trajectory
-from stepladder.train.spoilt import Spoiler, garbled
+from stepladder.oracle.control_chains import gold_chains, rebuilt
+from stepladder.oracle.corruptions import Spoiler, garbled
+from stepladder.oracle.step_judge import judge
+from stepladder.retrieval.index.bm25 import BM25Index
 
 KINDS = ("misread", "astray", "again", "early", "ended_wrong")
 

@@ -13,19 +13,19 @@ import pytest
 import yaml
 from rich.console import Console
 
-from stepladder.errors import StepladderError
-from stepladder.evaluate.stats import Interval
-from stepladder.run.folder import RunFolder
-from stepladder.studies import STUDIES, find_study
-from stepladder.studies.base import Study
-from stepladder.studies.job import Job
-from stepladder.studies.plot import Point
-from stepladder.studies.report import PICTURE, RESULTS, print_results, write_results
-from stepladder.studies.results import over_places, over_runs, questions_to_reach, read_results
-from stepladder.studies.runner import COMMAND, SHARED, carry_out_all, jobs_of, recipe_of, run_study
-from stepladder.trace import StopReason
-from stepladder.train.grpo import schedule
-from stepladder.train.grpo_settings import GRPOSettings
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import StopReason
+from stepladder.evaluate.statistics import Interval
+from stepladder.pipeline.run_folder import RunFolder
+from stepladder.reporting.charts.band_plot import Point
+from stepladder.reporting.studies import STUDIES, find_study
+from stepladder.reporting.studies.job import Job
+from stepladder.reporting.studies.study_report import PICTURE, RESULTS, print_results, write_results
+from stepladder.reporting.studies.study_results import over_places, over_runs, questions_to_reach, read_results
+from stepladder.reporting.studies.study_runner import COMMAND, SHARED, carry_out_all, jobs_of, recipe_of, run_study
+from stepladder.reporting.studies.study_spec import Study
+from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.grpo.trainer import schedule
 
 
 @pytest.fixture
@@ -141,9 +141,9 @@ def test_differences_are_taken_within_a_seed_and_between_the_right_arms(
         f1 = float(np.mean(scores.get("/".join(run.parts[-2:]), (0.25,))))
         return SimpleNamespace(summary={"f1": {"mean": f1}, "steps": 3})
 
-    monkeypatch.setattr("stepladder.studies.results.load_scores", scores_in)
-    monkeypatch.setattr("stepladder.studies.results._record", record_of)
-    monkeypatch.setattr("stepladder.studies.results._dev_curve", lambda _: {})
+    monkeypatch.setattr("stepladder.reporting.studies.study_results.load_scores", scores_in)
+    monkeypatch.setattr("stepladder.reporting.studies.study_results._record", record_of)
+    monkeypatch.setattr("stepladder.reporting.studies.study_results._dev_curve", lambda _: {})
     results = read_results(study, tmp_path, [0, 1])
     short, long = results.arms
     assert dict(short.f1) == {0: 0.25, 1: 1.0}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepladder.evaluate.chart import FONT, SERIES, WIDTH, Axis
-from stepladder.studies.plot import Point, bands_svg
+from stepladder.evaluate.prm.svg_axes import FONT, SERIES, WIDTH, Axis
+from stepladder.reporting.charts.band_plot import Point, bands_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 DUAL = [Point(0, 0.72, 0.7, 0.74, 5), Point(40, 0.78, 0.75, 0.81, 5), Point(80, 0.8, 0.79, 0.82, 1)]

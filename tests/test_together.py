@@ -1,11 +1,11 @@
 """Algorithms side by side."""
 
+from stepladder.core.requests import Algorithm, Each, Generate, Retrieve
+from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
+from stepladder.driver.gather import together
 from stepladder.engines.base import EngineError
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.request import Algorithm, Each, Generate, Retrieve
-from stepladder.together import together
-from stepladder.trace import Author, Segment
 
 
 def say(text: str) -> Generate:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepladder.records import RecordError, read_records, write_records
-from stepladder.trace import (
+from stepladder.core.io.records import RecordError, read_records, write_records
+from stepladder.core.trace import (
     SCHEMA_VERSION,
     Action,
     ActionKind,

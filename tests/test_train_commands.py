@@ -14,22 +14,22 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from stepladder.agents import make_agent
-from stepladder.cli.prm import prm_command
+from stepladder.cli.prm_eval import prm_command
 from stepladder.cli.recipes import finished_sources
-from stepladder.evaluate.reward import GradedStep, calibrated, chain_numbers, judged_by_gold, pair_accuracy
-from stepladder.recipe import Recipe, Stage
-from stepladder.records import write_records
-from stepladder.run import run_recipe
-from stepladder.run.folder import RunFolder, StageRecord
-from stepladder.run.report import as_json, differences, print_report
-from stepladder.run.stage_lines import told_of
-from stepladder.stages import KINDS, StageResult, Task, stage_kind
-from stepladder.stages.prm_eval import PRMEvalSettings
-from stepladder.trace import Action, ActionKind, Author, Pair, Question, Segment, Side, Trajectory
-from stepladder.train.dpo_settings import DPOSettings
-from stepladder.train.prm_settings import PRMSettings
-from stepladder.train.rft_settings import RFTSettings
-from stepladder.train.training_settings import LoraSettings
+from stepladder.core.io.records import write_records
+from stepladder.core.trace import Action, ActionKind, Author, Pair, Question, Segment, Side, Trajectory
+from stepladder.evaluate.prm.calibration import GradedStep, calibrated, chain_numbers, judged_by_gold, pair_accuracy
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.recipe import Recipe, Stage
+from stepladder.pipeline.run_folder import RunFolder, StageRecord
+from stepladder.pipeline.stages import KINDS, StageResult, Task, stage_kind
+from stepladder.pipeline.stages.prm_eval import PRMEvalSettings
+from stepladder.reporting.run_tables import as_json, differences, print_report
+from stepladder.reporting.stage_summaries import told_of
+from stepladder.train.dpo.config import DPOSettings
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.prm.config import PRMSettings
+from stepladder.train.rft.config import RFTSettings
 from test_explore_commands import Shell, shell
 
 __all__ = ["shell"]

@@ -10,20 +10,20 @@ import pytest
 
 from conftest import PASSAGES, QUESTION, WordRetriever
 from stepladder.agents import AGENTS, check_agent, make_agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Finish, Generate, Generation, Sampling
+from stepladder.core.trace import Author, Hop, Question, Segment, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine, EngineError
-from stepladder.engines.gold import GoldEngine
-from stepladder.engines.replies import RememberingEngine
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.request import Finish, Generate, Generation, Sampling
-from stepladder.trace import Author, Hop, Question, Segment, Trajectory
-from stepladder.train import sources
-from stepladder.train.fewshot import FewShot
-from stepladder.train.sft_settings import SFTSettings
-from stepladder.train.sources import transcripts_in
-from stepladder.train.transcripts import gold_transcripts, pick, sampled_transcripts
+from stepladder.judges.llm.spend.response_cache import RememberingEngine
+from stepladder.oracle.engine import GoldEngine
+from stepladder.train.sft import demonstration_sources as sources
+from stepladder.train.sft.config import SFTSettings
+from stepladder.train.sft.demonstration_sources import transcripts_in
+from stepladder.train.transcripts.demonstrations import gold_transcripts, pick, sampled_transcripts
+from stepladder.train.transcripts.fewshot import FewShot
 
 EPISODE = EpisodeSettings(k=1)
 WARM = replace(EPISODE, sampling=Sampling(1.0))

@@ -2,8 +2,8 @@
 
 import pytest
 
+from stepladder.core.trace import Action, ActionKind, Author, Node, Question, Rollout, Segment, Step, StopReason, Tree
 from stepladder.explore.values import depths_of, discounted, monte_carlo, spre
-from stepladder.trace import Action, ActionKind, Author, Node, Question, Rollout, Segment, Step, StopReason, Tree
 
 STEP = Step((), Segment(Author.POLICY, "s"), Action(ActionKind.QUERY, "q"))
 ENDED = StopReason.ANSWERED

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from stepladder.errors import StepladderError
-from stepladder.recipe import Recipe, load_recipe
-from stepladder.retrieval.index import build_index
-from stepladder.train.mining import mined_questions
-from stepladder.train.transcripts import gold_transcripts
-from stepladder.workshop import Workshop
+from stepladder.core.errors import StepladderError
+from stepladder.pipeline.recipe import Recipe, load_recipe
+from stepladder.pipeline.resources import Workshop
+from stepladder.retrieval.index.build import build_index
+from stepladder.train.sft.weak_decomposition import mined_questions
+from stepladder.train.transcripts.demonstrations import gold_transcripts
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/your-data.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from stepladder.agents.reasonrag import ReasonRAG, ReasonRAGBrief
 from stepladder.agents.research import ReSearch, ReSearchBrief
 from stepladder.agents.search_o1 import SearchO1, SearchO1Brief
 from stepladder.agents.search_r1 import SearchR1, SearchR1Brief
-from stepladder.errors import unknown_name
-from stepladder.files import expanded
+from stepladder.core.errors import unknown_name
+from stepladder.core.io.files import expanded
 
 AGENTS: dict[str, type[Agent]] = {
     agent.name: agent

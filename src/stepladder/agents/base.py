@@ -17,10 +17,8 @@ from dataclasses import replace
 from itertools import product
 from typing import ClassVar
 
-from stepladder.contract import expect
-from stepladder.engines.base import cut_at_stop
-from stepladder.engines.gold import gold_action
-from stepladder.trace import (
+from stepladder.core.contract import expect
+from stepladder.core.trace import (
     Action,
     ActionKind,
     Author,
@@ -32,6 +30,8 @@ from stepladder.trace import (
     StopReason,
     Trajectory,
 )
+from stepladder.engines.base import cut_at_stop
+from stepladder.oracle.engine import gold_action
 
 
 class Agent(ABC):

@@ -5,7 +5,7 @@ from typing import ClassVar
 from stepladder.agents.base import malformed
 from stepladder.agents.direct import Direct
 from stepladder.agents.tags import read_blocks, write_block
-from stepladder.trace import Action, ActionKind, Trajectory
+from stepladder.core.trace import Action, ActionKind, Trajectory
 
 PROMPT = """Think the question through: <step>thought</step>. Then answer with a short phrase: <answer>it</answer>.
 Question: {question}

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from stepladder.agents.base import Agent, malformed, neutralise, prompt_segment
 from stepladder.agents.tags import read_blocks, write_block
-from stepladder.trace import Action, ActionKind, Segment, Trajectory
+from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
 PROMPT = """Answer the question with a short phrase, written as <answer>the answer</answer>.
 Question: {question}

@@ -12,8 +12,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from stepladder.agents.base import Agent, check_agent
-from stepladder.contract import ContractViolation
-from stepladder.errors import StepladderError
+from stepladder.core.contract import ContractViolation
+from stepladder.core.errors import StepladderError
 
 _checked: dict[str, Agent] = {}
 

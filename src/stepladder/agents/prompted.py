@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from stepladder.agents.base import Agent, malformed, neutralise, one_line, prompt_segment, render_passages
 from stepladder.agents.tags import read_blocks, write_block
-from stepladder.trace import Action, ActionKind, Segment, Trajectory
+from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
 #: Tags around passages in prompts, which no policy may write.
 PASSAGES_TAG = "retrieval"

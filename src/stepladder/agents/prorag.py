@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from stepladder.agents.base import malformed
 from stepladder.agents.transcript import Transcript
-from stepladder.trace import Action, ActionKind, Trajectory
+from stepladder.core.trace import Action, ActionKind, Trajectory
 
 PROMPT = """Answer the question by searching, one small step at a time.
 Begin each step with a thought: <step>thought</step>. Then either ask for one thing to find out,

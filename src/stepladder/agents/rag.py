@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from stepladder.agents.base import neutralise, prompt_segment, render_passages
 from stepladder.agents.direct import Direct
-from stepladder.trace import Question, Segment, Trajectory
+from stepladder.core.trace import Question, Segment, Trajectory
 
 PROMPT = """Answer the question from the passages with a short phrase, written as <answer>the answer</answer>.
 <retrieval>

@@ -15,7 +15,7 @@ import re
 from typing import ClassVar
 
 from stepladder.agents.base import Agent, environment_segment, malformed, one_line, prompt_segment, render_passages
-from stepladder.trace import Action, ActionKind, Segment, Trajectory
+from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
 PROMPT = """Answer the question with the help of a search engine. Take turns of two lines:
 Thought: what is known, and what is missing

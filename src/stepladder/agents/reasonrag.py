@@ -7,7 +7,7 @@ queries and evidence so far. A step is free thought and then exactly one block, 
 from typing import ClassVar
 
 from stepladder.agents.prompted import Prompted, Prompts
-from stepladder.trace import ActionKind
+from stepladder.core.trace import ActionKind
 
 FULL = Prompts(
     begin_reasoning="""You answer a question with the help of a search engine, in small steps.

@@ -20,7 +20,7 @@ from json_repair import repair_json
 from stepladder.agents.base import malformed, one_line
 from stepladder.agents.prompted import Prompted, Prompts, State
 from stepladder.agents.search_o1 import BRIEF
-from stepladder.trace import Action, ActionKind, Trajectory
+from stepladder.core.trace import Action, ActionKind, Trajectory
 
 UNKNOWN = "unknown"
 #: Characters: a step is far shorter, and a repair takes its time.

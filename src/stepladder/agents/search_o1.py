@@ -8,7 +8,7 @@ few words what they answer; the reasoning goes on with that. A step is free thou
 from typing import ClassVar
 
 from stepladder.agents.prompted import Prompted, Prompts
-from stepladder.trace import ActionKind
+from stepladder.core.trace import ActionKind
 
 _REASONING = """You answer a question by reasoning, with the help of a search engine.
 Whenever something has to be looked up, search for that one thing: <search>what to search for</search>

@@ -12,7 +12,7 @@ One growing text. With T a thought, S a search, I what was found and A the answe
 from typing import ClassVar
 
 from stepladder.agents.transcript import Transcript
-from stepladder.trace import ActionKind
+from stepladder.core.trace import ActionKind
 
 PROMPT = """Answer the question. Think whenever there is something new to think about: <think>thought</think>.
 After a thought, search for what is missing, as often as need be: <search>what to search for</search>. What is found

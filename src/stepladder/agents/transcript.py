@@ -21,7 +21,7 @@ from stepladder.agents.base import (
     render_passages,
 )
 from stepladder.agents.tags import read_blocks, write_block
-from stepladder.trace import Action, ActionKind, Segment, Trajectory
+from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
 
 class Transcript(Agent):

@@ -32,7 +32,7 @@ from stepladder.cli.compare import compare_command
 from stepladder.cli.explore import explore_command, export_command, pairs_command
 from stepladder.cli.index import app as index_app
 from stepladder.cli.play import ask, evaluate_command
-from stepladder.cli.prm import prm_command
+from stepladder.cli.prm_eval import prm_command
 from stepladder.cli.report import report_command
 from stepladder.cli.serve import serve_command
 from stepladder.cli.serve_agent import serve_agent_command
@@ -40,9 +40,9 @@ from stepladder.cli.study import study_command
 from stepladder.cli.train import app as train_app
 from stepladder.cli.train import run_command
 from stepladder.cli.tree import tree_command
-from stepladder.errors import StepladderError
-from stepladder.narrate import shown
-from stepladder.trace import TraceError
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import TraceError
+from stepladder.core.trace_printer import shown
 
 __all__ = ["app", "main"]
 

@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from stepladder.cli.demo import run_demo
+from stepladder.cli.doctor import examine
 from stepladder.cli.options import AsJson, Overrides, RunOut, Seed, Update
 from stepladder.cli.train import stoppable
-from stepladder.demo import run_demo
-from stepladder.doctor import examine
-from stepladder.narrate import shown
-from stepladder.recipe import Recipe, load_recipe
-from stepladder.train.grpo_settings import GRPOSettings
+from stepladder.core.trace_printer import shown
+from stepladder.pipeline.recipe import Recipe, load_recipe
+from stepladder.train.grpo.config import GRPOSettings
 
 
 class Size(StrEnum):

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from stepladder.agents import is_agent_file
 from stepladder.cli.options import AsJson, path_of
-from stepladder.errors import StepladderError
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace_printer import shown
 from stepladder.models import absolute_if_folder
 from stepladder.models.adapters import is_adapter
-from stepladder.models.places import bases_of
-from stepladder.narrate import shown
-from stepladder.run.folder import RunFolder
+from stepladder.models.resolve import bases_of
+from stepladder.pipeline.run_folder import RunFolder
 
 console = Console()
 
@@ -38,8 +38,8 @@ def adapter_command(
     # Imported here because they take seconds to import.
     import torch
 
-    from stepladder.engines.loading import load_model
-    from stepladder.models.difference import write_difference
+    from stepladder.models.loading import load_model
+    from stepladder.models.lora_extraction import write_difference
 
     trained, begun, agent = _models(run, base)
     if out.exists():

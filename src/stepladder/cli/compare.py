@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from stepladder.cli.options import AsJson, path_of
-from stepladder.errors import StepladderError
-from stepladder.narrate import shown
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace_printer import shown
 
 out = Console()
 
@@ -42,9 +42,9 @@ def compare_command(
     as_json: AsJson = False,
 ) -> None:
     """Compare runs on the questions that all of them have: scores with intervals, paired differences, cost."""
-    from stepladder.comparison import as_plain, compare_lines, lines_of, open_sources, write_page
-    from stepladder.comparison.text import print_compared
-    from stepladder.progress import Progress
+    from stepladder.driver.progress import Progress
+    from stepladder.reporting.compare import as_plain, compare_lines, lines_of, open_sources, write_page
+    from stepladder.reporting.compare.compare_table import print_compared
 
     if html is not None and (html.is_dir() or not html.absolute().parent.is_dir()):
         raise StepladderError(f"--html: {html} is no file that can be written: give a file in a folder that exists")

@@ -25,21 +25,21 @@ from stepladder.cli.options import (
 )
 from stepladder.cli.recipes import RunToExtendOrNone, StageName, extended, given, new_run, nothing_yet, read
 from stepladder.cli.train import carry_out
-from stepladder.errors import StepladderError, unknown_name
-from stepladder.explore.settings import PRESETS, ExploreSettings
-from stepladder.export import EXPORTS, SPLITS, export, read_rag_proguide
-from stepladder.narrate import shown
-from stepladder.recipe import Recipe, Stage
-from stepladder.records import read_records
-from stepladder.run.folder import RunFolder
-from stepladder.stages.explore import dry_run as dry_run_growth
-from stepladder.stages.growing import TREES
-from stepladder.stages.pairs import PAIRS, PairSettings, dry_run
-from stepladder.trace import Pair
-from stepladder.workshop import Workshop
+from stepladder.core.errors import StepladderError, unknown_name
+from stepladder.core.io.records import read_records
+from stepladder.core.trace import Pair
+from stepladder.core.trace_printer import shown
+from stepladder.pipeline.recipe import Recipe, Stage
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.search_config import PRESETS, ExploreSettings
+from stepladder.pipeline.stages.explore import dry_run as dry_run_growth
+from stepladder.pipeline.stages.pairs import PAIRS, PairSettings, dry_run
+from stepladder.pipeline.tree_search import TREES
+from stepladder.preferences.export import EXPORTS, SPLITS, export, read_rag_proguide
 
 if TYPE_CHECKING:
-    from stepladder.judge.estimate import Estimate
+    from stepladder.judges.llm.spend.estimate import Estimate
 
 out = Console()
 

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from stepladder.cli.options import path_of
+from stepladder.core.errors import StepladderError
 from stepladder.driver import Scorer
-from stepladder.errors import StepladderError
-from stepladder.explore.guide_settings import GuideSettings
 from stepladder.models import built_in_folder
-from stepladder.run.folder import RunFolder
-from stepladder.stages.base import REWARD
-from stepladder.workshop import SharedSettings
+from stepladder.pipeline.guide_config import GuideSettings
+from stepladder.pipeline.resources import SharedSettings
+from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.stage import REWARD
 
 GuideName = Annotated[
     str | None,

@@ -11,17 +11,17 @@ import typer
 from rich.console import Console
 
 from stepladder.cli.options import AsJson, K, WorldSeed, listed, passages_of, path_of
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Passage
+from stepladder.core.trace_printer import shown
 from stepladder.data import DATA_SETS, PUBLISHED, names_data
-from stepladder.errors import StepladderError
-from stepladder.narrate import shown
-from stepladder.progress import Phases
-from stepladder.recipe import override
-from stepladder.retrieval.index import build_index
-from stepladder.retrieval.kinds import KINDS
-from stepladder.retrieval.manifest import IndexInfo
-from stepladder.retrieval.memory import bytes_of
-from stepladder.retrieval.opening import info_of, open_retriever
-from stepladder.trace import Passage
+from stepladder.driver.progress import Phases
+from stepladder.pipeline.recipe import override
+from stepladder.retrieval.factory import info_of, open_retriever
+from stepladder.retrieval.index.build import build_index
+from stepladder.retrieval.index.manifest import IndexInfo
+from stepladder.retrieval.index.memory_budget import bytes_of
+from stepladder.retrieval.index.registry import KINDS
 
 app = typer.Typer(help="Turn a corpus into an index, search it, look at it.", no_args_is_help=True)
 out = Console()

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from stepladder.agents import AGENTS, Agent, is_agent_file
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import expanded
+from stepladder.core.trace import Passage
 from stepladder.data import DATA_SETS, PUBLISHED, open_data
 from stepladder.engines import ENGINES, Engine, make_engine
-from stepladder.errors import StepladderError
-from stepladder.files import expanded
 from stepladder.models.adapters import agent_of
-from stepladder.recipe import with_value
-from stepladder.run.fingerprint import agent_content
-from stepladder.run.folder import RunFolder
-from stepladder.trace import Passage
-from stepladder.workshop import SharedSettings
+from stepladder.pipeline.fingerprint import agent_content
+from stepladder.pipeline.recipe import with_value
+from stepladder.pipeline.resources import SharedSettings
+from stepladder.pipeline.run_folder import RunFolder
 
 
 class Api(StrEnum):

@@ -48,20 +48,20 @@ from stepladder.cli.options import (
     path_of,
     shared_settings,
 )
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Algorithm
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Question, StopReason, Trajectory, dumps
+from stepladder.core.trace_printer import Narrator, shown
 from stepladder.data import DataSet
 from stepladder.driver import Driver
-from stepladder.errors import StepladderError
-from stepladder.evaluate.runner import check_free, compare, evaluate, load_scores
-from stepladder.evaluate.table import comparison_line, print_summary
+from stepladder.driver.progress import Progress
+from stepladder.evaluate.evaluator import check_free, compare, evaluate, load_scores
 from stepladder.explore.episode import episode, watched
 from stepladder.explore.guided import guided
-from stepladder.narrate import Narrator, shown
-from stepladder.progress import Progress
-from stepladder.request import Algorithm
-from stepladder.retrieval.opening import info_of
-from stepladder.seeding import seed_of
-from stepladder.trace import Question, StopReason, Trajectory, dumps
-from stepladder.workshop import Workshop
+from stepladder.pipeline.resources import Workshop
+from stepladder.reporting.eval_table import comparison_line, print_summary
+from stepladder.retrieval.factory import info_of
 
 out = Console()
 

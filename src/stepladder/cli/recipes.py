@@ -12,14 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from stepladder.cli.options import path_of
+from stepladder.core.errors import StepladderError
 from stepladder.data import DATA_SETS
-from stepladder.errors import StepladderError
-from stepladder.recipe import Recipe, override
-from stepladder.run.folder import RunFolder
-from stepladder.stages import stage_kind
-from stepladder.stages.base import REWARD
-from stepladder.stages.growing import TREES
-from stepladder.stages.pairs import PAIRS
+from stepladder.pipeline.recipe import Recipe, override
+from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.stage import REWARD
+from stepladder.pipeline.stages import stage_kind
+from stepladder.pipeline.stages.pairs import PAIRS
+from stepladder.pipeline.tree_search import TREES
 
 _RUN = typer.Option(
     "--run", parser=path_of, help="A run to add the stage to: its newest policy, its agent, its data.", metavar="DIR"

@@ -7,9 +7,9 @@ import typer
 from rich.console import Console
 
 from stepladder.cli.options import path_of
-from stepladder.errors import StepladderError
-from stepladder.narrate import shown
-from stepladder.report import write_report
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace_printer import shown
+from stepladder.reporting.report import write_report
 
 console = Console()
 

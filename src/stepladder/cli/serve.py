@@ -9,15 +9,15 @@ import typer
 from rich.console import Console
 
 from stepladder.cli.options import WorldSeed, listed, passages_of, path_of
+from stepladder.core.io.auth_token import token_from
+from stepladder.core.trace_printer import shown
 from stepladder.data import DATA_SETS, names_data
-from stepladder.narrate import shown
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.index import checksum_of
-from stepladder.retrieval.manifest import IndexInfo, index_info
-from stepladder.retrieval.opening import open_retriever, reranked
-from stepladder.retrieval.server_settings import ServerSettings
-from stepladder.web.token import token_from
+from stepladder.retrieval.factory import open_retriever, reranked
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.retrieval.index.build import checksum_of
+from stepladder.retrieval.index.manifest import IndexInfo, index_info
+from stepladder.retrieval.remote.limits import ServerSettings
 
 _DEFAULTS = ServerSettings()
 
@@ -75,7 +75,7 @@ def serve_command(
     world_seed: WorldSeed = 0,
 ) -> None:
     """Serve an index to many clients: POST /retrieve as in Search-R1, and /health, /info, /metrics, /openapi.json."""
-    from stepladder.retrieval.server import serve  # the libraries of a server are of no use to other commands
+    from stepladder.serve.search.search_server import serve  # the libraries of a server are of no use to other commands
 
     settings = ServerSettings.read(
         {

@@ -45,18 +45,18 @@ from stepladder.cli.options import (
     path_of,
     shared_settings,
 )
+from stepladder.core.errors import StepladderError
+from stepladder.core.extras import install_command
+from stepladder.core.io.auth_token import token_from
+from stepladder.core.requests import Algorithm, Sampling
+from stepladder.core.trace import Question, Trajectory
+from stepladder.core.trace_printer import shown
 from stepladder.driver import Driver
-from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings, episode
 from stepladder.explore.guided import Guide, guided
-from stepladder.extras import install_command
-from stepladder.narrate import shown
-from stepladder.request import Algorithm, Sampling
-from stepladder.serving.agent import Play, ServedAgent
-from stepladder.serving.settings import AgentServerSettings
-from stepladder.trace import Question, Trajectory
-from stepladder.web.token import token_from
-from stepladder.workshop import Workshop
+from stepladder.pipeline.resources import Workshop
+from stepladder.serve.agent.served_agent import Play, ServedAgent
+from stepladder.serve.agent.server_config import AgentServerSettings
 
 _DEFAULTS = AgentServerSettings()
 
@@ -234,7 +234,9 @@ def serve_agent_command(
         if mcp:
             _serve_stdio(served, settings)
             return
-        from stepladder.serving.server import serve_agent  # the libraries of a server are of no use to other commands
+        from stepladder.serve.agent.agent_server import (
+            serve_agent,  # the libraries of a server are of no use to other commands
+        )
 
         def announce(url: str) -> None:
             told = f"[bold]{url}/v1[/] serves {shown(settings.model)} to OpenAI clients (Ctrl-C ends it)"
@@ -258,8 +260,8 @@ def _way_to_play(workshop: Workshop, limits: EpisodeSettings, guide: Guide | Non
 def _serve_stdio(agent: ServedAgent, settings: AgentServerSettings) -> None:
     import asyncio
 
-    from stepladder.serving.mcp_server import serve_stdio
-    from stepladder.serving.player import Player, PlayMetrics
+    from stepladder.serve.agent.mcp_server import serve_stdio
+    from stepladder.serve.agent.scheduler import Player, PlayMetrics
 
     player = Player(agent.driver, max_waiting=settings.max_waiting, metrics=PlayMetrics(), live=agent.live)
     asyncio.run(serve_stdio(agent, player, settings))

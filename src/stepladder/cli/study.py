@@ -9,12 +9,12 @@ from rich.console import Console
 
 from stepladder.cli.options import AsJson, Overrides, Update, path_of
 from stepladder.cli.train import stoppable
-from stepladder.errors import StepladderError
-from stepladder.narrate import shown
-from stepladder.studies import STUDIES, find_study
-from stepladder.studies.report import print_results, write_results
-from stepladder.studies.results import read_results
-from stepladder.studies.runner import run_study
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace_printer import shown
+from stepladder.reporting.studies import STUDIES, find_study
+from stepladder.reporting.studies.study_report import print_results, write_results
+from stepladder.reporting.studies.study_results import read_results
+from stepladder.reporting.studies.study_runner import run_study
 
 out = Console()
 

@@ -28,14 +28,14 @@ from stepladder.cli.options import (
     path_of,
 )
 from stepladder.cli.recipes import RunToExtend, StageName, extended, given, new_run, read, stages_before
+from stepladder.core.errors import StepladderError
 from stepladder.data import DATA_SETS
-from stepladder.errors import StepladderError
-from stepladder.recipe import Recipe, load_recipe, shipped
-from stepladder.run import run_recipe
-from stepladder.run.folder import RunFolder
-from stepladder.run.report import as_json as report_as_json
-from stepladder.run.report import print_report
-from stepladder.stages.pairs import PAIRS
+from stepladder.pipeline import run_recipe
+from stepladder.pipeline.recipe import Recipe, load_recipe, shipped
+from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.stages.pairs import PAIRS
+from stepladder.reporting.run_tables import as_json as report_as_json
+from stepladder.reporting.run_tables import print_report
 
 app = typer.Typer(help="Train with a single stage: sft begins a run, the others go on with one.", no_args_is_help=True)
 out = Console()

@@ -11,17 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from stepladder.cli.options import AsJson, path_of
-from stepladder.errors import StepladderError
-from stepladder.explore.layout import content_of, is_unvisited, most_visited_way, ordered_children
-from stepladder.explore.picture import KIND_WORDS, tree_svg
-from stepladder.explore.store import read_trees
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import atomic_file
+from stepladder.core.trace import ActionKind, Node, StopReason, Tree, dumps
+from stepladder.core.trace_printer import shown
+from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import spre
-from stepladder.files import atomic_file
-from stepladder.judge.gold import judge_tree
-from stepladder.narrate import shown
-from stepladder.run.folder import RunFolder
-from stepladder.stages.growing import TREES
-from stepladder.trace import ActionKind, Node, StopReason, Tree, dumps
+from stepladder.oracle.step_judge import judge_tree
+from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.tree_search import TREES
+from stepladder.reporting.charts.tree_layout import content_of, is_unvisited, most_visited_way, ordered_children
+from stepladder.reporting.charts.tree_picture import KIND_WORDS, tree_svg
 
 out = Console()
 

@@ -7,13 +7,13 @@ such as `hotpotqa`, which is looked for on this machine (`places.py`); or severa
 
 from pathlib import Path
 
+from stepladder.core.errors import StepladderError, unknown_name
+from stepladder.core.io.files import expanded
 from stepladder.data.atlas import SIZES, generate_atlas
 from stepladder.data.dataset import DataSet
 from stepladder.data.folders import SPLITS, open_files, open_folder, sources
 from stepladder.data.joining import join
-from stepladder.data.places import PUBLISHED, find, missing
-from stepladder.errors import StepladderError, unknown_name
-from stepladder.files import expanded
+from stepladder.data.published import PUBLISHED, find, missing
 
 __all__ = [
     "DATA_SETS",

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from stepladder.errors import unknown_name
-from stepladder.trace import Passage, Question
+from stepladder.core.errors import unknown_name
+from stepladder.core.trace import Passage, Question
 
 
 @dataclass(frozen=True, slots=True)

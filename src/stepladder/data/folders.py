@@ -14,12 +14,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from stepladder.core.errors import StepladderError
 from stepladder.data.dataset import DataSet, ReadPassages, ReadSplits
-from stepladder.data.reading import has_answers, has_passages, read_passages, read_questions
-from stepladder.data.rows import kind_of
-from stepladder.data.twowiki import ALIASES
-from stepladder.errors import StepladderError
-from stepladder.retrieval.corpus import read_corpus
+from stepladder.data.formats.detect import has_answers, has_passages, read_passages, read_questions
+from stepladder.data.formats.rows import kind_of
+from stepladder.data.formats.twowiki import ALIASES
+from stepladder.retrieval.corpus.reader import read_corpus
 
 SPLITS = ("train", "dev", "test")
 

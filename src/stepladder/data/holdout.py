@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 
+from stepladder.core.errors import StepladderError
+from stepladder.core.seeding import seed_of
 from stepladder.data.dataset import DataSet, Read, ReadSplits
-from stepladder.errors import StepladderError
-from stepladder.seeding import seed_of
 
 #: The questions whose transcripts a warm-up learns from, where they are set aside.
 WARMUP = "warmup"

@@ -8,8 +8,8 @@ those of passages, too, where the set brings its passages along: they are search
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from stepladder.core.trace import Passage, Question
 from stepladder.data.dataset import DataSet, Read, ReadPassages, ReadSplits
-from stepladder.trace import Passage, Question
 
 
 def join(name: str, parts: Mapping[str, DataSet]) -> DataSet:

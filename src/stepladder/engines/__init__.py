@@ -2,9 +2,9 @@
 
 from typing import Literal
 
+from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.engines.base import Engine, EngineDown, EngineError, check_engine
-from stepladder.engines.gold import GoldEngine, Writer
-from stepladder.errors import StepladderError, unknown_name
+from stepladder.oracle.engine import GoldEngine, Writer
 
 __all__ = ["ENGINES", "Engine", "EngineDown", "EngineError", "check_engine", "make_engine"]
 
@@ -41,7 +41,7 @@ def make_engine(
             raise StepladderError("the openai engine needs the name of a model that the server knows: --model NAME")
         return OpenAIEngine(model, base_url=base_url, api=api, concurrency=concurrency)
     if name == "transformers":
-        from stepladder.engines.transformers import TransformersEngine
+        from stepladder.engines.transformers.engine import TransformersEngine
 
         return TransformersEngine(model or "nano", device=device, dtype=dtype, max_batch=max_batch)
     if name == "vllm":

@@ -10,10 +10,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from stepladder.contract import expect
-from stepladder.errors import StepladderError
-from stepladder.request import Finish, Generate, Generation, Sampling
-from stepladder.trace import Author, Segment
+from stepladder.core.contract import expect
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Finish, Generate, Generation, Sampling
+from stepladder.core.trace import Author, Segment
 
 
 class EngineError(StepladderError):

@@ -28,12 +28,12 @@ from urllib.parse import urlsplit
 
 import openai
 
+from stepladder.core.io.retries import retry_wait
+from stepladder.core.requests import Generate, Generation, nothing_written
+from stepladder.core.trace import Author, Segment
+from stepladder.core.unicode import well_formed
 from stepladder.engines.base import Engine, EngineDown, EngineError
 from stepladder.engines.openai_wire import MOST_STOPS, chat_messages, finished_text, usage_of
-from stepladder.request import Generate, Generation, nothing_written
-from stepladder.retries import retry_wait
-from stepladder.trace import Author, Segment
-from stepladder.unicode import well_formed
 
 OPENAI_URL = "https://api.openai.com/v1"
 #: Tries to reach a server that has never answered: it is more likely absent than busy.

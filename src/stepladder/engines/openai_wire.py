@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepladder.core.requests import Finish
+from stepladder.core.trace import Author, Segment, Usage
+from stepladder.core.unicode import well_formed
 from stepladder.engines.base import cut_at_stop
-from stepladder.request import Finish
-from stepladder.trace import Author, Segment, Usage
-from stepladder.unicode import well_formed
 
 #: What the user says when the last word was the assistant's: chat models answer, they do not write on.
 GO_ON = "Go on with the next step."

@@ -7,9 +7,9 @@ exactness test works on it as on a real model.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from stepladder.core.requests import Finish, Generate, Generation
+from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.base import Engine, EngineError, cut_at_stop
-from stepladder.request import Finish, Generate, Generation
-from stepladder.trace import Author, Segment, Usage
 
 #: What to say to a request; or, by question id, what to say at each step.
 Script = Callable[[Generate], str] | Mapping[str, Sequence[str]]

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
+from stepladder.core.errors import StepladderError
+from stepladder.core.extras import install_command
+from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.engines.base import EngineDown, EngineError, Session
-from stepladder.engines.in_process import InProcessEngine
-from stepladder.engines.loading import context_limit_of, end_tokens, quiet_libraries
-from stepladder.engines.memory import gpu_share
-from stepladder.engines.sampling import GREEDY_BELOW, Row
-from stepladder.errors import StepladderError
-from stepladder.extras import install_command
+from stepladder.engines.transformers.in_process import InProcessEngine
+from stepladder.engines.transformers.sampling import GREEDY_BELOW, Row
 from stepladder.models.adapters import is_adapter
-from stepladder.models.places import place_of, whole_model
-from stepladder.request import Finish, Generate, Generation
+from stepladder.models.gpu_memory import gpu_share
+from stepladder.models.loading import context_limit_of, end_tokens, quiet_libraries
+from stepladder.models.resolve import place_of, whole_model
 
 #: Set before vLLM is imported: it works in this process, where its weights can be reached, and calls nobody.
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from stepladder.agents.base import Agent
-from stepladder.evaluate.metrics import score
+from stepladder.core.answer_metrics import score
+from stepladder.core.requests import Algorithm
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Node, Question, Trajectory, Tree
+from stepladder.driver.gather import together
 from stepladder.explore.episode import EpisodeSettings, begin, take_step
-from stepladder.request import Algorithm
-from stepladder.seeding import seed_of
-from stepladder.together import together
-from stepladder.trace import Node, Question, Trajectory, Tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepladder.agents.base import Agent
-from stepladder.evaluate.metrics import normalise
+from stepladder.core.answer_metrics import normalise
+from stepladder.core.requests import Algorithm
+from stepladder.core.trace import Action, ActionKind, StopReason, Trajectory
+from stepladder.driver.gather import together
 from stepladder.explore.episode import EpisodeSettings, propose_step, take_step
-from stepladder.request import Algorithm
-from stepladder.together import together
-from stepladder.trace import Action, ActionKind, StopReason, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

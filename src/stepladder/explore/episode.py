@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from stepladder.agents.base import Agent
-from stepladder.request import (
+from stepladder.core.requests import (
     Algorithm,
     Asking,
     Finish,
@@ -22,9 +22,9 @@ from stepladder.request import (
     Sampling,
     requests_in,
 )
-from stepladder.seeding import seed_of
-from stepladder.trace import Action, ActionKind, Question, Segment, Step, StopReason, Trajectory, Usage
-from stepladder.unicode import well_formed
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Action, ActionKind, Question, Segment, Step, StopReason, Trajectory, Usage
+from stepladder.core.unicode import well_formed
 
 
 @dataclass(frozen=True, slots=True)

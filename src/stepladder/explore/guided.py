@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from stepladder.agents.base import Agent
-from stepladder.evaluate.metrics import normalise
+from stepladder.core.answer_metrics import normalise
+from stepladder.core.requests import Algorithm, Sampling, Score
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Question, Trajectory
+from stepladder.driver.gather import together
 from stepladder.explore.candidates import Candidate, candidates
 from stepladder.explore.episode import EpisodeSettings, begin, episode, look_up, take_step
 from stepladder.explore.mcts import MCTSSettings, search
-from stepladder.request import Algorithm, Sampling, Score
-from stepladder.seeding import seed_of
-from stepladder.together import together
-from stepladder.trace import Question, Trajectory
 
 Strategy = Literal["actions", "beam", "trajectories", "mcts", "vote"]
 Aggregate = Literal["min", "mean", "last"]

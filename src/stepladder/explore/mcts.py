@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from stepladder.agents.base import Agent
-from stepladder.errors import StepladderError
-from stepladder.evaluate.metrics import score_answer
+from stepladder.core.answer_metrics import score_answer
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Algorithm, Sampling, Score
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Node, Question, Rollout, StopReason, Trajectory, Tree
+from stepladder.driver.gather import together
 from stepladder.explore.candidates import candidates
 from stepladder.explore.episode import EpisodeSettings, begin, take_step
-from stepladder.request import Algorithm, Sampling, Score
-from stepladder.seeding import seed_of
-from stepladder.together import together
-from stepladder.trace import Node, Question, Rollout, StopReason, Trajectory, Tree
 
 Selection = Literal["uct", "puct", "puct-policy"]
 

@@ -8,13 +8,13 @@ A node's value is its score, its visits are the samples that said the same.
 from dataclasses import dataclass
 
 from stepladder.agents.base import Agent
-from stepladder.errors import StepladderError
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Algorithm, Score
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import ActionKind, Node, Question, Tree
 from stepladder.explore.candidates import Candidate, candidates
 from stepladder.explore.episode import EpisodeSettings, begin
 from stepladder.explore.mcts import outcome
-from stepladder.request import Algorithm, Score
-from stepladder.seeding import seed_of
-from stepladder.trace import ActionKind, Node, Question, Tree
 
 #: The name of the score in `Node.scores`.
 RANK = "rank"

@@ -11,7 +11,7 @@ visited or not; any other node without children is worth what its roll-outs earn
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from stepladder.trace import Node, Tree
+from stepladder.core.trace import Node, Tree
 
 #: One value a node; None where nothing is known.
 Values = Sequence[float | None]

@@ -5,8 +5,8 @@ Importing this module registers `stepladder/Search-v0`. Gymnasium imports it by 
 environment (`environment.py`, `vector.py`), and the arguments are those of `game.GameSettings`.
 """
 
-from stepladder.errors import StepladderError
-from stepladder.extras import install_command
+from stepladder.core.errors import StepladderError
+from stepladder.core.extras import install_command
 
 try:
     from gymnasium.envs.registration import register

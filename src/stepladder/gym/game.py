@@ -14,20 +14,20 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, InstanceOf
 
 from stepladder.agents import make_agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Algorithm
+from stepladder.core.settings import Settings
+from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, DataSet, open_data
 from stepladder.driver import Driver, Outcome
-from stepladder.errors import StepladderError
 from stepladder.explore.episode import EpisodeSettings
 from stepladder.gym import ENV_ID
 from stepladder.gym.rewards import Metric, Reward, RewardKind, open_scorer
 from stepladder.gym.spaces import AnyText
 from stepladder.gym.turn import Turn
-from stepladder.request import Algorithm
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.bm25 import BM25Index
-from stepladder.retrieval.opening import open_retriever
-from stepladder.settings import Settings
-from stepladder.trace import Question
+from stepladder.retrieval.factory import open_retriever
+from stepladder.retrieval.index.bm25 import BM25Index
 
 Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from stepladder.core.errors import StepladderError
 from stepladder.driver import Scorer
-from stepladder.errors import StepladderError
 from stepladder.gym.turn import Turn
-from stepladder.judge.chances import Chances
-from stepladder.judge.gold import GoldScorer
+from stepladder.judges.sigmoid_scorer import Chances
+from stepladder.oracle.step_judge import GoldScorer
 
 RewardKind = Literal["outcome", "process", "both"]
 Metric = Literal["f1", "em"]
@@ -56,7 +56,7 @@ def open_scorer(scorer: Any) -> Scorer:
     if scorer is None:
         return GoldScorer()
     if isinstance(scorer, str | Path):
-        from stepladder.train.prm import ProcessRewardModel  # brings torch
+        from stepladder.judges.prm.reward_model import ProcessRewardModel  # brings torch
 
         return Chances(ProcessRewardModel.load(scorer))
     if missing := [name for name in ("score", "max_batch", "concurrency") if not hasattr(scorer, name)]:
@@ -69,5 +69,5 @@ def open_scorer(scorer: Any) -> Scorer:
 
 def _gives_logits(scorer: object) -> bool:
     """Whether a scorer is a process reward model. Whoever has one has imported its module."""
-    module = sys.modules.get("stepladder.train.prm")
+    module = sys.modules.get("stepladder.judges.prm.reward_model")
     return module is not None and isinstance(scorer, module.ProcessRewardModel)

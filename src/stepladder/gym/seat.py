@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Algorithm
+from stepladder.core.settings import unknown_key
+from stepladder.core.trace import StopReason, Trajectory
+from stepladder.core.trace_printer import Narrator
 from stepladder.driver import Outcome
-from stepladder.errors import StepladderError
 from stepladder.explore.episode import episode
 from stepladder.gym.game import Game
 from stepladder.gym.turn import Turn, take_turn, written
-from stepladder.narrate import Narrator
-from stepladder.request import Algorithm
-from stepladder.settings import unknown_key
-from stepladder.trace import StopReason, Trajectory
 
 
 class Seat:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepladder.core.answer_metrics import AnswerScore, score_answer
+from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Score, nothing_written
+from stepladder.core.trace import Author, Segment, Trajectory
 from stepladder.engines.base import cut_at_stop
-from stepladder.evaluate.metrics import AnswerScore, score_answer
-from stepladder.request import Algorithm, Finish, Generate, Generation, Score, nothing_written
-from stepladder.trace import Author, Segment, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

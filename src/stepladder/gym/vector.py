@@ -13,12 +13,12 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from stepladder.errors import StepladderError
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Algorithm
 from stepladder.gym.environment import SearchEnv
 from stepladder.gym.game import Game
 from stepladder.gym.seat import Seat
 from stepladder.gym.turn import Turn
-from stepladder.request import Algorithm
 
 Observations = tuple[str, ...]
 Array = np.ndarray[Any, Any]

@@ -10,7 +10,7 @@ Any other model is a folder, a GGUF file or a hub name; `places.py` finds it.
 
 from pathlib import Path
 
-from stepladder.files import expanded
+from stepladder.core.io.files import expanded
 
 BUILT_IN = ("nano", "nano-critic", "tiny")
 

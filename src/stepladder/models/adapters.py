@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stepladder.errors import StepladderError
-from stepladder.files import expanded
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import expanded
 from stepladder.models import NAMED
 
 #: Beside an adapter: what it was trained as, for which peft has no place.
@@ -70,7 +70,7 @@ def merged(model: Any, folder: Path) -> Any:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import load_peft_weights
 
-    from stepladder.models.rounding import round_to
+    from stepladder.models.stochastic_rounding import round_to
 
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise StepladderError(f"the adapter {folder} has no weights; expected {' or '.join(_WEIGHTS)} beside {_CONFIG}")

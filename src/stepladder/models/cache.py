@@ -14,8 +14,8 @@ from hashlib import file_digest
 from logging import getLogger
 from pathlib import Path
 
-from stepladder.errors import StepladderError
-from stepladder.files import atomic_folder, expanded
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import atomic_folder, expanded
 
 log = getLogger(__name__)
 

@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from stepladder.contract import ContractViolation, expect
-from stepladder.trace import Passage
+from stepladder.core.contract import ContractViolation, expect
+from stepladder.core.trace import Passage
 
 #: Told how a long work goes on: what is being done, how many of them are done, of how many (0: nobody knows yet).
 Watch = Callable[[str, int, int], None]

@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Literal
 
-from stepladder.errors import StepladderError
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_search
-from stepladder.trace import Passage
 
 #: How much less the first rank counts than it might: the larger, the more agreement counts and the less a first place.
 RANK_CONSTANT = 60

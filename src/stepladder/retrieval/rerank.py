@@ -13,12 +13,12 @@ from textwrap import shorten
 import numpy as np
 import torch
 
-from stepladder.engines.loading import pick_device, pick_dtype, quiet_libraries
-from stepladder.errors import StepladderError
-from stepladder.extras import install_command
-from stepladder.files import expanded
+from stepladder.core.errors import StepladderError
+from stepladder.core.extras import install_command
+from stepladder.core.io.files import expanded
+from stepladder.core.trace import Passage
+from stepladder.models.loading import pick_device, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever, check_search
-from stepladder.trace import Passage
 
 #: How many passages of the inner retriever are read, unless more are asked for.
 DEPTH = 50

@@ -16,12 +16,12 @@ is true; `passages` writes it down; `phrasing`, `splits`, `comparing`, `drawing`
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from stepladder.data.atlas.passages import write_library
+from stepladder.core.errors import unknown_name
+from stepladder.core.trace import Passage, Question
+from stepladder.data.atlas.articles import write_library
 from stepladder.data.atlas.phrasing import Chain
 from stepladder.data.atlas.questions import write_questions
 from stepladder.data.atlas.world import World
-from stepladder.errors import unknown_name
-from stepladder.trace import Passage, Question
 
 __all__ = ["SIZES", "Atlas", "Size", "generate_atlas"]
 

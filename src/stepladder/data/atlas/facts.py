@@ -9,11 +9,11 @@ import random
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from stepladder.data.atlas import values
-from stepladder.data.atlas.catalogue import RELATIONS
-from stepladder.data.atlas.names import STYLES, Namer
+from stepladder.data.atlas import literals as values
+from stepladder.data.atlas.literals import Value
+from stepladder.data.atlas.name_generator import STYLES, Namer
 from stepladder.data.atlas.population import Draft
-from stepladder.data.atlas.values import Value
+from stepladder.data.atlas.tables.catalogue import RELATIONS
 
 Object = int | Value
 Facts = dict[str, Object]

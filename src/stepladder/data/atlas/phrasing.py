@@ -8,11 +8,11 @@ both ways of saying it.
 import random
 from dataclasses import dataclass
 
-from stepladder.data.atlas.catalogue import TYPES
+from stepladder.core.trace import Hop
+from stepladder.data.atlas.articles import OFTEN_DESCRIBED, Library
 from stepladder.data.atlas.facts import Object
-from stepladder.data.atlas.passages import OFTEN_DESCRIBED, Library
+from stepladder.data.atlas.tables.catalogue import TYPES
 from stepladder.data.atlas.world import Entity, Fact, World
-from stepladder.trace import Hop
 
 #: The facts a question uses, in order: passage id of the subject, name of the relation.
 Chain = tuple[tuple[str, str], ...]

@@ -6,12 +6,12 @@ the chain of facts each of them uses.
 
 import random
 
-from stepladder.data.atlas.drawing import Writer
-from stepladder.data.atlas.passages import Library
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Question
+from stepladder.data.atlas.articles import Library
 from stepladder.data.atlas.phrasing import Chain
+from stepladder.data.atlas.question_sampler import Writer
 from stepladder.data.atlas.world import World
-from stepladder.seeding import seed_of
-from stepladder.trace import Question
 
 #: Questions in a hundred: (searches, kind).
 MIX: dict[tuple[int, str], int] = {

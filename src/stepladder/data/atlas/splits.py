@@ -6,12 +6,12 @@ In: a `World`. Out: the split of a fact, decided by a hash, so that no fact is a
 
 import random
 
-from stepladder.data.atlas.catalogue import RELATIONS, TYPES
+from stepladder.core.seeding import seed_of
+from stepladder.data.atlas.literals import Value
 from stepladder.data.atlas.phrasing import Link, Way
 from stepladder.data.atlas.schema import Relation
-from stepladder.data.atlas.values import Value
+from stepladder.data.atlas.tables.catalogue import RELATIONS, TYPES
 from stepladder.data.atlas.world import Fact, World
-from stepladder.seeding import seed_of
 
 #: Facts in a hundred that belong to each split.
 SPLIT_SHARES: dict[str, int] = {"train": 55, "dev": 20, "test": 25}

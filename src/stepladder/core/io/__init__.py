@@ -1,0 +1,1 @@
+"""Reading and writing: atomic files, JSON lines, trace records, request bodies, retries and tokens."""

@@ -1,0 +1,178 @@
+"""The base of everything a user can set: typed, frozen, and strict about names.
+
+In: plain data, as YAML gives it. Out: an object whose fields are checked, or a `StepladderError` that names the field,
+what was found, what was expected and, for an unknown key, the nearest valid one.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from stepladder.core.errors import StepladderError
+
+
+class _WrongField(ValueError):
+    """Found while looking at all fields together; pydantic knows only which model it was."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(problem)
+        self.field = field
+
+
+class Settings(BaseModel):
+    """Subclass it with typed fields and defaults. Unknown keys are errors.
+
+    >>> class Warmup(Settings):
+    ...     epochs: int = 3
+    >>> Warmup.read({"epochs": 5})
+    Warmup(epochs=5)
+    >>> Warmup.read({"epoch": 5}, "r.yaml: stages.sft")
+    Traceback (most recent call last):
+    stepladder.core.errors.StepladderError: r.yaml: stages.sft.epoch: unknown key. Did you mean 'epochs'? Known: epochs
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_truth_is_no_number(cls, data: Any) -> Any:
+        # pydantic takes true for 1 and YAML takes `yes` for true: a `limit: yes` would play one question.
+        for name, value in data.items() if isinstance(data, Mapping) else ():
+            if isinstance(value, bool) and name in cls.model_fields:
+                wanted = _alternatives(cls.model_fields[name].annotation)
+                if bool not in wanted and not {int, float}.isdisjoint(wanted):
+                    raise _WrongField(name, f"expected a number, found {str(value).lower()}")
+        return data
+
+    @classmethod
+    def read(cls, data: object, where: str = "") -> Self:
+        """Settings from plain data. `where` goes before the name of a wrong field, as in `recipe.yaml: stages.sft`."""
+        if not isinstance(data, Mapping):
+            raise StepladderError(f"{where or cls.__name__}: expected settings as `name: value`, found {_shown(data)}")
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            raise StepladderError(_explain(error, cls, where)) from error
+
+
+def unknown_key(where: str, key: str, known: Sequence[str]) -> StepladderError:
+    """The error for a key that nothing answers to, with the nearest one that is known."""
+    return StepladderError(f"{below(where, key)}: unknown key.{_nearest(key, known)} Known: {', '.join(known)}")
+
+
+def below(where: str, key: str) -> str:
+    """The name of a key: `recipe.yaml` and `seed` make `recipe.yaml: seed`, `recipe.yaml: data` and `name` a dot.
+
+    >>> below("", "seed"), below("recipe.yaml", "seed"), below("recipe.yaml: data", "name")
+    ('seed', 'recipe.yaml: seed', 'recipe.yaml: data.name')
+    """
+    if not where:
+        return key
+    return f"{where}.{key}" if ": " in where else f"{where}: {key}"
+
+
+def _explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
+    """The first thing that is wrong, in one line."""
+    first, *others = error.errors()
+    path, model = _trace(first["loc"], cls)
+    context = first.get("ctx", {})
+    problem = context.get("error")
+    if isinstance(problem, _WrongField):
+        path.append(problem.field)
+    name = below(where, ".".join(path)) if path else where or cls.__name__
+    match first["type"]:
+        case "extra_forbidden":
+            outside = below(where, ".".join(path[:-1])) if path[:-1] else where
+            return str(unknown_key(outside, path[-1], list((model or cls).model_fields)))
+        case "missing":
+            return f"{name}: is missing"
+        case "value_error":  # raised by a validator of ours, which says what it found
+            return f"{name}: {problem}"
+        case "union_tag_invalid":
+            tags = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
+            hint = _nearest(context["tag"], tags)
+            key = context["discriminator"].strip("'")
+            return f"{below(name, key)}: expected one of {', '.join(tags)}, found {context['tag']!r}.{hint}"
+        case _:
+            # A union has one error for each of its members: all of them are expected.
+            same = [each for each in others if _trace(each["loc"], cls)[0] == path]
+            expected = " or ".join(dict.fromkeys(_expected(each["msg"]) for each in (first, *same)))
+            return f"{name}: expected {expected}, found {_shown(first['input'])}"
+
+
+#: Words of pydantic, and how they read to someone who writes YAML.
+_WORDS = (
+    (r"^Input should be ", ""),
+    (r", unable to parse .*| or instance of \w+$", ""),
+    (r"a valid (dictionary|mapping)", "settings as `name: value`"),
+    (r"a valid (tuple|list)", "a list"),
+    (r"a valid ", "a "),
+    (r"\ba integer", "an integer"),
+    (r"^String should have ", "a string with "),
+    (r"^Keys should be strings$", "a string as key"),
+)
+
+
+def _expected(message: str) -> str:
+    """What pydantic would have liked, in plain words."""
+    for pattern, plain in _WORDS:
+        message = re.sub(pattern, plain, message)
+    return message
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _trace(location: Sequence[str | int], cls: type[BaseModel]) -> tuple[list[str], type[BaseModel] | None]:
+    """Follow pydantic's location: the path as the user wrote it, and the model in which its last key stands.
+
+    Locations hold a part more than the path where pydantic chose between the members of a union.
+    """
+    path: list[str] = []
+    kind: Any = cls
+    model: type[BaseModel] | None = None
+    for part in location:
+        members = [member for member in _alternatives(kind) if member is not NoneType]
+        if len(members) > 1:
+            kind = next((member for member in members if _is_called(member, part)), None)
+            continue
+        path.append(str(part))
+        kind = members[0] if members else None
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            model = kind
+            field = kind.model_fields.get(str(part))
+            kind = field.annotation if field is not None else None
+        else:
+            arguments = [argument for argument in get_args(kind) if argument is not Ellipsis]
+            kind = arguments[-1] if arguments else None  # the values of a mapping, the items of a list
+    return path, model
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """The members of a union; any other type is its only alternative."""
+    if get_origin(kind) is Annotated:
+        return _alternatives(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(each for member in get_args(kind) for each in _alternatives(member))
+    return (kind,)
+
+
+def _is_called(member: Any, tag: str | int) -> bool:
+    """Whether pydantic means this member of a union by the tag: its name, or a value of the field that tells them."""
+    if not (isinstance(member, type) and issubclass(member, BaseModel)):
+        return False
+    told_by = (field.annotation for field in member.model_fields.values() if get_origin(field.annotation) is Literal)
+    return member.__name__ == tag or any(tag in get_args(values) for values in told_by)

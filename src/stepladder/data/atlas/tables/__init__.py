@@ -1,0 +1,1 @@
+"""Entity types and relations of an Atlas world, as data."""

@@ -1,0 +1,1 @@
+"""Gold decompositions, derived from what a data set annotates."""

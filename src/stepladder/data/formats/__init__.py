@@ -1,0 +1,1 @@
+"""Published question formats, one file per format."""

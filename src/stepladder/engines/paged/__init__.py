@@ -1,0 +1,1 @@
+"""Generation on a GPU with a paged KV cache, CUDA graphs and Triton kernels."""

@@ -1,0 +1,1 @@
+"""The in-process engine on `transformers`: batching, prefix cache, sampling."""

@@ -1,0 +1,93 @@
+"""What engines in this process have in common: a tokenizer, a window, and rows that become replies.
+
+In: requests. Out: a `Row` for each that has something to write, and replies made of rows that were written. Token ids
+go in and come out untouched: a segment is encoded once, when it is first read.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from stepladder.core.requests import Finish, Generate, Generation, nothing_written
+from stepladder.core.trace import Author, Segment, Usage
+from stepladder.engines.base import Engine, EngineError, cut_at_stop
+from stepladder.engines.transformers.sampling import Row, start_row
+from stepladder.engines.transformers.tokenization import Encoding
+
+
+class InProcessEngine(Engine):
+    """An engine that owns its tokenizer."""
+
+    tokenizer: PreTrainedTokenizerBase
+    #: Tokens of the window, those written included.
+    context_limit: int
+    #: Every token that ends a turn.
+    end_tokens: frozenset[int]
+
+    def read_with(
+        self, tokenizer: PreTrainedTokenizerBase, chat: bool | None, chat_options: Mapping[str, Any] | None
+    ) -> None:
+        """Encode with this tokenizer from now on; prompts in its chat template, where it has one, unless told not to.
+
+        `chat_options` are variables of that template.
+        """
+        self.tokenizer = tokenizer
+        self.encoding = Encoding(tokenizer, chat=chat, chat_options=chat_options)
+
+    def encode(self, segment: Segment) -> Segment:
+        """The segment with token ids; one that has them is returned as it is."""
+        return self.encoding.encode(segment)
+
+    def decode(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
+        """The text of tokens that follow others."""
+        return self.encoding.decode(tokens, after)
+
+    def forget(self) -> None:
+        """Drop what was kept of earlier transcripts."""
+
+    def begin(
+        self, requests: Mapping[Hashable, Generate]
+    ) -> tuple[list[Row], dict[Hashable, Generation | EngineError]]:
+        """The rows to be written, and the replies to requests that need none."""
+        rows: list[Row] = []
+        replies: dict[Hashable, Generation | EngineError] = {}
+        for key, request in requests.items():
+            try:
+                context = tuple(self.encode(segment) for segment in request.context)
+            except EngineError as error:
+                replies[key] = error
+                continue
+            tokens_in = [token for segment in context for token in segment.tokens]
+            room = self.context_limit - len(tokens_in)
+            if not tokens_in:
+                replies[key] = EngineError("the context is empty: there is nothing to continue")
+            elif room < 1:
+                replies[key] = nothing_written(context)
+            else:
+                rows.append(start_row(key, request, context, tokens_in, room))
+        return rows, replies
+
+    def end_of(self, row: Row, *, may_close: bool = True) -> Finish | None:
+        """Whether a row has ended with its last token, and how. `may_close`: that token can end a stop string."""
+        if row.tokens[-1] in self.end_tokens:
+            return Finish.END
+        if row.stops and may_close and cut_at_stop(self.text_of(row), row.stops)[1]:
+            return Finish.STOP
+        if len(row.tokens) >= row.limit:
+            return Finish.LENGTH if row.limit == row.sampling.max_tokens else Finish.NO_ROOM
+        return None
+
+    def text_of(self, row: Row) -> str:
+        """What a row has written, without the token that ends a turn."""
+        spoken = row.tokens[:-1] if row.tokens and row.tokens[-1] in self.end_tokens else row.tokens
+        return self.decode(spoken, after=row.tokens_in)
+
+    def reply_of(self, row: Row) -> Generation:
+        """The reply that a row has become."""
+        assert row.finish is not None
+        whole = self.text_of(row)
+        text, _ = cut_at_stop(whole, row.stops)
+        written = Segment(Author.POLICY, whole, tuple(row.tokens), tuple(row.logprobs), self.encoding.vocabulary)
+        usage = Usage(read=len(row.tokens_in), written=len(row.tokens))
+        return Generation(row.context, written, text, row.finish, usage)

@@ -1,0 +1,166 @@
+"""What was read before and need not be read again: keys and values of recent transcripts, within a bound of memory.
+
+In: blocks with the token sequences they hold. Out: for the tokens of a request, the stored row that begins like it,
+and how far. The next step of a transcript, and the children of a node of a search tree, then read only what is new.
+
+Blocks are dropped whole, those first that were not used for longest. Keys and values are valid for the weights that
+made them: `weights_mark` tells whether these are still the same.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from stepladder.engines.transformers.packed_attention import Block
+
+#: Beginnings are looked up at multiples of this many tokens; from there on, tokens are compared.
+STRIDE = 16
+#: Share of a device's memory that is used unless told otherwise, and its most in main memory.
+SHARE, MOST = 1 / 8, 4 * 2**30
+#: Whole numbers by their bytes.
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The first `length` columns of a row of a block."""
+
+    block: Block
+    row: int
+    length: int
+
+
+class PrefixStore:
+    """Blocks by the beginnings of the sequences in them. With a capacity of 0 bytes it stays empty."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        #: Least recently used first; of each block the rows that may be read, by their place.
+        self._blocks: OrderedDict[Block, dict[int, Sequence[int]]] = OrderedDict()
+        self._rows: dict[int, tuple[Block, int]] = {}
+        #: The memory of each block when a row of it was last kept, and the sum: counting anew takes too long.
+        self._sizes: dict[Block, int] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def find(self, tokens: Sequence[int]) -> Prefix | None:
+        """A stored row that shares a beginning with these tokens: the longest, to within a few tokens."""
+        for key in reversed(list(_keys(tokens))):
+            if key not in self._rows:
+                continue
+            block, row = self._rows[key]
+            length = _common(self._blocks[block][row], tokens)
+            if length:  # else two beginnings have the same hash
+                self._blocks.move_to_end(block)
+                return Prefix(block, row, length)
+        return None
+
+    def add(self, block: Block, rows: Mapping[int, Sequence[int]]) -> None:
+        """Keep some rows of a block, which hold these tokens; drop others as long as there are too many bytes."""
+        size = block.bytes
+        if not rows or (size > self.capacity and block not in self._sizes):
+            return
+        self.bytes += size - self._sizes.get(block, 0)
+        self._sizes[block] = size
+        self._blocks.setdefault(block, {}).update(rows)
+        self._blocks.move_to_end(block)
+        for row, tokens in rows.items():
+            for key in _keys(tokens):
+                self._rows[key] = (block, row)
+        while self.bytes > self.capacity:
+            self._drop(next(iter(self._blocks)))
+
+    def _drop(self, block: Block) -> None:
+        self.bytes -= self._sizes.pop(block)
+        for tokens in self._blocks.pop(block).values():
+            for key in _keys(tokens):
+                if key in self._rows and self._rows[key][0] is block:
+                    del self._rows[key]
+
+    def forget(self) -> None:
+        """Drop everything."""
+        self._blocks.clear()
+        self._rows.clear()
+        self._sizes.clear()
+        self.bytes = 0
+
+    def close(self) -> None:
+        """The same: memory goes with what it holds."""
+        self.forget()
+
+
+def _keys(tokens: Sequence[int]) -> Iterator[int]:
+    """A hash of each beginning whose length is a multiple of the stride, shortest first."""
+    key = 0
+    for end in range(STRIDE, len(tokens) + 1, STRIDE):
+        key = hash((key, *tokens[end - STRIDE : end]))
+        yield key
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences have in common at their beginning."""
+    shorter = min(len(a), len(b))
+    if list(a[:shorter]) == list(b[:shorter]):
+        return shorter
+    return next(index for index in range(shorter) if a[index] != b[index])
+
+
+def weights_mark(model: nn.Module) -> tuple[Any, ...]:
+    """Equal as long as the model computes the same: an optimizer's step, a load, an adapter switched on or off, a scale
+    or a precision (autocast) set anew change it.
+
+    In-place changes count up a tensor's version. Those made through `tensor.data` do not, but they change the sum of
+    its bits (unless values only change places), which takes about as long to compute as one token does.
+    """
+    weights = list(model.parameters())
+    bits = torch.stack([_sum_of_bits(each).to(weights[0].device) for each in weights]).tolist()
+    return *versions_mark(model), tuple(bits)
+
+
+def versions_mark(model: nn.Module) -> tuple[Any, ...]:
+    """The same without looking at the weights: changes that are made through `tensor.data` do not show."""
+    return _layout(model), tuple(-1 if each.is_inference() else each._version for each in model.parameters())
+
+
+def layout_mark(model: nn.Module) -> tuple[Any, ...]:
+    """Equal as long as the model does the same with weights at the same place, whatever their values."""
+    hooks = [(*each._forward_pre_hooks, *each._forward_hooks) for each in model.modules()]
+    return *_layout(model), tuple(hooks)
+
+
+def _layout(model: nn.Module) -> tuple[Any, ...]:
+    tensors = [*model.parameters(), *model.buffers()]
+    modules: list[Any] = list(model.modules())
+    adapters = [  # layers of peft
+        (each.disable_adapters, *each.active_adapters, *each.merged_adapters, str(getattr(each, "scaling", "")))
+        for each in modules
+        if isinstance(getattr(each, "disable_adapters", None), bool)
+    ]
+    device = tensors[0].device.type
+    precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    forward = vars(model).get("forward")  # a trainer's own, which may convert
+    return (
+        tuple((each.data_ptr(), each.dtype, each.shape, each.device) for each in tensors),
+        tuple(adapters),
+        precision,
+        id(forward) if forward else None,
+    )
+
+
+def _sum_of_bits(weights: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor read as whole numbers, modulo 2**64: no change is too small for it, in any precision."""
+    flat = weights.detach().reshape(-1)
+    eights = flat.nbytes % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
+    return flat.view(torch.int64 if eights else _INTEGERS[flat.element_size()]).sum()
+
+
+def default_capacity() -> int:
+    """Bytes for stored prefixes: an eighth of the machine's memory, 4 GiB at most."""
+    return min(MOST, int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * SHARE))

@@ -1,0 +1,102 @@
+"""Segments to token ids and back, as one model reads them.
+
+In: a tokenizer of transformers. Out: segments with their ids. A prompt is put into the chat template, where there is
+one; text that follows other text gets no space of its own; what a document spells stays plain text, even where it
+spells a control token. A segment that has ids keeps them, and ids of another vocabulary are refused, not misread.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Author, Segment
+from stepladder.engines.base import EngineError
+from stepladder.models.loading import fingerprint
+
+#: Stands for the message while the chat template is taken apart.
+_MESSAGE = "STEPLADDER-MESSAGE"
+
+
+class Encoding:
+    """How one model reads segments."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        chat: bool | None = None,
+        chat_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`chat`: put prompts into the tokenizer's chat template, by default when it has one. `chat_options` are
+        variables of that template.
+        """
+        self.tokenizer = tokenizer
+        self.vocabulary = fingerprint(tokenizer)
+        self._adds_space = self._decode(list(self._encode_text("x"))) != "x" or self._first_piece("x").startswith("▁")
+        in_chat = tokenizer.chat_template is not None if chat is None else chat
+        self._chat_frame = self._take_template_apart(chat_options or {}) if in_chat else None
+
+    def encode(self, segment: Segment) -> Segment:
+        """The segment with token ids; one that has them is returned as it is."""
+        if segment.tokens and segment.vocabulary != self.vocabulary:
+            raise EngineError(
+                f"a segment has token ids of another vocabulary ({segment.vocabulary or 'unnamed'}, this model's is "
+                f"{self.vocabulary}): its transcript was made with another tokenizer"
+            )
+        if segment.tokens or not segment.text:
+            return segment
+        begins = segment.author is Author.PROMPT and self._chat_frame is None
+        tokens = self._encode_text(segment.text, inside=not begins, split_special_tokens=True)
+        if begins:
+            tokens = self._with_beginning(tokens)
+        elif segment.author is Author.PROMPT and self._chat_frame is not None:
+            before, behind = self._chat_frame
+            tokens = before + tokens + behind
+        return replace(segment, tokens=tokens, vocabulary=self.vocabulary)
+
+    def decode(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
+        """The text of tokens that follow others (some tokenizers drop the first space of a text)."""
+        before = list(after[-8:])
+        head = self._decode(before) if before else ""
+        return self._decode([*before, *tokens])[len(head) :]
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _first_piece(self, text: str) -> str:
+        return str(self.tokenizer.convert_ids_to_tokens(list(self._encode_text(text)))[0])
+
+    def _with_beginning(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Tokens behind the one that begins a text, for tokenizers that add it by themselves."""
+        begins = self.tokenizer("")["input_ids"][:1]
+        return (*begins, *tokens) if begins and begins[0] == self.tokenizer.bos_token_id else tokens
+
+    def _encode_text(self, text: str, *, inside: bool = False, **options: bool) -> tuple[int, ...]:
+        """Token ids of a text; `inside`: it follows another, so no space is put before it."""
+
+        def encode(text: str) -> tuple[int, ...]:
+            return tuple(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+
+        if not inside or not self._adds_space:
+            return encode(text)
+        anchor, anchored = encode("\n"), encode("\n" + text)
+        return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else encode(text)
+
+    def _take_template_apart(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens that the chat template puts before and behind a user's message."""
+        turn = [{"role": "user", "content": _MESSAGE}]
+        try:
+            whole = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False, **options)
+        except Exception as error:  # templates are programs of others, and fail in their own ways
+            raise StepladderError(
+                f"the tokenizer's chat template cannot be used: {error}. Set its variables (chat_options) or chat=False"
+            ) from error
+        before, *behind = str(whole).split(_MESSAGE)
+        if len(behind) != 1:
+            raise StepladderError(
+                f"the tokenizer's chat template shows a message {len(behind)} times, not once; use chat=False"
+            )
+        return self._encode_text(before), self._encode_text(behind[0], inside=True)

@@ -1,0 +1,256 @@
+"""Evaluation: play every question once, score it, and say how sure the result is.
+
+In: a driver, an agent, questions. Out: an `Evaluation`: one score and one trajectory a question, a summary with 95%
+intervals, and a paired comparison with another evaluation of the same questions. `save` writes a folder with
+`summary.json`, `scores.jsonl` (the rows) and `trajectories.jsonl`.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from stepladder.agents.base import Agent
+from stepladder.core.answer_metrics import QuestionScore, failed_score, score
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import atomic_folder
+from stepladder.core.io.records import write_records
+from stepladder.core.requests import Algorithm
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Question, StopReason, Trajectory
+from stepladder.driver import Driver, Interrupted, Outcome, Watcher
+from stepladder.engines.base import EngineDown
+from stepladder.evaluate.statistics import Comparison, Interval, mean_interval, paired_difference
+from stepladder.explore.episode import Cost, EpisodeSettings, episode, metered
+from stepladder.explore.guided import Guide, guided
+
+_SUMMARY, _SCORES, _TRAJECTORIES = "summary.json", "scores.jsonl", "trajectories.jsonl"
+_VERSION_KEY = "stepladder_evaluation"
+_ROW = TypeAdapter(QuestionScore)
+
+#: What is averaged over questions: its name, and its value for a question (None where it cannot be known).
+METRICS: dict[str, Callable[[QuestionScore], float | None]] = {
+    "em": lambda row: row.em,
+    "f1": lambda row: row.f1,
+    "precision": lambda row: row.precision,
+    "recall": lambda row: row.recall,
+    "cover_em": lambda row: row.cover_em,
+    "gold_recall": lambda row: row.gold_recall,
+    "steps": lambda row: row.steps,
+    "searches": lambda row: row.searches,
+    "searches_made": lambda row: row.searches if row.searches_made is None else row.searches_made,
+    "redundant_queries": lambda row: row.redundant_queries,
+    "over_search": lambda row: row.over_search,
+    "under_search": lambda row: row.under_search,
+    "malformed": lambda row: float(row.malformed_steps > 0),
+    "tokens_read": lambda row: row.tokens_read,
+    "tokens_written": lambda row: row.tokens_written,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """An evaluation in numbers."""
+
+    questions: int
+    metrics: dict[str, Interval]
+    #: How episodes ended, by stop reason.
+    stops: dict[str, int]
+    #: Why questions were not answered exactly, by cause.
+    misses: dict[str, int]
+    #: EM and F1 by number of gold hops, and by kind of question.
+    by_hops: dict[str, dict[str, float]]
+    by_kind: dict[str, dict[str, float]]
+    #: Reasons of failed episodes, with how often each occurred.
+    failures: dict[str, int]
+    #: Questions that were not reached because the run was interrupted; they are in no average.
+    cancelled: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, with the metrics at the top level."""
+        data = asdict(self)
+        return {"questions": data.pop("questions"), **data.pop("metrics"), **data}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Scores of all questions, in their order; the trajectory is None where an episode failed."""
+
+    scores: tuple[QuestionScore, ...]
+    trajectories: tuple[Trajectory | None, ...]
+    #: Why the run ended before all questions were played: Ctrl-C, or an engine that went down. None when it did not.
+    stopped_by: Interrupted | EngineDown | None = None
+
+    def summary(self) -> Summary:
+        """Means with intervals, and counts."""
+        return summarise(self.scores)
+
+    def save(self, folder: Path, settings: dict[str, Any], *, overwrite: bool = False) -> None:
+        """Write summary, rows and trajectories; the folder appears whole or not at all."""
+        check_free(folder, overwrite=overwrite)
+        with atomic_folder(folder, what="evaluation") as fresh:
+            summary = {_VERSION_KEY: 1, **settings, **self.summary().as_json()}
+            (fresh / _SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            rows = "".join(json.dumps(asdict(row)) + "\n" for row in self.scores)
+            (fresh / _SCORES).write_text(rows, encoding="utf-8")
+            write_records(fresh / _TRAJECTORIES, [each for each in self.trajectories if each is not None])
+
+
+def check_free(folder: Path, *, overwrite: bool = False) -> None:
+    """Raise unless an evaluation may be saved there: nothing is, or another evaluation that may be written over."""
+    if not folder.exists() and not folder.is_symlink():
+        parent = next(each for each in folder.absolute().parents if each.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise StepladderError(f"{folder} cannot be written: {parent} is no folder that may be written to")
+        return
+    if not folder.is_dir():
+        raise StepladderError(f"{folder} is a file or a broken link; choose another place for the evaluation")
+    names = {each.name if each.is_file() else f"{each.name}/" for each in folder.iterdir()}
+    if names and not (names <= {_SUMMARY, _SCORES, _TRAJECTORIES} and _is_evaluation(folder)):
+        raise StepladderError(f"{folder} has other files than an evaluation's in it; choose another folder")
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise StepladderError(f"{folder} is where you are; a folder cannot be replaced from inside")
+    if names and not overwrite:
+        raise StepladderError(f"{folder} holds an evaluation already; say overwrite (--overwrite) to replace it")
+
+
+def _is_evaluation(folder: Path) -> bool:
+    try:
+        return _VERSION_KEY in json.loads((folder / _SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def evaluate(
+    driver: Driver,
+    agent: Agent,
+    questions: Sequence[Question],
+    settings: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
+    *,
+    guide: Guide | None = None,
+    seed: int = 0,
+    watch: Watcher | None = None,
+) -> Evaluation:
+    """Play and score every question; with a guide, more is sampled and the driver's scorer chooses.
+
+    When the run ends early, by Ctrl-C or an engine that goes down after it had worked, the questions not reached are
+    marked as cancelled and `stopped_by` says why.
+    """
+    if not questions:
+        raise StepladderError("there are no questions to evaluate")
+    for question in questions:
+        if not question.answers:
+            raise StepladderError(f"question {question.id!r} has no answers: there is nothing to score against")
+
+    costs = {question.id: Cost() for question in questions}
+
+    def play(question: Question) -> Algorithm[Trajectory]:
+        own = seed_of(seed, question.id)
+        if guide is None:
+            return episode(agent, question, settings, own)
+        return guided(agent, question, settings, guide, own)
+
+    def job(question: Question) -> Callable[[], Algorithm[Trajectory]]:
+        return lambda: metered(play(question), costs[question.id])
+
+    stopped_by: Interrupted | EngineDown | None = None
+    outcomes: Sequence[Outcome[Trajectory]]
+    try:
+        outcomes = driver.run([job(question) for question in questions], watch)
+    except (Interrupted, EngineDown) as stopped:
+        outcomes, stopped_by = stopped.outcomes, stopped
+        if isinstance(stopped, EngineDown) and all(outcome.value is None for outcome in outcomes):
+            raise
+    scores = tuple(
+        _score(question, outcome, costs[question.id]) for question, outcome in zip(questions, outcomes, strict=True)
+    )
+    return Evaluation(scores, tuple(outcome.value for outcome in outcomes), stopped_by)
+
+
+def _score(question: Question, outcome: Outcome[Trajectory], cost: Cost) -> QuestionScore:
+    if outcome.failure is not None:
+        return failed_score(question, outcome.failure.stop, outcome.failure.reason)
+    assert outcome.value is not None
+    return replace(
+        score(outcome.value),
+        tokens_read=cost.usage.read,
+        tokens_written=cost.usage.written,
+        searches_made=cost.searches,
+    )
+
+
+def summarise(scores: Iterable[QuestionScore]) -> Summary:
+    """Means with intervals over the questions that were reached. Failed episodes count, as zeros."""
+    rows = list(scores)
+    reached = [row for row in rows if row.stop is not StopReason.CANCELLED]
+    metrics = {}
+    for name, value_of in METRICS.items():
+        known = [value for value in map(value_of, reached) if value is not None]
+        if known:
+            metrics[name] = mean_interval(known)
+    return Summary(
+        questions=len(reached),
+        metrics=metrics,
+        stops=_counted(row.stop.value for row in reached),
+        misses=_counted(row.miss.value for row in reached if row.miss is not None),
+        by_hops=_grouped(reached, lambda row: str(row.hops)),
+        by_kind=_grouped(reached, lambda row: row.kind or "unnamed"),
+        failures=_counted(row.failure for row in reached if row.failure),
+        cancelled=len(rows) - len(reached),
+    )
+
+
+def compare(ours: Sequence[QuestionScore], theirs: Sequence[QuestionScore], metric: str = "f1") -> Comparison:
+    """The paired difference `ours - theirs` of a metric, over the questions that both evaluations reached."""
+    by_id = {row.question_id: row for row in theirs if row.stop is not StopReason.CANCELLED}
+    pairs = [
+        (METRICS[metric](row), METRICS[metric](by_id[row.question_id]))
+        for row in ours
+        if row.stop is not StopReason.CANCELLED and row.question_id in by_id
+    ]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if not known:
+        raise StepladderError(f"the two evaluations have no question in common for which '{metric}' is known")
+    return paired_difference([a for a, _ in known], [b for _, b in known])
+
+
+def load_scores(folder: Path) -> tuple[QuestionScore, ...]:
+    """The rows of an evaluation that was saved."""
+    path = folder / _SCORES
+    if not path.is_file():
+        raise StepladderError(f"{folder} is not a saved evaluation: it has no {_SCORES} (`eval --out DIR` writes it)")
+    rows = []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                rows.append(_ROW.validate_json(line))
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"]) or "row"
+                raise StepladderError(
+                    f"{path}:{number}: not a row of an evaluation: {where}: {first['msg']}"
+                ) from error
+    return tuple(rows)
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(names).most_common())
+
+
+def _grouped(rows: Sequence[QuestionScore], key: Callable[[QuestionScore], str]) -> dict[str, dict[str, float]]:
+    groups: dict[str, list[QuestionScore]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return {
+        name: {
+            "questions": len(group),
+            "em": sum(row.em for row in group) / len(group),
+            "f1": sum(row.f1 for row in group) / len(group),
+        }
+        for name, group in sorted(groups.items())
+    }

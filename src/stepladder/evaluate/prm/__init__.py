@@ -1,0 +1,1 @@
+"""How good a process reward model is."""

@@ -1,0 +1,213 @@
+"""Two pictures of a reward model: what scores it gives to which steps, and how far they can be believed.
+
+In: scores or probabilities of steps. Out: self-contained SVG that any browser shows, in light and in dark.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from stepladder.evaluate.prm.ranking import Bin, brier, calibration_error, reliability
+from stepladder.evaluate.prm.svg_axes import (
+    BOLD,
+    FONT,
+    MARGIN,
+    SERIES,
+    SMALL,
+    TOP,
+    WIDTH,
+    Axis,
+    bar,
+    below,
+    line,
+    number,
+    page,
+    round_step,
+    text,
+    ticks,
+    upright,
+    xml,
+)
+from stepladder.evaluate.statistics import Values
+from stepladder.reporting.charts.tree_layout import fit
+
+#: Colours of what lies below 0, and of the rest.
+_BELOW, _ABOVE = "s0", "s1"
+#: A row of the distributions: its height, and how much of that the highest bar may have.
+_ROW, _HIGHEST = 64.0, 50.0
+#: The numbers at the right end at these pixels.
+_COLUMNS = (WIDTH - MARGIN - 122, WIDTH - MARGIN - 62, WIDTH - MARGIN)
+#: About so many numbers on the axis, and bars, at most.
+_TICKS, _BARS = 9, 60
+#: Side of the square of a reliability diagram, height of the counts beneath it.
+_SIDE, _COUNTS = 384.0, 64.0
+
+
+def distributions_svg(
+    title: str,
+    groups: Mapping[str, Sequence[float]],
+    *,
+    axis: str = "score of a step",
+    counted: str = "steps",
+    subtitle: str = "",
+) -> str:
+    """One histogram a group, on one axis: how scores are spread, where their median is, how many are 0 or more.
+
+    `counted`: what each score is of.
+    """
+    values = {name: _finite(name, scores) for name, scores in groups.items()}
+    everything = np.concatenate([*values.values(), np.zeros(1)])
+    if len(everything) == 1:
+        raise ValueError("there is nothing to draw: give at least one group with at least one score")
+    span = max(float(np.ptp(everything)), 1e-6)
+    # Bars begin at multiples of their width, so that none has scores from both sides of 0.
+    width, step = round_step(span, _BARS), round_step(span, _TICKS)
+    first, last = int(min(everything.min() // width, -1)), int(max(everything.max() // width, 0))
+    across = Axis(first * width, (last + 1) * width, MARGIN + 128, _COLUMNS[0] - 44)
+    top = TOP + 16
+    bottom = top + _ROW * len(values)
+    parts = [
+        *(text(x, TOP, words, "small end") for x, words in zip(_COLUMNS, (counted, "median", "≥ 0"))),
+        *(line(across(tick), top, across(tick), bottom, "grid") for tick in ticks(across, step)),
+        line(across(0), top, across(0), bottom, "aim"),
+    ]
+    for row, (name, scores) in enumerate(values.items(), start=1):
+        parts += _row(name, scores, across, width, top + _ROW * row)
+    parts += [
+        *below(across, bottom, step),
+        text((across.start + across.end) / 2, bottom + 40, axis, "quiet middle"),
+        line(MARGIN + 2, bottom + 55, MARGIN + 2, bottom + 67, "median"),
+        text(MARGIN + 10, bottom + 65, "median. The highest bar of every row is drawn equally high.", "small"),
+    ]
+    return page(title, subtitle, bottom + 86, parts)
+
+
+def _finite(name: str, scores: Sequence[float]) -> Values:
+    values = np.asarray(scores, dtype=np.float64)
+    for position in np.flatnonzero(~np.isfinite(values)).tolist():
+        raise ValueError(f"score {position} of {name!r} is {scores[position]}; it must be a finite number")
+    return values
+
+
+def _row(name: str, values: Values, across: Axis, width: float, base: float) -> Iterator[str]:
+    """The histogram of a group above its base line, its highest bar as high as that of any other group."""
+    words = fit(name, across.start - MARGIN - 14, 2, FONT * BOLD)
+    for place, each in enumerate(words):
+        yield text(MARGIN, base - 14 - 16 * (len(words) - 1 - place), each, "name")
+    first = round(across.low / width)
+    counts = np.bincount((values // width).astype(np.int64) - first) if len(values) else np.zeros(0, dtype=np.int64)
+    for place, count in enumerate(counts.tolist()):
+        if count:
+            low, high = (first + place) * width, (first + place + 1) * width
+            height = max(_HIGHEST * count / int(counts.max()), 1.0)
+            tooltip = f"{name}: {count:,} of {len(values):,} from {number(low)} to {number(high)}"
+            kind = _BELOW if first + place < 0 else _ABOVE
+            yield bar(across(low) + 0.4, base - height, across(high) - across(low) - 0.8, height, kind, tooltip)
+    yield line(across.start, base, across.end, base, "rule")
+    numbers = [f"{len(values):,}", "–", "–"]
+    if len(values):
+        median = float(np.median(values))
+        numbers[1:] = [f"{median:.2f}".replace("-", "−"), f"{(values >= 0).mean():.1%}"]
+        yield line(across(median), base, across(median), base - _HIGHEST - 3, "median")
+    for x, each in zip(_COLUMNS, numbers):
+        yield text(x, base - 14, each, "number end")
+
+
+def reliability_svg(
+    title: str,
+    probabilities: Mapping[str, Sequence[float]],
+    labels: Sequence[bool],
+    *,
+    bins: int = 10,
+    subtitle: str = "",
+) -> str:
+    """Predicted probability against the share that is good; on the diagonal they agree. One line a prediction.
+
+    `probabilities`: predictions by their names, all of the same steps, such as those before and after Platt scaling.
+    """
+    if not 1 <= len(probabilities) <= len(SERIES):
+        raise ValueError(f"there are {len(probabilities)} predictions to draw; 1 to {len(SERIES)} can be told apart")
+    curves = {name: reliability(chances, labels, bins) for name, chances in probabilities.items()}
+    most = max(each.count for curve in curves.values() for each in curve)
+    left = MARGIN + 52
+    across = Axis(0, 1, left, left + _SIDE)
+    up = Axis(0, 1, TOP + _SIDE, TOP)
+    base = TOP + _SIDE + 28 + _COUNTS
+    parts = [*_square(across, up)]
+    for place, (name, curve) in enumerate(curves.items()):
+        parts += _curve(place, curve, across, up, most)
+        parts += _counts(place, len(curves), name, curve, across, base, most)
+    parts += [
+        line(left, base, left + _SIDE, base, "rule"),
+        text(left - 10, base - _COUNTS + 8, f"{most:,}", "small end"),
+        text(left - 10, base, "0", "small end"),
+        upright(MARGIN + 8, base - _COUNTS / 2, "steps"),
+        *below(across, base, 0.2),
+        text(left + _SIDE / 2, base + 40, "predicted probability that a step is good", "quiet middle"),
+        *_legend(probabilities, labels, bins, left + _SIDE + 36),
+    ]
+    return page(title, subtitle, base + 60, parts)
+
+
+def _square(across: Axis, up: Axis) -> Iterator[str]:
+    """The frame, with the diagonal on which what was predicted is what is true."""
+    for tick in ticks(across, 0.2):
+        yield line(across(tick), up.start, across(tick), up.end, "grid")
+        yield line(across.start, up(tick), across.end, up(tick), "grid")
+        yield text(across.start - 10, up(tick) + 4, number(tick), "small end")
+    yield line(across.start, up.start, across.end, up.start, "rule")
+    yield line(across.start, up.start, across.start, up.end, "rule")
+    yield line(across.start, up.start, across.end, up.end, "aim")
+    yield upright(MARGIN + 8, (up.start + up.end) / 2, "share of good steps")
+
+
+def _curve(place: int, curve: Sequence[Bin], across: Axis, up: Axis, most: int) -> Iterator[str]:
+    """A line from bin to bin, with a dot at each whose area grows with its steps."""
+    points = [(across(each.probability), up(each.good)) for each in curve]
+    yield f'<path class="curve s{place}" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in points)}"/>'
+    for each, (x, y) in zip(curve, points):
+        radius = 3 + 5 * (each.count / most) ** 0.5
+        tooltip = f"{each.count:,} steps: predicted {each.probability:.3f}, good {each.good:.3f}"
+        spot = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"'
+        yield f'<circle class="dot s{place}" {spot}><title>{xml(tooltip)}</title></circle>'
+
+
+def _counts(
+    place: int, places: int, name: str, curve: Sequence[Bin], across: Axis, base: float, most: int
+) -> Iterator[str]:
+    """How many steps each bin has; the bars of several predictions stand side by side."""
+    for each in curve:
+        room = across(each.high) - across(each.low)
+        start, width = across(each.low) + 0.06 * room, 0.88 * room / places
+        height = max(_COUNTS * each.count / most, 1.0)
+        tooltip = f"{name}: {each.count:,} steps from {number(each.low)} to {number(each.high)}"
+        yield bar(start + place * width, base - height, 0.97 * width, height, f"s{place}", tooltip)
+
+
+def _legend(
+    probabilities: Mapping[str, Sequence[float]], labels: Sequence[bool], bins: int, left: float
+) -> Iterator[str]:
+    """What the lines are, and how good: calibration error and Brier score."""
+    right = WIDTH - MARGIN
+    columns = (right - 58, right)
+    yield from (text(x, TOP + 8, words, "small end") for x, words in zip(columns, ("ECE", "Brier")))
+    y = TOP + 34
+    for place, (name, chances) in enumerate(probabilities.items()):
+        yield line(left, y - 4.5, left + 20, y - 4.5, f"curve s{place}")
+        yield f'<circle class="dot s{place}" cx="{left + 10:.1f}" cy="{y - 4.5:.1f}" r="5"/>'
+        yield text(left + 28, y, fit(name, columns[0] - 44 - left - 28, 1, FONT * BOLD)[0], "name")
+        measured = calibration_error(chances, labels, bins), brier(chances, labels)
+        yield from (text(x, y, f"{value:.3f}", "number end") for x, value in zip(columns, measured))
+        y += 26
+    yield line(left, y - 14, right, y - 14, "grid")
+    good = sum(map(bool, labels)) / len(labels)
+    told = (
+        f"{len(labels):,} steps, of which {good:.1%} are good.",
+        "Above the diagonal steps are better than predicted, below it worse.",
+        "A dot's area grows with the steps in its bin; the bars beneath count them.",
+    )
+    for sentence in told:
+        for each in fit(sentence, right - left, 4, SMALL):
+            yield text(left, y + 8, each, "small")
+            y += 17
+        y += 6

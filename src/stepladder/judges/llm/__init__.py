@@ -1,0 +1,1 @@
+"""A language model as a judge of steps."""

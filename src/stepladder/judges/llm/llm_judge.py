@@ -1,0 +1,266 @@
+"""A language model as the judge of steps.
+
+In: a tree and siblings in it. Out: preferences, by one of three ways of asking:
+
+    choice    one best and one worst of all siblings, by logical validity, or none (ProRAG)
+    ranking   all siblings from best to worst, by sufficiency, utility and redundancy (RAG-Gym)
+    score     0 to 100 for every sibling alone; those far enough apart are preferred (ReasonRAG)
+
+Models like what they read first. `order="both"` asks with the candidates listed as they were made and reversed, and
+keeps only what both agree on. A reply that cannot be read is sent back once with what is wrong, then given up.
+Everything that does not become a preference is counted, with what went wrong.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import permutations
+from typing import Any, Literal, TypeVar, get_args
+
+from stepladder.core.errors import unknown_name
+from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Sampling
+from stepladder.core.trace import Author, Node, Segment, Trajectory, Tree
+from stepladder.driver.gather import together
+from stepladder.engines.base import EngineError
+from stepladder.judges.base import Preference
+from stepladder.judges.llm.prompts import Candidate, choice_prompt, letters, ranking_prompt, repair_prompt, score_prompt
+from stepladder.judges.llm.strict_json import BadReply
+from stepladder.judges.llm.verdicts import Grade, Ordering, read_choice, read_ranking, read_score
+
+Mode = Literal["choice", "ranking", "score"]
+Order = Literal["made", "reversed", "both"]
+Verdict = TypeVar("Verdict")
+
+
+@dataclass(slots=True)
+class JudgeCounts:
+    """What became of what a judge was asked."""
+
+    #: Prompts; a repair is part of its prompt.
+    asked: int = 0
+    #: Replies that could be read at the second try, and those that could not.
+    repaired: int = 0
+    refused: int = 0
+    #: Requests that the engine could not answer.
+    failed: int = 0
+    #: Groups of siblings with a preference, without one in the judge's eyes, and those on which two orders disagreed.
+    kept: int = 0
+    none: int = 0
+    disagreed: int = 0
+
+
+class NoVerdict(EngineError):
+    """Why a judge that was asked has not judged: there is no reply, or none that can be read."""
+
+
+class LLMJudge:
+    """Asks a model, through whatever engine the driver has."""
+
+    def __init__(
+        self,
+        mode: Mode = "choice",
+        *,
+        order: Order = "both",
+        margin: float = 0.1,
+        all_pairs: bool = False,
+        max_tokens: int = 512,
+        history: int = 12_000,
+        name: str | None = None,
+    ) -> None:
+        """`margin` is the least difference of two scores, between 0 and 1, that makes a preference (mode `score`).
+
+        `all_pairs` prefers every candidate to all that rank below it, not only the best to the worst (mode `ranking`).
+        A reply has at most `max_tokens`, a prompt `history` characters of what happened before. `name` is written into
+        the pairs.
+        """
+        if mode not in get_args(Mode):
+            raise unknown_name("mode of judging", mode, get_args(Mode))
+        if order not in get_args(Order):
+            raise unknown_name("order of candidates", order, get_args(Order))
+        if not 0 < margin <= 1:
+            raise ValueError(f"margin is {margin}; it must be above 0 and at most 1")
+        self.mode = mode
+        self.order = order
+        self.margin = margin
+        self.all_pairs = all_pairs
+        self.sampling = Sampling(max_tokens=max_tokens)
+        self.history = history
+        self.name = name or f"llm-{mode}"
+        self.counts = JudgeCounts()
+        #: Why there was no verdict, and how often.
+        self.problems: Counter[str] = Counter()
+
+    def summary(self) -> dict[str, Any]:
+        """What became of what was asked, as plain data, with the most frequent problems."""
+        return {"asked": asdict(self.counts), "problems": dict(self.problems.most_common(3))}
+
+    def prefer(self, tree: Tree, siblings: Sequence[Node]) -> Algorithm[list[Preference]]:
+        """The preferences among siblings, the clearest first."""
+        nodes = _distinct(siblings)
+        if len(nodes) < 2:
+            return []
+        state = _state_before(tree, nodes)
+        by = self._by_score if self.mode == "score" else self._by_order
+        preferences = yield from by(state, nodes)
+        self.counts.kept += bool(preferences)
+        return preferences
+
+    def grade(self, trajectory: Trajectory) -> Algorithm[tuple[float, ...]]:
+        """A score between 0 and 1 for every step; an `EngineError` where one cannot be had.
+
+        A step's prompt depends on nothing but what went before it: steps that trajectories share are equal requests.
+        """
+        grades = yield from self._grades(self.score_requests(trajectory))
+        for number, grade in enumerate(grades, start=1):
+            if isinstance(grade, NoVerdict):
+                raise EngineError(f"no score for step {number} of {len(grades)}: {grade}")
+        return tuple(grade.score for grade in grades if isinstance(grade, Grade))
+
+    def score_requests(self, trajectory: Trajectory) -> list[Generate]:
+        """What `grade` asks, a request a step."""
+        return [
+            self._request(score_prompt(replace(trajectory, steps=trajectory.steps[:index]), step.action, self.history))
+            for index, step in enumerate(trajectory.steps)
+        ]
+
+    def requests(self, tree: Tree, siblings: Sequence[Node]) -> list[Generate]:
+        """All that `prefer` may ask, less repairs: for those who want to know what it would cost."""
+        nodes = _distinct(siblings)
+        if len(nodes) < 2:
+            return []
+        state = _state_before(tree, nodes)
+        if self.mode == "score":
+            return [self._score_request(state, node) for node in nodes]
+        return [self._order_request(state, listed) for listed in self._listings(nodes)]
+
+    # --- choice and ranking -----------------------------------------------------------------------------------
+
+    def _by_order(self, state: Trajectory, nodes: Sequence[Node]) -> Algorithm[list[Preference]]:
+        read = read_choice if self.mode == "choice" else read_ranking
+        agreed: list[tuple[int, int]] | None = None
+        reason = ""
+        # One after the other: where the first sees no difference, the second need not be paid for.
+        for listed in self._listings(nodes):
+            ids = {candidate.letter: candidate.node.id for candidate in listed}
+            request = self._order_request(state, listed)
+            try:
+                ordering: Ordering = yield from self._ask(request, partial(read, letters=list(ids)))
+            except NoVerdict:
+                return []
+            pairs = [(ids[better], ids[worse]) for better, worse in ordering.pairs]
+            if not self.all_pairs:
+                del pairs[1:]
+            if agreed is None:
+                agreed, reason = pairs, ordering.reason
+                if not agreed:
+                    self.counts.none += 1
+                    return []
+            else:
+                agreed = [pair for pair in agreed if pair in pairs]
+                self.counts.disagreed += not agreed
+        return [Preference(chosen, rejected, reason=reason) for chosen, rejected in agreed or ()]
+
+    def _listings(self, nodes: Sequence[Node]) -> list[list[Candidate]]:
+        """The candidates in the orders to ask about. Letters follow the place, so that neither can be liked."""
+        orders = {"made": [nodes], "reversed": [nodes[::-1]], "both": [nodes, nodes[::-1]]}[self.order]
+        return [[Candidate(*named) for named in zip(letters(len(order)), order)] for order in orders]
+
+    def _order_request(self, state: Trajectory, listed: Sequence[Candidate]) -> Generate:
+        prompt = choice_prompt if self.mode == "choice" else ranking_prompt
+        return self._request(prompt(state, listed, self.history))
+
+    # --- score ------------------------------------------------------------------------------------------------
+
+    def _by_score(self, state: Trajectory, nodes: Sequence[Node]) -> Algorithm[list[Preference]]:
+        grades = yield from self._grades([self._score_request(state, node) for node in nodes])
+        graded = [(node.id, grade) for node, grade in zip(nodes, grades) if isinstance(grade, Grade)]
+        found = [
+            Preference(chosen, rejected, better.score, worse.score, better.reason)
+            for (chosen, better), (rejected, worse) in permutations(graded, 2)
+            if better.score - worse.score >= self.margin - _ROUNDING
+        ]
+        self.counts.none += len(graded) > 1 and not found
+        return sorted(found, key=_difference, reverse=True)
+
+    def _score_request(self, state: Trajectory, node: Node) -> Generate:
+        assert node.step is not None  # the root is nobody's sibling
+        return self._request(score_prompt(state, node.step.action, self.history))
+
+    def _grades(self, requests: Sequence[Generate]) -> Algorithm[list[Grade | NoVerdict]]:
+        grades: list[Grade | NoVerdict] = []
+        for grade in (yield from together([self._ask(request, read_score) for request in requests])):
+            if not isinstance(grade, Grade | NoVerdict):
+                raise grade
+            grades.append(grade)
+        return grades
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    def _request(self, prompt: str) -> Generate:
+        return Generate((Segment(Author.PROMPT, prompt),), sampling=self.sampling)
+
+    def _ask(self, request: Generate, read: Callable[[str], Verdict]) -> Algorithm[Verdict]:
+        """What the reply says; raises `NoVerdict`, and counts it, where even the second one says nothing certain."""
+        self.counts.asked += 1
+        try:
+            verdict, repaired = yield from self._reply(request, read)
+        except EngineError as error:
+            self.counts.failed += 1
+            raise self._no_verdict(str(error)) from error
+        except BadReply as problem:
+            self.counts.refused += 1
+            raise self._no_verdict(f"a reply that cannot be used: {problem}") from problem
+        self.counts.repaired += repaired
+        return verdict
+
+    def _reply(self, request: Generate, read: Callable[[str], Verdict]) -> Algorithm[tuple[Verdict, bool]]:
+        """What the reply says, and whether it had to be asked for twice."""
+        repairing = False
+        while True:
+            reply: Generation = yield request
+            try:
+                return read(reply.text), repairing
+            except BadReply as problem:
+                said = self._problem_of(reply, problem)
+                if repairing or reply.finish is Finish.NO_ROOM:
+                    raise BadReply(said) from problem
+            complaint = Segment(Author.ENVIRONMENT, repair_prompt(said))
+            request = Generate((*reply.context, reply.written, complaint), sampling=self.sampling)
+            repairing = True
+
+    def _problem_of(self, reply: Generation, problem: BadReply) -> str:
+        if reply.finish is Finish.NO_ROOM:
+            return "the prompt leaves no room for it in the model's window"
+        if reply.finish is Finish.LENGTH:
+            return f"it was cut off after {self.sampling.max_tokens} tokens"
+        return str(problem)
+
+    def _no_verdict(self, problem: str) -> NoVerdict:
+        self.problems[problem] += 1
+        return NoVerdict(problem)
+
+
+#: 0.7 - 0.6 is a little less than 0.1.
+_ROUNDING = 1e-9
+
+
+def _difference(preference: Preference) -> float:
+    assert preference.chosen_value is not None
+    assert preference.rejected_value is not None
+    return preference.chosen_value - preference.rejected_value
+
+
+def _distinct(siblings: Sequence[Node]) -> list[Node]:
+    """The siblings in the order they were made, of those that say exactly the same only the most visited."""
+    found: dict[object, Node] = {}
+    for node in sorted(siblings, key=lambda node: (-node.visits, node.id)):
+        if node.step is not None:
+            found.setdefault(node.step.action, node)
+    return sorted(found.values(), key=lambda node: node.id)
+
+
+def _state_before(tree: Tree, siblings: Sequence[Node]) -> Trajectory:
+    (parent,) = {node.parent for node in siblings}
+    assert parent is not None
+    return tree.trajectory(tree.nodes[parent])

@@ -1,0 +1,1 @@
+"""What a paid judge costs: prices, budget, ledger, cached responses."""

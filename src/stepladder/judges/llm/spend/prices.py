@@ -1,0 +1,84 @@
+"""What tokens cost, by model: the table in `prices.yaml`, with a user's own file before it.
+
+In: the path of such a file, or none. Out: a `PriceTable`; errors name the file and the entry.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+import yaml  # type: ignore[import-untyped]
+from pydantic import Field
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.settings import Settings
+from stepladder.core.trace import Usage
+
+#: The table that comes with Stepladder.
+SHIPPED = Path(__file__).with_name("prices.yaml")
+
+#: Decimal, so that sums of money are exact.
+_Dollars = Annotated[Decimal, Field(ge=0)]
+
+
+class Price(Settings):
+    """US dollars per million tokens."""
+
+    input: _Dollars
+    output: _Dollars
+
+    def of(self, usage: Usage) -> Decimal:
+        """What so many tokens cost, in US dollars.
+
+        >>> Price(input=2.5, output=10).of(Usage(read=1_000, written=100))
+        Decimal('0.0035')
+        """
+        return (usage.read * self.input + usage.written * self.output) / 1_000_000
+
+
+class _PriceFile(Settings):
+    models: dict[str, Price]
+
+
+@dataclass(frozen=True, slots=True)
+class PriceTable:
+    """Prices by the name of the model."""
+
+    prices: Mapping[str, Price]
+    #: Where a missing one can be added.
+    path: Path
+
+    def get(self, model: str) -> Price | None:
+        """The price of a model, if it is known."""
+        return self.prices.get(model)
+
+    def need(self, model: str) -> Price:
+        """The price of a model, without which a budget in dollars means nothing."""
+        price = self.get(model)
+        if price is None:
+            raise StepladderError(
+                f"model '{model}' has no price in {self.path}. Give a file of prices with the line "
+                f"`{model}: {{input: ..., output: ...}}` below `models:` (US dollars per million tokens), "
+                "or a budget in tokens, such as 2Mtok"
+            )
+        return price
+
+
+def load_prices(path: Path | None = None) -> PriceTable:
+    """The prices that come with Stepladder; those of a user's file go before them."""
+    prices = _read(SHIPPED)
+    if path is not None:
+        prices |= _read(path)
+    return PriceTable(prices, path or SHIPPED)
+
+
+def _read(path: Path) -> dict[str, Price]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StepladderError(f"price file {path} cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise StepladderError(f"price file {path} is not YAML: {error}") from error
+    return _PriceFile.read(data, str(path)).models

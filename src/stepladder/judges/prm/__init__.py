@@ -1,0 +1,1 @@
+"""The process reward model as a step scorer."""

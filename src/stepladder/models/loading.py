@@ -1,0 +1,234 @@
+"""Models of transformers by name: a folder, a GGUF file, a hub name, a built-in one; what engines must know of them.
+
+In: a name, a device, a dtype. Out: model and tokenizer, or an error that says what was found and what was expected.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from hashlib import blake2b
+from logging import getLogger
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
+
+from stepladder.core.errors import StepladderError, unknown_name
+from stepladder.models import NAMED
+from stepladder.models.adapters import base_of, is_adapter, merged
+from stepladder.models.gpu_memory import keep_to_share
+from stepladder.models.resolve import bases_of, place_of, whole_model
+from stepladder.models.tiny import tiny_model, tiny_tokenizer
+
+log = getLogger(__name__)
+
+#: A full stop, or the end of a line, before what begins as a sentence does.
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\s*\n\s*(?=[A-Z])")
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def load_model(
+    model: str | Path, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype | None
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """A causal model with its tokenizer, by its name (`places.py`); without a dtype in that of its files."""
+    if str(model) == "tiny":
+        return tiny_model().to(dtype), tokenizer or tiny_tokenizer()  # type: ignore[arg-type]
+    return load_pretrained(model, AutoModelForCausalLM, _expect_causal, tokenizer, dtype)
+
+
+def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, without its weights."""
+    if str(model) == "tiny":
+        return tiny_tokenizer()
+    with quiet_libraries():
+        place = place_of(model)
+        if isinstance(place, Path) and is_adapter(place) and not (place / "tokenizer_config.json").exists():
+            place = whole_model(place)
+        try:
+            found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(place))
+        except Exception as error:  # files of others, read by libraries that fail in many ways
+            raise _not_loaded(model, place, error) from error
+    return found
+
+
+def load_pretrained(
+    model: str | Path,
+    kind: Any,
+    expect: Callable[[str | Path, Any], None],
+    tokenizer: PreTrainedTokenizerBase | None,
+    dtype: torch.dtype | None,
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """A model of a kind (a class of transformers); `expect` raises where its configuration is of another."""
+    with quiet_libraries():  # a GGUF file is unpacked by them
+        place = place_of(model)
+    if isinstance(place, Path) and is_adapter(place):
+        return _load_adapted(place, kind, tokenizer, dtype)
+    name = str(place)
+    loaded: nn.Module
+    try:
+        with quiet_libraries():
+            expect(model, AutoConfig.from_pretrained(name))
+            loaded, found = kind.from_pretrained(  # two, with the loading info
+                name, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
+            )
+            _expect_fit(model, found)
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
+    except StepladderError:
+        raise
+    except Exception as error:  # files of others, read by libraries that fail in many ways
+        raise _not_loaded(model, place, error) from error
+    return loaded, tokenizer
+
+
+def _not_loaded(model: str | Path, place: str | Path, error: Exception) -> StepladderError:
+    """The error for a model that cannot be had from its folder, or from the hub."""
+    where = "" if isinstance(place, Path) else f"there is no folder '{place}' here, and from the hub it did not come: "
+    why = _first_sentences(str(error)) or type(error).__name__
+    return StepladderError(
+        f"model '{model}' could not be loaded: {where}{why}. "
+        f"Give a folder with a transformers model, a GGUF file, a hub name, or one of: {', '.join(NAMED)}."
+    )
+
+
+def _first_sentences(message: str, most: int = 300) -> str:
+    r"""What a long message begins with, in whole sentences on one line, without the last full stop.
+
+    >>> _first_sentences("No such file: a.b\nGet it at 'http://c.d/e'. Or do not.", 45)
+    "No such file: a.b. Get it at 'http://c.d/e'"
+    """
+    first, *others = (" ".join(each.split()).rstrip(".,:") for each in _SENTENCE_END.split(message.strip()))
+    kept = shorten(first, most, placeholder=" ...")
+    for sentence in others:
+        if len(kept) + len(sentence) + 2 > most:
+            break
+        kept += f". {sentence}"
+    return kept
+
+
+def _load_adapted(
+    folder: Path, kind: Any, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype | None
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """The model that an adapter names, with the adapter merged; the tokenizer is the adapter's where it has one."""
+    if kind is not AutoModelForCausalLM:
+        raise StepladderError(f"{folder} is an adapter; expected a whole model: merge it into its model first")
+    base, words = load_model(bases_of(folder)[0], tokenizer, None)
+    try:
+        with quiet_libraries():
+            if tokenizer is None and (folder / "tokenizer_config.json").is_file():
+                words = AutoTokenizer.from_pretrained(str(folder))
+            model = merged(base, folder)
+    except StepladderError:
+        raise
+    except Exception as error:  # files of others, read by libraries that fail in many ways
+        why = shorten(" ".join(str(error).split()), 200, placeholder=" ...") or type(error).__name__
+        if "size mismatch" in str(error):
+            why = "its matrices have other sizes. See base_model_name_or_path in its adapter_config.json"
+        raise StepladderError(f"the adapter {folder} could not be merged into '{base_of(folder)}': {why}") from error
+    model.name_or_path = str(folder.absolute())  # an adapter that is trained on top of it names it, not its base
+    return model.to(dtype or model.dtype), words
+
+
+def _expect_causal(model: str | Path, config: Any) -> None:
+    """Refuse what does not write from left to right: transformers would load an encoder's weights without a word."""
+    kinds = config.architectures or []
+    if config.is_encoder_decoder or not all(kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for kind in kinds):
+        raise StepladderError(
+            f"model '{model}' is a {', '.join(kinds) or config.model_type}; expected a causal language model, such as "
+            "LlamaForCausalLM or Qwen3ForCausalLM"
+        )
+
+
+def _expect_fit(model: str | Path, found: Any) -> None:
+    """Refuse weights that do not fit the configuration: transformers would draw what is missing at random."""
+    problems = {
+        "missing": found["missing_keys"],
+        "not in the model": found["unexpected_keys"],
+        "of another shape": found["mismatched_keys"],
+    }
+    wrong = [
+        f"{len(keys)} {problem} (such as {min(str(key[0] if isinstance(key, tuple) else key) for key in keys)})"
+        for problem, keys in problems.items()
+        if keys
+    ]
+    if wrong:
+        raise StepladderError(
+            f"the weights of model '{model}' do not fit its config.json: {'; '.join(wrong)}. Get the folder again, "
+            "or use the config.json that belongs to these weights"
+        )
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """No progress bars, logs and warnings of the libraries: what matters of them is checked, or counted and shown."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return keep_to_share(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise StepladderError(f"unknown device '{name}'; use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise StepladderError(
+            f"device '{name}' was asked for, but this torch sees no CUDA device (`stepladder doctor`)"
+        )
+    return keep_to_share(device)
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of that name; auto is bf16 on CUDA, else fp32. A processor that cannot compute in bf16 gets fp32."""
+    if name not in ("auto", *DTYPES):
+        raise unknown_name("dtype", name, ("auto", *DTYPES))
+    wanted = DTYPES.get(name, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    if wanted is torch.bfloat16 and device.type == "cpu" and not _processor_has_bf16():
+        return torch.float32
+    return wanted
+
+
+@cache
+def _processor_has_bf16() -> bool:
+    """Where it has not, torch multiplies numbers one by one, hundreds of times slower than in fp32."""
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return True
+    log.warning("this processor does not compute in bf16: fp32 is used instead")
+    return False
+
+
+def context_limit_of(config: Any) -> int:
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int):
+        raise StepladderError("the model does not say how long its context may be: pass context_limit")
+    return limit
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Equal for tokenizers whose ids mean the same."""
+    words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return blake2b(repr(words).encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+
+def end_tokens(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every token that ends a turn, by the tokenizer and by the model's generation settings."""
+    configured = settings.eos_token_id if settings is not None else None
+    several = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in (*several, tokenizer.eos_token_id) if token is not None)

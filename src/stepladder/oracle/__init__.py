@@ -1,0 +1,1 @@
+"""Everything that knows gold decompositions: the oracle engine, the step judge, corruptions."""

@@ -1,0 +1,186 @@
+"""The gold engine: plays a question's gold decomposition through an agent's own format. It proves the plumbing.
+
+In: requests with their trajectory. Out: the text a perfect policy would write next. It knows which sub-question
+comes next, but not more than the search returned: a sub-answer is given only when a gold passage of its hop was
+found, else the oracle says "unknown". Evidence is what was asked with what the passage answers. Its mistakes are
+therefore retrieval's. Without a decomposition it searches with the question itself, and needs every gold passage.
+Agents that cannot search are played from memory: there the oracle simply knows the answer. With a seed, the thoughts
+before its actions are worded variously, for training.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from stepladder.core.decomposition import answerable, fill_references, holds, hop_answers, is_conclusion
+from stepladder.core.requests import Finish, Generate, Generation
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, Trajectory
+from stepladder.engines.base import Engine, EngineError
+from stepladder.oracle.thoughts import Thoughts
+
+UNKNOWN = "unknown"
+
+
+class Writer(Protocol):
+    """What the oracle needs of an agent."""
+
+    kinds: ClassVar[frozenset[ActionKind]]
+    remembers_thoughts: ClassVar[bool]
+
+    def write(self, action: Action, trajectory: Trajectory) -> str: ...
+
+    def opening_query(self, question: Question) -> str | None: ...
+
+
+class GoldEngine(Engine):
+    """Writes what the gold decomposition wants next, in the format of one agent."""
+
+    name = "gold"
+    max_batch = 4096
+
+    def __init__(self, agent: Writer, seed: int | None = None) -> None:
+        """`seed`: word the thoughts variously, differently for every step; without one they are always the same."""
+        self.agent = agent
+        self.seed = seed
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+        """One gold step a request."""
+        return [self._next_step(request) for request in requests]
+
+    def _next_step(self, request: Generate) -> Generation | EngineError:
+        if request.trajectory is None:
+            return EngineError("the gold engine plays trajectories; this request has none")
+        trajectory = request.trajectory
+        looks_first = self.agent.opening_query(trajectory.question) is not None
+        thoughts = Thoughts()
+        if self.seed is not None:
+            step = seed_of(self.seed, trajectory.question.id, trajectory.seed, len(trajectory.steps))
+            thoughts = Thoughts(random.Random(step))
+        action = gold_action(
+            trajectory,
+            self.agent.kinds,
+            looks_first=looks_first,
+            plans_anew=not self.agent.remembers_thoughts,
+            thoughts=thoughts,
+        )
+        text = self.agent.write(action, trajectory)
+        return Generation(request.context, Segment(Author.POLICY, text), text, Finish.STOP)
+
+
+def gold_action(
+    trajectory: Trajectory,
+    kinds: frozenset[ActionKind],
+    *,
+    looks_first: bool = False,
+    plans_anew: bool = False,
+    thoughts: Thoughts = Thoughts(),  # noqa: B008 - frozen
+) -> Action:
+    """What a perfect policy does next, with the kinds of action it has.
+
+    `looks_first`: it was given passages. `plans_anew`: it does not see its earlier thoughts, so every search comes with
+    the whole plan.
+    """
+    question = trajectory.question
+    if ActionKind.QUERY not in kinds:
+        known = not looks_first or answerable(question, trajectory.given)
+        return _answer(question, known, thoughts, _recollection(question))
+
+    plan = _plan(trajectory)
+    reading = _reading_due(trajectory, kinds)
+    if reading is not None:
+        last = next(step for step in reversed(trajectory.steps) if step.action.kind is ActionKind.QUERY)
+        asked = next((each for each in plan if _alike(each.query, last.action.content)), None)
+        place = next((n for n, each in enumerate(last.passages, start=1) if asked and asked.holds((each,))), None)
+        if reading is ActionKind.EVIDENCE:
+            told = f"{asked.query} {asked.answer}." if asked is not None and place is not None else "Nothing helps."
+            return Action(reading, told, thoughts.read(place))
+        answer = asked.answer if asked and asked.found else UNKNOWN
+        return Action(reading, answer, thoughts.read(place if answer != UNKNOWN else None))
+    if any(each.found is False for each in plan):
+        return _answer(question, False, thoughts)
+    if plan and plan[-1].found is None:
+        due = plan[-1]
+        planned = thoughts.plan([hop.question for hop in question.hops] or [question.text])
+        begins = plans_anew or not trajectory.queries
+        return Action(ActionKind.QUERY, due.query, planned if begins else thoughts.next(due.number))
+    return _answer(question, True, thoughts, _conclusion(question))
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """A sub-question of the gold decomposition with its references filled in."""
+
+    #: Its place in the decomposition, from 1.
+    number: int
+    query: str
+    holds: Callable[[Sequence[Passage]], bool]
+    answer: str
+    #: Whether the search found the answer; None when it was not made yet.
+    found: bool | None
+
+
+def _plan(trajectory: Trajectory) -> list[_Search]:
+    """The searches of the gold decomposition as far as the trajectory went, and the next one that is due."""
+    question = trajectory.question
+    made = [step for step in trajectory.steps if step.action.kind is ActionKind.QUERY]
+    if not question.hops:
+        return [_search(1, question.text, question.answers, lambda found: answerable(question, found), made)]
+    plan: list[_Search] = []
+    answers: dict[int, str] = {}
+    for number, hop in enumerate(question.hops, start=1):
+        if is_conclusion(hop, question):
+            answers[number] = hop.answer
+            continue
+        query = fill_references(hop.question, answers)
+        plan.append(_search(number, query, (hop.answer,), lambda found, hop=hop: holds(hop, found), made))  # type: ignore[misc]
+        if not plan[-1].found:
+            break
+        answers[number] = hop.answer
+    return plan
+
+
+def _conclusion(question: Question) -> str:
+    """What is left to conclude when all searches are made, such as which of two numbers is greater; or nothing."""
+    if not question.hops or not is_conclusion(question.hops[-1], question):
+        return ""
+    return fill_references(question.hops[-1].question, hop_answers(question))
+
+
+def _recollection(question: Question) -> str:
+    """Every sub-question with its answer, as one thinks it through who need not search; or nothing."""
+    known = hop_answers(question)
+    return " ".join(f"{fill_references(hop.question, known)} {hop.answer}." for hop in question.hops)
+
+
+def _search(
+    number: int,
+    query: str,
+    answers: Sequence[str],
+    holds: Callable[[Sequence[Passage]], bool],
+    made: Sequence[Step],
+) -> _Search:
+    results = [step.passages for step in made if _alike(step.action.content, query)]
+    found = bool(answers) and any(map(holds, results)) if results else None
+    return _Search(number, query, holds, answers[0] if answers else UNKNOWN, found)
+
+
+def _alike(a: str, b: str) -> bool:
+    """Whether two queries are the same but for brackets, which agents may have made harmless, and space."""
+    return a.replace("<", "‹").split() == b.replace("<", "‹").split()
+
+
+def _reading_due(trajectory: Trajectory, kinds: frozenset[ActionKind]) -> ActionKind | None:
+    """The kind of step that has to follow a query before anything else, for agents that have one."""
+    last = trajectory.steps[-1].action.kind if trajectory.steps else None
+    if last is ActionKind.QUERY and ActionKind.EVIDENCE in kinds:
+        return ActionKind.EVIDENCE
+    if last in (ActionKind.QUERY, ActionKind.EVIDENCE) and ActionKind.SUB_ANSWER in kinds:
+        return ActionKind.SUB_ANSWER
+    return None
+
+
+def _answer(question: Question, found: bool, thoughts: Thoughts, conclusion: str = "") -> Action:
+    known = found and bool(question.answers)
+    return Action(ActionKind.ANSWER, question.answers[0] if known else UNKNOWN, thoughts.conclude(conclusion, known))

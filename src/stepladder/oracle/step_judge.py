@@ -1,0 +1,85 @@
+"""The exact judge: does a step ask for, extract or conclude what the gold decomposition still needs, given the history?
+
+In: trajectories or trees. Out: a `Verdict` for each step (`history.py` has the rules); `GoldJudge` makes preferences of
+them, `GoldScorer` scores. It asks no model.
+"""
+
+from collections.abc import Sequence
+
+from stepladder.core.requests import Algorithm
+from stepladder.core.trace import Node, Trajectory, Tree
+from stepladder.judges.base import Preference
+from stepladder.oracle.step_rules import Fault, History, Verdict
+
+__all__ = ["Fault", "GoldJudge", "GoldLogits", "GoldScorer", "Verdict", "judge", "judge_step", "judge_tree"]
+
+
+def judge(trajectory: Trajectory) -> tuple[Verdict | None, ...]:
+    """One verdict a step; None where the question's annotation cannot tell."""
+    return History(trajectory.question, trajectory.given).follow(trajectory.steps)
+
+
+def judge_step(trajectory: Trajectory, index: int) -> Verdict | None:
+    """The verdict on one step, given those before it."""
+    steps = trajectory.steps
+    return History(trajectory.question, trajectory.given).follow(steps[: range(len(steps))[index] + 1])[-1]
+
+
+def judge_tree(tree: Tree) -> list[Verdict | None]:
+    """The verdict on the step to every node, by its id. Histories that branches share are followed once."""
+    histories: list[History] = []
+    found: list[Verdict | None] = []
+    for node in tree.nodes:
+        history = History(tree.question, tree.given) if node.parent is None else histories[node.parent].copy()
+        found.append(None if node.step is None else history.take(node.step))
+        histories.append(history)
+    return found
+
+
+class GoldJudge:
+    """Prefers every good step to every faulty sibling. Asks no model."""
+
+    name = "gold"
+
+    def __init__(self) -> None:
+        #: The last tree and its verdicts: one tree is asked about once for every family of siblings.
+        self._last: tuple[Tree, list[Verdict | None]] | None = None
+
+    def prefer(self, tree: Tree, siblings: Sequence[Node]) -> Algorithm[list[Preference]]:
+        """Good over faulty, each with each; values 1 and 0; the reason is the fault."""
+        yield from ()
+        if self._last is None or self._last[0] is not tree:
+            self._last = tree, judge_tree(tree)
+        judged = [(node.id, verdict) for node in siblings if (verdict := self._last[1][node.id]) is not None]
+        return [
+            Preference(better, worse, 1.0, 0.0, f"{verdict.fault}: {verdict.reason}")
+            for better, good in judged
+            if good.good
+            for worse, verdict in judged
+            if not verdict.good
+        ]
+
+
+class GoldScorer:
+    """Scores steps by their verdict: 1 good, 0 faulty, 0.5 where the judge cannot tell."""
+
+    max_batch = 1024
+    concurrency = 1
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        """For each trajectory, one score a step."""
+        return [
+            tuple(0.5 if verdict is None else verdict.value for verdict in judge(trajectory))
+            for trajectory in trajectories
+        ]
+
+
+class GoldLogits:
+    """Scores steps as a reward model would that is always right, and sure of it."""
+
+    #: A probability of 0.99.
+    sure = 4.6
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        """For each trajectory, one logit a step; 0 where the judge cannot tell."""
+        return [tuple(self.sure * (2 * value - 1) for value in values) for values in GoldScorer().score(trajectories)]

@@ -1,0 +1,189 @@
+"""Reading what a question asks: its names, its kind of answer, and the words that say what is asked.
+
+In: texts. Out: tuples of lower-case words, in which a name can be marked (`mark`), and `Wording`: what is left of a
+marked text, ready to be compared by `agreement`.
+
+    >>> words_of("Where was the painter Ada Orm born?")
+    ('where', 'was', 'the', 'painter', 'ada', 'orm', 'born')
+    >>> mark(_, [("ada", "orm")])
+    ('where', 'was', 'the', 'painter', '@', 'born')
+    >>> wording(_)
+    Wording(words=('born',), kind='where')
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepladder.oracle.lexicon import COMPOUNDS, KIND_OF, RELATION_NOUNS, STOP_WORDS, WEAK_WORDS, same_word, stem
+
+Words = tuple[str, ...]
+
+#: Stands for a name.
+NAME = "@"
+_WORD = re.compile(r"#\d+|\w+")
+_POSSESSIVE = re.compile(r"['’]s?(?!\w)|(?<!\w)['’]")
+_ARTICLES = frozenset({"the", "a", "an"})
+#: Small words inside names: Letters to Zhenul, Storm over Weka.
+_LINKING = _ARTICLES | {
+    "of",
+    "to",
+    "and",
+    "in",
+    "for",
+    "on",
+    "at",
+    "over",
+    "with",
+    "from",
+    "de",
+    "la",
+    "von",
+    "van",
+    "di",
+}
+_COPULAS = frozenset({"is", "was", "are", "were"})
+_ASKING = {"who": "who", "whom": "who", "where": "where", "when": "time", "how": "quantity"}
+_SMALL = "|".join(sorted(STOP_WORDS))
+#: What only says what a name is: the painter @, the football club @, the city of @.
+_APPOSITION = re.compile(
+    rf"\bthe (?:(?:{'|'.join(sorted(KIND_OF.keys() - RELATION_NOUNS))}) of"
+    rf"|(?!(?:{_SMALL})\b)\w+(?: (?!(?:{_SMALL})\b)\w+)?)(?: the)? {NAME}"
+)
+_YEAR = re.compile(r"1?\d{3}|20\d\d")
+_MONTH = re.compile(r"january|february|march|april|may|june|july|august|september|october|november|december")
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What a text asks, less the names in it."""
+
+    #: Stems of the words that say what is asked, in order.
+    words: Words
+    #: The kind of answer; None when the text does not tell.
+    kind: str | None
+
+
+def words_of(text: str) -> Words:
+    """The words of a text in lower case, without accents and possessives; compounds in their parts."""
+    return tuple(word for found in _WORD.findall(_plain(text).lower()) for word in COMPOUNDS.get(found, (found,)))
+
+
+def _plain(text: str) -> str:
+    if text.isascii():
+        return _POSSESSIVE.sub("", text)
+    decomposed = unicodedata.normalize("NFKD", text)
+    return _POSSESSIVE.sub("", "".join(char for char in decomposed if not unicodedata.combining(char)))
+
+
+def spelling_of(name: str) -> Words:
+    """The words of a name, without an article in front."""
+    words = words_of(name)
+    return words[1:] if len(words) > 1 and words[0] in _ARTICLES else words
+
+
+def names_in(text: str) -> list[Words]:
+    """The names in a text: runs of capitalised words and numbers, with small words inside.
+
+    >>> names_in("Who composed the music for The Road to Noneloka?")
+    [('road', 'to', 'noneloka')]
+    """
+    spans: list[list[str]] = []
+    links: list[str] | None = None  # small words since the last word of a name; None outside of names
+    for place, word in enumerate(_WORD.findall(_plain(text))):
+        small = word.lower()
+        if (word[0].isupper() or word[0].isdigit()) and not (place == 0 and small in STOP_WORDS):
+            if links is None:
+                spans.append([small])
+            else:
+                spans[-1] += [*links, small]
+            links = []
+        elif links is not None and small in _LINKING:
+            links.append(small)
+        else:
+            links = None
+    return [spelling_of(" ".join(span)) for span in spans]
+
+
+def mark(words: Words, spellings: Sequence[Words]) -> Words | None:
+    """The words with a name replaced by a mark, in any of its spellings; None when the name is not there."""
+    for spelling in sorted(spellings, key=len, reverse=True):
+        for start in range(len(words) - len(spelling) + 1):
+            if words[start : start + len(spelling)] == spelling:
+                return (*words[:start], NAME, *words[start + len(spelling) :])
+    for spelling in spellings:
+        parts = set(spelling) - STOP_WORDS
+        if parts and parts.issubset(words):
+            return tuple(NAME if word in parts else word for word in words)
+    return None
+
+
+def wording(marked: Words) -> Wording:
+    """What marked words ask for."""
+    words = tuple(_APPOSITION.sub(NAME, " ".join(marked)).split())
+    return Wording(content(words), _kind(words))
+
+
+def content(words: Words) -> Words:
+    """Stems of the words that say what is asked: neither names, nor small words, nor mere kinds of answer."""
+    return tuple(
+        stem(word)
+        for word in words
+        if word != NAME and word not in STOP_WORDS and (word not in KIND_OF or word in RELATION_NOUNS)
+    )
+
+
+def _kind(words: Words) -> str | None:
+    """The kind of answer that marked words ask for; None when they do not tell."""
+    for place, word in enumerate(words):
+        if word in KIND_OF:  # "the city where", "birth date of": a noun instead of a question
+            return KIND_OF[word]
+        if word in _ASKING:
+            return _ASKING[word]
+        if word in ("which", "what"):
+            rest = words[place + 1 :]
+            is_what = bool(rest) and rest[0] in _COPULAS  # "what is the nearest city", not "which city is"
+            if is_what:
+                rest = rest[2:] if rest[1:2] and rest[1] in _ARTICLES else rest[1:]
+            noun = rest[: next((n for n, each in enumerate(rest) if each in STOP_WORDS or each == NAME), len(rest))]
+            kinds = [KIND_OF[each] for each in noun if each in KIND_OF]
+            return kinds[-1 if is_what else 0] if kinds else None
+    return None
+
+
+def kind_of_answer(answer: str) -> str | None:
+    """What an answer itself shows of its kind: a date or a number.
+
+    >>> kind_of_answer("4 May 1900"), kind_of_answer("917 metres"), kind_of_answer("Velm")
+    ('time', 'quantity', None)
+    """
+    text, words = answer.strip().lower(), words_of(answer)
+    if _YEAR.fullmatch(text) or (_MONTH.search(text) and any(map(str.isdigit, words))):
+        return "time"
+    return "quantity" if words and words[0].isdigit() and len(words) <= 3 else None
+
+
+# --- Comparing ------------------------------------------------------------------------------------------
+
+
+def weight(words: Sequence[str]) -> float:
+    """How much words say together; those that many relations share count half."""
+    return sum(0.5 if word in WEAK_WORDS else 1.0 for word in words)
+
+
+def take(wanted: Sequence[str], left: list[str]) -> float:
+    """Take the wanted words, or synonyms, out of those left, each once; the weight of what was there."""
+    taken = 0.0
+    for word in wanted:
+        twin = next((other for other in left if same_word(word, other)), None)
+        if twin is not None:
+            left.remove(twin)
+            taken += min(weight([word]), weight([twin]))
+    return taken
+
+
+def agreement(some: Sequence[str], others: Sequence[str]) -> float:
+    """How far two texts use the same words, from 0 to 1: the F1 of both by weight."""
+    total = weight(some) + weight(others)
+    return 2 * take(some, list(others)) / total if total else 0.0

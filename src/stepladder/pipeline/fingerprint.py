@@ -1,0 +1,164 @@
+"""When does a stage's result still hold? When everything that it was made from is as it was.
+
+In: a recipe. Out: for each stage its ingredients, by the names a user knows them by (`stages.sft.epochs`,
+`data.train`), and a fingerprint of them. Files and folders count by their content, not by their place. Device and
+batch size are no ingredients: they change results by rounding at most, so a run may go on elsewhere.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from stepladder.agents import is_agent_file
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import expanded
+from stepladder.data import DATA_SETS, data_files
+from stepladder.models import NAMED, built_in_folder, is_gguf_file, is_model_folder
+from stepladder.models.adapters import base_of, is_adapter
+from stepladder.pipeline.recipe import Recipe, Stage
+from stepladder.pipeline.resources import BASE, GOLD, DataSettings
+from stepladder.pipeline.stages import stage_kind
+from stepladder.retrieval.factory import info_of
+
+Ingredients = dict[str, Any]
+
+_CHUNK = 1 << 20
+
+
+def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
+    """What each stage is made from, by stage. An outside file that is missing is an error."""
+    shared = {
+        "seed": recipe.seed,
+        "agent": agent_content(recipe.shared.agent),
+        "dtype": recipe.shared.dtype,
+        **dict(_flat("search", recipe.shared.search.model_dump(mode="json", exclude={"device"}, exclude_none=True))),
+        **dict(_flat("episode", recipe.shared.episode.model_dump(mode="json"))),
+        **_data_ingredients(recipe.shared.data),
+    }
+    base = _policy_content(recipe.shared.policy) if _needs_base(recipe) else ""
+    found: dict[str, Ingredients] = {}
+    for stage in recipe.stages:
+        sources = {f"result of stage {name}": fingerprint(found[name]) for name in _stages_taken(stage)}
+        policy = {"policy": base} if BASE in stage.inputs.values() else {}
+        kind = stage_kind(stage.kind)
+        version = {f"version of {stage.kind}": kind.version}
+        free = {f"stages.{stage.name}.{setting}" for setting in kind.free | kind.idle(stage.settings)}
+        own = {name: value for name, value in _flat(f"stages.{stage.name}", stage.plain()) if name not in free}
+        files = {f"stages.{stage.name}.{setting}": value for setting, value in _outside(stage).items()}
+        found[stage.name] = {**own, **files, **shared, **policy, **sources, **version}
+    return found
+
+
+def fingerprint(ingredients: Ingredients) -> str:
+    """Equal for equal ingredients, whatever their order."""
+    text = json.dumps(ingredients, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def changes(before: Ingredients, now: Ingredients) -> list[str]:
+    """What differs, each as `name: old -> new`."""
+    return [
+        f"{name}: {_shown(before, name)} -> {_shown(now, name)}"
+        for name in {**before, **now}
+        if name not in before or name not in now or before[name] != now[name]
+    ]
+
+
+def _shown(ingredients: Ingredients, name: str) -> str:
+    if name not in ingredients:
+        return "nothing"
+    value = ingredients[name]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{prefix}.{name}", value)
+        else:
+            yield f"{prefix}.{name}", value
+
+
+def _outside(stage: Stage) -> Ingredients:
+    """Files and folders that a stage's own settings name, by their content."""
+    paths = {setting: Path(getattr(stage.settings, setting) or "") for setting in stage_kind(stage.kind).reads}
+    return {setting: f"content {content(path)}" for setting, path in paths.items() if path.name and path.exists()}
+
+
+def _stages_taken(stage: Stage) -> list[str]:
+    return [source for source in stage.inputs.values() if source not in (BASE, GOLD)]
+
+
+def _needs_base(recipe: Recipe) -> bool:
+    return any(BASE in stage.inputs.values() for stage in recipe.stages)
+
+
+def agent_content(agent: str) -> str:
+    """What tells one agent from another: its name or, of one in a file, what is in it."""
+    return f"content {content(Path(agent))}" if is_agent_file(agent) else agent
+
+
+def _policy_content(policy: str) -> str:
+    is_local = is_model_folder(policy) or (policy not in NAMED and is_gguf_file(expanded(policy)))
+    place = built_in_folder(policy) or (expanded(policy) if is_local else None)
+    if place is None:
+        if policy[0] in "./~":  # no hub name begins like this
+            raise StepladderError(f"policy: the model {policy} does not exist")
+        return policy
+    if is_adapter(place):
+        return f"content {content(place)} on {_policy_content(base_of(place))}"
+    if place.is_dir() and not (place / "config.json").is_file():
+        raise StepladderError(f"policy: {place} is not a model folder: it has no config.json")
+    return f"content {content(place)}"
+
+
+def _data_ingredients(data: DataSettings) -> Ingredients:
+    found: Ingredients = {f"data.{split}": _file_content(path) for split, path in data.files.items()}
+    if data.name in DATA_SETS:
+        found |= {"data.name": data.name, "data.world_seed": data.world_seed}
+    elif data.name is not None:
+        files = data_files(data.name)
+        for path in files:
+            shown = "data.name" if len(files) == 1 else f"data.name.{path.parent.name}/{path.name}"
+            found[shown] = _file_content(path)
+        if len(parts := data.name.split("+")) > 1 and not Path(data.name).exists():
+            # The order of the sets is that of their questions; where they lie does not matter.
+            found["data.joined"] = "+".join(part if part in DATA_SETS else Path(part).name for part in parts)
+            if any(part in DATA_SETS for part in parts):
+                found["data.world_seed"] = data.world_seed
+    if data.holdout:
+        found["data.holdout"] = data.holdout
+    if data.warmup:
+        found["data.warmup"] = data.warmup
+    if data.index is not None:
+        info = info_of(data.index)
+        found["data.index"] = f"{info.kind} of content {info.checksum}" if info else data.index
+        found |= dict(_flat("data.index", info.settings)) if info else {}
+    return found
+
+
+def _file_content(path: Path) -> str:
+    if not path.is_file():
+        raise StepladderError(f"question file {path} does not exist")
+    return f"content {content(path)}"
+
+
+def content(path: Path) -> str:
+    """A hash of a file, or of all files of a folder: their names and what is in them."""
+    digest = blake2b(digest_size=16)
+    if path.is_file():
+        _add_file(digest, path)
+    for each in sorted(path.rglob("*")):
+        if each.is_file():
+            digest.update(os.fsencode(f"{each.relative_to(path).as_posix()}\0{each.stat().st_size}\0"))
+            _add_file(digest, each)
+    return digest.hexdigest()
+
+
+def _add_file(digest: Any, path: Path) -> None:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)

@@ -1,0 +1,231 @@
+"""Recipes: which stages, in which order, with which settings.
+
+In: a YAML file or the name of a recipe that comes with Stepladder, and overrides such as `stages.sft.epochs=5`. Out:
+a `Recipe` in which every value is known and every stage knows where its inputs come from; or an error that names the
+file, the key, what was found and what was expected.
+"""
+
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from stepladder.core.errors import StepladderError, UnknownName, unknown_name
+from stepladder.core.io.files import expanded
+from stepladder.core.settings import Settings, below, unknown_key
+from stepladder.pipeline.resources import BASE, GOLD, SharedSettings
+from stepladder.pipeline.stages import KINDS, StageKind, stage_kind
+
+#: A stage's name is a folder's: what every file system tells apart.
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+class _RecipeFile(SharedSettings):
+    """A recipe as it is written."""
+
+    name: str = "run"
+    seed: int = 0
+    stages: dict[str, dict[str, Any] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a recipe."""
+
+    name: str
+    kind: str
+    #: By role: the stage it is taken from; for a policy also `base`, the recipe's own, or `gold`, the oracle.
+    inputs: Mapping[str, str]
+    settings: Settings
+
+    def plain(self) -> dict[str, Any]:
+        """As it is written in a recipe."""
+        return {"kind": self.kind, **self.inputs, **self.settings.model_dump(mode="json")}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a run does."""
+
+    name: str
+    seed: int
+    shared: SharedSettings
+    stages: tuple[Stage, ...]
+
+    @classmethod
+    def read(cls, data: object, where: str = "recipe") -> "Recipe":
+        """A recipe from plain data. `where` begins every error message."""
+        written = _RecipeFile.read(data, where)
+        if not written.stages:
+            raise StepladderError(f"{where}: stages: expected at least one stage, found none")
+        stages: list[Stage] = []
+        for name, entry in written.stages.items():
+            stages.append(_read_stage(name, entry or {}, stages, where))
+        shared = SharedSettings(**{name: getattr(written, name) for name in SharedSettings.model_fields})
+        return cls(written.name, written.seed, shared, tuple(stages))
+
+    def plain(self) -> dict[str, Any]:
+        """As it is written in YAML, with every value."""
+        return {
+            "name": self.name,
+            "seed": self.seed,
+            **self.shared.model_dump(mode="json"),
+            "stages": {stage.name: stage.plain() for stage in self.stages},
+        }
+
+    def as_yaml(self) -> str:
+        """The text of a recipe file that gives this recipe again."""
+        text: str = yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True)
+        return text
+
+
+def load_recipe(source: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe in a file, or of a name that comes with Stepladder, with the overrides applied in their order."""
+    path = find_recipe(source)
+    data = read_yaml(path)
+    changes = tuple(overrides)
+    for change in changes:
+        data = override(data, change)
+    return Recipe.read(data, f"{path.name} with --set {' '.join(changes)}" if changes else str(path))
+
+
+# --- where recipes are ------------------------------------------------------------------------------------------
+
+
+def find_recipe(source: str | Path) -> Path:
+    """The file of a recipe, by path or by name."""
+    path = expanded(source)
+    if path.is_file():
+        return path
+    if str(source) in shipped():  # also beside a folder of that name: `run NAME --out NAME` is likely
+        return shipped()[str(source)]
+    if path.is_dir():
+        raise StepladderError(f"{path} is a folder; expected a recipe file (.yaml) or one of: {', '.join(shipped())}")
+    if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
+        raise StepladderError(f"recipe file {path} does not exist. With Stepladder come: {', '.join(shipped())}")
+    raise unknown_name("recipe", source, shipped())
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with Stepladder, by name."""
+    here = Path(__file__).parents[1]
+    installed, checkout = here / "recipes", here.parents[1] / "recipes"
+    return {path.stem: path for path in sorted((installed if installed.is_dir() else checkout).glob("*.yaml"))}
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Plain data only; a key that is given twice is an error, where YAML would keep the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                problem = f"the key '{key.value}' is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def read_yaml(path: Path) -> object:
+    """The plain data of a YAML file."""
+    try:
+        return _parse(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise StepladderError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise StepladderError(f"{place}: not YAML: {problem}") from error
+
+
+def _parse(text: str) -> object:
+    try:
+        return yaml.load(text, _Loader)  # a SafeLoader
+    except (ValueError, RecursionError) as error:  # a date with a thirteenth month, thousands of brackets
+        raise yaml.YAMLError(f"a value that cannot be read: {error}") from error
+
+
+def override(data: object, change: str, within: Sequence[str] = ()) -> object:
+    """The data of a recipe with one value changed: `a.b=c`, where c is read as YAML and a stands below `within`.
+
+    >>> override({"search": {"k": 3}}, "search.k=1")
+    {'search': {'k': 1}}
+    """
+    path, equals, text = change.partition("=")
+    keys = [*within, *path.strip().split(".")]
+    if not equals or not all(keys):
+        raise StepladderError(f"--set {change}: expected NAME=VALUE, such as --set search.k=1")
+    try:
+        value = _parse(text)
+    except yaml.YAMLError as error:
+        raise StepladderError(f"--set {change}: the value cannot be read as YAML; put it in quotes") from error
+    if keys[0] == "stages" and len(keys) > 1 and isinstance(data, dict):
+        stages = data.get("stages")
+        known = [str(name) for name in stages] if isinstance(stages, dict) else []
+        if keys[1] not in known:  # one that is misspelt must not become a stage of its own
+            raise unknown_name(f"stage in --set {change}:", keys[1], known)
+    return with_value(data, keys, value, f"--set {change}")
+
+
+def with_value(data: object, keys: Sequence[str], value: object, where: str = "") -> object:
+    """The data with one value changed, groups of settings on the way made where they are missing."""
+    if not keys:
+        return value
+    if data is not None and not isinstance(data, dict):
+        raise StepladderError(f"{where}: '{keys[0]}' is no part of the value {data!r}")
+    inside = data or {}
+    return {**inside, keys[0]: with_value(inside.get(keys[0]), keys[1:], value, where)}
+
+
+# --- stages -----------------------------------------------------------------------------------------------------
+
+
+def _read_stage(name: str, entry: Mapping[str, Any], before: list[Stage], where: str) -> Stage:
+    """One stage, with its inputs found among the stages before it."""
+    here = below(where, f"stages.{name}")
+    if not _NAME.fullmatch(name) or name in (BASE, GOLD):
+        raise StepladderError(f"{here}: a stage is called by small letters, digits, - and _, and not {BASE} or {GOLD}")
+    kind_name = entry.get("kind", name)
+    try:
+        kind = stage_kind(str(kind_name))
+    except UnknownName as error:
+        advice = "" if "kind" in entry else f" Say what it is: kind: {' or '.join(sorted(KINDS))}."
+        raise StepladderError(f"{here}: {error}.{advice}") from error
+    own = {key: value for key, value in entry.items() if key != "kind" and key not in kind.takes}
+    for key in own:
+        if key not in kind.settings.model_fields:
+            raise unknown_key(here, key, ["kind", *kind.takes, *kind.settings.model_fields])
+    settings = kind.settings.read(own, here)
+    left_out = kind.leaves_out(settings)
+    for role in left_out:
+        if entry.get(role) is not None:
+            raise StepladderError(f"{below(here, role)}: these settings take no {role}; found {entry[role]!r}")
+    inputs = {role: _source(role, entry.get(role), kind, before, here) for role in kind.takes if role not in left_out}
+    return Stage(name, str(kind_name), inputs, settings)
+
+
+def _source(role: str, named: object, kind: StageKind, before: list[Stage], here: str) -> str:
+    """Where an input comes from: what was said, or the newest stage that makes one, or the recipe's own policy."""
+    makers = [stage.name for stage in before if role in stage_kind(stage.kind).makes]
+    others = [] if role != "policy" else [BASE, GOLD] if kind.plays_gold else [BASE]
+    if named is None:
+        if makers:
+            return makers[-1]
+        if others:
+            return BASE
+        raise StepladderError(f"{here}: needs {role} of a stage before it, and none of them makes any")
+    if named not in (*others, *makers):
+        known = [*others, *makers]
+        raise StepladderError(
+            f"{below(here, role)}: expected {' or '.join(known)} (a stage before this one that makes {role}), "
+            f"found {named!r}"
+        )
+    return str(named)

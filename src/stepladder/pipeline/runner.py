@@ -1,0 +1,184 @@
+"""Carries out a recipe in a folder: what is done is kept, what was cut goes on, what follows is run.
+
+In: a `Recipe` and a folder. Out: a `RunReport`. The same call again computes nothing that still holds. A recipe that
+has changed since is refused, with what changed, unless `update` allows to remove and recompute what no longer holds.
+"""
+
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace_printer import shown
+from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
+from stepladder.pipeline.recipe import Recipe, Stage
+from stepladder.pipeline.resources import BASE, GOLD, Workshop
+from stepladder.pipeline.run_folder import DamagedRecord, RunFolder, StageRecord, claim
+from stepladder.pipeline.session import describe_session
+from stepladder.pipeline.stages import Task, stage_kind
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A run that has been carried out."""
+
+    recipe: Recipe
+    folder: Path
+    #: One record a stage that is done, in the recipe's order.
+    stages: tuple[StageRecord, ...]
+    #: Stages that were done before.
+    skipped: tuple[str, ...]
+    #: The policy that was made last.
+    policy: Path | None
+
+
+def run_recipe(
+    recipe: Recipe, folder: Path, *, update: bool = False, only: str | None = None, console: Console | None = None
+) -> RunReport:
+    """Run every stage that is not done yet; with `only`, that one, what it is made from, and what no longer holds.
+
+    `console` is told what happens.
+    """
+    console = console or Console(stderr=True)
+    ingredients = all_ingredients(recipe)
+    with claim(folder) as run, closing(Workshop(recipe.shared, console)) as workshop:
+        outdated = _outdated(run, recipe, ingredients)
+        for name, reason in outdated.items():
+            if not update:
+                raise StepladderError(
+                    f"the stage '{name}' in {folder} no longer holds: {reason}. "
+                    "Say --update to compute it and what follows from it again, or choose another --out or --name"
+                )
+        wanted = _needed(recipe, [only, *outdated] if only is not None else [stage.name for stage in recipe.stages])
+        left = [name for name in wanted if name in outdated or run.done(name) is None]
+        for stage in recipe.stages:  # what cannot work is refused before hours are spent or anything is removed
+            if stage.name in left:
+                stage_kind(stage.kind).check(stage.settings, workshop)
+        session = describe_session(recipe) if left else None
+        kept = {stage.name: stage_kind(stage.kind).keeps for stage in recipe.stages}
+        for name, reason in outdated.items():
+            run.remove(name, but=kept.get(name, ()))
+            _say(console, f"{name}: no longer holds ({reason}), removed")
+        if session is not None:
+            run.add_session(session)  # first: it makes the folder a run
+        run.write_recipe(recipe)
+        records, skipped = [], []
+        for stage in recipe.stages:
+            record = run.done(stage.name)
+            if record is None and stage.name not in left:
+                _say(console, f"{stage.name}: not done, left as it is")
+                continue
+            if record is None:
+                record = _run_stage(stage, run, recipe, workshop, ingredients[stage.name], console)
+            else:
+                skipped.append(stage.name)
+                _say(console, f"{stage.name}: done, {record.seconds:,.0f} s, skipped")
+            records.append(record)
+        return RunReport(recipe, folder, tuple(records), tuple(skipped), run.newest("policy"))
+
+
+def _needed(recipe: Recipe, names: Iterable[str]) -> list[str]:
+    """These stages and all that they are made from, in order."""
+    needed = set(names)
+    for stage in reversed(recipe.stages):
+        if stage.name in needed:
+            needed.update(stage.inputs.values())
+    return [stage.name for stage in recipe.stages if stage.name in needed]
+
+
+def _outdated(run: RunFolder, recipe: Recipe, ingredients: dict[str, Ingredients]) -> dict[str, str]:
+    """Stages in the folder that no longer hold, in order, each with what has changed."""
+    found: dict[str, str] = {}
+    wanted = [stage.name for stage in recipe.stages]
+    for name in sorted(run.stage_names(), key=lambda name: wanted.index(name) if name in wanted else len(wanted)):
+        try:
+            record = run.known(name)
+        except DamagedRecord as error:
+            found[name] = str(error)
+            continue
+        if record is None:
+            continue
+        if name not in wanted:
+            found[name] = f"stages.{name}: {record.kind} -> nothing"
+        elif record.fingerprint != fingerprint(ingredients[name]):
+            found[name] = "; ".join(changes(record.ingredients, ingredients[name]))
+        elif touched := _touched(run.path / name, record):
+            found[name] = f"{', '.join(touched)} was changed after it was made (delete it, and it is made again)"
+    return found
+
+
+def _touched(folder: Path, record: StageRecord) -> list[str]:
+    """Outputs that are there, and not as the stage left them."""
+    paths = {role: folder / record.outputs[role] for role in record.contents}
+    return [str(path) for role, path in paths.items() if path.exists() and content(path) != record.contents[role]]
+
+
+def _run_stage(
+    stage: Stage, run: RunFolder, recipe: Recipe, workshop: Workshop, ingredients: Ingredients, console: Console
+) -> StageRecord:
+    before = run.known(stage.name)
+    record = StageRecord(
+        name=stage.name,
+        kind=stage.kind,
+        fingerprint=fingerprint(ingredients),
+        ingredients=ingredients,
+        inputs=dict(stage.inputs),
+        attempts=before.attempts + 1 if before else 1,
+        seconds=before.seconds if before else 0.0,
+    )
+    folder = run.begin(record)
+    _say(console, f"{stage.name}: {'goes on' if before else 'begins'}")
+    kind = stage_kind(stage.kind)
+    # 31 bits, because the generators of numpy take no more than 32.
+    seed = seed_of(recipe.seed, stage.name) % 2**31
+    inputs = {role: _path_of(role, source, run, recipe) for role, source in stage.inputs.items()}
+    started = time.monotonic()
+    try:
+        result = kind.run(stage.settings, workshop, Task(stage.name, folder, seed, inputs))
+    except BaseException:
+        run.pause(replace(record, seconds=record.seconds + time.monotonic() - started))
+        raise
+    missing = [role for role in kind.makes if role not in result.outputs or not result.outputs[role].exists()]
+    if missing:
+        raise StepladderError(f"the stage '{stage.name}' ended without what it makes: {', '.join(missing)}")
+    record = replace(
+        record,
+        seconds=record.seconds + time.monotonic() - started,
+        summary=dict(result.summary),
+        outputs={
+            role: path.resolve().relative_to(folder.resolve()).as_posix() for role, path in result.outputs.items()
+        },
+        contents={role: content(path) for role, path in result.outputs.items()},
+    )
+    run.finish(record)
+    _say(console, f"{stage.name}: done, {record.seconds:,.0f} s{_brief(record.summary)}")
+    return record
+
+
+def _path_of(role: str, source: str, run: RunFolder, recipe: Recipe) -> str:
+    """Where an input lies; a model's name, or `gold`, stays as it is."""
+    if source == GOLD:
+        return GOLD
+    if source == BASE:
+        return recipe.shared.policy
+    record = run.done(source)
+    assert record is not None, "stages run in order"
+    return str(run.path / source / record.outputs[role])
+
+
+def _brief(summary: dict[str, Any]) -> str:
+    """The first numbers of a summary, and what dev questions said, for a line of the log."""
+    means = {name: value.get("mean") if isinstance(value, dict) else value for name, value in summary.items()}
+    numbers = [(name, value) for name, value in means.items() if isinstance(value, int | float)]
+    told = numbers[:4] + [each for each in numbers[4:] if each[0] == "best_dev_f1"]
+    return "".join(f", {name} {value:.4g}" for name, value in told)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(shown(line), highlight=False, soft_wrap=True)

@@ -1,0 +1,96 @@
+"""Settings of an exploration, with the constants of the papers as presets.
+
+    reasonrag   UCT, c 1.414, 2 children, 64 simulations, depth 7, F1 decayed by 0.9 a step
+    prorag      PUCT, c 2.5, 5 children, 200 simulations, depth 10, F1 discounted by 0.99 a step
+    laptop      ProRAG's, with few simulations and an early stop: minutes for a small model on a CPU
+
+In: a preset's name and whatever is to differ. Out: `ExploreSettings` with every value filled in.
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from stepladder.core.requests import Sampling
+from stepladder.core.settings import Settings
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.mcts import MCTSSettings, Selection
+from stepladder.judges.llm.config import LLMJudgeSettings
+
+_PRORAG = {"selection": "puct", "c": 2.5, "width": 5, "simulations": 200, "depth": 10, "gamma": 0.99}
+PRESETS: dict[str, dict[str, Any]] = {
+    "reasonrag": {"selection": "uct", "c": 1.414, "width": 2, "simulations": 64, "depth": 7, "decay": 0.9},
+    "prorag": {**_PRORAG, "temperature": 0.9, "top_p": 0.95},
+    "laptop": {**_PRORAG, "simulations": 32, "temperature": 1.2, "patience": 16},
+}
+
+
+class ExploreSettings(Settings):
+    """Which questions, and how their trees grow."""
+
+    #: The values below that are not given are taken from it.
+    preset: Literal["reasonrag", "prorag", "laptop"] = "laptop"
+    split: str = "train"
+    #: Questions to explore, by a seeded shuffle; null is all.
+    questions: int | None = Field(default=64, ge=1)
+    #: As many questions of each number of searches needed as there are.
+    balance: bool = True
+    simulations: int = Field(default=200, ge=1)
+    #: Steps sampled from a state; equal ones are one child.
+    width: int = Field(default=5, ge=1)
+    depth: int = Field(default=10, ge=1)
+    selection: Selection = "puct"
+    c: float = Field(default=2.5, ge=0)
+    #: Discount a step between a node and an end.
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    #: Discount a step between the root and an end.
+    decay: float = Field(default=1.0, gt=0, le=1)
+    #: How children are sampled.
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    #: How roll-outs are sampled; 0 is greedy.
+    rollout_temperature: float = Field(default=0.0, ge=0)
+    #: What values a leaf: playing on to an end, or a judge's grade of its newest step.
+    evaluate: Literal["rollout", "gold", "llm"] = "rollout"
+    #: With evaluate `llm`: which model grades, and what it may cost. Its mode is always `score`.
+    llm: LLMJudgeSettings | None = None
+    #: Simulations of one tree that are under way at once.
+    parallel: int = Field(default=4, ge=1)
+    #: Stop when no value below the root has moved by more than `tolerance` for so many simulations; null is never.
+    patience: int | None = Field(default=None, ge=1)
+    tolerance: float = Field(default=0.01, ge=0)
+    #: Trees that grow at once. They are in memory; the others are on disk or not begun.
+    trees_at_once: int = Field(default=64, ge=1)
+
+    @model_validator(mode="after")
+    def _a_model_grades(self) -> "ExploreSettings":
+        if (self.evaluate == "llm") != (self.llm is not None):
+            raise ValueError("evaluate: llm and the settings of the model (llm.model) belong together")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        preset = data.get("preset", cls.model_fields["preset"].default)
+        return {**PRESETS.get(preset, {}), **data} if isinstance(preset, str) else data
+
+    def search(self, episode: EpisodeSettings) -> MCTSSettings:
+        """The settings of one tree, within the limits of an episode."""
+        limit = episode.sampling.max_tokens
+        return MCTSSettings(
+            episode=EpisodeSettings(episode.max_steps, episode.k, Sampling(self.temperature, self.top_p, limit)),
+            rollout=Sampling(self.rollout_temperature, 1.0, limit),
+            simulations=self.simulations,
+            width=self.width,
+            depth=self.depth,
+            selection=self.selection,
+            c=self.c,
+            gamma=self.gamma,
+            decay=self.decay,
+            evaluate="rollout" if self.evaluate == "rollout" else "score",
+            parallel=self.parallel,
+            patience=self.patience,
+            tolerance=self.tolerance,
+        )

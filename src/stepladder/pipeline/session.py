@@ -1,0 +1,58 @@
+"""What a result may depend on besides the recipe: versions, machine, command line. Out: plain data for run.json."""
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from stepladder import __version__
+from stepladder.pipeline.recipe import Recipe
+
+_LIBRARIES = ("torch", "transformers", "peft", "accelerate")
+
+
+def describe_session(recipe: Recipe) -> dict[str, Any]:
+    """This process, here and now. A device that this machine lacks is an error."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "versions": {
+            "stepladder": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in _LIBRARIES},
+        },
+        "git": _git(Path(__file__).parents[3]),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "device": _device(recipe.shared.device),
+    }
+
+
+def _device(name: str) -> str:
+    import torch  # takes seconds, so not before it is needed
+
+    from stepladder.models.loading import pick_device
+
+    device = pick_device(name)
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def _git(checkout: Path) -> dict[str, Any] | None:
+    """The revision of Stepladder's own sources, where it runs from a checkout and git is there to ask."""
+    if not (checkout / ".git").exists():
+        return None
+    try:
+        return {"revision": _ask_git(checkout, "rev-parse", "HEAD"), "dirty": bool(_ask_git(checkout, "status", "-s"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _ask_git(checkout: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(checkout), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

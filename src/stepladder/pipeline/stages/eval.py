@@ -1,0 +1,103 @@
+"""The stage `eval`: play a policy on a split and score it.
+
+In: a policy and, where one guides it, a reward model. Out: `evaluation/` in the stage's folder (summary, rows,
+trajectories), and its main numbers.
+"""
+
+from contextlib import nullcontext
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import Field
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.settings import Settings
+from stepladder.core.trace import StopReason
+from stepladder.driver import Driver
+from stepladder.driver.progress import Progress
+from stepladder.evaluate.evaluator import Summary, evaluate
+from stepladder.pipeline.guide_config import GuideSettings
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.stage import REWARD, StageKind, StageResult, Task
+
+#: What is made, and its folder inside the stage's.
+EVALUATION = "evaluation"
+
+
+class EvalSettings(Settings):
+    """Which questions, and how they are played."""
+
+    split: str = "test"
+    #: Only the first so many questions; null is all.
+    limit: int | None = Field(default=None, ge=1)
+    #: 0 is greedy.
+    temperature: float = Field(default=0.0, ge=0)
+    #: Sample more than one needs, and let a reward model choose. Then its own temperature counts.
+    guide: GuideSettings | None = None
+
+
+def run_eval(settings: EvalSettings, workshop: Workshop, task: Task) -> StageResult:
+    """Play, score, save."""
+    questions = workshop.split(settings.split)[: settings.limit]
+    shared, guide = workshop.settings, settings.guide
+    temperature, top_p = (settings.temperature, 1.0) if guide is None else (guide.temperature, guide.top_p)
+    episode = workshop.episode(temperature, top_p)
+    with (
+        workshop.engine(task.inputs["policy"]) as engine,
+        guide.scorer(task.inputs.get(REWARD), shared.device, shared.dtype) if guide else nullcontext() as scorer,
+        Progress(task.name, len(questions)) as watch,
+    ):
+        driver = Driver(engine, workshop.retriever, scorer)
+        chosen_by = guide.guide() if guide is not None else None
+        result = evaluate(driver, workshop.agent, questions, episode, guide=chosen_by, seed=task.seed, watch=watch)
+    if result.stopped_by is not None:
+        raise result.stopped_by
+    summary = result.summary()
+    if summary.stops.get(StopReason.FAILED.value) == summary.questions:
+        raise StepladderError(f"{task.name}: every episode failed: {next(iter(summary.failures))}")
+    description = {
+        "agent": workshop.agent.name,
+        "policy": task.inputs["policy"],
+        "split": settings.split,
+        "limit": settings.limit,
+        "seed": task.seed,
+        "settings": asdict(episode),
+        "guide": None if guide is None else guide.told(),
+    }
+    result.save(task.folder / EVALUATION, description, overwrite=True)
+    return StageResult(main_numbers(summary), {EVALUATION: task.folder / EVALUATION})
+
+
+def main_numbers(summary: Summary) -> dict[str, Any]:
+    """What a reader of a run wants to know of an evaluation first."""
+    metrics = summary.metrics
+    return {
+        "questions": summary.questions,
+        "em": asdict(metrics["em"]),
+        "f1": asdict(metrics["f1"]),
+        "validity": 1 - metrics["malformed"].mean,
+        "searches": metrics["searches"].mean,
+        "by_hops": summary.by_hops,
+        "failed": summary.stops.get(StopReason.FAILED.value, 0),
+    }
+
+
+def check_eval(settings: EvalSettings, workshop: Workshop) -> None:
+    """There must be such questions, and an index if the agent searches."""
+    workshop.split(settings.split)
+    workshop.check_index()
+
+
+def _left_out(settings: EvalSettings) -> frozenset[str]:
+    return frozenset() if settings.guide is not None and settings.guide.by == "prm" else frozenset({REWARD})
+
+
+KIND = StageKind(
+    EvalSettings,
+    run_eval,
+    takes=("policy", REWARD),
+    makes=(EVALUATION,),
+    check=check_eval,
+    leaves_out=_left_out,
+    plays_gold=True,
+)

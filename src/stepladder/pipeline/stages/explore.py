@@ -1,0 +1,67 @@
+"""The stage `explore`: grow search trees with a policy. The work is done by explore/.
+
+In: a policy. Out: `trees.jsonl.gz`, a tree a question.
+"""
+
+from typing import TYPE_CHECKING
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Algorithm
+from stepladder.core.trace import Question, Tree
+from stepladder.explore.mcts import search
+from stepladder.judges.llm.config import COSTS, KEPT
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.search_config import ExploreSettings
+from stepladder.pipeline.stage import StageKind, StageResult, Task
+from stepladder.pipeline.tree_search import TREES, expect_answers, grow_trees
+from stepladder.train.transcripts.demonstrations import pick
+
+if TYPE_CHECKING:
+    from stepladder.judges.llm.spend.estimate import Estimate
+
+
+def run_explore(settings: ExploreSettings, workshop: Workshop, task: Task) -> StageResult:
+    """Grow a tree of every question."""
+    split = workshop.split(settings.split)
+    rules = settings.search(workshop.episode())
+
+    def grow(question: Question, seed: int) -> Algorithm[Tree]:
+        return search(workshop.agent, question, rules, seed)
+
+    return grow_trees(
+        workshop,
+        task,
+        pick(split, settings.questions or len(split), task.seed, balance=settings.balance),
+        grow,
+        judge=settings.evaluate,
+        llm=settings.llm,
+        at_once=settings.trees_at_once,
+    )
+
+
+def dry_run(settings: ExploreSettings, workshop: Workshop) -> "Estimate":
+    """What the judge of these settings would cost at most."""
+    if settings.llm is None:
+        raise StepladderError(f"leaves valued by '{settings.evaluate}' cost nothing: there is nothing to estimate")
+    from stepladder.judges.llm.spend.estimate import estimate_growth  # brings the client of OpenAI
+
+    questions = len(workshop.split(settings.split)[: settings.questions])
+    return estimate_growth(settings.llm.judge("score"), questions, settings.simulations, settings.llm.price())
+
+
+def check_explore(settings: ExploreSettings, workshop: Workshop) -> None:
+    """There must be questions with answers, an index if the agent searches, and a model that can be paid for."""
+    expect_answers(settings.split, workshop)
+    if settings.llm is not None:
+        settings.llm.check()
+
+
+KIND = StageKind(
+    ExploreSettings,
+    run_explore,
+    makes=(TREES,),
+    check=check_explore,
+    plays_gold=True,
+    keeps=KEPT,
+    free=frozenset({"trees_at_once", *(f"llm.{name}" for name in COSTS)}),
+)

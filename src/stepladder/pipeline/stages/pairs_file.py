@@ -1,0 +1,97 @@
+"""The stage `pairs-file`: preference pairs that somebody else made, as if a stage of this run had.
+
+In: a file of RAG-ProGuide (`.json`, `.jsonl`, either as `.gz`), a file of pairs, or a folder as the stage `pairs`
+writes it. Out: a folder as of `pairs`, so that `dpo` and `prm` can follow. A folder with a `dev.jsonl` keeps its own
+split; all else is split by question. Published records name no agent: they count as of the recipe's.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from pydantic import Field
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import atomic_folder
+from stepladder.core.io.records import read_records
+from stepladder.core.settings import Settings
+from stepladder.core.trace import Pair, dumps
+from stepladder.pipeline.resources import AbsolutePath, Workshop
+from stepladder.pipeline.stage import StageKind, StageResult, Task
+from stepladder.pipeline.stages.pairs import DEV, PAIRS, STATS, TRAIN
+from stepladder.preferences.export.rag_proguide import read_rag_proguide
+from stepladder.preferences.pair_stats import PairStats
+from stepladder.preferences.pairs import dev_questions
+
+#: How the lines of our own records begin; only a few bytes of a file are looked at.
+_RECORD = b'{"record":'
+
+
+class PairsFileSettings(Settings):
+    """Where the pairs are, and how many are held out."""
+
+    path: AbsolutePath
+    #: Share of the questions whose pairs are held out, where the file does not say it.
+    dev_share: float = Field(default=0.1, ge=0, lt=1)
+
+
+def run_pairs_file(settings: PairsFileSettings, workshop: Workshop, task: Task) -> StageResult:
+    """Read the pairs, split them, write them as the stage `pairs` does."""
+    splits = _splits(settings, workshop.agent.name)
+    stats = PairStats()
+    counts: Counter[str] = Counter()
+    judges: set[str] = set()
+    with atomic_folder(task.folder / PAIRS, what="pairs") as folder:
+        for name, pairs in splits.items():
+            with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
+                for pair in pairs:
+                    stats.add(pair)
+                    counts[name] += 1
+                    judges.add(pair.judge)
+                    file.write(dumps(pair) + "\n")
+        if not counts[TRAIN]:
+            raise StepladderError(f"{task.name}: {settings.path} has no pairs to train on; expected at least one")
+        summary = {
+            **stats.summary(),
+            "train": counts[TRAIN],
+            "dev": counts[DEV],
+            "judge": ", ".join(sorted(judges)),
+            "dropped": {},
+        }
+        (folder / STATS).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return StageResult(summary, {PAIRS: task.folder / PAIRS})
+
+
+def _splits(settings: PairsFileSettings, agent: str) -> dict[str, Iterable[Pair]]:
+    """The pairs by the name of the file they go to. They are read as they are written: they may be many."""
+    path = settings.path
+    if path.is_dir() and (path / DEV).exists():
+        return {name: read_records(path / name, Pair) for name in (TRAIN, DEV)}
+    read = _reader(path / TRAIN if path.is_dir() else path, agent)
+    held_out = dev_questions((pair.question_id for pair in read()), settings.dev_share)
+
+    def those(held: bool) -> Iterator[Pair]:
+        return (pair for pair in read() if (pair.question_id in held_out) is held)
+
+    return {TRAIN: those(False), DEV: those(True)}
+
+
+def _reader(path: Path, agent: str) -> Callable[[], Iterator[Pair]]:
+    with path.open("rb") as file:
+        ours = file.read(len(_RECORD)) == _RECORD
+    return partial(read_records, path, Pair) if ours else partial(read_rag_proguide, path, agent)
+
+
+def check_pairs_file(settings: PairsFileSettings, workshop: Workshop) -> None:  # noqa: ARG001
+    """There must be something to read."""
+    path = settings.path
+    expected = f"expected a file of RAG-ProGuide, a file of pairs, or a folder with {TRAIN}"
+    if not path.exists():
+        raise StepladderError(f"pairs: {path} does not exist; {expected}")
+    if path.is_dir() and not (path / TRAIN).is_file():
+        raise StepladderError(f"pairs: the folder {path} has no {TRAIN}; {expected}")
+
+
+KIND = StageKind(PairsFileSettings, run_pairs_file, takes=(), makes=(PAIRS,), check=check_pairs_file, reads=("path",))

@@ -1,0 +1,176 @@
+"""The stage `prm`: train a process reward model. The work is done by train/prm_training.py.
+
+In: a policy to begin with, and pairs of steps; or, for objectives that predict values, trees. Out: a reward model; and
+`episodes/`, what the policy has played for it, where it was told to.
+"""
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import read_records
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Pair, Question, Trajectory
+from stepladder.explore.tree_store import read_trees
+from stepladder.explore.values import monte_carlo
+from stepladder.oracle.control_chains import control_chains
+from stepladder.oracle.corruptions import Spoiler
+from stepladder.pipeline.episodes import sampled_episodes
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.stage import REWARD, StageKind, StageResult, Task
+from stepladder.pipeline.stages.pairs import DEV, PAIRS, TRAIN
+from stepladder.pipeline.tree_search import TREES
+from stepladder.train.prm.config import PRMSettings
+from stepladder.train.prm.prm_questions import PRMQuestions, choose
+
+if TYPE_CHECKING:
+    from stepladder.judges.prm.prm_inputs import StepReader
+    from stepladder.train.prm.prm_data import RewardExample
+    from stepladder.train.prm.trainer import ExampleMaker
+
+    Examples = tuple[Sequence[RewardExample], Sequence[RewardExample], dict[str, object]]
+
+
+def run_prm(settings: PRMSettings, workshop: Workshop, task: Task) -> StageResult:
+    """Train on the pairs or trees of earlier stages."""
+    from stepladder.train.prm.trainer import train_prm  # brings torch and transformers
+
+    examples: ExampleMaker
+    if settings.objective == "pairs":
+        examples = partial(_from_pairs, settings, workshop, Path(task.inputs[PAIRS]))
+    else:
+        trees = Path(task.inputs[TREES])
+        explored = [tree.question.id for tree in read_trees(trees)]
+        questions = choose(settings, _train_questions(settings, workshop), explored, task.seed)
+        played: Sequence[Trajectory] = ()
+        if questions.played:
+            _expect_same_words(settings, task.inputs["policy"])
+            played = sampled_episodes(
+                workshop, task, questions.played, samples=settings.samples, temperature=settings.temperature
+            )
+        examples = partial(_from_trees, settings, workshop, trees, questions, played, task.seed)
+    report = train_prm(
+        settings.model or task.inputs["policy"],
+        examples,
+        settings,
+        task.folder,
+        seed=task.seed,
+        device=workshop.settings.device,
+        dtype=workshop.settings.dtype,
+    )
+    return StageResult(report.numbers, {REWARD: report.reward})
+
+
+def _from_pairs(settings: PRMSettings, workshop: Workshop, folder: Path, reader: "StepReader") -> "Examples":
+    from stepladder.train.dpo.pair_checks import PairCheck
+    from stepladder.train.prm.prm_data import from_pairs
+
+    check = PairCheck(workshop.agent, workshop.all_questions(), reader.encoding, None, reencode=settings.reencode)
+    train, dev = (check.sift(read_records(folder / name, Pair)) for name in (TRAIN, DEV))
+    train.expect_some(str(folder / TRAIN))
+    refused = dict((train.refused + dev.refused).most_common())
+    counts = {"pairs": len(train.pairs), "held_out_pairs": len(dev.pairs), "refused": refused}
+    return (
+        from_pairs(train.pairs, reader, settings.margin),
+        from_pairs(dev.pairs, reader, settings.margin),
+        counts,
+    )
+
+
+def _train_questions(settings: PRMSettings, workshop: Workshop) -> Sequence[Question]:
+    """Those to choose from; none are needed for trees alone."""
+    return workshop.split("train") if settings.chains or settings.episodes else ()
+
+
+def _from_trees(
+    settings: PRMSettings,
+    workshop: Workshop,
+    path: Path,
+    questions: PRMQuestions,
+    played: Sequence[Trajectory],
+    seed: int,
+    reader: "StepReader",
+) -> "Examples":
+    from stepladder.train.prm.prm_data import from_chains, from_trees, gold_verdicts, outcomes
+
+    values_of = {"verdicts": gold_verdicts, "values": monte_carlo, "outcome": outcomes}[settings.objective]
+
+    def of_policy(held_out: bool) -> "list[RewardExample]":
+        """What the policy has written, of questions that are held out, or of the others."""
+        trees = (tree for tree in read_trees(path) if (tree.question.id in questions.held_out) is held_out)
+        episodes = (each for each in played if (each.question.id in questions.held_out) is held_out)
+        return [*from_trees(trees, reader, values_of), *from_chains(episodes, reader)]
+
+    train, dev = of_policy(held_out=False), of_policy(held_out=True)
+    counts: dict[str, object] = {}
+    if played:
+        written = sum(step.usage.written for trajectory in played for step in trajectory.steps)
+        broken = len(questions.played) * settings.samples - len(played)
+        counts = {"episodes": len(played), "broken": broken, "tokens_sampled": written}
+    if questions.chained:
+        train += from_chains(_chains(questions.chained, settings.spoilt, workshop, seed), reader)
+    if not train:
+        raise StepladderError(
+            f"no step of the trees in {path} has a value for the objective '{settings.objective}'. Verdicts need "
+            "questions with a gold decomposition or gold passages; values and outcomes need roll-outs and ends"
+        )
+    steps, held = (sum(len(example.values) for example in examples) for examples in (train, dev))
+    return train, dev, {**counts, "scored_steps": steps, "held_out_steps": held}
+
+
+def _chains(questions: Sequence[Question], spoilt: int, workshop: Workshop, seed: int) -> list[Trajectory]:
+    """Gold chains and the same ones spoilt, with the mistakes of `spoilt.py` besides."""
+    agent, retriever, episode = workshop.agent, workshop.retriever, workshop.episode()
+    control = control_chains(agent, questions, retriever, episode, seed=seed)
+    chains = [chain for each in control.values() for chain in each]
+    spoiler = Spoiler(agent, retriever, episode.k, questions, random.Random(seed_of(seed, "spoilt")))
+    return chains + [each for gold in control["gold"] for each in spoiler.spoil(gold, spoilt)]
+
+
+def _expect_same_words(settings: PRMSettings, policy: str) -> None:
+    """Raise before anything is played where the reward model could not read it."""
+    from stepladder.models.loading import fingerprint, load_tokenizer
+
+    if settings.model is None or settings.reencode:
+        return
+    if fingerprint(load_tokenizer(settings.model)) != fingerprint(load_tokenizer(policy)):
+        raise StepladderError(
+            f"model {settings.model} has another tokenizer than the policy, whose episodes it is to learn from: set "
+            "reencode to true to have their text encoded anew, or episodes to 0"
+        )
+
+
+def check_prm(settings: PRMSettings, workshop: Workshop) -> None:
+    """Where the policy is to play, or gold chains are to be made, there must be questions for it, and an index."""
+    if not (settings.episodes or settings.chains):
+        return
+    questions = workshop.split("train")
+    if settings.episodes and not any(question.hops or question.gold_passages for question in questions):
+        raise StepladderError(
+            "no question of the split 'train' has a gold decomposition or gold passages: the gold judge could say "
+            "nothing of what the policy plays; set episodes to 0"
+        )
+    if settings.chains and not any(question.hops for question in questions):
+        raise StepladderError("no question of the split 'train' has a gold decomposition: set chains and spoilt to 0")
+    workshop.check_index()
+
+
+def _left_out(settings: PRMSettings) -> frozenset[str]:
+    needless = {TREES} if settings.objective == "pairs" else {PAIRS}
+    return frozenset(needless | ({"policy"} if settings.model is not None and not settings.episodes else set()))
+
+
+KIND = StageKind(
+    PRMSettings,
+    run_prm,
+    takes=("policy", PAIRS, TREES),
+    makes=(REWARD,),
+    leaves_out=_left_out,
+    check=check_prm,
+    reads=("model",),
+    idle=lambda settings: frozenset() if settings.episodes else frozenset({"episodes", "samples", "temperature"}),
+    version=2,  # the gold judge no longer blames a reply for its query
+)

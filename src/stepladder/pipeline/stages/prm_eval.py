@@ -1,0 +1,156 @@
+"""The stage `prm-eval`: how good a reward model is, measured on questions that it never saw.
+
+In: a policy that plays, a reward model and, to see how it ranks them, held-out pairs; trees whose steps it is to score,
+if told so. Out: what was played, in `episodes/`, and `examination/`:
+
+    summary.json        AUC against the gold judge, accuracy on held-out pairs, calibration, control chains
+    steps.jsonl         one row a step: its score, and what the gold judge says
+    chains.svg          how scores are spread over gold, shuffled, truncated and answer-first chains; where questions
+                        have a gold decomposition
+    calibration.svg     what the scores promise against what holds
+    tree_scores.json    its score of every step of the trees; where told so
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import atomic_folder
+from stepladder.core.io.records import read_records
+from stepladder.core.settings import Settings
+from stepladder.core.trace import Pair, Question
+from stepladder.evaluate.prm.calibration import calibrated, chain_numbers, graded_steps, judged_by_gold, pair_accuracy
+from stepladder.evaluate.prm.plots import distributions_svg, reliability_svg
+from stepladder.evaluate.prm.tree_scores import write_tree_scores
+from stepladder.oracle.control_chains import control_chains
+from stepladder.pipeline.episodes import sampled_episodes
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.stage import REWARD, StageKind, StageResult, Task
+from stepladder.pipeline.stages.pairs import DEV, PAIRS
+from stepladder.pipeline.tree_search import TREES
+from stepladder.train.transcripts.demonstrations import pick
+
+if TYPE_CHECKING:
+    from stepladder.judges.prm.reward_model import ProcessRewardModel
+
+#: What is made, and its folder inside the stage's.
+EXAMINATION = "examination"
+TREE_SCORES = "tree_scores.json"
+
+
+class PRMEvalSettings(Settings):
+    """Which steps the reward model is examined on."""
+
+    #: Not the split that was explored.
+    split: str = "test"
+    questions: int = Field(default=150, ge=1)
+    #: Episodes a question, and how they are sampled.
+    samples: int = Field(default=2, ge=1)
+    temperature: float = Field(default=0.8, ge=0)
+    #: Whether there are pairs whose held-out part it is to rank.
+    held_out_pairs: bool = True
+    #: Whether there are trees whose steps it is to score. Nothing is measured on them, as it may have learnt from them:
+    #: the report shows what it thinks of each step.
+    score_trees: bool = False
+    #: Transcripts of another tokenizer than the reward model's: encode their text anew, instead of refusing them.
+    reencode: bool = False
+
+
+def run_prm_eval(settings: PRMEvalSettings, workshop: Workshop, task: Task) -> StageResult:
+    """Play, score, compare with the gold judge."""
+    from stepladder.judges.prm.reward_model import ProcessRewardModel  # brings torch and transformers
+
+    shared = workshop.settings
+    prm = ProcessRewardModel.load(
+        task.inputs[REWARD], device=shared.device, dtype=shared.dtype, reencode=settings.reencode
+    )
+    questions = pick(workshop.split(settings.split), settings.questions, task.seed)
+    played = sampled_episodes(workshop, task, questions, samples=settings.samples, temperature=settings.temperature)
+    steps = graded_steps(played, prm.score(played))
+    if len({step.good for step in steps}) < 2:
+        raise StepladderError(
+            f"{task.name}: of {len(steps):,} steps that the gold judge could grade, all are good or all are faulty. "
+            "Take more questions or a higher temperature, or questions with a gold decomposition"
+        )
+    calibration, predictions = calibrated(steps)
+    lowest = _lowest_of_chains(workshop, prm, questions, task.seed)
+    summary: dict[str, Any] = {
+        **judged_by_gold(steps),
+        "pair_accuracy": _on_pairs(prm, Path(task.inputs[PAIRS])) if settings.held_out_pairs else None,
+        "calibration": calibration,
+        "chains": chain_numbers(lowest) if lowest["gold"] else {},
+        "histories_cut": prm.reader.cut,
+    }
+    told = f"{len(steps):,} steps of {len(questions):,} questions of the split {settings.split}"
+    with atomic_folder(task.folder / EXAMINATION, what="examination") as folder:
+        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        rows = "".join(json.dumps(asdict(step)) + "\n" for step in steps)
+        (folder / "steps.jsonl").write_text(rows, encoding="utf-8")
+        if lowest["gold"]:
+            chains = distributions_svg(
+                "What the reward model thinks of whole chains",
+                {name.replace("_", " "): scores for name, scores in lowest.items() if scores},
+                axis="score of a chain's lowest step",
+                counted="chains",
+                subtitle=f"Gold chains of {len(lowest['gold']):,} questions, and the same ones spoilt",
+            )
+            (folder / "chains.svg").write_text(chains, encoding="utf-8")
+        picture = reliability_svg(
+            "Does a score mean what it says?", predictions, [step.good for step in steps], subtitle=told
+        )
+        (folder / "calibration.svg").write_text(picture, encoding="utf-8")
+        if settings.score_trees:
+            write_tree_scores(folder / TREE_SCORES, Path(task.inputs[TREES]), prm.score)
+    return StageResult(summary, {EXAMINATION: task.folder / EXAMINATION})
+
+
+def _lowest_of_chains(
+    workshop: Workshop, prm: "ProcessRewardModel", questions: list[Question], seed: int
+) -> dict[str, list[float]]:
+    """The lowest step's score of every control chain, by its name: a chain is as good as its worst step."""
+    chains = control_chains(workshop.agent, questions, workshop.retriever, workshop.episode(), seed=seed)
+    return {name: [min(scores) for scores in prm.score(each)] for name, each in chains.items()}
+
+
+def _on_pairs(prm: "ProcessRewardModel", folder: Path) -> dict[str, float] | None:
+    """How often the better step of a held-out pair is scored higher."""
+
+    def ranked() -> Iterator[tuple[str, bool]]:
+        for pair in read_records(folder / DEV, Pair):
+            sides = [prm.reader.step(pair.context, side.written) for side in (pair.chosen, pair.rejected)]
+            (better,), (worse,) = prm.read(sides)
+            yield pair.question_id, better > worse
+
+    return pair_accuracy(ranked())
+
+
+def check_prm_eval(settings: PRMEvalSettings, workshop: Workshop) -> None:
+    """There must be questions that the gold judge can say something about, and an index if the agent searches."""
+    if not any(question.hops or question.gold_passages for question in workshop.split(settings.split)):
+        raise StepladderError(
+            f"no question of the split '{settings.split}' has a gold decomposition or gold passages: the gold judge, "
+            "against which a reward model is examined, could grade nothing"
+        )
+    workshop.check_index()
+
+
+def _left_out(settings: PRMEvalSettings) -> frozenset[str]:
+    return frozenset(
+        role for role, taken in ((PAIRS, settings.held_out_pairs), (TREES, settings.score_trees)) if not taken
+    )
+
+
+KIND = StageKind(
+    PRMEvalSettings,
+    run_prm_eval,
+    takes=("policy", REWARD, PAIRS, TREES),
+    makes=(EXAMINATION,),
+    check=check_prm_eval,
+    leaves_out=_left_out,
+    version=2,  # the gold judge no longer blames a reply for its query
+)

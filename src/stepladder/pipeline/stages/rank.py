@@ -1,0 +1,87 @@
+"""The stage `rank`: RAG-Gym's process data. At every step several actions, the best of them gone on with.
+
+In: a policy and, where one judges, a reward model. Out: `trees.jsonl.gz`, a branch with its siblings a question. What
+is learnt from it is said by other stages: `sft` (source `trees`) imitates the branches that end with a right answer,
+`pairs` (judge `rank`) sets the best action of a state against the worst, `dpo` and `prm` learn from these.
+"""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from stepladder.core.requests import Algorithm, Sampling
+from stepladder.core.settings import Settings
+from stepladder.core.trace import Question, Tree
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.ranked import RankedSettings, ranked
+from stepladder.judges.llm.config import COSTS, KEPT, LLMJudgeSettings
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.stage import REWARD, StageKind, StageResult, Task
+from stepladder.pipeline.tree_search import TREES, expect_answers, grow_trees
+from stepladder.train.transcripts.demonstrations import pick
+
+
+class RankSettings(Settings):
+    """Which questions, how many actions a step, and who ranks them."""
+
+    split: str = "train"
+    #: Questions to play, by a seeded shuffle; null is all.
+    questions: int | None = Field(default=64, ge=1)
+    #: As many questions of each number of searches needed as there are.
+    balance: bool = True
+    #: Actions sampled at a step; equal ones count once.
+    n: int = Field(default=10, ge=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    #: Who ranks: the gold judge, a reward model, or a language model, which grades every action from 0 to 100.
+    judge: Literal["gold", "prm", "llm"] = "gold"
+    #: With judge `llm`: which model grades, and what it may cost. Its mode is always `score`.
+    llm: LLMJudgeSettings | None = None
+    #: Questions that are played at once.
+    trees_at_once: int = Field(default=256, ge=1)
+
+    @model_validator(mode="after")
+    def _a_model_grades(self) -> "RankSettings":
+        if (self.judge == "llm") != (self.llm is not None):
+            raise ValueError("judge: llm and the settings of the model (llm.model) belong together")
+        return self
+
+
+def run_rank(settings: RankSettings, workshop: Workshop, task: Task) -> StageResult:
+    """Play every question, the best action at every step."""
+    split = workshop.split(settings.split)
+    limits = workshop.episode()
+    sampling = Sampling(settings.temperature, settings.top_p, limits.sampling.max_tokens)
+    rules = RankedSettings(EpisodeSettings(limits.max_steps, limits.k, sampling), settings.n)
+
+    def grow(question: Question, seed: int) -> Algorithm[Tree]:
+        return ranked(workshop.agent, question, rules, seed)
+
+    return grow_trees(
+        workshop,
+        task,
+        pick(split, settings.questions or len(split), task.seed, balance=settings.balance),
+        grow,
+        judge=settings.judge,
+        llm=settings.llm,
+        at_once=settings.trees_at_once,
+    )
+
+
+def check_rank(settings: RankSettings, workshop: Workshop) -> None:
+    """There must be questions with answers, an index if the agent searches, and a model that can be paid for."""
+    expect_answers(settings.split, workshop)
+    if settings.llm is not None:
+        settings.llm.check()
+
+
+KIND = StageKind(
+    RankSettings,
+    run_rank,
+    takes=("policy", REWARD),
+    makes=(TREES,),
+    check=check_rank,
+    leaves_out=lambda settings: frozenset() if settings.judge == "prm" else frozenset({REWARD}),
+    keeps=KEPT,
+    free=frozenset({"trees_at_once", *(f"llm.{name}" for name in COSTS)}),
+)

@@ -1,0 +1,63 @@
+"""The stage `sft`: the warm-up, supervised fine-tuning on transcripts. The work is done by train/sft.py.
+
+In: a policy and, where these are imitated, trees. Out: a policy that has learnt the agent's format and to search step
+by step.
+"""
+
+from pathlib import Path
+
+from stepladder.core.errors import StepladderError
+from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.stage import StageKind, StageResult, Task
+from stepladder.pipeline.tree_search import TREES
+from stepladder.train.sft.config import SFTSettings
+
+
+def run_sft(settings: SFTSettings, workshop: Workshop, task: Task) -> StageResult:
+    """Train on the train split, watch the dev split."""
+    from stepladder.train.sft.trainer import train_sft  # brings torch and transformers
+
+    report = train_sft(
+        task.inputs["policy"],
+        workshop.agent,
+        workshop.shown(),
+        workshop.split("dev") if settings.dev_questions else (),
+        workshop.retriever,
+        workshop.episode(),
+        settings,
+        task.folder,
+        seed=task.seed,
+        device=workshop.settings.device,
+        dtype=workshop.settings.dtype,
+        max_batch=workshop.settings.batch,
+        trees=Path(task.inputs[TREES]) if TREES in task.inputs else None,
+    )
+    return StageResult(report.summary(), {"policy": report.policy})
+
+
+def check_sft(settings: SFTSettings, workshop: Workshop) -> None:
+    """There must be questions to train on, others to choose a checkpoint by, and an index if the agent searches."""
+    workshop.shown()
+    expect_dev("sft", settings.dev_questions, workshop)
+    workshop.check_index()
+
+
+def expect_dev(kind: str, questions: int, workshop: Workshop) -> None:
+    """Raise where a stage wants dev questions and there are none."""
+    if questions and "dev" not in workshop.data.questions:
+        raise StepladderError(
+            f"{kind} chooses a checkpoint by {questions} dev questions, and the data has no dev split: "
+            "give one (--dev, in a recipe data.dev), or set dev_questions to 0"
+        )
+
+
+KIND = StageKind(
+    SFTSettings,
+    run_sft,
+    takes=("policy", TREES),
+    makes=("policy",),
+    check=check_sft,
+    leaves_out=lambda settings: frozenset() if settings.source == "trees" else frozenset({TREES}),
+    keeps=("teacher.jsonl",),
+    idle=SFTSettings.idle,
+)

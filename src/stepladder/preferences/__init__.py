@@ -1,0 +1,1 @@
+"""Preference pairs from search trees."""

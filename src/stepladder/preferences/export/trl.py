@@ -1,0 +1,92 @@
+"""A data set folder for trl: preference pairs for DPOTrainer and RewardTrainer, chosen steps for SFTTrainer.
+
+In: pairs by split. Out: JSONL files and a card whose head names three configurations, so that
+`datasets.load_dataset(FOLDER, NAME)` finds columns and splits without being told:
+
+    preference          prompt, chosen, rejected   plain text, as the policy saw and wrote it
+    conversational      prompt, chosen, rejected   the same as chat messages, for models with a chat template
+    prompt_completion   prompt, completion         the chosen steps, each once
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+from stepladder.core.trace import Pair
+from stepladder.preferences.export.base import Format, OnceEach, Row, RowMaker, Written, texts, write_rows
+
+
+def _preference(pair: Pair) -> Row:
+    words = texts(pair)
+    return {"prompt": words.context, "chosen": words.chosen, "rejected": words.rejected}
+
+
+def _conversational(pair: Pair) -> Row:
+    # The transcript begins the assistant's turn, as it did for the policy. It stands in both answers and takes nothing
+    # from the comparison: in DPO's loss, a difference of sums, equal beginnings cancel.
+    words = texts(pair)
+    return {
+        "prompt": [{"role": "user", "content": words.prompt}],
+        "chosen": [{"role": "assistant", "content": words.transcript + words.chosen}],
+        "rejected": [{"role": "assistant", "content": words.transcript + words.rejected}],
+    }
+
+
+def _prompt_completion(pair: Pair) -> Row:
+    words = texts(pair)
+    return {"prompt": words.context, "completion": words.chosen}
+
+
+_CONFIGS: dict[str, RowMaker] = {
+    "preference": _preference,
+    "conversational": _conversational,
+    "prompt_completion": _prompt_completion,
+}
+
+
+def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None) -> Written:
+    rows: dict[str, int] = {}
+    for split, each in pairs.items():
+        makers = _CONFIGS | {"prompt_completion": OnceEach(_prompt_completion)}
+        rows |= write_rows(folder, each, {f"{name}/{split}.jsonl": make for name, make in makers.items()})
+    return Written(rows, _usage(model or "MODEL", "dev" in pairs), _header(list(pairs)))
+
+
+def _header(splits: list[str]) -> str:
+    configs = [
+        {
+            "config_name": name,
+            **({"default": True} if name == "preference" else {}),
+            "data_files": [{"split": split, "path": f"{name}/{split}.jsonl"} for split in splits],
+        }
+        for name in _CONFIGS
+    ]
+    return str(yaml.safe_dump({"configs": configs}, sort_keys=False))
+
+
+def _usage(model: str, has_dev: bool) -> str:
+    dev = ', eval_dataset=data["dev"]' if has_dev else ""
+    return f"""```python
+from datasets import load_dataset
+from trl import DPOConfig, DPOTrainer
+
+data = load_dataset("FOLDER", "preference")  # or "conversational", or "prompt_completion" for SFTTrainer
+settings = DPOConfig("dpo", beta=0.3, learning_rate=1e-6, num_train_epochs=1, max_length=None)
+DPOTrainer({model!r}, args=settings, train_dataset=data["train"]{dev}).train()
+```
+
+- `preference`: `prompt` is everything that the policy had in view, `chosen` and `rejected` are the steps it wrote. Put
+  together they are that text to the letter. It is the agent's text: **no chat template has been applied**. Right for
+  models without one.
+- `conversational`: the same for a model with a chat template. The agent's prompt is the user's message; the transcript
+  that followed begins the assistant's, in both answers. It is for DPO's sigmoid loss and for reward models; losses that
+  take a mean over tokens would count the shared beginning.
+- `prompt_completion`: the chosen steps, each once, to the letter as above.
+
+`max_length=None` matters: trl cuts texts behind 1,024 tokens by default, and what it cuts is the step to be learnt. It
+adds an end-of-sequence token to every step by itself. RewardTrainer reads `preference` and `conversational` too.
+"""
+
+
+FORMAT = Format("a data set folder for trl's trainers: preference pairs, and chosen steps as completions", _write)

@@ -1,0 +1,85 @@
+"""What a set of preference pairs is like: how many, of which kinds, how deep, how clear, and how right.
+
+In: pairs, one at a time. Out: counts for a reader. Where the gold judge could grade both steps, it says whether it
+prefers the same one.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepladder.core.trace import Pair
+from stepladder.evaluate.statistics import pooled_share
+
+#: Upper borders of the groups of margins, and what all groups are called, the narrowest first.
+_MARGINS = (0.05, 0.1, 0.25, 0.5)
+_WIDEST, _UNKNOWN = f"{_MARGINS[-1]:.2f} and more", "only the order is known"
+_GROUPS = (*(f"below {border:.2f}" for border in _MARGINS), _WIDEST, _UNKNOWN)
+
+
+@dataclass(slots=True)
+class PairStats:
+    """Counts over pairs."""
+
+    pairs: int = 0
+    questions: set[str] = field(default_factory=set)
+    #: By kind of the chosen and the rejected action, by depth, by margin.
+    kinds: Counter[str] = field(default_factory=Counter)
+    depths: Counter[int] = field(default_factory=Counter)
+    margins: Counter[str] = field(default_factory=Counter)
+    #: By question: of how many pairs the gold judge prefers the chosen step, the rejected one, neither.
+    gold: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, pair: Pair) -> None:
+        """Count one pair."""
+        self.pairs += 1
+        self.questions.add(pair.question_id)
+        self.kinds[f"{pair.chosen.action.kind.value} over {pair.rejected.action.kind.value}"] += 1
+        self.depths[pair.depth] += 1
+        self.margins[_margin_group(pair.margin)] += 1
+        chosen, rejected = pair.chosen.scores.get("gold"), pair.rejected.scores.get("gold")
+        if chosen is not None and rejected is not None:
+            preferred = "neither" if chosen == rejected else "chosen" if chosen > rejected else "rejected"
+            self.gold.setdefault(pair.question_id, Counter())[preferred] += 1
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data, the number of pairs first."""
+        return {
+            "pairs": self.pairs,
+            "questions": len(self.questions),
+            "gold": self.agreement(),
+            "kinds": dict(self.kinds.most_common()),
+            "depths": {str(depth): self.depths[depth] for depth in sorted(self.depths)},
+            "margins": {group: self.margins[group] for group in _GROUPS if self.margins[group]},
+        }
+
+    def agreement(self) -> dict[str, Any] | None:
+        """How often the gold judge prefers the chosen step; None where it could grade no pair.
+
+        `agrees` is a share of the pairs of which it prefers one step; in the others it finds both good or both bad.
+        """
+        if not self.gold:
+            return None
+        counts = sum(self.gold.values(), Counter[str]())
+        found = {name: counts[name] for name in ("chosen", "rejected", "neither")}
+        chosen = [each["chosen"] for each in self.gold.values()]
+        decided = [each["chosen"] + each["rejected"] for each in self.gold.values()]
+        share = pooled_share(chosen, decided)
+        agrees = {"agrees": share and share.mean, "low": share and share.low, "high": share and share.high}
+        return {"graded": counts.total(), **found, **agrees}
+
+
+def listed(counts: Mapping[str, float]) -> str:
+    """Counts in one line, less those that are nothing.
+
+    >>> listed({"asked": 1200, "failed": 0, "refused": 2})
+    'asked 1,200, refused 2'
+    """
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+
+
+def _margin_group(margin: float | None) -> str:
+    if margin is None:
+        return _UNKNOWN
+    return next((group for group, border in zip(_GROUPS, _MARGINS) if margin < border), _WIDEST)

@@ -1,0 +1,162 @@
+"""Preference pairs from search trees: two steps from one state, of which one is better.
+
+In: a tree, a judge, settings. Out (as the generator's return value): `TreePairs`, the pairs of that tree and how many
+preferences were dropped for which reason. A pair is two siblings that a judge tells apart, of which the chosen one is
+well formed and the other is no mere rewording of it. Its context is what the policy saw, token for token.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from pydantic import Field
+
+from stepladder.core.answer_metrics import normalise, token_overlap
+from stepladder.core.requests import Algorithm
+from stepladder.core.seeding import seed_of
+from stepladder.core.settings import Settings
+from stepladder.core.trace import Action, ActionKind, Node, Pair, Side, Step, Tree
+from stepladder.explore.ranked import best_branch
+from stepladder.explore.values import depths_of, monte_carlo, spre
+from stepladder.judges.base import Judge
+from stepladder.oracle.step_judge import judge_tree
+
+
+class PairRules(Settings):
+    """Which siblings make a pair."""
+
+    #: Siblings that were visited less are left out. Ends need no visit: what they earned is known.
+    min_visits: int = Field(default=1, ge=0)
+    #: States that were visited less give no pairs.
+    min_state_visits: int = Field(default=0, ge=0)
+    #: Only states on the best branch of a tree, and only where that ends with a right answer (RAG-Gym).
+    right_branch: bool = False
+    #: Whether both steps must be well formed, or only the chosen one.
+    both_valid: bool = False
+    #: Steps of one kind whose contents share so much of their words (F1) are rewordings of each other.
+    twin_overlap: float = Field(default=0.9, gt=0, le=1)
+    #: Pairs a state, the clearest first; null is all.
+    per_state: int | None = Field(default=None, ge=1)
+    #: Of SPRE, a step.
+    decay: float = Field(default=0.9, gt=0, le=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TreePairs:
+    """What one tree gave."""
+
+    pairs: tuple[Pair, ...]
+    #: Preferences that became no pair, by reason.
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+def tree_pairs(tree: Tree, judge: Judge, rules: PairRules) -> Algorithm[TreePairs]:
+    """The pairs of one tree, from the root downwards."""
+    gold = [None if verdict is None else verdict.value for verdict in judge_tree(tree)]
+    values = {"mc": monte_carlo(tree), "spre": spre(tree, rules.decay), "gold": gold}
+    depths = depths_of(tree)
+
+    def side(node: Node, value: float | None) -> Side:
+        step = _step(node)
+        known = {name: found for name, each in values.items() if (found := each[node.id]) is not None}
+        return Side(step.written, step.action, value, node.visits, {**node.scores, **known})
+
+    pairs: list[Pair] = []
+    dropped: Counter[str] = Counter()
+    for state, siblings in judged_groups(tree, rules):
+        branch = tree.trajectory(siblings[0])
+        context = branch.consumed(len(branch.steps) - 1)
+        kept = 0
+        for preference in (yield from judge.prefer(tree, siblings)):
+            chosen, rejected = tree.nodes[preference.chosen], tree.nodes[preference.rejected]
+            reason = _unfit(chosen, rejected, rules)
+            if reason is None and kept == rules.per_state:
+                reason = "surplus"
+            if reason is not None:
+                dropped[reason] += 1
+                continue
+            kept += 1
+            sides = side(chosen, preference.chosen_value), side(rejected, preference.rejected_value)
+            depth = depths[state.id]
+            pairs.append(Pair(tree.question.id, tree.agent, context, *sides, depth, judge.name, preference.reason))
+    return TreePairs(tuple(pairs), dropped)
+
+
+def judged_groups(tree: Tree, rules: PairRules) -> Iterator[tuple[Node, list[Node]]]:
+    """Every state with at least two children worth comparing, and these children."""
+    right = _right_branch(tree) if rules.right_branch else None
+    for state, children in zip(tree.nodes, tree.families()):
+        if state.visits < rules.min_state_visits or (right is not None and state.id not in right):
+            continue
+        siblings = [
+            child
+            for child in children
+            if (child.visits >= rules.min_visits or child.reward is not None)
+            and not (rules.both_valid and _step(child).action.kind is ActionKind.MALFORMED)
+        ]
+        if len(siblings) > 1 and any(_step(child).action.kind is not ActionKind.MALFORMED for child in siblings):
+            yield state, siblings
+
+
+def _right_branch(tree: Tree) -> frozenset[int]:
+    """The nodes of the best branch; none where its answer is not right."""
+    branch = best_branch(tree)
+    return frozenset(node.id for node in branch) if branch[-1].reward == 1.0 else frozenset()
+
+
+def are_twins(one: Action, other: Action, overlap: float) -> bool:
+    """Whether two actions say the same in other words, as far as their words tell.
+
+    >>> query = lambda text: Action(ActionKind.QUERY, text)
+    >>> are_twins(query("Where was the poet Ada Tarn born?"), query("Where was Ada Tarn, the poet, born?"), 0.9)
+    True
+    >>> are_twins(query("Where was the poet Ada Tarn born?"), query("When was the poet Ada Tarn born?"), 0.9)
+    False
+    """
+    if one.kind is not other.kind:
+        return False
+    return normalise(one.content) == normalise(other.content) or token_overlap(one.content, other.content)[0] >= overlap
+
+
+def balanced(groups: Sequence[object], seed: int) -> list[int]:
+    """Places to keep, in order, so that no group is larger than the median one. Which ones is drawn by the seed.
+
+    >>> balanced(["query", "query", "query", "answer"], seed=0)
+    [0, 1, 3]
+    """
+    sizes = Counter(groups)
+    if not sizes:
+        return []
+    most = int(np.median(list(sizes.values())))
+    kept: list[int] = []
+    taken: Counter[object] = Counter()
+    for place in np.random.default_rng(seed_of(seed, "balance")).permutation(len(groups)):
+        if taken[groups[place]] < most:
+            taken[groups[place]] += 1
+            kept.append(int(place))
+    return sorted(kept)
+
+
+def dev_questions(ids: Iterable[str], share: float) -> frozenset[str]:
+    """The questions that are held out: a share of those explored, and never all of them.
+
+    It depends on the ids alone. Whatever judges make of the same trees, they hold out the same questions, so that what
+    was learnt from the pairs of one can be tested on those of another.
+    """
+    distinct = sorted(set(ids), key=lambda each: seed_of("dev", each))
+    return frozenset(distinct[: min(round(share * len(distinct)), len(distinct) - 1)])
+
+
+def _unfit(chosen: Node, rejected: Node, rules: PairRules) -> str | None:
+    """Why a preference makes no pair to learn from."""
+    if _step(chosen).action.kind is ActionKind.MALFORMED:
+        return "malformed chosen"
+    if are_twins(_step(chosen).action, _step(rejected).action, rules.twin_overlap):
+        return "twins"
+    return None
+
+
+def _step(node: Node) -> Step:
+    assert node.step is not None  # only the root has none
+    return node.step

@@ -1,0 +1,1 @@
+"""Tables, charts, report pages, comparisons and studies."""

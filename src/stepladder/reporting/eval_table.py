@@ -1,0 +1,75 @@
+"""An evaluation as a person reads it: a table with intervals, and what went wrong."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from stepladder.evaluate.evaluator import Summary
+from stepladder.evaluate.statistics import Comparison, Interval
+
+#: Rows of the table, in reading order: metric, label, digits.
+_ROWS = (
+    ("em", "exact match", 3),
+    ("f1", "F1", 3),
+    ("precision", "precision", 3),
+    ("recall", "recall", 3),
+    ("cover_em", "cover EM", 3),
+    ("gold_recall", "gold passages found", 3),
+    ("steps", "steps", 2),
+    ("searches", "searches", 2),
+    ("searches_made", "searches made in all", 2),
+    ("redundant_queries", "redundant queries", 2),
+    ("over_search", "searches too many", 2),
+    ("under_search", "answered too early", 3),
+    ("malformed", "malformed", 3),
+    ("tokens_read", "tokens read", 0),
+    ("tokens_written", "tokens written", 0),
+)
+
+
+def interval_text(interval: Interval, digits: int = 3) -> str:
+    """A mean with its interval.
+
+    >>> interval_text(Interval(0.5, 0.4, 0.6))
+    '0.500 [0.400, 0.600]'
+    """
+    return f"{interval.mean:,.{digits}f} [{interval.low:,.{digits}f}, {interval.high:,.{digits}f}]"
+
+
+def print_summary(console: Console, summary: Summary, title: str) -> None:
+    """The table of an evaluation, and below it stops, misses, hops and failures."""
+    console.print(f"[bold]{escape(title)}[/], {summary.questions:,} questions", highlight=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("per question")
+    table.add_column("mean", justify="right")
+    table.add_column("95% interval", justify="right")
+    for name, label, digits in _ROWS:
+        if name == "searches_made" and summary.metrics.get(name) == summary.metrics.get("searches"):
+            continue  # nothing was thrown away
+        if name in summary.metrics:
+            mean, _, bounds = interval_text(summary.metrics[name], digits).partition(" ")
+            table.add_row(label, mean, bounds)
+    console.print(table)
+    console.print(f"ended:  {_counts(summary.stops)}", highlight=False)
+    if summary.misses:
+        console.print(f"misses: {_counts(summary.misses)}", highlight=False)
+    if len(summary.by_hops) > 1:
+        parts = [f"{hops}: {group['em']:.3f} ({group['questions']:,})" for hops, group in summary.by_hops.items()]
+        console.print(f"EM by searches needed: {', '.join(parts)}", highlight=False)
+    for reason, count in list(summary.failures.items())[:5]:
+        console.print(f"failed {count}x: {reason}", style="red", highlight=False, markup=False)
+    if summary.cancelled:
+        console.print(f"stopped early: {summary.cancelled:,} questions not reached, in no average", style="yellow")
+
+
+def comparison_line(comparison: Comparison, metric: str) -> str:
+    """A paired difference in one line."""
+    difference = comparison.difference
+    return (
+        f"{metric}: {difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] against the other run, "
+        f"p = {comparison.p_value:.4f} (paired, {comparison.questions:,} questions in both)"
+    )
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())

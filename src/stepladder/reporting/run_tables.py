@@ -1,0 +1,196 @@
+"""What a run brought: a table of its evaluations, paired differences, what each stage tells, the time it took.
+
+In: a `RunReport`. Out: text on a console, or the same as plain data. What a kind of stage tells is in stage_lines.py.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from stepladder.core.trace_printer import shown
+from stepladder.evaluate.evaluator import compare, load_scores
+from stepladder.evaluate.statistics import Comparison, Interval
+from stepladder.pipeline.resources import BASE, GOLD
+from stepladder.pipeline.run_folder import StageRecord
+from stepladder.pipeline.runner import RunReport
+from stepladder.pipeline.stages.eval import EVALUATION
+from stepladder.reporting.eval_table import interval_text
+from stepladder.reporting.stage_summaries import pair_lines, told_of
+
+_COMPARED = ("em", "f1")
+_PAIR_KINDS = ("pairs", "pairs-file")
+_TREE_KINDS = ("explore", "rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One evaluation less another, on the same questions."""
+
+    stage: str
+    against: str
+    metric: str
+    comparison: Comparison
+
+
+def differences(report: RunReport) -> list[Difference]:
+    """Every evaluation of a model against the first one, and against the one just before it.
+
+    Only those of the same questions are compared. No oracle takes part.
+    """
+    played = [stage.name for stage in _evaluations(report) if stage.inputs["policy"] != GOLD]
+    if len(played) < 2:
+        return []
+    scores = {name: load_scores(report.folder / name / EVALUATION) for name in played}
+    asked = {name: {row.question_id for row in rows} for name, rows in scores.items()}
+    found = []
+    for place, name in enumerate(played):
+        alike = [each for each in played[:place] if asked[each] == asked[name]]
+        for against in dict.fromkeys([*alike[:1], *alike[-1:]]):
+            for metric in _COMPARED:
+                found.append(Difference(name, against, metric, compare(scores[name], scores[against], metric)))
+    return found
+
+
+def as_json(report: RunReport) -> dict[str, Any]:
+    """The report as plain data."""
+    return {
+        "name": report.recipe.name,
+        "seed": report.recipe.seed,
+        "folder": str(report.folder),
+        "policy": None if report.policy is None else str(report.policy),
+        "stages": [
+            {
+                "name": stage.name,
+                "kind": stage.kind,
+                **stage.inputs,
+                "seconds": round(stage.seconds, 1),
+                "attempts": stage.attempts,
+                "skipped": stage.name in report.skipped,
+                "summary": stage.summary,
+                "outputs": {role: str(report.folder / stage.name / path) for role, path in stage.outputs.items()},
+            }
+            for stage in report.stages
+        ],
+        "differences": [asdict(each) for each in differences(report)],
+    }
+
+
+def print_report(console: Console, report: RunReport) -> None:
+    """Tables and lines for a person."""
+    evaluations = _evaluations(report)
+    if evaluations:
+        legend = "mean [95% interval]; EM: exact match, valid: no malformed step"
+        console.print(f"\n[bold]{shown(report.recipe.name)}[/], {legend}", highlight=False, soft_wrap=True)
+        console.print(_scores(evaluations, Path(report.recipe.shared.policy).name))
+        for stage in evaluations:
+            if failed := stage.summary["failed"]:
+                console.print(f"{stage.name}: {failed:,} episodes failed, counted as wrong", style="red")
+        for each in differences(report):
+            change = each.comparison.difference
+            console.print(
+                f"{each.stage} - {each.against}: {each.metric} {change.mean:+.3f} [{change.low:+.3f}, "
+                f"{change.high:+.3f}], p = {each.comparison.p_value:.4f} (paired)",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+        hops = sorted({hops for stage in evaluations for hops in stage.summary["by_hops"]} - {"0"}, key=int)
+        if hops:
+            console.print("\n[bold]F1 by searches needed[/]", highlight=False)
+            console.print(_by_hops(evaluations, hops))
+    _print_told(console, report, before_pairs=True)
+    judged = [stage for stage in report.stages if stage.kind in _PAIR_KINDS]
+    if judged:
+        legend = "where the gold judge prefers one of the two steps, how often it agrees [95% interval]"
+        console.print(f"\n[bold]Preference pairs[/]: {legend}", highlight=False, soft_wrap=True)
+        console.print(_pairs(judged))
+        for stage in judged:
+            if len(judged) > 1:
+                console.print(f"\n[bold]{stage.name}[/]", highlight=False)
+            _print_lines(console, pair_lines(stage.summary))
+    _print_told(console, report, before_pairs=False)
+    seconds = ", ".join(f"{stage.name} {stage.seconds:,.0f} s" for stage in report.stages)
+    console.print(f"\ntime: {seconds}", highlight=False, soft_wrap=True)
+    if report.policy is not None and (evaluations or any("policy" in stage.outputs for stage in report.stages)):
+        console.print(f"trained policy: {shown(str(report.policy))}", highlight=False, soft_wrap=True)
+        folder = shlex.quote(str(report.folder))
+        console.print(f"next: stepladder ask --run {shown(folder)}", highlight=False, soft_wrap=True)
+
+
+def _evaluations(report: RunReport) -> list[StageRecord]:
+    return [stage for stage in report.stages if stage.kind == "eval"]
+
+
+def _scores(evaluations: list[StageRecord], base: str) -> Table:
+    who = {BASE: base, GOLD: "oracle"}
+    table = _table("stage", "policy", "questions", "EM", "F1", "valid", "searches")
+    for stage in evaluations:
+        numbers = stage.summary
+        table.add_row(
+            stage.name,
+            shown(who.get(stage.inputs["policy"], stage.inputs["policy"])),
+            f"{numbers['questions']:,}",
+            interval_text(Interval(**numbers["em"]), 2),
+            interval_text(Interval(**numbers["f1"]), 2),
+            f"{numbers['validity']:.2f}",
+            f"{numbers['searches']:.2f}",
+        )
+    return table
+
+
+def _by_hops(evaluations: list[StageRecord], hops: list[str]) -> Table:
+    table = _table("stage", *hops)
+    for stage in evaluations:
+        groups = stage.summary["by_hops"]
+        table.add_row(stage.name, *(f"{groups[each]['f1']:.2f}" if each in groups else "-" for each in hops))
+    return table
+
+
+def _pairs(stages: list[StageRecord]) -> Table:
+    table = _table("stage", "judge", "pairs", "questions", "agrees")
+    for stage in stages:
+        numbers, gold = stage.summary, stage.summary["gold"] or {}
+        known = gold.get("agrees") is not None
+        table.add_row(
+            stage.name,
+            numbers["judge"],
+            f"{numbers['pairs']:,}",
+            f"{numbers['questions']:,}",
+            interval_text(Interval(gold["agrees"], gold["low"], gold["high"]), 2) if known else "-",
+        )
+    return table
+
+
+def _print_told(console: Console, report: RunReport, *, before_pairs: bool) -> None:
+    """What stages tell of themselves: first those that pairs are made from, then those that learn from pairs."""
+    for stage in report.stages:
+        told = told_of(stage)
+        if told is not None and (stage.kind in _TREE_KINDS) is before_pairs:
+            headline, lines = told
+            console.print(f"\n[bold]{stage.name}[/]: {shown(headline)}", highlight=False, soft_wrap=True)
+            _print_lines(console, lines)
+
+
+def _print_lines(console: Console, lines: Mapping[str, str]) -> None:
+    for name, line in lines.items():
+        if line:
+            console.print(f"  {name}: {shown(line)}", highlight=False, soft_wrap=True)
+
+
+#: Columns of names: where there is little room, these are broken and numbers are not.
+_NAMES = ("stage", "policy", "judge")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        if column in _NAMES:
+            table.add_column(column, overflow="fold", min_width=len(column))
+        else:
+            table.add_column(column, justify="right", no_wrap=True)
+    return table

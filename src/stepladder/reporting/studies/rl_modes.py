@@ -1,0 +1,41 @@
+"""Does it help to grade steps? Reinforcement learning from one policy in five ways, with equal questions and updates.
+
+Every update plays as many episodes of the same questions. `tree` branches some of them off from others, so it writes
+fewer tokens; the table says how many. The recipe's settings (what steps are measured against, the weight of their
+scores, the learning rate) were chosen with `dual` and `outcome` in view; `process` has nothing that tells it when to
+stop searching. In `dual-gold` the gold judge stands in for the reward model: what is missing there is the method's, and
+what lies between it and `dual` is the reward model's.
+"""
+
+from stepladder.reporting.studies.study_spec import Study
+
+#: Updates, and questions of which each is played twice.
+UPDATES, QUESTIONS = 200, 800
+#: Episodes an update, and of each question in it.
+EPISODES, SAMPLES = 64, 8
+
+STUDY = Study(
+    name="rl-modes",
+    about="reinforcement learning from the answer and the steps, from the answer, from the steps, and from trees",
+    recipe="prorag-nano",
+    changes=(
+        "stages.refined.limit=500",
+        f"stages.grpo.questions={QUESTIONS}",
+        f"stages.grpo.epochs={UPDATES * EPISODES / SAMPLES / QUESTIONS}",
+        f"stages.grpo.batch={EPISODES}",
+        f"stages.grpo.samples={SAMPLES}",
+        "stages.grpo.accumulate=2",  # less memory: several runs share a GPU
+        "stages.grpo.eval_every=25",
+        "stages.grpo.dev_questions=150",
+        "stages.grpo.guards.stop=false",  # what goes wrong is to be seen
+        "stages.trained.limit=500",
+    ),
+    arms={
+        **{mode: (f"stages.grpo.mode={mode}",) for mode in ("outcome", "dual", "process", "tree")},
+        "dual-gold": ("stages.grpo.mode=dual", "stages.grpo.grader=gold"),
+    },
+    shared="refined",
+    stage="grpo",
+    result="trained",
+    against={"dual": "outcome", "process": "outcome", "tree": "outcome", "dual-gold": "outcome"},
+)

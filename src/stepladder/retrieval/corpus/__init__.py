@@ -1,0 +1,1 @@
+"""Corpora: files of texts as passages."""

@@ -1,0 +1,206 @@
+"""Read corpora: tables of passages, or texts that are split into passages.
+
+In: a file, a folder with such files at any depth, or a glob pattern ("wiki/part-*.jsonl.gz"); files are read in order
+of their paths:
+
+    .jsonl .jsonl.gz    one object a line, with id and contents, or id, title and text (tables.py)
+    .parquet            such columns
+    .tsv .tsv.gz        such columns, named by the first line, quoted as csv does: DPR's id, text, title
+    .txt .md            split by splitting.py; the ids are "folder/file.md#1", "folder/file.md#2", ...
+
+Out: its `Passage`s, one at a time. Blank passages and copies of earlier ones are left out and counted. What cannot be a
+passage is an error that names the file and the line or row.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+from stepladder.core.trace import Passage
+from stepladder.retrieval.corpus.splitting import Piece, check_sizes, split_markdown, split_text
+from stepladder.retrieval.corpus.tables import TABLES, CorpusError, rows, text_lines
+
+
+@dataclass
+class Corpus:
+    """The passages of some files. Every iteration reads the files anew, in flat memory, and counts anew."""
+
+    #: What the corpus was asked for as.
+    path: Path
+    #: The files, in the order of reading.
+    files: tuple[Path, ...]
+    #: Ids of texts begin with the path of the file from here.
+    root: Path
+    #: How many files of other kinds stand among them.
+    skipped: int
+    #: At most so many words make a passage of a text, and it begins with so many of the one before.
+    words: int
+    overlap: int
+    #: Passages read so far, without those left out.
+    passages: int = field(default=0, init=False)
+    #: Left out because they have neither title nor text.
+    blank: int = field(default=0, init=False)
+    #: Left out because an earlier passage has the same title and text.
+    duplicates: int = field(default=0, init=False)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """What is not among the passages, and how much of it."""
+        counts = {"blank passages": self.blank, "duplicates": self.duplicates, "other files": self.skipped}
+        return {name: count for name, count in counts.items() if count}
+
+    def signature(self) -> str:
+        """Equal as long as the files have not been changed and are split the same way."""
+        stats = ((file, file.stat()) for file in self.files)
+        files = [(os.fsencode(file.absolute()).hex(), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+        return blake2b(repr((files, self.words, self.overlap)).encode(), digest_size=16).hexdigest()
+
+    def __iter__(self) -> Iterator[Passage]:
+        self.passages = self.blank = self.duplicates = 0
+        with closing(_Seen(self.files)) as seen:
+            for position, file in enumerate(self.files):
+                for number, passage in self._read(file):
+                    if not passage.title and not passage.text:
+                        self.blank += 1
+                    elif seen.before(passage, position, number):
+                        self.duplicates += 1
+                    else:
+                        self.passages += 1
+                        yield passage
+        if not self.passages:
+            raise CorpusError(
+                f"{self.path}: there are no passages. Files read: {len(self.files)}, blank passages: {self.blank}"
+            )
+
+    def _read(self, file: Path) -> Iterator[tuple[int, Passage]]:
+        """The passages of a file, each with its line or row, or its number where the file is a text."""
+        kind = _kind(file)
+        if kind in TABLES:
+            yield from rows(file, kind)
+            return
+        name = os.fsencode(file.relative_to(self.root).as_posix()).decode(errors="replace")
+        stem = Path(name).stem
+        number = 0
+        for number, piece in enumerate(_TEXT_FILES[kind](text_lines(file), self.words, self.overlap), start=1):
+            yield number, Passage(f"{name}#{number}", f"{stem}: {piece.title}" if piece.title else stem, piece.text)
+        if not number:
+            yield 0, Passage(name, "", "")
+
+
+def read_corpus(path: str | Path, *, words: int = 100, overlap: int = 20) -> Corpus:
+    """The corpus in a file, a folder, or the files that a glob pattern names.
+
+    Texts are split into passages of at most `words` words, each beginning with the last `overlap` words of the one
+    before; tables are not split.
+    """
+    check_sizes(words, overlap)
+    path = Path(path)
+    if path.is_file():
+        if not _kind(path):
+            raise CorpusError(f"{path}: a file of this kind cannot be read; known kinds: {_KNOWN}")
+        return Corpus(path, (path,), path.parent, 0, words, overlap)
+    root = path if path.is_dir() else next((parent for parent in path.parents if not _is_pattern(parent)), path)
+    found = _find(path, root)
+    files = tuple(found[name] for name in sorted(found) if _kind(found[name]))
+    _check_files(path, files, len(found))
+    return Corpus(path, files, root, len(found) - len(files), words, overlap)
+
+
+def distinct(passages: Iterable[Passage]) -> Iterator[Passage]:
+    """The passages as they come; an error when two have the same id, or when there are none."""
+    first_seen: dict[str, int] = {}
+    for position, passage in enumerate(passages):
+        if passage.id in first_seen:
+            raise CorpusError(
+                f"passages {first_seen[passage.id]} and {position} have the same id {passage.id!r}; ids must differ"
+            )
+        first_seen[passage.id] = position
+        yield passage
+    if not first_seen:
+        raise CorpusError("there are no passages")
+
+
+class _Seen:
+    """The ids and texts so far, in a temporary database that moves to disk when it grows and vanishes when closed.
+
+    Texts are told apart by hashes of 16 bytes: the chance that any two of 21 million agree is below 1e-24.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+        # Whoever reads the passages may go on in another thread, one at a time.
+        self._database = sqlite3.connect("", check_same_thread=False)
+        self._database.executescript(
+            "PRAGMA journal_mode = OFF; PRAGMA cache_size = -262144;"  # in KiB
+            "CREATE TABLE ids (id BLOB PRIMARY KEY, content BLOB, file INTEGER, number INTEGER) WITHOUT ROWID;"
+            "CREATE TABLE contents (content BLOB PRIMARY KEY) WITHOUT ROWID;"
+        )
+
+    def before(self, passage: Passage, file: int, number: int) -> bool:
+        """Whether there was a passage like this; an error if there was another one with its id."""
+        key = passage.id.encode("utf-8", "surrogatepass")
+        both = f"{len(passage.title)} {passage.title}{passage.text}"
+        content = blake2b(both.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        try:
+            if self._is_new("INSERT OR IGNORE INTO ids VALUES (?, ?, ?, ?)", key, content, file, number):
+                return not self._is_new("INSERT OR IGNORE INTO contents VALUES (?)", content)
+            found = self._database.execute("SELECT content, file, number FROM ids WHERE id = ?", (key,)).fetchone()
+        except sqlite3.Error as error:
+            raise CorpusError(
+                f"the ids so far could not be kept in a temporary file: {error}. Is the disk full? The environment "
+                "variable SQLITE_TMPDIR names another folder for it"
+            ) from error
+        if found[0] == content:
+            return True
+        here, first = f"{self._files[file]}:{number}", f"{self._files[found[1]]}:{found[2]}"
+        raise CorpusError(f"{here}: id {passage.id!r} was used before with another text, at {first}; ids must differ")
+
+    def _is_new(self, statement: str, *values: object) -> bool:
+        return self._database.execute(statement, values).rowcount == 1
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _is_pattern(path: Path) -> bool:
+    return not {"*", "?", "["}.isdisjoint(str(path))
+
+
+def _find(path: Path, root: Path) -> dict[str, Path]:
+    """The files of a folder, or those that a pattern names, by their paths from the root; hidden ones are left out."""
+    if not path.is_dir() and not _is_pattern(path):
+        raise CorpusError(f"{path}: there is no such file or folder")
+    try:
+        found = list(root.glob("**/*" if path.is_dir() else str(path.relative_to(root))))
+    except ValueError as error:
+        raise CorpusError(f"{path}: not a pattern for files: {error}") from error
+    files = {file.relative_to(root).as_posix(): file for file in found if not file.is_dir()}
+    return {name: file for name, file in files.items() if not any(part.startswith(".") for part in name.split("/"))}
+
+
+def _kind(file: Path) -> str:
+    """What a file is read as; empty for files that cannot be read."""
+    return next((kind for kind in (*TABLES, *_TEXT_FILES) if file.name.lower().endswith(kind)), "")
+
+
+def _check_files(path: Path, files: Sequence[Path], found: int) -> None:
+    tables = [file for file in files if _kind(file) in TABLES]
+    texts = [file for file in files if _kind(file) in _TEXT_FILES]
+    if not files:
+        raise CorpusError(f"{path}: no file of a known kind there, {found} others; known kinds: {_KNOWN}")
+    if tables and texts:  # a README beside the parts of a corpus, most often: it should not slip in
+        raise CorpusError(
+            f"{path}: there are tables of passages ({tables[0].name}) and texts ({texts[0].name}); say which of them "
+            f"are the corpus with a pattern such as '{path if path.is_dir() else path.parent}/**/*{_kind(tables[0])}'"
+        )
+
+
+_TEXT_FILES: dict[str, Callable[[Iterable[str], int, int], Iterator[Piece]]] = {
+    ".txt": split_text,
+    ".md": split_markdown,
+}
+_KNOWN = f"{', '.join((*TABLES, *_TEXT_FILES))}, or a folder of them"

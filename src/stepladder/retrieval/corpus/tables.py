@@ -1,0 +1,148 @@
+"""Tables of passages: one passage a line or row, in the layouts that the field has.
+
+In: a file of a kind in `TABLES`. Out: its passages, each with its line or row. Further keys and columns are ignored; an
+id may also be called `_id` (BEIR) or `docid` (Tevatron, MIRACL).
+
+    {"id": "7", "contents": "\\"Title\\"\\nText of the passage ..."}     FlashRAG, Search-R1
+    {"id": "7", "title": "Title", "text": "Text of the passage ..."}   the title may be missing
+"""
+
+import csv
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.jsonl import Line, parsed, raw_lines, shown
+from stepladder.core.trace import Passage
+
+_IDS = ("id", "_id", "docid")
+_TEXTS = ("contents", "text")
+
+
+class CorpusError(StepladderError):
+    """A corpus that cannot be read."""
+
+
+def rows(file: Path, kind: str) -> Iterator[tuple[int, Passage]]:
+    """The passages of a table, each with its line or row."""
+    for line in TABLES[kind](file):
+        yield line.number, _passage(line)
+
+
+def _objects(path: Path) -> Iterator[Line]:
+    for number, raw in raw_lines(path, CorpusError):
+        if raw.strip():
+            yield Line(path, number, parsed(path, number, raw, CorpusError), CorpusError)
+
+
+def _tsv_rows(path: Path) -> Iterator[Line]:
+    rows = csv.reader(text_lines(path), delimiter="\t", strict=True)
+    names: list[str] = []
+    number = 1
+    try:
+        for row in rows:
+            line = Line(path, number, dict(zip(names, row)), CorpusError)
+            number = rows.line_num + 1  # a row may take several lines
+            if not names:
+                names = row
+                if not set(names) & set(_IDS) or not set(names) & set(_TEXTS):
+                    raise line.wrong(f"expected the names of the columns, 'id', 'text' and 'title'; found {shown(row)}")
+            elif len(row) == len(names):
+                yield line
+            elif row:
+                raise line.wrong(f"expected {len(names)} fields ({', '.join(names)}), found {len(row)}")
+    except csv.Error as error:
+        raise CorpusError(
+            f"{path}:{number}: not tab-separated values: {error}. A field with a quote in it is written as csv does: "
+            'in quotes, its own quotes doubled, "like ""this"""'
+        ) from error
+
+
+def _parquet_rows(path: Path) -> Iterator[Line]:
+    # Imported here because it takes a while, and nothing else needs it.
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = _columns(path, file.schema_arrow)
+            # A part of a row group at a time, and only these columns: embeddings beside them cost nothing.
+            for batch in file.iter_batches(batch_size=1024, columns=names):
+                for row in zip(*(batch.column(name) for name in names)):
+                    data = {name: value.as_py() for name, value in zip(names, row)}
+                    number += 1
+                    yield Line(path, number, data, CorpusError)
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{error.object[error.start]:02x} at position {error.start}"
+        raise CorpusError(f"{path}:{number + 1}: not UTF-8: {found} of a string") from error
+    except (OSError, pyarrow.ArrowException) as error:
+        raise CorpusError(
+            f"{path}: cannot be read as Parquet after row {number}: {error}; get the file again"
+        ) from error
+
+
+def _columns(path: Path, schema: Any) -> list[str]:
+    """Names of the columns to read; their types must be those of passages."""
+    from pyarrow import types
+
+    names = [name for name in schema.names if name in (*_IDS, *_TEXTS, "title")]
+    if not set(names) & set(_TEXTS):
+        raise _unknown_layout(str(path), schema.names)
+    for name in names:
+        kind = schema.field(name).type
+        inner = kind.value_type if types.is_dictionary(kind) else kind
+        is_text = types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)
+        if not is_text and not types.is_null(inner) and not (name in _IDS and types.is_integer(inner)):
+            raise CorpusError(f"{path}: column '{name}' should be of strings, found {kind}")
+    return names
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a text in UTF-8."""
+    for number, raw in raw_lines(path, CorpusError):
+        try:
+            yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            found = f"byte 0x{raw[error.start]:02x} at position {error.start}"
+            raise CorpusError(f"{path}:{number}: not UTF-8: {found}; save the file as UTF-8") from error
+
+
+def _passage(line: Line) -> Passage:
+    key = next((name for name in _IDS if name in line.data), "id")
+    found = line.data.get(key)
+    if isinstance(found, int) and not isinstance(found, bool):
+        found = str(found)
+    if not isinstance(found, str) or not found.strip():
+        raise line.wrong(f"{key!r} should be a string that is not empty, found {shown(found)}")
+    if "contents" in line.data:
+        title, newline, text = _text(line, "contents").partition("\n")
+        return Passage(found, _unquoted(title.strip()), text.strip()) if newline else Passage(found, "", title.strip())
+    if "text" in line.data:
+        return Passage(found, _text(line, "title").strip(), _text(line, "text").strip())
+    raise _unknown_layout(f"{line.path}:{line.number}", line.data)
+
+
+def _text(line: Line, key: str) -> str:
+    return "" if line.data.get(key) is None else line.text(key)
+
+
+def _unquoted(title: str) -> str:
+    quoted = len(title) >= 2 and title.startswith('"') and title.endswith('"')
+    return title[1:-1].strip() if quoted else title
+
+
+def _unknown_layout(where: str, names: Iterable[str]) -> CorpusError:
+    keys = ", ".join(repr(name) for name in names)
+    return CorpusError(f"{where}: expected 'contents', or 'text' with or without 'title'; found the keys {keys}")
+
+
+#: How tables are read, by the ends of their names.
+TABLES: dict[str, Callable[[Path], Iterator[Line]]] = {
+    ".jsonl": _objects,
+    ".jsonl.gz": _objects,
+    ".parquet": _parquet_rows,
+    ".tsv": _tsv_rows,
+    ".tsv.gz": _tsv_rows,
+}

@@ -1,0 +1,1 @@
+"""Indexes on disk, one module per kind."""

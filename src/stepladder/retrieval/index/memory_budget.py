@@ -1,0 +1,32 @@
+"""How much memory building an index may take: what a user types, and what is there."""
+
+import re
+
+from stepladder.core.errors import StepladderError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
+
+#: What building an index may take unless told otherwise.
+DEFAULT_MEMORY = 4 * 10**9
+
+
+def bytes_of(text: str) -> int:
+    """An amount of memory as people write it.
+
+    >>> bytes_of("4GB"), bytes_of("500 M")
+    (4000000000, 500000000)
+    """
+    found = _AMOUNT.fullmatch(text.strip())
+    if not found or not float(found[1]):
+        raise StepladderError(f"'{text}' is no amount of memory; write it as 500MB or 4GB")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def shown_bytes(count: float) -> str:
+    """An amount of memory for people.
+
+    >>> shown_bytes(3_500_000_000)
+    '3.5 GB'
+    """
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

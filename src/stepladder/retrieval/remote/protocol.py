@@ -1,0 +1,170 @@
+"""Search-R1's protocol as data: what a search server is asked, and what it answers. Pure functions.
+
+    POST /retrieve {"queries": ["..."], "topk": 3, "return_scores": true}
+    -> {"result": [[{"document": {"id": "7", "contents": "\\"Title\\"\\nText"}, "score": 9.1}, ...], ...]}
+
+A list a query, best first; without `return_scores` a passage is its document alone. The server reads requests and
+writes replies with these functions, the client the other way round. Replies of other servers of the protocol, which
+may lack ids or scores, can be read too.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.json_body import BadRequest, json_object, kind_of
+from stepladder.core.trace import Passage
+from stepladder.core.unicode import well_formed
+from stepladder.retrieval.remote.limits import LONGEST_QUERY, ServerSettings
+
+#: The passages of one query as JSON: document and score of each.
+Found = tuple[tuple[bytes, bytes], ...]
+
+
+class BadReply(StepladderError):
+    """An answer that is not of this protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """A request that was read and found sound."""
+
+    queries: list[str]
+    k: int
+    with_scores: bool
+
+
+# --- Requests ---------------------------------------------------------------------------------------------
+
+
+def write_request(queries: Iterable[str], k: int) -> bytes:
+    """A request for passages with scores."""
+    asked = [well_formed(query)[:LONGEST_QUERY] for query in queries]
+    return json.dumps({"queries": asked, "topk": k, "return_scores": True}).encode()
+
+
+def read_request(body: bytes, limits: ServerSettings) -> SearchRequest:
+    """The request in a body; `BadRequest` says what is wrong with it.
+
+    Lone surrogates, which JSON can write and UTF-8 cannot, become U+FFFD. Keys that are not of the protocol are
+    passed over, as Search-R1 does.
+
+    >>> read_request(b'{"queries": ["Who?"], "topk": null}', ServerSettings())
+    SearchRequest(queries=['Who?'], k=3, with_scores=False)
+    """
+    asked = json_object(body, '{"queries": ["..."]}')
+    if "queries" not in asked:
+        raise BadRequest('"queries" is missing; expected {"queries": ["..."], "topk": 3, "return_scores": true}')
+    queries = asked["queries"]
+    if not isinstance(queries, list):
+        raise BadRequest(f'"queries" must be a list of strings, found {kind_of(queries)}')
+    if len(queries) > limits.max_queries:
+        raise BadRequest(f'"queries" holds {len(queries):,}; this server takes {limits.max_queries:,} a request')
+    for position, query in enumerate(queries):
+        if not isinstance(query, str):
+            raise BadRequest(f'"queries"[{position}] must be a string, found {kind_of(query)}')
+        if len(query) > limits.max_characters:
+            raise BadRequest(
+                f'"queries"[{position}] has {len(query):,} characters; this server takes {limits.max_characters:,}'
+            )
+    k = asked.get("topk")
+    if k is None:
+        k = limits.topk
+    if isinstance(k, float) and k.is_integer():
+        k = int(k)  # to JSON, 3.0 and 3 are the same number
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise BadRequest(f'"topk" must be a whole number, found {kind_of(k)}')
+    if not 1 <= k <= limits.max_topk:
+        raise BadRequest(f'"topk" must be from 1 to {limits.max_topk}')
+    with_scores = asked.get("return_scores", False)
+    if not isinstance(with_scores, bool):
+        raise BadRequest(f'"return_scores" must be true or false, found {kind_of(with_scores)}')
+    return SearchRequest([well_formed(query) for query in queries], k, with_scores)
+
+
+# --- Replies ----------------------------------------------------------------------------------------------
+
+
+def write_found(passages: Sequence[Passage]) -> Found:
+    """Passages as they go over the wire. A score that is no finite number is an error: JSON has no word for it."""
+    return tuple(
+        (
+            f'{{"id": {json.dumps(passage.id)}, "contents": {json.dumps(_contents(passage))}}}'.encode(),
+            _score(passage.score),
+        )
+        for passage in passages
+    )
+
+
+def write_reply(results: Iterable[Found], with_scores: bool) -> bytes:
+    """The reply to a request, made of what was found for each of its queries.
+
+    >>> found = write_found([Passage("7", "Orm", "A tower.", 2.5)])
+    >>> write_reply([found, ()], with_scores=False).decode()
+    '{"result": [[{"id": "7", "contents": "\\\\"Orm\\\\"\\\\nA tower."}], []]}'
+    """
+    if with_scores:
+        lists = (b", ".join(b'{"document": %b, "score": %b}' % pair for pair in found) for found in results)
+    else:
+        lists = (b", ".join(document for document, _ in found) for found in results)
+    return b'{"result": [%b]}' % b", ".join(b"[%b]" % each for each in lists)
+
+
+def read_reply(body: bytes, asked: int) -> list[tuple[Passage, ...]]:
+    """The passages in the reply to so many queries, in its order; `BadReply` when it is something else.
+
+    >>> read_reply(b'{"result": [[{"document": {"id": 7, "contents": "Orm\\\\nA tower."}, "score": 2.5}]]}', asked=1)
+    [(Passage(id='7', title='Orm', text='A tower.', score=2.5),)]
+    """
+    try:
+        results = json.loads(body)["result"]
+        if len(results) != asked:
+            raise BadReply(f"{asked} queries got {len(results)} results")
+        return [tuple(_passage(item) for item in found) for found in results]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        start = body[:200].decode("utf-8", "replace")
+        raise BadReply(
+            f"the answer is not of Search-R1's protocol ({type(error).__name__}: {error}): {start!r}"
+        ) from error
+
+
+def _score(score: float | None) -> bytes:
+    if score is None:
+        return b"null"
+    if not math.isfinite(score):
+        raise StepladderError(f"a passage has the score {score}")
+    return repr(float(score)).encode()
+
+
+def _contents(passage: Passage) -> str:
+    return f'"{" ".join(passage.title.splitlines())}"\n{passage.text}'
+
+
+def _passage(item: dict[str, Any]) -> Passage:
+    document, score = (item["document"], item.get("score")) if "document" in item else (item, None)
+    if "contents" in document:
+        contents = _text(document["contents"])
+        title, newline, text = contents.partition("\n")
+        title, text = (_unquoted(title.strip()), text) if newline else ("", contents)
+    else:
+        title, text = _text(document.get("title") or ""), _text(document["text"])
+        contents = f"{title}\n{text}"
+    key = document.get("id")
+    if key is None:
+        key = blake2b(contents.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    score = None if score is None else float(score)
+    return Passage(str(key), title, text, score if score is not None and math.isfinite(score) else None)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {kind_of(value)}")
+    return value
+
+
+def _unquoted(title: str) -> str:
+    return title[1:-1] if len(title) >= 2 and title[0] == title[-1] == '"' else title

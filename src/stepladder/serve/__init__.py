@@ -1,0 +1,1 @@
+"""Servers: search, agent, MCP."""

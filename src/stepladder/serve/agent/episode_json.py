@@ -1,0 +1,100 @@
+"""An episode as plain data, for those who are told about it over HTTP or MCP. Pure functions.
+
+In: steps, trajectories. Out: what JSON can hold. Passages and what a model wrote are data here and nothing else: they
+stand in strings, whatever they contain.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from stepladder.agents.base import neutralise
+from stepladder.core.trace import ActionKind, Passage, Step, StopReason, Trajectory
+from stepladder.serve.agent.citations import Citation
+
+#: Said in place of an answer.
+_NO_ANSWER = {
+    StopReason.MALFORMED: "the model did not keep to its agent's format",
+    StopReason.STEP_LIMIT: "all steps were used before an answer was found",
+    StopReason.TOKEN_LIMIT: "a step did not come to an end within its tokens",
+    StopReason.CONTEXT_LIMIT: "the search outgrew what the model can read",
+}
+_DID = {
+    ActionKind.QUERY: "Search: ",
+    ActionKind.EVIDENCE: "Evidence: ",
+    ActionKind.SUB_ANSWER: "Found: ",
+}
+
+
+def answer_text(trajectory: Trajectory) -> str:
+    """The answer; or, plainly, that there is none and why."""
+    if trajectory.answer is not None:
+        return trajectory.answer
+    reason = _NO_ANSWER.get(trajectory.stop or StopReason.FAILED, "the agent ended without one")
+    return f"No answer: {reason}."
+
+
+def episode_data(trajectory: Trajectory) -> dict[str, Any]:
+    """How an episode went: its end, what it was given, its steps."""
+    return {
+        "agent": trajectory.agent,
+        "stop": trajectory.stop.value if trajectory.stop else None,
+        "seed": trajectory.seed,
+        "given": passages_data(trajectory.given),
+        "steps": [step_data(step, number) for number, step in enumerate(trajectory.steps, start=1)],
+    }
+
+
+def step_data(step: Step, number: int) -> dict[str, Any]:
+    """One step; `number` counts from 1."""
+    action = step.action
+    problem = {"problem": action.problem} if action.problem else {}
+    return {
+        "number": number,
+        "thought": action.thought,
+        "action": action.kind.value,
+        "content": action.content,
+        **problem,
+        "passages": passages_data(step.passages),
+        "usage": {"read": step.usage.read, "written": step.usage.written},
+    }
+
+
+def passages_data(passages: Iterable[Passage]) -> list[dict[str, Any]]:
+    """Passages with their scores, best first. A score that is no finite number, which JSON cannot hold, is null."""
+    return [{"id": each.id, "title": each.title, "text": each.text, "score": _finite(each.score)} for each in passages]
+
+
+def citations_data(citations: Iterable[Citation]) -> list[dict[str, Any]]:
+    """Citations, best first."""
+    return [
+        {
+            "passage_id": each.passage.id,
+            "title": each.passage.title,
+            "states": each.words,
+            "of": "answer" if each.final else "sub_answer",
+            "step": each.step,
+            "rank": each.rank,
+        }
+        for each in citations
+    ]
+
+
+def step_text(step: Step) -> str:
+    """A step as a person reads it: the thought, what was done, the titles of what was found. A line each.
+
+    The answer itself is not in it: it is told apart. Nothing in it is a tag, for clients that show it as it is.
+    """
+    action = step.action
+    lines = [action.thought] if action.thought else []
+    if action.kind in _DID:
+        lines.append(_DID[action.kind] + action.content)
+    elif action.kind is ActionKind.MALFORMED:
+        lines.append(f"Malformed: {action.problem}")
+    if action.kind is ActionKind.QUERY:
+        lines += [f"- {passage.title or passage.id}" for passage in step.passages] or ["- nothing was found"]
+    return "".join(neutralise(" ".join(line.split())) + "\n" for line in lines)
+
+
+def _finite(score: float | None) -> float | None:
+    return score if score is not None and math.isfinite(score) else None

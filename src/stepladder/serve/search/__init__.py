@@ -1,0 +1,1 @@
+"""The search server, which speaks the protocol of Search-R1."""

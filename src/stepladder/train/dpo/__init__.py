@@ -1,0 +1,1 @@
+"""Direct preference optimization on pairs of steps."""

@@ -1,0 +1,258 @@
+"""Reinforcement learning with graded steps (ProRAG, stage 4), and its rivals: the answer alone, steps alone, trees.
+
+In: a policy, questions with answers, and a reward model where steps are scored by one. Out, in one folder:
+
+    curves.jsonl    one row an update (loss, reward, F1, entropy, searches, seconds by part ...), one a dev score
+    alarms.jsonl    what the guards noticed
+    checkpoints/    the newest and the best, to resume from, and one to go back to after an alarm
+    policy/         the best by dev F1, which may be the policy as it came, or the last; after an alarm that stopped
+                    the run, one from before the trouble
+
+Each update plays some questions several times with the policy as it is and makes likelier what earned more than the
+other episodes of its question did. `credit.py` says what is earned, `rollouts.py` plays, `grpo_trainer.py` updates.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset  # type: ignore[import-untyped]
+from torch import nn
+from transformers import TrainingArguments
+from trl import GRPOConfig  # type: ignore[attr-defined]
+
+from stepladder.agents.base import Agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Question
+from stepladder.driver import Driver, Watcher
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.judges.prm.reward_model import ProcessRewardModel, expect_same_words
+from stepladder.models.loading import DTYPES, load_model, pick_dtype, quiet_libraries
+from stepladder.retrieval.base import Retriever
+from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
+from stepladder.train.grpo.rollback import before_trouble
+from stepladder.train.grpo.rollouts import Rollouts, StepScorer
+from stepladder.train.grpo.trl_trainer import EpisodeTrainer, is_late
+from stepladder.train.loop.checkpoints import Checkpoints
+from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.metrics_log import Curves, Row
+from stepladder.train.loop.policy import Policy, expect_targets, load_policy, lora_config, write_policy
+from stepladder.train.loop.rollout_engine import player_of
+from stepladder.train.loop.training_run import Place, best_checkpoint, curve_numbers, fit, place_for
+from stepladder.train.loop.watched_trainer import WatchedTrainer
+from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.transcripts.fine_tune import dev_player
+
+#: Most batches of episodes between checkpoints: what a kill loses, and how closely an alarm can be gone back on.
+_SAVE_EVERY = 5
+
+
+@dataclass(frozen=True, slots=True)
+class GRPOReport:
+    """What came of the training."""
+
+    #: A model folder.
+    policy: Path
+    numbers: dict[str, object]
+
+
+def train_grpo(
+    model: str | Path,
+    agent: Agent,
+    questions: Sequence[Question],
+    dev: Sequence[Question],
+    retriever: Retriever | None,
+    episode: EpisodeSettings,
+    reward: StepScorer | None,
+    settings: GRPOSettings,
+    folder: Path,
+    *,
+    seed: int,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_batch: int = 64,
+    watch: Watcher | None = None,
+) -> GRPOReport:
+    """Train a policy by its own episodes; the same call goes on where an earlier one was killed."""
+    place = place_for(settings, seed, device, "grpo")
+    pick_dtype(dtype, place.device)
+    with quiet_libraries():
+        policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
+        if settings.lora is not None:
+            expect_targets(policy.model, settings.lora, model)
+        engine, playing = player_of(
+            policy, place, max_batch, vllm_memory=settings.vllm_memory if settings.engine == "vllm" else None
+        )
+        if settings.needs_reward_model and isinstance(reward, ProcessRewardModel):
+            expect_same_words(engine.encoding, reward)
+        chosen = _chosen(questions, settings, seed, place.processes.num_processes)
+        rollouts = Rollouts(
+            Driver(engine, retriever),
+            agent,
+            episode,
+            settings,
+            reward,
+            playing=playing,
+            scoring=lambda: place.autocast,
+        )
+        order, updates = schedule(len(chosen), settings, seed)
+        asked = pick(dev, settings.dev_questions, seed)
+        play = dev_player(engine, agent, asked, retriever, episode, seed, playing, plays_on=True)
+
+        def trainer(arguments: TrainingArguments) -> WatchedTrainer:
+            return EpisodeTrainer(
+                policy.model,
+                args=arguments,
+                rollouts=rollouts,
+                reference=_reference(policy, settings, place),
+                questions={question.id: question for question in chosen},
+                train_dataset=Dataset.from_dict({"prompt": [chosen[place].id for place in order]}),
+                eval_dataset=Dataset.from_dict({"prompt": [chosen[0].id]}),  # only asked whether it is there
+                processing_class=policy.tokenizer,
+                peft_config=None if settings.lora is None else lora_config(settings.lora, "CAUSAL_LM"),
+            )
+
+        alarms = _alarms(folder)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        curves = Curves(folder / "curves.jsonl", upto=max(checkpoints.complete, default=0))
+        if checkpoints.complete and (any(alarm.stopped for alarm in alarms) or is_late(curves, settings)):
+            # An earlier call came to this end, and was killed behind it.
+            checkpoint = best_checkpoint(checkpoints, curves)
+        else:
+            curves, checkpoint = fit(
+                trainer,
+                None,
+                settings,
+                settings.lr if settings.lr != "auto" else _lr_for(policy.model, settings.lora),
+                folder,
+                place,
+                updates=updates,
+                an_epoch=max(len(chosen) * settings.samples // settings.batch, 1) * settings.passes,
+                save_every=_save_every(settings),
+                dev_score=play,
+                score_first=settings.score_first,
+                watch=watch,
+                arguments=GRPOConfig,
+                **_grpo_arguments(settings, policy),
+            )
+            alarms = _alarms(folder)
+        kept = checkpoint
+        stopped = [alarm for alarm in alarms if alarm.stopped]
+        if stopped:
+            kept = before_trouble(checkpoints, curves, stopped)
+        if place.processes.is_main_process:
+            write_policy(folder / "policy", policy, kept, DTYPES.get(dtype, policy.dtype))
+        place.processes.wait_for_everyone()
+    return GRPOReport(folder / "policy", _numbers(curves, settings, len(chosen), alarms, kept))
+
+
+def schedule(questions: int, settings: GRPOSettings, seed: int) -> tuple[list[int], int]:
+    """Which questions are played, update by update, and how many updates that makes.
+
+    Every epoch is a shuffle of its own; what does not fill an update comes in the next one.
+    """
+    an_update = settings.batch // settings.samples
+    batches = max(math.floor(settings.epochs * questions / an_update), 1)
+    rng = np.random.default_rng(seed_of(seed, "order"))
+    order: list[int] = []
+    while len(order) < batches * an_update:
+        order += rng.permutation(questions).tolist()
+    return order[: batches * an_update], batches * settings.passes
+
+
+def _save_every(settings: GRPOSettings) -> int:
+    """Updates between checkpoints: whole batches of episodes, and at every dev score."""
+    scored = math.ceil(settings.eval_every / settings.passes) if settings.eval_every else _SAVE_EVERY
+    return min(scored, _SAVE_EVERY) * settings.passes
+
+
+def _chosen(questions: Sequence[Question], settings: GRPOSettings, seed: int, processes: int) -> list[Question]:
+    answerable = [question for question in questions if question.answers]
+    if not answerable:
+        raise StepladderError(f"none of {len(questions):,} questions has an answer: nothing could be earned")
+    chosen = pick(answerable, settings.questions, seed, balance=settings.balance)
+    an_update = settings.batch // settings.samples
+    if an_update % processes:
+        raise StepladderError(
+            f"an update plays {an_update} questions (batch {settings.batch} by samples {settings.samples}), which "
+            f"{processes} processes cannot share: take a batch that is a multiple of {settings.samples * processes}"
+        )
+    if len(chosen) < an_update:
+        raise StepladderError(
+            f"{len(chosen)} questions have an answer, but an update plays {an_update} (batch {settings.batch} by "
+            f"samples {settings.samples}); lower batch or raise samples"
+        )
+    return chosen
+
+
+def _reference(policy: Policy, settings: GRPOSettings, place: Place) -> nn.Module | None:
+    """The policy as it came, if it is held to that. With LoRA it is what is left without the adapter."""
+    if not settings.kl or settings.lora is not None:
+        return None
+    model, _ = load_model(policy.source, policy.tokenizer, torch.float32)
+    return model.to(place.device).eval()
+
+
+def _grpo_arguments(settings: GRPOSettings, policy: Policy) -> dict[str, Any]:
+    """What trl's configuration has beyond the trainer's."""
+    return {
+        "num_generations": settings.samples,
+        "generation_batch_size": settings.batch,
+        "num_iterations": settings.passes,
+        "shuffle_dataset": False,  # the order is made above: the same after a resume
+        "temperature": settings.temperature,
+        "beta": settings.kl if settings.lora is not None else 0.0,  # else the reference is ours
+        "epsilon": settings.clip,
+        "epsilon_high": settings.clip_high,
+        "loss_type": "dapo",  # the mean over all tokens of the update
+        "max_completion_length": None,  # nothing is cut: limits are the episode's
+        "gradient_checkpointing": False,
+        "use_cache": policy.model.config.use_cache,  # the trainer puts it into the policy's configuration
+    }
+
+
+def _alarms(folder: Path) -> list[Alarm]:
+    path = folder / ALARMS
+    return read_alarms(path) if path.exists() else []
+
+
+def _numbers(
+    curves: Curves, settings: GRPOSettings, questions: int, alarms: Sequence[Alarm], kept: Path | None
+) -> dict[str, object]:
+    rows = curves.updates
+    played = rows[:: settings.passes]  # the other updates learnt from the same episodes
+    window = min(5, max(len(played) // 2, 1))  # single updates say little: their questions differ
+
+    def mean(name: str, some: Sequence[Row]) -> float:
+        return float(np.mean([row[name] for row in some]))
+
+    numbers: dict[str, object] = {
+        "mode": settings.mode,
+        "questions": min(questions, len(played) * settings.batch // settings.samples),
+        "episodes": len(played) * settings.batch,
+        "tokens_sampled": round(sum(row["written"] for row in played)),
+        "alarms": [alarm.name for alarm in alarms],
+        "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),
+        "out_of_time": is_late(curves, settings),
+        "kept_update": 0 if kept is None else int(kept.name.removeprefix("checkpoint-")),
+        "dropped_groups": mean("dropped_groups", played),
+    }
+    for name in ("reward", "f1"):
+        numbers |= {f"first_{name}": mean(name, played[:window]), f"last_{name}": mean(name, played[-window:])}
+    for part in ("rollout", "scoring", "update"):
+        numbers[f"{part}_seconds"] = round(sum(row[f"{part}_seconds"] for row in rows), 2)
+    return {**numbers, **curve_numbers(curves)}
+
+
+def _lr_for(model: nn.Module, lora: LoraSettings | None) -> float:
+    """Small steps: the episodes of an update say little, and the next ones come from what they left."""
+    if lora is not None:
+        return 1e-5
+    parameters = sum(weights.numel() for weights in model.parameters())
+    return 1e-4 if parameters < 20e6 else 1e-5 if parameters < 1e9 else 1e-6

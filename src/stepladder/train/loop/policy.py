@@ -1,0 +1,120 @@
+"""The policy before and after training: weights that can be trained, and the folder that holds the result.
+
+In: a model by name or folder. Out: the model to train, with LoRA or without; and in the end `policy/`, an ordinary
+transformers folder with the weights of one checkpoint, LoRA merged, rounded so that small changes stay
+(models/rounding.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import atomic_folder
+from stepladder.models.loading import load_model
+from stepladder.models.stochastic_rounding import round_to
+from stepladder.train.loop.config import LoraSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model in training."""
+
+    #: A folder, a hub name or a built-in name: where the weights came from.
+    source: str | Path
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    #: In which the source stores its weights.
+    dtype: torch.dtype
+
+
+def load_policy(source: str | Path, lora: LoraSettings | None, *, bf16: bool, device: torch.device) -> Policy:
+    """The model to train, with LoRA's matrices, which are drawn from torch's global generator, or without.
+
+    `bf16` is for weights that LoRA freezes, also where a trainer will add it: those that are trained must be fp32.
+    """
+    model: Any
+    model, tokenizer = load_model(source, None, None)
+    dtype = next(model.parameters()).dtype
+    model = model.to(device, torch.bfloat16 if bf16 else torch.float32)
+    if lora is not None:
+        model = with_lora(model, lora, source, "CAUSAL_LM")
+    return Policy(source, model, tokenizer, dtype)
+
+
+def expect_targets(model: Any, lora: LoraSettings, source: str | Path) -> None:
+    """Refuse the output layer where it is the embeddings too: what is learnt there could not be told from them."""
+    config = model.config.get_text_config()
+    head = model.get_output_embeddings()
+    name = next((name for name, layer in model.named_modules() if layer is head), "")
+    if config.tie_word_embeddings and not isinstance(lora.targets, str) and name.rpartition(".")[2] in lora.targets:
+        raise StepladderError(
+            f"lora.targets has the output layer {name}, which in model '{source}' has the weights of the embeddings; "
+            "leave it out"
+        )
+
+
+def lora_config(lora: LoraSettings, task: str, also_trained: Sequence[str] = ()) -> LoraConfig:
+    """Our settings as peft wants them."""
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type] # any number will do
+        lora_dropout=lora.dropout,
+        target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+        task_type=task,
+        modules_to_save=list(also_trained) or None,
+    )
+
+
+def with_lora(
+    model: Any, lora: LoraSettings, source: str | Path, task: str, also_trained: Sequence[str] = ()
+) -> PeftModel:
+    """The model with small matrices to train, and the layers `also_trained` as a whole."""
+    if task == "CAUSAL_LM":
+        expect_targets(model, lora, source)
+    try:
+        adapted = get_peft_model(model, lora_config(lora, task, also_trained))
+    except ValueError as error:
+        linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+        raise StepladderError(
+            f"lora.targets does not fit model '{source}': {error} Its linear layers are {', '.join(sorted(linear))}"
+        ) from error
+    assert isinstance(adapted, PeftModel)
+    return adapted
+
+
+def leave_to_autocast(model: nn.Module) -> None:
+    """Let LoRA's layers take what they are given.
+
+    peft would convert it to the precision of their weights, and autocast back: that takes longer than to multiply.
+    """
+    for layer in lora_layers(model):
+        layer.cast_input_dtype_enabled = False
+
+
+def lora_layers(model: nn.Module) -> list[Any]:
+    """The layers that have LoRA's matrices."""
+    return [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
+
+
+def write_policy(folder: Path, policy: Policy, checkpoint: Path | None, dtype: torch.dtype) -> None:
+    """Write the weights of a checkpoint as an ordinary model folder; without one, those that the policy came with."""
+    model: Any
+    if checkpoint is None:
+        model, _ = load_model(policy.source, policy.tokenizer, torch.float32)
+    elif (checkpoint / "adapter_config.json").exists():
+        base, _ = load_model(policy.source, policy.tokenizer, torch.float32)
+        model = PeftModel.from_pretrained(base, str(checkpoint)).merge_and_unload()
+    else:
+        model, _ = load_model(checkpoint, policy.tokenizer, torch.float32)
+    with atomic_folder(folder, what="policy") as fresh:
+        round_to(model, dtype)
+        model.save_pretrained(fresh)
+        policy.tokenizer.save_pretrained(fresh)

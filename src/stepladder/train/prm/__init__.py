@@ -1,0 +1,1 @@
+"""Training a process reward model."""

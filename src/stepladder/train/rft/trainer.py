@@ -1,0 +1,155 @@
+"""Refinement by rejection sampling (ProRAG, stage 3): learn from one's own transcripts that are right in every step.
+
+In: a policy, questions with answers, a reward model. Out, in one folder:
+
+    samples/            what the policy played
+    survivors.json      how many were left after each filter, and at which step the others fail
+    scores.jsonl        one row a sample: its scores, and the filter that it did not pass
+    transcripts.jsonl   what was trained on
+    curves.jsonl, checkpoints/, policy/     as of a warm-up
+
+A transcript survives with a right answer and every step at the threshold or above. The fine-tuning is that of the
+warm-up. A folder belongs to one set of inputs, and a killed call goes on where it was.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stepladder.agents.base import Agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import atomic_file
+from stepladder.core.io.records import write_records
+from stepladder.core.trace import Question, Trajectory
+from stepladder.driver import Driver, Watcher
+from stepladder.explore.episode import EpisodeSettings
+from stepladder.judges.prm.reward_model import ProcessRewardModel, expect_same_words
+from stepladder.models.loading import DTYPES, pick_dtype, quiet_libraries
+from stepladder.retrieval.base import Retriever
+from stepladder.train.loop.policy import load_policy, write_policy
+from stepladder.train.loop.rollout_engine import player_of
+from stepladder.train.loop.training_run import place_for, shown
+from stepladder.train.rft.config import RFTSettings
+from stepladder.train.rft.filters import Sifted, sift
+from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.transcripts.fine_tune import dev_player, fine_tune
+from stepladder.train.transcripts.sampled_episodes import sampled_in
+
+
+@dataclass(frozen=True, slots=True)
+class RFTReport:
+    """What came of a refinement."""
+
+    #: A model folder.
+    policy: Path
+    numbers: dict[str, object]
+
+
+def train_rft(
+    model: str | Path,
+    agent: Agent,
+    questions: Sequence[Question],
+    dev: Sequence[Question],
+    retriever: Retriever | None,
+    episode: EpisodeSettings,
+    reward: ProcessRewardModel | None,
+    settings: RFTSettings,
+    folder: Path,
+    *,
+    seed: int,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_batch: int = 64,
+    watch: Watcher | None = None,
+) -> RFTReport:
+    """Sample, sift, fine-tune; the same call goes on where an earlier one was killed.
+
+    `reward` scores the steps; it is needed unless the settings have no threshold.
+    """
+    if (reward is None) != (settings.threshold is None):
+        raise StepladderError("a threshold and a reward model belong together: give both, or set threshold to null")
+    place = place_for(settings, seed, device, "rft")
+    pick_dtype(dtype, place.device)
+    with quiet_libraries():
+        policy = load_policy(model, settings.lora, bf16=place.bf16 and settings.lora is not None, device=place.device)
+        engine, playing = player_of(policy, place, max_batch)
+        if reward is not None:
+            expect_same_words(engine.encoding, reward)
+        answerable = [question for question in questions if question.answers]
+        if not answerable:
+            raise StepladderError(f"none of {len(questions):,} questions has an answer: no sample could be found right")
+        chosen = pick(answerable, settings.questions, seed, balance=settings.balance)
+        sampling = replace(episode.sampling, temperature=settings.temperature, top_p=settings.top_p)
+        driver = Driver(engine, retriever)
+        with (
+            place.processes.main_process_first(),
+            shown(watch, "Samples", len(chosen) * settings.samples) as told,
+            playing(),
+        ):
+            played, broken = sampled_in(
+                folder / "samples",
+                driver,
+                agent,
+                chosen,
+                replace(episode, sampling=sampling),
+                samples=settings.samples,
+                seed=seed,
+                watch=told,
+            )
+        with place.autocast:
+            sifted, scores = _sifted(played, reward, settings)
+        if place.processes.is_main_process:
+            _write_survivors(folder, played, scores, sifted, broken)
+        sifted.expect_some(settings.threshold)
+        asked = pick(dev, settings.dev_questions, seed)
+        dev_score = dev_player(engine, agent, asked, retriever, episode, seed, playing)
+        numbers, checkpoint = fine_tune(
+            policy, engine, sifted.kept, settings, folder, place, dev_score=dev_score, watch=watch
+        )
+        if place.processes.is_main_process:
+            write_policy(folder / "policy", policy, checkpoint, DTYPES.get(dtype, policy.dtype))
+        place.processes.wait_for_everyone()
+    written = sum(step.usage.written for trajectory in played for step in trajectory.steps)
+    counts = {"questions": len(chosen), **_report(sifted, broken), "tokens_sampled": written}
+    return RFTReport(folder / "policy", {**counts, **numbers})
+
+
+def _sifted(
+    played: Sequence[Trajectory], reward: ProcessRewardModel | None, settings: RFTSettings
+) -> tuple[Sifted, list[tuple[float, ...]] | None]:
+    scores = None if reward is None else reward.score(played)
+    sifted = sift(played, scores, min_f1=settings.min_f1, threshold=settings.threshold or 0.0, keep=settings.keep)
+    return sifted, scores
+
+
+def _report(sifted: Sifted, broken: int) -> dict[str, object]:
+    return {
+        **sifted.left(),
+        "solved_questions": len(sifted.solved),
+        "broken": broken,
+        "first_bad_step": {str(step): count for step, count in sorted(sifted.first_bad_step.items())},
+        "first_bad_kind": dict(sifted.first_bad_kind.most_common()),
+        "no_bad_step": sifted.no_bad_step,
+    }
+
+
+def _write_survivors(
+    folder: Path,
+    played: Sequence[Trajectory],
+    scores: Sequence[Sequence[float]] | None,
+    sifted: Sifted,
+    broken: int,
+) -> None:
+    with atomic_file(folder / "survivors.json") as file:
+        json.dump(_report(sifted, broken), file, indent=2)
+    with atomic_file(folder / "scores.jsonl") as file:
+        for number, (trajectory, failed) in enumerate(zip(played, sifted.failed, strict=True)):
+            row = {
+                "question": trajectory.question.id,
+                "answer": trajectory.answer,
+                "failed": failed or None,
+                "scores": None if scores is None else [round(each, 4) for each in scores[number]],
+            }
+            file.write(json.dumps(row) + "\n")
+    write_records(folder / "transcripts.jsonl", sifted.kept)

@@ -1,0 +1,1 @@
+"""Supervised training on transcripts, shared by SFT and RFT."""

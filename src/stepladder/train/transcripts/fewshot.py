@@ -1,0 +1,126 @@
+"""Worked examples before the prompt, for models that have not learnt an agent's format yet.
+
+In: any agent. Out: `FewShot`, the same agent with demonstrations in front of its prompt, to generate with; and `strip`,
+which takes them out of what was generated, so that training sees the agent's own prompt. The demonstrations are played
+by the gold engine through the agent's own renderer, over a corpus of a few invented passages.
+"""
+
+from dataclasses import replace
+
+from stepladder.agents.base import Agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Action, Author, Hop, Passage, Question, Segment, Step, Trajectory
+from stepladder.driver import Driver
+from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.oracle.engine import GoldEngine
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.train.transcripts.tokenized import contexts_of
+
+_PASSAGES = (
+    Passage("d1", "The Glass Orchard", "The Glass Orchard is a novel by Ilse Varn, first printed in 1931."),
+    Passage("d2", "Ilse Varn", "Ilse Varn was a novelist. She was born in the harbour town of Pellam."),
+    Passage("d3", "Pellam", "Pellam is a harbour town on the Grey Coast. Its lighthouse is 41 metres high."),
+    Passage("d4", "Mount Teal", "Mount Teal is a mountain in Orrin. Its summit is 2,310 metres above the sea."),
+    Passage("d5", "Mount Sorrow", "Mount Sorrow is a mountain in Orrin. Its summit is 1,874 metres above the sea."),
+)
+_QUESTIONS = (
+    Question(
+        "demonstration 1",
+        "Where was the author of The Glass Orchard born?",
+        ("Pellam",),
+        (
+            Hop("Who wrote The Glass Orchard?", "Ilse Varn", ("d1",)),
+            Hop("Where was #1 born?", "Pellam", ("d2",)),
+        ),
+        (("d1",), ("d2",)),
+    ),
+    Question(
+        "demonstration 2",
+        "Which is higher, Mount Teal or Mount Sorrow?",
+        ("Mount Teal",),
+        (
+            Hop("How high is Mount Teal?", "2,310 metres", ("d4",)),
+            Hop("How high is Mount Sorrow?", "1,874 metres", ("d5",)),
+            Hop("Which is more, #1 or #2?", "Mount Teal"),
+        ),
+        (("d4",), ("d5",)),
+    ),
+    Question(
+        "demonstration 3",
+        "How high is the lighthouse of Pellam?",
+        ("41 metres",),
+        (Hop("How high is the lighthouse of Pellam?", "41 metres", ("d3",)),),
+        (("d3",),),
+    ),
+)
+
+
+def demonstrations(agent: Agent) -> str:
+    """Three questions answered in the agent's format, as one text."""
+    driver = Driver(GoldEngine(agent), BM25Index.from_passages(_PASSAGES))
+    settings = EpisodeSettings(max_steps=20, k=2)
+    jobs = [lambda question=question: episode(agent, question, settings, seed=0) for question in _QUESTIONS]
+    shown: list[str] = []
+    for outcome in driver.run(jobs):
+        if outcome.value is None or outcome.value.answer is None:
+            why = outcome.failure.reason if outcome.failure is not None else "it did not come to an answer"
+            raise StepladderError(f"agent '{agent.name}' cannot be demonstrated by the gold engine: {why}")
+        shown += ["".join(segment.text for segment in context).strip() for context in contexts_of(outcome.value)]
+    return "Here are worked examples.\n\n" + "\n\n".join(shown) + "\n\nNow it is your turn.\n\n"
+
+
+class FewShot(Agent):
+    """An agent that shows demonstrations before its prompt; otherwise the agent that it was made from."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.demonstrations = demonstrations(agent)
+        # Of the instance, because they are those of another agent.
+        self.name, self.summary = agent.name, agent.summary  # type: ignore[misc]
+        self.kinds, self.stops = agent.kinds, agent.stops  # type: ignore[misc]
+        self.remembers_thoughts = agent.remembers_thoughts  # type: ignore[misc]
+
+    def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
+        """The agent's context; a prompt that begins it anew gets the demonstrations in front."""
+        context = self.agent.render(trajectory)
+        known = trajectory.context()
+        if known and context[: len(known)] == known:
+            return context
+        return tuple(
+            replace(segment, text=self.demonstrations + segment.text) if segment.author is Author.PROMPT else segment
+            for segment in context
+        )
+
+    def parse(self, text: str, trajectory: Trajectory) -> Action:
+        """As the agent does."""
+        return self.agent.parse(text, trajectory)
+
+    def write(self, action: Action, trajectory: Trajectory) -> str:
+        """As the agent does."""
+        return self.agent.write(action, trajectory)
+
+    def opening_query(self, question: Question) -> str | None:
+        """As the agent does."""
+        return self.agent.opening_query(question)
+
+    @property
+    def searches(self) -> bool:
+        """As the agent does."""
+        return self.agent.searches
+
+    def strip(self, trajectory: Trajectory) -> Trajectory:
+        """A trajectory played with demonstrations as if there had been none.
+
+        What the policy wrote and the environment said keeps its token ids. Prompts lose theirs, to be encoded anew, and
+        log-probs go: they were those of another context.
+        """
+        return replace(trajectory, steps=tuple(self._strip_step(step) for step in trajectory.steps))
+
+    def _strip_step(self, step: Step) -> Step:
+        read = tuple(
+            Segment(Author.PROMPT, segment.text.removeprefix(self.demonstrations))
+            if segment.author is Author.PROMPT
+            else segment
+            for segment in step.read
+        )
+        return replace(step, read=read, written=replace(step.written, logprobs=()))
