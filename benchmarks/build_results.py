@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
-from stepladder.core.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -37,7 +37,7 @@ Cell = int | float | str | tuple[int | float, ...] | None
 # --- what a file holds ------------------------------------------------------------------------------------------
 
 
-class Log(Settings):
+class Log(Config):
     """What the work took. None is not known."""
 
     seconds: float | None
@@ -46,7 +46,7 @@ class Log(Settings):
     about: Text
 
 
-class Provenance(Settings):
+class Provenance(Config):
     """What the numbers were made by. Each field must be there; those that may be None say so where it is not known."""
 
     command: Text
@@ -65,7 +65,7 @@ class Provenance(Settings):
     log: Log | None
 
 
-class Column(Settings):
+class Column(Config):
     """A column: which cell of a row it shows, and how. Two columns may show one cell in two ways."""
 
     label: str
@@ -79,14 +79,14 @@ def column(label: str, cell: str, show: str, form: str | None = None) -> dict[st
     return {"label": label, "cell": cell, "show": show} | ({"format": form} if form else {})
 
 
-class Row(Settings):
+class Row(Config):
     """A line: a cell for each that the columns name, None where it is empty; and what was otherwise in its making."""
 
     cells: dict[str, Cell]
     provenance: dict[str, Any] = Field(default={})
 
 
-class Table(Settings):
+class Table(Config):
     """One table."""
 
     id: Text

@@ -14,7 +14,7 @@ from stepladder.core.trace import Passage, Question
 from stepladder.driver import Driver
 from stepladder.engines.base import EngineError
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.retrieval.base import Retriever
 
 STEPS = [
@@ -48,7 +48,7 @@ def play(engine: ScriptedEngine, count: int, in_flight: int) -> float:
     questions = [Question(str(number), f"Question number {number}?", ("Velm",)) for number in range(count)]
     driver = Driver(engine, SamePassages(), in_flight=in_flight)
     started = time.perf_counter()
-    settings = EpisodeSettings()
+    settings = EpisodeConfig()
     outcomes = driver.run([lambda each=each: episode(agent, each, settings, seed=0) for each in questions])
     seconds = time.perf_counter() - started
     assert all(outcome.value is not None and outcome.value.answer == "Velm" for outcome in outcomes)

@@ -29,13 +29,13 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Tree
 from stepladder.driver import Driver
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.explore.mcts import MCTSSettings, search
+from stepladder.explore.mcts import MCTSConfig, search
 from stepladder.explore.tree_runner import explore
 from stepladder.explore.tree_store import read_trees
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import load_recipe
-from stepladder.pipeline.resources import Workshop
-from stepladder.pipeline.search_config import ExploreSettings
+from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.search_config import ExploreConfig
 from stepladder.train.transcripts.demonstrations import pick
 
 RECIPE = "prorag-nano"
@@ -47,21 +47,21 @@ GROWTH_SIMULATIONS = 4
 class Bench:
     """What all ways share."""
 
-    workshop: Workshop
+    context: RunContext
     policy: str
-    settings: MCTSSettings
+    settings: MCTSConfig
 
     def engine(self, max_batch: int) -> TransformersEngine:
         return TransformersEngine(self.policy, device="cpu", dtype="fp32", max_batch=max_batch)
 
     def grow(self, question: Question, seed: int) -> Algorithm[Tree]:
-        return search(self.workshop.agent, question, self.settings, seed)
+        return search(self.context.agent, question, self.settings, seed)
 
     def job(self, question: Question) -> Callable[[], Algorithm[Tree]]:
         return lambda: self.grow(question, seed_of(0, question.id))
 
     def questions(self, count: int) -> list[Question]:
-        return pick(self.workshop.split("train"), count, 0, balance=True)
+        return pick(self.context.split("train"), count, 0, balance=True)
 
 
 # --- the way of the reference systems -----------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Slot:
 
 def one_request_each(bench: Bench, questions: Sequence[Question], at_once: int) -> tuple[list[Tree], int]:
     """Grow trees with `at_once` questions open, one request of each under way, nothing shared. Trees, tokens."""
-    engine, retriever = bench.engine(at_once), bench.workshop.retriever
+    engine, retriever = bench.engine(at_once), bench.context.retriever
     assert retriever is not None
     waiting = list(enumerate(questions))[::-1]
     slots: list[Slot] = []
@@ -129,7 +129,7 @@ def one_request_each(bench: Bench, questions: Sequence[Question], at_once: int) 
 def together(bench: Bench, questions: Sequence[Question], folder: Path) -> tuple[list[Tree], int, float]:
     """Grow all trees together, as `stepladder explore` does. Trees, tokens, share of requests that were shared."""
     engine = bench.engine(128)
-    driver = Driver(engine, bench.workshop.retriever, in_flight=64, generation_cache=16_384)
+    driver = Driver(engine, bench.context.retriever, in_flight=64, generation_cache=16_384)
     path = folder / "trees.jsonl.gz"
     path.unlink(missing_ok=True)
     explore(driver, questions, bench.grow, path, seed=0)
@@ -190,7 +190,7 @@ def grow(bench: Bench, count: int, folder: Path) -> None:
     """One size, in this process; prints a line of JSON."""
     started = time.perf_counter()
     engine = bench.engine(128)
-    driver = Driver(engine, bench.workshop.retriever, in_flight=64, generation_cache=16_384)
+    driver = Driver(engine, bench.context.retriever, in_flight=64, generation_cache=16_384)
     explore(driver, bench.questions(count), bench.grow, folder / "trees.jsonl.gz", seed=0)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -230,11 +230,11 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="numbers of questions for the growth")
     parser.add_argument("--grow", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    workshop = Workshop(load_recipe(RECIPE).shared)
-    rules = ExploreSettings(simulations=given.simulations, patience=None).search(workshop.episode())
+    context = RunContext(load_recipe(RECIPE).shared)
+    rules = ExploreConfig(simulations=given.simulations, patience=None).search(context.episode())
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        bench = Bench(workshop, given.policy or warmed_up(folder / "run"), rules)
+        bench = Bench(context, given.policy or warmed_up(folder / "run"), rules)
         if given.grow is not None:
             grow(bench, given.grow, folder)
             return

@@ -23,7 +23,7 @@ import torch
 
 from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.models.loading import quiet_libraries
-from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.fused_lora import fuse_lora
 from stepladder.train.loop.policy import leave_to_autocast, load_policy
 from stepladder.train.transcripts.token_loss import weighted_nll
@@ -40,7 +40,7 @@ class Way:
 
 def made(label: str, source: str, device: torch.device, *, bf16: bool, fused: bool) -> Way:
     torch.manual_seed(0)
-    model = load_policy(source, LoraSettings(rank=16, alpha=32), bf16=bf16, device=device).model.train()
+    model = load_policy(source, LoraConfig(rank=16, alpha=32), bf16=bf16, device=device).model.train()
     with torch.no_grad():
         for name, weights in model.named_parameters():
             if "lora_B" in name:  # else nothing would flow back to the other matrices

@@ -30,7 +30,7 @@ from stepladder.agents import make_agent
 from stepladder.core.trace import Segment, Trajectory
 from stepladder.data import open_data
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
 from stepladder.models.loading import load_model, quiet_libraries
 from stepladder.retrieval.index.bm25 import BM25Index
@@ -50,7 +50,7 @@ def trajectories_with_ids(encoding: Encoding, count: int, k: int) -> list[Trajec
     data = open_data("atlas", seed=0)
     index = BM25Index.from_passages(data.passages or ())
     questions = data.split("test")[:count]
-    played = gold_transcripts(make_agent("prorag-brief"), questions, index, EpisodeSettings(k=k), seed=0).kept
+    played = gold_transcripts(make_agent("prorag-brief"), questions, index, EpisodeConfig(k=k), seed=0).kept
 
     def encoded(segments: Sequence[Segment]) -> tuple[Segment, ...]:
         return tuple(map(encoding.encode, segments))

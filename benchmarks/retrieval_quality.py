@@ -36,7 +36,7 @@ from stepladder.retrieval.corpus.reader import read_corpus
 from stepladder.retrieval.hybrid import HybridRetriever, fused_by_ranks, fused_by_scores
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.index.build import WORDS_WEIGHT
-from stepladder.retrieval.index.dense_config import EncoderSettings
+from stepladder.retrieval.index.dense_config import EncoderConfig
 from stepladder.retrieval.index.encoder import Encoder, Vectors
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique", "popqa")
@@ -122,7 +122,7 @@ class CachedEncoder(Encoder):
     """An encoder that makes no vector of a passage twice, also over several runs."""
 
     def __init__(self, name: str, cache: Path | None) -> None:
-        super().__init__(EncoderSettings(encoder=name), dtype="fp32")  # figures that depend on no processor
+        super().__init__(EncoderConfig(encoder=name), dtype="fp32")  # figures that depend on no processor
         # A vector tells models of one name apart; rounded, since processors do not agree to the last digit.
         made_by = repr(self.settings).encode() + np.round(self.queries(["Who built the tower?"]), 2).tobytes()
         self._folder = cache and cache / blake2b(made_by, digest_size=8).hexdigest()

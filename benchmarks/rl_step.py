@@ -50,10 +50,10 @@ from stepladder.judges.prm.reward_model import ProcessRewardModel, expect_same_w
 from stepladder.models.loading import end_tokens, load_model, quiet_libraries
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import load_recipe
-from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.resources import RunContext
 from stepladder.train import grpo
-from stepladder.train.grpo.config import GRPOSettings
-from stepladder.train.grpo.monitor_config import GuardSettings
+from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.grpo.monitor_config import GuardConfig
 from stepladder.train.grpo.rollouts import Played, Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop.checkpoints import Checkpoints
@@ -91,7 +91,7 @@ class Meter:
 class RolloutsByText(Rollouts):
     """Plays episodes as text, and hands on those of `ours`, scored again, so that the update is of the same ones."""
 
-    def __init__(self, ours: "OurRollouts", settings: GRPOSettings, policy: Policy, reward: Any, meter: Meter) -> None:
+    def __init__(self, ours: "OurRollouts", settings: GRPOConfig, policy: Policy, reward: Any, meter: Meter) -> None:
         super().__init__(ours.driver, ours.agent, ours.episode, settings, ours.reward)
         self.ours, self.policy, self.plain_reward, self.meter = ours, policy, reward, meter
         self.encoding = Encoding(policy.tokenizer)
@@ -213,11 +213,11 @@ class OurRollouts(Rollouts):
     """Stepladder's own, which remembers what it played. Nothing is known from the round before."""
 
     def __init__(
-        self, engine: TransformersEngine, playing: Precision, workshop: Workshop, settings: GRPOSettings, reward: Any
+        self, engine: TransformersEngine, playing: Precision, context: RunContext, settings: GRPOConfig, reward: Any
     ) -> None:
-        self.engine, self.retriever = engine, workshop.retriever
+        self.engine, self.retriever = engine, context.retriever
         driver = Driver(engine, self.retriever)
-        super().__init__(driver, workshop.agent, workshop.episode(), settings, reward, playing=playing)
+        super().__init__(driver, context.agent, context.episode(), settings, reward, playing=playing)
         self.meter = Meter(engine.model)
         self.scores: list[float] = []
         self.episodes: list[Trajectory] = []
@@ -265,9 +265,9 @@ class Way:
 class Bench:
     """What both ways share."""
 
-    workshop: Workshop
+    context: RunContext
     questions: list[Question]
-    settings: GRPOSettings
+    settings: GRPOConfig
     place: Place
     folder: Path
 
@@ -310,7 +310,7 @@ class Bench:
         engine, playing = player_of(policies[0], self.place, self.settings.batch)
         assert isinstance(engine, TransformersEngine)
         expect_same_words(engine.encoding, reward)
-        ours = OurRollouts(engine, playing, self.workshop, self.settings, reward)
+        ours = OurRollouts(engine, playing, self.context, self.settings, reward)
         all_rows = self.settings.model_copy(update={"drop_flat": False})
         by_text = RolloutsByText(ours, all_rows, policies[1], plain, Meter(policies[1].model))
         return (
@@ -398,27 +398,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
-    settings = GRPOSettings(
+    settings = GRPOConfig(
         questions=given.questions,
         samples=given.samples,
         batch=given.questions * given.samples,
         precision="bf16",
-        guards=GuardSettings(stop=False),
+        guards=GuardConfig(stop=False),
     )
-    workshop = Workshop(load_recipe(RECIPE).shared)
+    context = RunContext(load_recipe(RECIPE).shared)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         policy = given.policy or warmed_up(folder / "run", given.device)
         reward = given.reward or with_random_head(policy, folder / "reward")
         place = place_for(settings, 0, given.device, "grpo")
-        questions = pick(workshop.split("train"), given.questions, 0, balance=True)
+        questions = pick(context.split("train"), given.questions, 0, balance=True)
         with quiet_libraries():
-            ways = Bench(workshop, questions, settings, place, folder).ways(policy, reward)
+            ways = Bench(context, questions, settings, place, folder).ways(policy, reward)
             size = sum(weights.numel() for weights in ways[0].trainer.model.parameters()) / 1e6
-            limits = workshop.episode()
+            limits = context.episode()
             print(f"{size:.1f}M parameters, bf16 autocast, {place.device}, {torch.get_num_threads()} threads")
             shape = f"{given.questions} questions x {given.samples} samples, {given.rounds} rounds"
-            print(f"{shape}, {workshop.agent.name}, k={limits.k}, ", end="")
+            print(f"{shape}, {context.agent.name}, k={limits.k}, ", end="")
             print(f"up to {limits.max_steps} steps of {limits.sampling.max_tokens} tokens", flush=True)
             compare(ways, given.rounds)
 

@@ -49,7 +49,7 @@ from stepladder.data.atlas.tables.catalogue import RELATIONS, TYPES
 from stepladder.data.atlas.world import World
 from stepladder.retrieval.index.build import build_index, open_index
 from stepladder.retrieval.index.manifest import index_info
-from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.serve.http.run_server import listen
 from stepladder.serve.search.search_server import serve
 
@@ -101,7 +101,7 @@ def our_server(folder: Path, started: Callable[[int], None]) -> None:
     """Stepladder's, with its defaults."""
     info = asdict(index_info(folder))
     retriever = open_index(folder)
-    serve(retriever, ServerSettings(), info, port=0, announce=lambda url: started(int(url.rpartition(":")[2])))
+    serve(retriever, ServerConfig(), info, port=0, announce=lambda url: started(int(url.rpartition(":")[2])))
 
 
 Server = Callable[[Path, Callable[[int], None]], None]

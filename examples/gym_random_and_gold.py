@@ -18,7 +18,7 @@ import gymnasium
 from stepladder.agents import Agent, make_agent
 from stepladder.core.requests import Generate, Generation
 from stepladder.core.trace import Action, Trajectory
-from stepladder.oracle.engine import GoldEngine
+from stepladder.oracle.engine import OracleEngine
 
 #: What to write next. A language model would be given the observation; these look at the state.
 Policy = Callable[[Trajectory], str]
@@ -38,7 +38,7 @@ def random_actions(agent: Agent, chance: random.Random) -> Policy:
 
 def gold(agent: Agent) -> Policy:
     """What the gold decomposition of the question wants next."""
-    engine = GoldEngine(agent)
+    engine = OracleEngine(agent)
 
     def write(state: Trajectory) -> str:
         (reply,) = engine.generate([Generate((), trajectory=state)])

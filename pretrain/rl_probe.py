@@ -32,7 +32,7 @@ from stepladder.data import open_data
 from stepladder.driver import Driver
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.evaluate.evaluator import evaluate
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.retrieval.index.bm25 import BM25Index
 
 BROKEN = -0.2
@@ -140,8 +140,8 @@ def main() -> None:
     assert data.passages is not None
     driver = Driver(engine, BM25Index.from_passages(data.passages))
     agent = make_agent("prorag-brief")
-    greedy = EpisodeSettings(max_steps=10, k=1, sampling=Sampling(max_tokens=160))
-    sampled = EpisodeSettings(max_steps=10, k=1, sampling=Sampling(temperature=1.0, max_tokens=160))
+    greedy = EpisodeConfig(max_steps=10, k=1, sampling=Sampling(max_tokens=160))
+    sampled = EpisodeConfig(max_steps=10, k=1, sampling=Sampling(temperature=1.0, max_tokens=160))
     train, test = data.split("train"), data.split("test")[: arguments.test]
     rng = random.Random(seed_of("rl probe", arguments.seed))
     weight = arguments.weight if arguments.arm == "steps" else 0.0

@@ -29,8 +29,8 @@ from stepladder.core.trace import (
 )
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.oracle.engine import GoldEngine
+from stepladder.explore.episode import EpisodeConfig, episode
+from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import judge
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
@@ -41,8 +41,8 @@ QUERY, SUB_ANSWER, ANSWER = ActionKind.QUERY, ActionKind.SUB_ANSWER, ActionKind.
 
 def played(agent: Agent) -> Trajectory:
     """The two hops of the test question by the oracle."""
-    driver = Driver(GoldEngine(agent), WordRetriever())
-    (outcome,) = driver.run([lambda: episode(agent, QUESTION, EpisodeSettings(k=1), 0)])
+    driver = Driver(OracleEngine(agent), WordRetriever())
+    (outcome,) = driver.run([lambda: episode(agent, QUESTION, EpisodeConfig(k=1), 0)])
     assert outcome.value is not None
     return outcome.value
 
@@ -325,7 +325,7 @@ def test_a_turn_that_ends_without_a_line_break_gets_one(agent: str, text: str, l
 
 def test_half_a_character_in_json_can_still_be_written() -> None:
     engine = ScriptedEngine(lambda request: '{"answer": "\\ud83d Velm", "reasoning": "\\udc00"}\n')
-    (outcome,) = Driver(engine).run([lambda: episode(ReSearch(), QUESTION, EpisodeSettings(), 0)])
+    (outcome,) = Driver(engine).run([lambda: episode(ReSearch(), QUESTION, EpisodeConfig(), 0)])
     assert outcome.value is not None
     assert outcome.value.answer == "\ufffd Velm"
     assert loads(dumps(outcome.value), Trajectory) == outcome.value

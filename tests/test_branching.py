@@ -19,10 +19,10 @@ from stepladder.driver import Driver, Outcome
 from stepladder.engines.base import EngineError
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.branching import branching
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 
 AGENT = make_agent("prorag-brief")
-EPISODE = EpisodeSettings(6, 1, Sampling(1.0, 1.0, 200))
+EPISODE = EpisodeConfig(6, 1, Sampling(1.0, 1.0, 200))
 QUERIES = ("Who designed Orm Tower?", "Where was Ada Tarn born?", "Where is Velm?")
 
 

@@ -13,7 +13,7 @@ from stepladder.agents.base import Agent
 from stepladder.core.trace import ActionKind, Hop, Question, StopReason, Trajectory
 from stepladder.data.atlas import generate_atlas
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.explore.episode import EpisodeSettings, newly_read
+from stepladder.explore.episode import EpisodeConfig, newly_read
 from stepladder.judges.prm.prm_inputs import StepReader
 from stepladder.models.tiny import tiny_tokenizer
 from stepladder.oracle.control_chains import CHAINS, control_chains, variants
@@ -39,7 +39,7 @@ MILL = replace(PASSAGES[2], id="p4", title="Velm Mill", text="Velm Mill was buil
 
 def play(agent: Agent, question: Question = QUESTION) -> Trajectory:
     retriever = WordRetriever((*PASSAGES, MILL))
-    (trajectory,) = gold_transcripts(agent, [question], retriever, EpisodeSettings(k=1), seed=0).kept
+    (trajectory,) = gold_transcripts(agent, [question], retriever, EpisodeConfig(k=1), seed=0).kept
     return trajectory
 
 
@@ -47,7 +47,7 @@ def play(agent: Agent, question: Question = QUESTION) -> Trajectory:
 def atlas_trajectories(name: str) -> tuple[Trajectory, ...]:
     atlas = generate_atlas("small", seed=0)
     index = BM25Index.from_passages(atlas.passages)
-    settings = EpisodeSettings(k=3, max_steps=20)
+    settings = EpisodeConfig(k=3, max_steps=20)
     return gold_transcripts(make_agent(name), atlas.questions["dev"][:120], index, settings, seed=0).kept
 
 
@@ -174,13 +174,13 @@ def test_control_chains_are_made_of_what_the_search_allows() -> None:
     agent = make_agent("prorag-brief")
     lost = replace(QUESTION, id="lost", hops=(QUESTION.hops[0], replace(QUESTION.hops[1], passages=("nowhere",))))
     questions = [QUESTION, lost, replace(QUESTION, id="bare", hops=())]
-    made = control_chains(agent, questions, WordRetriever(), EpisodeSettings(k=1), seed=0)
+    made = control_chains(agent, questions, WordRetriever(), EpisodeConfig(k=1), seed=0)
     assert {name: [chain.question.id for chain in chains] for name, chains in made.items()} == {
         name: ["q1"] for name in CHAINS
     }
-    again = control_chains(agent, questions, WordRetriever(), EpisodeSettings(k=1), seed=0)
+    again = control_chains(agent, questions, WordRetriever(), EpisodeConfig(k=1), seed=0)
     assert again == made
-    other = control_chains(agent, questions, WordRetriever(), EpisodeSettings(k=1), seed=1)
+    other = control_chains(agent, questions, WordRetriever(), EpisodeConfig(k=1), seed=1)
     assert other != made  # the thoughts are worded differently
 
 

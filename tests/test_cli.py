@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from stepladder import cli
-from stepladder.core.settings import Settings
+from stepladder.core.config import Config
 from stepladder.core.trace import Trajectory, loads
 from stepladder.models import BUILT_IN
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
-from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.pipeline.stages import KINDS, StageKind, StageResult, Task
-from stepladder.train.loop.config import LoraSettings
-from stepladder.train.sft.config import SFTSettings
+from stepladder.pipeline.stages import KINDS, StageResult, StageSpec, Task
+from stepladder.train.loop.config import LoraConfig
+from stepladder.train.sft.config import SFTConfig
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -395,11 +395,11 @@ def test_a_run_without_a_policy_has_none_to_ask(
     assert "has made a policy yet" in " ".join(err.split())
 
 
-class NoSettings(Settings):
+class NoConfig(Config):
     """Nothing to set."""
 
 
-def save_tiny(settings: Settings, workshop: Workshop, task: Task) -> StageResult:
+def save_tiny(settings: Config, context: RunContext, task: Task) -> StageResult:
     """Instead of training: the model as it is."""
     policy = task.folder / "policy"
     tiny_model().save_pretrained(policy)
@@ -410,7 +410,7 @@ def save_tiny(settings: Settings, workshop: Workshop, task: Task) -> StageResult
 def test_ask_and_eval_take_up_a_run_and_options_still_win(
     capsys: pytest.CaptureFixture[str], recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(KINDS, "save", StageKind(NoSettings, save_tiny, makes=("policy",)))
+    monkeypatch.setitem(KINDS, "save", StageSpec(NoConfig, save_tiny, makes=("policy",)))
     Path(recipe).write_text(EVALUATIONS.replace("{kind: eval, limit: 3}", "{kind: save}"))
     folder = tmp_path / "run"
     assert run(capsys, "run", recipe, "--out", str(folder), "--set", "search.k=2", "--set", "data.world_seed=5")[0] == 0
@@ -436,14 +436,14 @@ def test_ask_and_eval_take_up_a_run_and_options_still_win(
 def test_train_sft_is_a_recipe_of_one_stage(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(KINDS, "sft", StageKind(SFTSettings, save_tiny, makes=("policy",)))
+    monkeypatch.setitem(KINDS, "sft", StageSpec(SFTConfig, save_tiny, makes=("policy",)))
     arguments = ["train", "sft", "--out", str(tmp_path / "run"), "--model", "tiny", "-k", "2", "--lr", "1e-3", "--lora"]
     code, printed, _ = run(capsys, *arguments, "--set", "batch=4", "--set", "lora.rank=2", "--questions", "7", "--json")
     assert code == 0
     assert json.loads(printed)["policy"] == str(tmp_path / "run" / "sft" / "policy")
     recipe = RunFolder.open(tmp_path / "run").recipe()
     assert (recipe.shared.policy, recipe.shared.search.k) == ("tiny", 2)
-    assert recipe.stages[0].settings == SFTSettings(questions=7, lr=1e-3, batch=4, lora=LoraSettings(rank=2))
+    assert recipe.stages[0].settings == SFTConfig(questions=7, lr=1e-3, batch=4, lora=LoraConfig(rank=2))
     code, _, err = run(capsys, *arguments, "--set", "epoch=4")
     assert code == 2
     assert "stages.sft.epoch: unknown key. Did you mean 'epochs'?" in " ".join(err.split())
@@ -455,7 +455,7 @@ def test_train_sft_is_a_recipe_of_one_stage(
 def test_train_sft_with_question_files_and_what_is_wrong_about_them(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(KINDS, "sft", StageKind(SFTSettings, save_tiny, makes=("policy",)))
+    monkeypatch.setitem(KINDS, "sft", StageSpec(SFTConfig, save_tiny, makes=("policy",)))
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"id": "q", "question": "Who?", "golden_answers": ["x"]}\n')
     folder = str(tmp_path / "run")
@@ -470,7 +470,7 @@ def test_train_sft_with_question_files_and_what_is_wrong_about_them(
         assert (code, message in " ".join(err.split())) == (2, True), err
     files = ["--data", str(questions), "--dev", str(questions)]
     assert run(capsys, *arguments, *files, "--set", "stages.sft.epochs=2")[0] == 0  # as `run` has it
-    assert RunFolder.open(Path(folder)).recipe().stages[0].settings == SFTSettings(epochs=2)
+    assert RunFolder.open(Path(folder)).recipe().stages[0].settings == SFTConfig(epochs=2)
     code, _, err = run(capsys, "eval", "--run", folder)
     assert (code, "has no test split: say --split train or dev" in " ".join(err.split())) == (2, True), err
     assert run(capsys, "eval", "--run", folder, "--split", "dev", "--max-tokens", "4")[0] == 0

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from conftest import QUESTION
 from stepladder.cli.compare import compare_command
 from stepladder.core.answer_metrics import QuestionScore
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import write_records
 from stepladder.core.seeding import seed_of
-from stepladder.core.settings import Settings
 from stepladder.core.trace import (
     Action,
     ActionKind,
@@ -38,9 +38,9 @@ from stepladder.evaluate.statistics import Interval
 from stepladder.explore.tree_store import TreeFile
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe, shipped
-from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder, StageRecord, claim
-from stepladder.pipeline.stages import KINDS, StageKind, StageResult, Task
+from stepladder.pipeline.stages import KINDS, StageResult, StageSpec, Task
 from stepladder.pipeline.stages.eval import EVALUATION, main_numbers
 from stepladder.pipeline.stages.prm import run_prm
 from stepladder.reporting.charts.forest_plot import Dot, Row, forest_svg, scatter_svg
@@ -49,7 +49,7 @@ from stepladder.reporting.compare.compare_page import render as rendered
 from stepladder.reporting.compare.compare_table import print_compared
 from stepladder.reporting.compare.holm import holm
 from stepladder.reporting.compare.provenance import Lineages
-from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.grpo.config import GRPOConfig
 
 # --- evaluations and runs, as they would have been left ---------------------------------------------------------
 
@@ -84,7 +84,7 @@ def questions_file(path: Path, count: int) -> Path:
     return path
 
 
-class NoSettings(Settings):
+class NoConfig(Config):
     """Nothing to set."""
 
 
@@ -406,7 +406,7 @@ def test_questions_are_counted_once_over_all_that_a_policy_descends_from(tmp_pat
 
 
 def test_questions_of_pairs_and_trees_are_read_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = StageKind(NoSettings, lambda *_: StageResult(), takes=(), makes=("trees",))
+    kind = StageSpec(NoConfig, lambda *_: StageResult(), takes=(), makes=("trees",))
     monkeypatch.setitem(KINDS, "any", kind)  # whatever makes trees, its questions are those of the trees
     (tmp_path / "given.jsonl").touch()
     run = Made(
@@ -521,7 +521,7 @@ def test_the_questions_of_reinforcement_learning_are_those_that_had_their_turn(
     run = Made(tmp_path / "run", {"grpo": settings}, data={"train": str(file), "index": "http://localhost:1"})
     run.finish("grpo", {"episodes": episodes, "tokens_sampled": 5}, "policy")
     seed = seed_of(0, "grpo") % 2**31
-    typed = GRPOSettings.read(settings)
+    typed = GRPOConfig.read(settings)
     chosen = _chosen(run.recipe.shared.data.open().split("train"), typed, seed, 1)
     order, _ = schedule(len(chosen), typed, seed)
     assert used(run.path, "grpo") == {chosen[place].id for place in order[: episodes // 8]}
@@ -545,9 +545,7 @@ def test_the_questions_of_a_reward_model_are_those_that_it_took(
     monkeypatch.setattr("stepladder.pipeline.stages.prm._chains", cut)
     monkeypatch.setattr("stepladder.train.prm.prm_data.from_trees", lambda *_: [])
     monkeypatch.setattr("stepladder.train.prm.trainer.train_prm", lambda _, examples, *__, **___: examples(None))
-    monkeypatch.setattr(
-        "stepladder.pipeline.stages.prm.sampled_episodes", lambda *args, **_: cut_short(args[2])
-    )
+    monkeypatch.setattr("stepladder.pipeline.stages.prm.sampled_episodes", lambda *args, **_: cut_short(args[2]))
     settings = {"objective": "verdicts", "chains": 6, "episodes": episodes, "dev_share": 0.5, "model": "tiny"}
     stages = {"explore": {}, "prm": settings}
     file = questions_file(tmp_path / "train.jsonl", 24)
@@ -557,7 +555,7 @@ def test_the_questions_of_a_reward_model_are_those_that_it_took(
     inputs = {"policy": "tiny", "trees": str(run.path / "explore" / "trees.jsonl.gz")}
     task = Task("prm", tmp_path, seed_of(0, "prm") % 2**31, inputs)
     with pytest.raises(KeyboardInterrupt):
-        run_prm(run.recipe.stages[1].settings, Workshop(run.recipe.shared), task)  # type: ignore[arg-type]
+        run_prm(run.recipe.stages[1].settings, RunContext(run.recipe.shared), task)  # type: ignore[arg-type]
     assert len(taken) == 6 + episodes
     assert used(run.path, "prm") == set(taken)
 

@@ -26,15 +26,15 @@ from stepladder.core.trace import (
 from stepladder.driver import Driver
 from stepladder.engines.base import EngineError
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.episode import EpisodeSettings
-from stepladder.train.grpo.config import GRPOSettings, RewardSettings, TreeSettings
+from stepladder.explore.episode import EpisodeConfig
+from stepladder.train.grpo.config import GRPOConfig, RewardConfig, TreeConfig
 from stepladder.train.grpo.credit import Credited, credit_group, credit_tree, outcome_reward, step_rewards
 from stepladder.train.grpo.rollouts import Played, Rollouts, expect_one_text, measured
 
 QUERY, SUB_ANSWER, ANSWER, MALFORMED = (
     ActionKind.QUERY, ActionKind.SUB_ANSWER, ActionKind.ANSWER, ActionKind.MALFORMED,
 )  # fmt: skip
-REWARDS = RewardSettings()
+REWARDS = RewardConfig()
 
 
 def step(kind: ActionKind, content: str = "x", tokens: int = 1) -> Step:
@@ -69,8 +69,8 @@ def test_an_answer_earns_twice_its_f1_and_the_bonus(answer: str, earned: float) 
 
 
 def test_an_answer_that_just_reaches_the_least_f1_earns_it() -> None:
-    assert outcome_reward(answered(RAMBLING), RewardSettings(min_f1=2 / 11)) == pytest.approx(2 * 2 / 11 + 1)
-    assert outcome_reward(answered(RAMBLING), RewardSettings(min_f1=2 / 11 + 1e-9)) == 1.0
+    assert outcome_reward(answered(RAMBLING), RewardConfig(min_f1=2 / 11)) == pytest.approx(2 * 2 / 11 + 1)
+    assert outcome_reward(answered(RAMBLING), RewardConfig(min_f1=2 / 11 + 1e-9)) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_an_answer_that_just_reaches_the_least_f1_earns_it() -> None:
 def test_an_episode_that_does_not_come_to_an_answer_loses_the_bonus(stop: StopReason) -> None:
     cut = ended(step(QUERY), step(MALFORMED if stop is StopReason.MALFORMED else SUB_ANSWER), stop=stop)
     assert outcome_reward(cut, REWARDS) == -1.0
-    assert outcome_reward(cut, RewardSettings(format_bonus=0)) == 0.0
-    assert outcome_reward(answered("Velm"), RewardSettings(format_bonus=0, f1_weight=3)) == 3.0
+    assert outcome_reward(cut, RewardConfig(format_bonus=0)) == 0.0
+    assert outcome_reward(answered("Velm"), RewardConfig(format_bonus=0, f1_weight=3)) == 3.0
 
 
 def test_a_step_earns_its_score_between_0_and_1_and_for_its_format() -> None:
     broken = ended(step(QUERY), step(SUB_ANSWER), step(MALFORMED), stop=StopReason.MALFORMED)
     assert step_rewards(broken, [0.0, math.log(3), 0.0], REWARDS) == pytest.approx([0.5 + 0.5, 0.75 + 0.5, 0.5 - 0.5])
-    assert step_rewards(broken, [-1000.0, 1000.0, 0.0], RewardSettings(step_format_bonus=0)) == [0.0, 1.0, 0.5]
+    assert step_rewards(broken, [-1000.0, 1000.0, 0.0], RewardConfig(step_format_bonus=0)) == [0.0, 1.0, 0.5]
     with pytest.raises(ValueError, match="zip"):
         step_rewards(broken, [0.0], REWARDS)
 
@@ -96,8 +96,8 @@ def test_a_step_earns_its_score_between_0_and_1_and_for_its_format() -> None:
 GOOD, BAD = 1000.0, -1000.0  # logits of scores 1 and 0
 
 
-def settings(**changes: Any) -> GRPOSettings:
-    return GRPOSettings.read({"samples": 4, "batch": 4, "questions": 4, **changes})
+def settings(**changes: Any) -> GRPOConfig:
+    return GRPOConfig.read({"samples": 4, "batch": 4, "questions": 4, **changes})
 
 
 def advantages(rows: Sequence[Credited]) -> list[list[float]]:
@@ -234,7 +234,7 @@ def test_a_step_of_a_tree_earns_how_its_branch_stands_too() -> None:
 def test_branches_earn_what_their_ends_do_and_what_they_share_is_learnt_from_in_each() -> None:
     # Against all, 3, 1, 1 are sqrt(2), -1/sqrt(2), -1/sqrt(2); in its own tree the search has 3 and 1, the other 1.
     root = math.sqrt(2)
-    rows = credit_tree(small_tree(), settings(mode="tree", tree=TreeSettings(credit="branches").model_dump()))
+    rows = credit_tree(small_tree(), settings(mode="tree", tree=TreeConfig(credit="branches").model_dump()))
     assert advantages(rows) == [
         pytest.approx([root + 1] * 2),
         pytest.approx([-1 / root]),
@@ -304,7 +304,7 @@ def say(what: str) -> str:
 
 def rollouts(engine: ScriptedEngine, reward: Any = None, max_steps: int = 4, **changes: Any) -> Rollouts:
     wanted = settings(**{"mode": "outcome" if reward is None else "dual", **changes})
-    return Rollouts(Driver(engine, WordRetriever()), AGENT, EpisodeSettings(max_steps, 1), wanted, reward)
+    return Rollouts(Driver(engine, WordRetriever()), AGENT, EpisodeConfig(max_steps, 1), wanted, reward)
 
 
 #: One question, four samples.

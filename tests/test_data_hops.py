@@ -11,8 +11,8 @@ from stepladder.data.decompositions.passage_chains import chain_hops
 from stepladder.data.decompositions.triples import triple_hops
 from stepladder.data.formats.musique import worded
 from stepladder.driver import Driver
-from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.oracle.engine import GoldEngine
+from stepladder.explore.episode import EpisodeConfig, episode
+from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import judge
 from stepladder.retrieval.index.bm25 import BM25Index
 
@@ -214,9 +214,9 @@ def questions() -> list[Question]:
 def test_gold_play_answers_and_is_judged_good(name: str) -> None:
     agent = make_agent(name)
     passages = [Passage(each.ids[0], each.title, each.text) for each in (RAIN, DUST, ADA, ENA, VELM)]
-    driver = Driver(GoldEngine(agent), BM25Index.from_passages(passages))
+    driver = Driver(OracleEngine(agent), BM25Index.from_passages(passages))
     asked = questions()
-    settings = EpisodeSettings(max_steps=12, k=1)
+    settings = EpisodeConfig(max_steps=12, k=1)
     outcomes = driver.run([lambda each=each: episode(agent, each, settings, 0) for each in asked])  # type: ignore[misc]
     for question, outcome in zip(asked, outcomes):
         assert outcome.value is not None

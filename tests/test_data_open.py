@@ -12,7 +12,7 @@ from stepladder.data import absolute_name, data_files, open_data
 from stepladder.data.formats.flashrag import load_questions
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import load_recipe
-from stepladder.pipeline.resources import DataSettings
+from stepladder.pipeline.resources import DataConfig
 from test_data_formats import ADA, HOTPOT, RAIN, TWOWIKI, write
 
 CORPUS = [{"id": "p1", "contents": '"Rain"\nRain is a film.'}, {"id": "p2", "contents": '"Rain"\nIt is wet.'}]
@@ -158,7 +158,7 @@ def test_recipes_keep_absolute_places(
 ) -> None:
     monkeypatch.chdir(tmp_path / "sets")
     assert absolute_name("rain+atlas+dust") == f"{folder}+atlas+{other}"
-    settings = DataSettings(name="rain")
+    settings = DataConfig(name="rain")
     monkeypatch.chdir("/")
     assert settings.name == str(folder)
     assert len(settings.open().split("train")) == 4

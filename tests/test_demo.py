@@ -8,18 +8,18 @@ from rich.console import Console
 
 from stepladder.cli import main
 from stepladder.cli.demo import run_demo
-from stepladder.core.settings import Settings
+from stepladder.core.config import Config
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline.recipe import Recipe
-from stepladder.pipeline.resources import Workshop
-from stepladder.pipeline.stages import KINDS, StageKind, StageResult, Task
+from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.stages import KINDS, StageResult, StageSpec, Task
 
 
-class NoSettings(Settings):
+class NoConfig(Config):
     """Nothing to set."""
 
 
-def save_tiny(settings: NoSettings, workshop: Workshop, task: Task) -> StageResult:
+def save_tiny(settings: NoConfig, context: RunContext, task: Task) -> StageResult:
     policy = task.folder / "policy"
     tiny_model().save_pretrained(policy)
     tiny_tokenizer().save_pretrained(policy)
@@ -29,7 +29,7 @@ def save_tiny(settings: NoSettings, workshop: Workshop, task: Task) -> StageResu
 def test_the_demo_shows_a_question_before_and_after_and_the_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(KINDS, "save", StageKind(NoSettings, save_tiny, makes=("policy",)))
+    monkeypatch.setitem(KINDS, "save", StageSpec(NoConfig, save_tiny, makes=("policy",)))
     recipe = Recipe.read(
         {
             "policy": "tiny",

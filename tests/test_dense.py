@@ -20,7 +20,7 @@ from stepladder.retrieval.base import check_retriever
 from stepladder.retrieval.hybrid import HybridRetriever
 from stepladder.retrieval.index.build import build_index, open_index
 from stepladder.retrieval.index.dense import DenseIndex
-from stepladder.retrieval.index.dense_config import DenseSettings, EncoderSettings, Layout
+from stepladder.retrieval.index.dense_config import DenseConfig, EncoderConfig, Layout
 from stepladder.retrieval.index.encoder import Encoder
 from stepladder.retrieval.index.faiss_index import build_nearest, check_memory, open_nearest
 from stepladder.retrieval.index.manifest import index_info
@@ -67,7 +67,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def encoder(folder: Path, **settings: object) -> Encoder:
-    return Encoder(EncoderSettings.read({"encoder": str(folder), **settings}), device="cpu", dtype="fp32")
+    return Encoder(EncoderConfig.read({"encoder": str(folder), **settings}), device="cpu", dtype="fp32")
 
 
 def by_hand(folder: Path, text: str, pooling: str) -> np.ndarray:
@@ -137,7 +137,7 @@ def test_bf16_stays_near(models: Path) -> None:
     if pick_dtype("bf16", torch.device("cpu")) is not torch.bfloat16:
         pytest.skip("this processor does not compute in bf16")
     exact, quick = (
-        Encoder(EncoderSettings(encoder=str(models / "plain")), device="cpu", dtype=dtype).passages(TOWNS)
+        Encoder(EncoderConfig(encoder=str(models / "plain")), device="cpu", dtype=dtype).passages(TOWNS)
         for dtype in ("fp32", "bf16")
     )
     assert exact.dtype == quick.dtype == np.float32
@@ -349,7 +349,7 @@ def test_a_build_without_an_unfinished_one(models: Path, tmp_path: Path) -> None
         TOWNS,
         Unfinished(tmp_path, tmp_path / "notes"),
         Layout.flat,
-        DenseSettings(encoder=str(models / "plain"), device="cpu"),
+        DenseConfig(encoder=str(models / "plain"), device="cpu"),
     )
     assert made["similarity"] == "cosine"
     assert DenseIndex.open(tmp_path, TOWNS).search(["Town 5"], 1)[0]

@@ -27,18 +27,18 @@ from stepladder.core.requests import Sampling
 from stepladder.core.trace import Action, ActionKind, Author, Pair, Segment, Side
 from stepladder.driver import Outcome
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
 from stepladder.train import dpo
-from stepladder.train.dpo.config import DPOSettings
+from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.dpo.pair_checks import PairCheck
 from stepladder.train.dpo.trainer import DPOReport, train_dpo
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.loop.checkpoints import Checkpoints
-from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import read_curves
 from stepladder.train.loop.policy import load_policy
 from stepladder.train.loop.training_run import place_for
@@ -46,7 +46,7 @@ from stepladder.train.transcripts.demonstrations import gold_transcripts
 from stepladder.train.transcripts.tokenized import Example
 
 AGENT = make_agent("prorag-brief")
-EPISODE = EpisodeSettings(max_steps=6, k=1, sampling=Sampling(max_tokens=8))
+EPISODE = EpisodeConfig(max_steps=6, k=1, sampling=Sampling(max_tokens=8))
 QUESTIONS = [replace(QUESTION, id=f"q{number}") for number in range(2)]
 ENCODING = Encoding(tiny_tokenizer())
 
@@ -68,12 +68,12 @@ PAIRS = pairs_of(QUESTIONS[0])
 SHORT = PAIRS[:3]
 HELD_OUT = pairs_of(QUESTIONS[1])[:2]
 #: Three updates an epoch, six in all; the last of an epoch is not full.
-SETTINGS = DPOSettings(epochs=2, batch=2, lr=1e-4, warmup=0, dev_questions=1)
+SETTINGS = DPOConfig(epochs=2, batch=2, lr=1e-4, warmup=0, dev_questions=1)
 
 
 def train(
     folder: Path,
-    settings: DPOSettings = SETTINGS,
+    settings: DPOConfig = SETTINGS,
     watch: Callable[[Outcome[Any]], None] = lambda _: None,
     pairs: Iterable[Pair] = PAIRS,
     held_out: Iterable[Pair] = HELD_OUT,
@@ -84,8 +84,8 @@ def train(
     )  # fmt: skip
 
 
-def changed(**changes: Any) -> DPOSettings:
-    return DPOSettings(**{**SETTINGS.model_dump(), **changes})
+def changed(**changes: Any) -> DPOConfig:
+    return DPOConfig(**{**SETTINGS.model_dump(), **changes})
 
 
 def weights(policy: Path) -> dict[str, torch.Tensor]:
@@ -136,7 +136,7 @@ def ids(pair: Pair) -> tuple[list[int], list[int], list[int]]:
     return prompt, list(pair.chosen.written.tokens), list(pair.rejected.written.tokens)
 
 
-def dpo_loss(policy: Any, reference: Any, pairs: Sequence[Pair], settings: DPOSettings) -> float:
+def dpo_loss(policy: Any, reference: Any, pairs: Sequence[Pair], settings: DPOConfig) -> float:
     total = 0.0
     for prompt, chosen, rejected in map(ids, pairs):
         gains = [logp(policy, prompt, side) - logp(reference, prompt, side) for side in (chosen, rejected)]
@@ -154,7 +154,7 @@ def loaded(policy: Path) -> Any:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"beta": 0.3}, {"loss": "ipo", "beta": 0.1}, {"beta": 0.05, "lora": LoraSettings(rank=2)}],
+    [{"beta": 0.3}, {"loss": "ipo", "beta": 0.1}, {"beta": 0.05, "lora": LoraConfig(rank=2)}],
     ids=["sigmoid", "ipo", "lora"],
 )
 def test_the_loss_is_dpo_s_against_the_policy_as_it_came(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ def test_log_probabilities_and_rewards_are_those_of_the_step_alone(finished: DPO
 # --- what is in the loss -------------------------------------------------------------------------------------------
 
 
-def trainer_for(folder: Path, lora: LoraSettings | None = None, pairs: Sequence[Pair] = PAIRS) -> PairTrainer:
+def trainer_for(folder: Path, lora: LoraConfig | None = None, pairs: Sequence[Pair] = PAIRS) -> PairTrainer:
     """A trainer that has done nothing yet."""
     settings = changed(lora=lora)
     place = place_for(settings, 0, "cpu", "dpo")
@@ -231,8 +231,8 @@ def test_a_batch_has_all_chosen_steps_first_and_marks_the_steps() -> None:
     assert batch["question_ids"] == ["a", "b"]
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["full", "lora"])
-def test_only_the_words_of_the_step_have_a_gradient(tmp_path: Path, lora: LoraSettings | None) -> None:
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["full", "lora"])
+def test_only_the_words_of_the_step_have_a_gradient(tmp_path: Path, lora: LoraConfig | None) -> None:
     """Prompt, earlier steps and what was retrieved are read, and not learnt from."""
     trainer = moved(trainer_for(tmp_path, lora))
     hidden: list[torch.Tensor] = []
@@ -295,9 +295,9 @@ def example(pair: Pair) -> Example:
     return Example(pair.question_id, (*prompt, *chosen), policy, tuple(map(float, policy)))
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["full", "lora"])
 def test_the_divergence_is_nothing_at_first_and_then_that_of_another_implementation(
-    tmp_path: Path, lora: LoraSettings | None
+    tmp_path: Path, lora: LoraConfig | None
 ) -> None:
     trainer = trainer_for(tmp_path, lora)
     examples = [example(pair) for pair in PAIRS]
@@ -363,12 +363,12 @@ def test_nothing_is_said_but_by_us_and_nobody_is_called(
 ) -> None:
     monkeypatch.delenv("CI", raising=False)  # where trl would not call anyway
     monkeypatch.setattr(base_trainer, "send_telemetry", lambda *_, **__: pytest.fail("somebody was told"))
-    train(tmp_path, changed(epochs=1, lora=LoraSettings(rank=2)), pairs=SHORT)
+    train(tmp_path, changed(epochs=1, lora=LoraConfig(rank=2)), pairs=SHORT)
     assert capfd.readouterr() == ("", "")
 
 
 def test_lora_is_merged_into_an_ordinary_model(tmp_path: Path) -> None:
-    report = train(tmp_path, changed(lr=1e-3, lora=LoraSettings(rank=2), dev_questions=0), pairs=SHORT, held_out=())
+    report = train(tmp_path, changed(lr=1e-3, lora=LoraConfig(rank=2), dev_questions=0), pairs=SHORT, held_out=())
     assert not (report.policy / "adapter_config.json").exists()
     assert "best_step" not in report.numbers
     with quiet_libraries():
@@ -432,7 +432,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_weights(finished: DPOReport
 
 
 def test_an_adapter_is_resumed_and_its_reference_with_it(tmp_path: Path) -> None:
-    settings = changed(batch=1, lr=1e-3, lora=LoraSettings(rank=2, dropout=0.3), dev_questions=0, eval_every=2)
+    settings = changed(batch=1, lr=1e-3, lora=LoraConfig(rank=2, dropout=0.3), dev_questions=0, eval_every=2)
     whole = train(tmp_path / "whole", settings, pairs=SHORT, held_out=())
 
     class Stop(Exception):

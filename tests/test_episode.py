@@ -15,11 +15,11 @@ from stepladder.driver import Driver
 from stepladder.engines.base import Engine, EngineError
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.explore.episode import EpisodeSettings, episode, watched
-from stepladder.oracle.engine import UNKNOWN, GoldEngine, fill_references, gold_action
+from stepladder.explore.episode import EpisodeConfig, episode, watched
+from stepladder.oracle.engine import UNKNOWN, OracleEngine, fill_references, gold_action
 
 QUERY = "<step>Ask.</step><subquery>Who designed Orm Tower?</subquery>"
-DEFAULTS = EpisodeSettings()
+DEFAULTS = EpisodeConfig()
 SUB_ANSWER = "<step>Read.</step><subanswer>Ada Tarn</subanswer>"
 ANSWER = "<step>Done.</step><answer>Velm</answer>"
 
@@ -28,7 +28,7 @@ def play(
     question: Question,
     engine: Engine,
     agent: str = "prorag",
-    settings: EpisodeSettings = DEFAULTS,
+    settings: EpisodeConfig = DEFAULTS,
     seed: int = 0,
 ) -> Trajectory:
     (outcome,) = Driver(engine, WordRetriever()).run([lambda: episode(make_agent(agent), question, settings, seed)])
@@ -51,13 +51,13 @@ def test_an_episode_ends_with_its_answer(question: Question) -> None:
 @pytest.mark.parametrize(
     ("lines", "settings", "stop"),
     [
-        (["I think it is Velm."], EpisodeSettings(), StopReason.MALFORMED),
-        ([QUERY, SUB_ANSWER, QUERY], EpisodeSettings(max_steps=3), StopReason.STEP_LIMIT),
-        ([QUERY], EpisodeSettings(sampling=Sampling(max_tokens=10)), StopReason.TOKEN_LIMIT),
+        (["I think it is Velm."], EpisodeConfig(), StopReason.MALFORMED),
+        ([QUERY, SUB_ANSWER, QUERY], EpisodeConfig(max_steps=3), StopReason.STEP_LIMIT),
+        ([QUERY], EpisodeConfig(sampling=Sampling(max_tokens=10)), StopReason.TOKEN_LIMIT),
     ],
 )
 def test_every_other_end_has_a_name(
-    question: Question, lines: list[str], settings: EpisodeSettings, stop: StopReason
+    question: Question, lines: list[str], settings: EpisodeConfig, stop: StopReason
 ) -> None:
     trajectory = play(question, scripted(*lines), settings=settings)
     assert trajectory.stop is stop
@@ -157,7 +157,7 @@ def test_stored_ids_are_those_the_model_read_and_wrote(question: Question, agent
 def test_stored_ids_survive_a_model_that_writes_nonsense(question: Question, agent: str) -> None:
     """Random bytes, invalid UTF-8 among them: decoding and encoding again would not give the same ids."""
     engine = Recorder(TransformersEngine("tiny", device="cpu"))
-    settings = EpisodeSettings(sampling=Sampling(temperature=1.0, max_tokens=30))
+    settings = EpisodeConfig(sampling=Sampling(temperature=1.0, max_tokens=30))
     lossy = 0
     for seed in range(5):
         engine.seen.clear()
@@ -187,32 +187,32 @@ def test_authors_are_marked(question: Question) -> None:
 
 @pytest.mark.parametrize("agent", AGENTS)
 def test_the_gold_engine_plays_every_agent(question: Question, agent: str) -> None:
-    trajectory = play(question, GoldEngine(make_agent(agent)), agent)
+    trajectory = play(question, OracleEngine(make_agent(agent)), agent)
     assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, "Velm")
 
 
 def test_gold_sub_questions_are_filled_with_earlier_answers(question: Question) -> None:
-    trajectory = play(question, GoldEngine(make_agent("prorag")))
+    trajectory = play(question, OracleEngine(make_agent("prorag")))
     assert trajectory.queries == ("Who designed Orm Tower?", "Where was Ada Tarn born?")
     assert fill_references("#1, #2 and #10", {1: "a", 10: "b"}) == "a, #2 and b"
 
 
 def test_the_oracle_knows_no_more_than_the_search_returned(question: Question) -> None:
     unfindable = replace(question, hops=(question.hops[0], replace(question.hops[1], passages=("nowhere",))))
-    trajectory = play(unfindable, GoldEngine(make_agent("prorag")))
+    trajectory = play(unfindable, OracleEngine(make_agent("prorag")))
     assert trajectory.answer == UNKNOWN
     assert [step.action.content for step in trajectory.steps[1::2]] == ["Ada Tarn", UNKNOWN]
 
 
 def test_conclusions_need_no_search(question: Question) -> None:
     hops = (*question.hops, Hop("Is #1 from #2?", "yes"))
-    trajectory = play(replace(question, hops=hops, answers=("yes",)), GoldEngine(make_agent("prorag")))
+    trajectory = play(replace(question, hops=hops, answers=("yes",)), OracleEngine(make_agent("prorag")))
     assert (len(trajectory.queries), trajectory.answer) == (2, "yes")
 
 
 def test_without_a_decomposition_the_oracle_asks_the_question_itself(question: Question) -> None:
     bare = replace(question, hops=())
-    trajectory = play(bare, GoldEngine(make_agent("prorag")))
+    trajectory = play(bare, OracleEngine(make_agent("prorag")))
     assert (trajectory.queries, trajectory.answer) == ((question.text,), "Velm")
 
 
@@ -254,7 +254,7 @@ def test_every_step_has_a_seed_of_its_own_and_every_sample_too(question: Questio
         seeds.append(request.seed)
         return lines[len(request.trajectory.steps)]
 
-    warm = EpisodeSettings(sampling=Sampling(1.0))
+    warm = EpisodeConfig(sampling=Sampling(1.0))
     for seed in (0, 1):
         assert play(question, ScriptedEngine(note), settings=warm, seed=seed).seed == seed
     assert len(set(seeds)) == 6
@@ -274,12 +274,12 @@ def test_where_nothing_is_drawn_equal_states_ask_for_the_same(question: Question
 
 @pytest.mark.parametrize(("agent", "lines"), [("prorag", [QUERY, SUB_ANSWER, ANSWER]), ("rag", ["<answer>x</answer>"])])
 def test_k_is_the_number_of_passages(question: Question, agent: str, lines: list[str]) -> None:
-    trajectory = play(question, ScriptedEngine({"q1": lines}), agent, EpisodeSettings(k=2))
+    trajectory = play(question, ScriptedEngine({"q1": lines}), agent, EpisodeConfig(k=2))
     assert len(trajectory.found) == 2
 
 
 def test_what_nobody_would_read_is_not_searched_for(question: Question) -> None:
-    trajectory = play(question, scripted(QUERY), settings=EpisodeSettings(max_steps=1))
+    trajectory = play(question, scripted(QUERY), settings=EpisodeConfig(max_steps=1))
     assert (trajectory.stop, trajectory.found) == (StopReason.STEP_LIMIT, ())
 
 
@@ -324,7 +324,7 @@ class Forgetful(Direct):
 
 def test_a_context_that_begins_anew_is_stored_as_it_was_read(question: Question) -> None:
     agent, engine = Forgetful(), Recorder(ScriptedEngine({"q1": ["Orm Tower", "Ada Tarn", "<answer>Velm</answer>"]}))
-    (outcome,) = Driver(engine, WordRetriever()).run([lambda: episode(agent, question, EpisodeSettings(k=1), 0)])
+    (outcome,) = Driver(engine, WordRetriever()).run([lambda: episode(agent, question, EpisodeConfig(k=1), 0)])
     trajectory = outcome.value
     assert trajectory is not None
     assert [step.restarts for step in trajectory.steps] == [False, True, True]
@@ -347,37 +347,37 @@ def test_the_oracle_takes_over_after_queries_that_led_nowhere(question: Question
 
 def test_references_to_conclusions_are_filled_too(question: Question) -> None:
     hops = (question.hops[0], Hop("So who is it, #1?", "Ada Tarn"), Hop("Where was #2 born?", "Velm", ("p2",)))
-    trajectory = play(replace(question, hops=hops), GoldEngine(make_agent("prorag")))
+    trajectory = play(replace(question, hops=hops), OracleEngine(make_agent("prorag")))
     assert trajectory.queries[-1] == "Where was Ada Tarn born?"
 
 
 def test_without_a_decomposition_every_gold_passage_is_needed(question: Question) -> None:
     bare = replace(question, hops=(), gold_passages=(("p1",), ("nowhere",)))
-    assert play(bare, GoldEngine(make_agent("prorag"))).answer == UNKNOWN
-    assert play(bare, GoldEngine(make_agent("rag")), "rag").answer == UNKNOWN
+    assert play(bare, OracleEngine(make_agent("prorag"))).answer == UNKNOWN
+    assert play(bare, OracleEngine(make_agent("rag")), "rag").answer == UNKNOWN
 
 
 def test_without_gold_passages_the_answer_must_stand_in_a_passage_as_a_word(question: Question) -> None:
     bare = replace(question, hops=(), gold_passages=())
-    assert play(bare, GoldEngine(make_agent("prorag"))).answer == "Velm"
-    assert play(replace(bare, answers=("arch",)), GoldEngine(make_agent("prorag"))).answer == UNKNOWN
-    assert play(replace(bare, answers=("Velm.",)), GoldEngine(make_agent("prorag"))).answer == "Velm."
-    assert play(replace(bare, answers=(" ",)), GoldEngine(make_agent("prorag"))).answer == UNKNOWN
+    assert play(bare, OracleEngine(make_agent("prorag"))).answer == "Velm"
+    assert play(replace(bare, answers=("arch",)), OracleEngine(make_agent("prorag"))).answer == UNKNOWN
+    assert play(replace(bare, answers=("Velm.",)), OracleEngine(make_agent("prorag"))).answer == "Velm."
+    assert play(replace(bare, answers=(" ",)), OracleEngine(make_agent("prorag"))).answer == UNKNOWN
 
 
 def test_sub_questions_that_differ_in_a_sign_are_two(question: Question) -> None:
     hops = (Hop("Who made C++?", "Ada Tarn", ("p1",)), Hop("Who made C#?", "Velm", ("p2",)))
-    trajectory = play(replace(question, hops=hops), GoldEngine(make_agent("prorag")))
+    trajectory = play(replace(question, hops=hops), OracleEngine(make_agent("prorag")))
     assert trajectory.queries == ("Who made C++?", "Who made C#?")
     assert trajectory.answer == "Velm"
 
 
 def test_a_question_nobody_knows_the_answer_to_is_unknown_to_the_oracle(question: Question) -> None:
-    assert play(replace(question, answers=(), hops=()), GoldEngine(make_agent("direct")), "direct").answer == UNKNOWN
+    assert play(replace(question, answers=(), hops=()), OracleEngine(make_agent("direct")), "direct").answer == UNKNOWN
 
 
 def test_the_oracle_thinks_of_the_whole_plan_first(question: Question) -> None:
-    trajectory = play(question, GoldEngine(make_agent("prorag")))
+    trajectory = play(question, OracleEngine(make_agent("prorag")))
     first, second = (step.action.thought for step in trajectory.steps if step.action.kind is ActionKind.QUERY)
     assert first == "Plan: 1. Who designed Orm Tower? 2. Where was #1 born?"
     assert second == "Now 2."
@@ -385,7 +385,7 @@ def test_the_oracle_thinks_of_the_whole_plan_first(question: Question) -> None:
 
 def test_with_a_seed_the_oracle_words_its_thoughts_variously_and_does_the_same(question: Question) -> None:
     def played(seed: int | None) -> Trajectory:
-        return play(question, GoldEngine(make_agent("prorag"), seed=seed))
+        return play(question, OracleEngine(make_agent("prorag"), seed=seed))
 
     plain = [(step.action.kind, step.action.content) for step in played(None).steps]
     spoken = set()

@@ -18,7 +18,7 @@ from stepladder.driver import Driver
 from stepladder.engines.base import EngineDown, EngineError
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.evaluate.evaluator import Evaluation, check_free, compare, evaluate, load_scores, summarise
-from stepladder.oracle.engine import GoldEngine
+from stepladder.oracle.engine import OracleEngine
 from stepladder.reporting.eval_table import comparison_line, print_summary
 
 
@@ -42,7 +42,7 @@ def by_script(questions: list[Question], *answers: str) -> Evaluation:
 
 def test_the_oracle_is_right_and_searches_as_often_as_needed(questions: list[Question]) -> None:
     agent = make_agent("prorag")
-    result = evaluate(Driver(GoldEngine(agent), WordRetriever()), agent, questions)
+    result = evaluate(Driver(OracleEngine(agent), WordRetriever()), agent, questions)
     summary = result.summary()
     assert summary.metrics["em"].mean == 1.0
     assert (summary.metrics["searches"].mean, summary.metrics["over_search"].mean) == (2.0, 0.0)

@@ -14,10 +14,10 @@ from stepladder.agents import make_agent
 from stepladder.core.trace import Action, ActionKind, Author, Segment, Step, StopReason, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.models.length_batches import SimilarLengths, collate
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
-from stepladder.oracle.engine import GoldEngine
+from stepladder.oracle.engine import OracleEngine
 from stepladder.train.transcripts.token_loss import weight_of, weighted_nll
 from stepladder.train.transcripts.tokenized import Example, examples_of, token_weights
 
@@ -42,8 +42,8 @@ def transcript(*texts: tuple[Author, str], restarts: bool = False) -> Trajectory
 
 def test_a_whole_gold_transcript_is_one_example() -> None:
     agent = make_agent("prorag")
-    driver = Driver(GoldEngine(agent), WordRetriever())
-    (outcome,) = driver.run([lambda: episode(agent, QUESTION, EpisodeSettings(), 0)])
+    driver = Driver(OracleEngine(agent), WordRetriever())
+    (outcome,) = driver.run([lambda: episode(agent, QUESTION, EpisodeConfig(), 0)])
     assert outcome.value is not None
     (example,) = examples_of(outcome.value, ENGINE, WEIGHTS)
 
@@ -137,8 +137,8 @@ def test_what_nano_wrote_is_trained_on_as_its_text_would_be() -> None:
     """Its tags are one token each. The last of every step, which stops a generation, is among what is learnt."""
     engine = TransformersEngine("nano", device="cpu")
     agent = make_agent("prorag-brief")
-    driver = Driver(GoldEngine(agent), WordRetriever())
-    (outcome,) = driver.run([lambda: episode(agent, QUESTION, EpisodeSettings(), 0)])
+    driver = Driver(OracleEngine(agent), WordRetriever())
+    (outcome,) = driver.run([lambda: episode(agent, QUESTION, EpisodeConfig(), 0)])
     assert outcome.value is not None
     played = replace(
         outcome.value,

@@ -26,9 +26,9 @@ from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.tree_store import read_trees
 from stepladder.pipeline import run_recipe
-from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.pipeline.stages.pairs import PairSettings, make_judge
+from stepladder.pipeline.stages.pairs import PairConfig, make_judge
 from stepladder.reporting.run_tables import print_report
 from test_engine_openai import Answer, Server, fails, says
 from test_mcts import stroll
@@ -52,12 +52,12 @@ def questions(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _wandering_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def engine(self: Workshop, policy: str) -> Iterator[Engine]:
+    def engine(self: RunContext, policy: str) -> Iterator[Engine]:
         yield ScriptedEngine(stroll)
 
-    monkeypatch.setattr(Workshop, "engine", engine)
-    monkeypatch.setattr(Workshop, "retriever", WordRetriever(PASSAGES))
-    monkeypatch.setattr(Workshop, "check_index", lambda self: None)
+    monkeypatch.setattr(RunContext, "engine", engine)
+    monkeypatch.setattr(RunContext, "retriever", WordRetriever(PASSAGES))
+    monkeypatch.setattr(RunContext, "check_index", lambda self: None)
 
 
 class Shell:
@@ -199,7 +199,7 @@ def test_the_search_itself_knows_nothing_of_what_it_did_not_visit() -> None:
     answers = [Step((), Segment(Author.POLICY, each), Action(ActionKind.ANSWER, each)) for each in ("Velm", "Oss")]
     ends = [Node(n, 0, answers[n - 1], stop=StopReason.ANSWERED, reward=1.0) for n in (1, 2)]
     tree = Tree(Question("q", "?", ("Velm",)), "prorag", (Node(0, None, None, 1), ends[0], replace(ends[1], visits=1)))
-    by_q = partial(make_judge(PairSettings(judge="q")).prefer, tree, tree.nodes[1:])
+    by_q = partial(make_judge(PairConfig(judge="q")).prefer, tree, tree.nodes[1:])
     assert Driver().run([by_q])[0].value == []
 
 

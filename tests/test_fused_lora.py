@@ -15,11 +15,11 @@ from conftest import QUESTION
 from stepladder.agents import make_agent
 from stepladder.core.requests import Sampling
 from stepladder.engines.paged.fused_norms import fuse_norms
-from stepladder.explore.episode import EpisodeSettings
-from stepladder.train.loop.config import LoraSettings
+from stepladder.explore.episode import EpisodeConfig
+from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.fused_lora import fuse_lora
 from stepladder.train.loop.watched_trainer import WatchedTrainer
-from stepladder.train.sft.config import SFTSettings
+from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import train_sft
 
 SHAPE = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
@@ -148,10 +148,10 @@ def test_no_rows_are_no_trouble_and_hooks_are_heard() -> None:
 
 
 def test_a_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = SFTSettings(epochs=3, batch=1, lr=1e-2, dev_questions=0, lora=LoraSettings(rank=4))
+    settings = SFTConfig(epochs=3, batch=1, lr=1e-2, dev_questions=0, lora=LoraConfig(rank=4))
 
     def train(folder: Path) -> dict[str, torch.Tensor]:
-        agent, episode = make_agent("direct"), EpisodeSettings(sampling=Sampling(max_tokens=20))
+        agent, episode = make_agent("direct"), EpisodeConfig(sampling=Sampling(max_tokens=20))
         report = train_sft(
             "tiny", agent, [QUESTION], (), None, episode, settings, folder, seed=0, device="cpu", watch=lambda _: None
         )

@@ -32,17 +32,17 @@ from stepladder.driver import Driver, Outcome
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
 from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
-from stepladder.pipeline.resources import SharedSettings, Workshop
+from stepladder.pipeline.resources import RunContext, SharedConfig
 from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.grpo import KIND, run_grpo
 from stepladder.train import grpo
-from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit import Credited
 from stepladder.train.grpo.monitors import Alarm, AlarmName, read_alarms
 from stepladder.train.grpo.rollback import before_trouble
@@ -51,7 +51,7 @@ from stepladder.train.grpo.trainer import GRPOReport, schedule, train_grpo
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer, row_of
 from stepladder.train.loop import rollout_engine as playing
 from stepladder.train.loop.checkpoints import Checkpoints
-from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import Curves, read_curves
 from stepladder.train.loop.policy import load_policy, lora_config
 from stepladder.train.loop.training_run import place_for
@@ -92,21 +92,21 @@ class Taste:
 
 
 QUESTIONS = [replace(QUESTION, id=f"q{number}", text=f"Where {number}?") for number in range(4)]
-EPISODE = EpisodeSettings(max_steps=3, k=1, sampling=Sampling(max_tokens=5))
+EPISODE = EpisodeConfig(max_steps=3, k=1, sampling=Sampling(max_tokens=5))
 ROOMY = replace(EPISODE, sampling=Sampling(max_tokens=80))
 #: Two questions an update, six updates, a checkpoint at every second.
-SETTINGS = GRPOSettings(
+SETTINGS = GRPOConfig(
     questions=4, samples=4, batch=8, epochs=3, lr=1e-3, warmup=0, eval_every=2, dev_questions=1, kl=0.05
 )
 
 
-def changed(**changes: Any) -> GRPOSettings:
-    return GRPOSettings.read({**SETTINGS.model_dump(), **changes})
+def changed(**changes: Any) -> GRPOConfig:
+    return GRPOConfig.read({**SETTINGS.model_dump(), **changes})
 
 
 def train(
     folder: Path,
-    settings: GRPOSettings = SETTINGS,
+    settings: GRPOConfig = SETTINGS,
     watch: Any = lambda _: None,
     questions: Sequence[Question] = QUESTIONS,
     agent: Agent | None = None,
@@ -147,7 +147,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> GRPOReport:
 
 def trainer_for(
     folder: Path,
-    settings: GRPOSettings,
+    settings: GRPOConfig,
     engine: Callable[..., Any] = TransformersEngine,
     agent: Agent | None = None,
 ) -> EpisodeTrainer:
@@ -274,9 +274,7 @@ def logps(model: Any, row: dict[str, list[Any]], temperature: float) -> Any:
     return found.gather(1, ids[0, 1:, None])[:, 0][torch.tensor(row["learns"][1:]) > 0]
 
 
-def grpo_loss(
-    policy: Any, old: Sequence[torch.Tensor], rows: Sequence[Credited], settings: GRPOSettings
-) -> torch.Tensor:
+def grpo_loss(policy: Any, old: Sequence[torch.Tensor], rows: Sequence[Credited], settings: GRPOConfig) -> torch.Tensor:
     """The mean over all tokens to learn from of the clipped gain, less what moving away from the reference costs."""
     losses = []
     high = settings.clip if settings.clip_high is None else settings.clip_high
@@ -415,7 +413,7 @@ PRORAG = make_agent("prorag-brief")
 
 
 def train_told(
-    folder: Path, settings: GRPOSettings, tell: Callable[[int, str, int], str], **options: Any
+    folder: Path, settings: GRPOConfig, tell: Callable[[int, str, int], str], **options: Any
 ) -> tuple[GRPOReport, list[int]]:
     """A training whose episodes are told; and the updates that were made."""
     engine, made = told_by(tell), list[int]()
@@ -819,7 +817,7 @@ def test_every_epoch_plays_all_questions_and_fills_up_the_updates() -> None:
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(StepladderError, match=said):
-        GRPOSettings.read(settings)
+        GRPOConfig.read(settings)
 
 
 def test_questions_without_answers_are_left_out(tmp_path: Path) -> None:
@@ -908,9 +906,9 @@ def test_it_is_a_stage_of_a_recipe(tmp_path: Path, files: dict[str, str]) -> Non
 
 def test_a_real_reward_model_scores_the_steps(tmp_path: Path, files: dict[str, str]) -> None:
     reward_model().save(tmp_path / "reward")
-    workshop = Workshop(SharedSettings.read({**SHARED, "data": files}))
+    context = RunContext(SharedConfig.read({**SHARED, "data": files}))
     task = Task("grpo", tmp_path / "run", 0, {"policy": "tiny", "reward": str(tmp_path / "reward")})
-    done = run_grpo(GRPOSettings.read({**STAGE, "mode": "process", "epochs": 1, "dev_questions": 0}), workshop, task)
+    done = run_grpo(GRPOConfig.read({**STAGE, "mode": "process", "epochs": 1, "dev_questions": 0}), context, task)
     (row,) = updates(tmp_path / "run")
     assert 0 < row["step_score"] < 1
     assert row["dropped_groups"] == 0
@@ -939,7 +937,7 @@ def test_only_modes_that_score_steps_take_a_reward_model() -> None:
     for mode, taken in (("dual", True), ("process", True), ("outcome", False), ("tree", False)):
         inputs = Recipe.read({"stages": {**before, "grpo": {"mode": mode}}}).stages[-1].inputs
         assert dict(inputs) == {"policy": "sft", **({"reward": "prm"} if taken else {})}
-        assert KIND.leaves_out(GRPOSettings.read({"mode": mode})) == (frozenset() if taken else {"reward"})
+        assert KIND.leaves_out(GRPOConfig.read({"mode": mode})) == (frozenset() if taken else {"reward"})
     with pytest.raises(StepladderError, match=r"stages\.grpo: needs reward of a stage before it, and none of them"):
         Recipe.read({"stages": {"sft": {}, "grpo": {}}})
     with pytest.raises(StepladderError, match=r"stages\.grpo\.reward: these settings take no reward; found 'prm'"):
@@ -1012,4 +1010,4 @@ def test_weights_that_lora_freezes_are_bf16_where_training_is(tmp_path: Path, mo
     monkeypatch.setattr(grpo, "place_for", in_bf16)
     monkeypatch.setattr(EpisodeTrainer, "watch_over", look)
     with pytest.raises(Stop):
-        train(tmp_path, changed(lora=LoraSettings(rank=2)))
+        train(tmp_path, changed(lora=LoraConfig(rank=2)))

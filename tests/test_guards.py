@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepladder.core.errors import StepladderError
-from stepladder.train.grpo.monitor_config import GuardSettings
+from stepladder.train.grpo.monitor_config import GuardConfig
 from stepladder.train.grpo.monitors import Alarm, AlarmName, Guards, Row, last_good, read_alarms, write_alarms
 
 #: A healthy update, and how much a single episode differs from the next in each column.
@@ -50,7 +50,7 @@ def line(*points: tuple[int, float]) -> Course:
 
 
 def alarms_of(rows: Iterable[Row], **limits: object) -> list[Alarm]:
-    return Guards(GuardSettings.read(limits), rows).raised
+    return Guards(GuardConfig.read(limits), rows).raised
 
 
 def names_of(rows: Iterable[Row], **limits: object) -> list[str]:
@@ -224,20 +224,20 @@ def test_trouble_that_comes_and_goes_around_its_limit_is_one_alarm() -> None:
 
 def test_standing_alarms_are_those_whose_trouble_has_not_passed() -> None:
     rows = two_troubles()
-    assert Guards(GuardSettings(), rows[:30]).standing == []
-    assert len(Guards(GuardSettings(), rows[:45]).standing) == 1
-    assert Guards(GuardSettings(), rows[:75]).standing == []
-    guards = Guards(GuardSettings(), rows)
+    assert Guards(GuardConfig(), rows[:30]).standing == []
+    assert len(Guards(GuardConfig(), rows[:45]).standing) == 1
+    assert Guards(GuardConfig(), rows[:75]).standing == []
+    guards = Guards(GuardConfig(), rows)
     assert guards.standing == guards.raised[-1:]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 31, 33, 50, 79, 83, 120])
 def test_a_resumed_run_raises_what_an_uninterrupted_one_does(cut: int) -> None:
     rows = two_troubles()
-    guards = Guards(GuardSettings())
+    guards = Guards(GuardConfig())
     raised = [alarm for row in rows for alarm in guards.look(row)]
     assert raised == guards.raised
-    resumed = Guards(GuardSettings(), rows[:cut])
+    resumed = Guards(GuardConfig(), rows[:cut])
     assert [alarm for row in rows[cut:] for alarm in resumed.look(row)] == [a for a in raised if a.step > cut]
     assert (resumed.raised, resumed.standing) == (raised, guards.standing)
 
@@ -268,9 +268,9 @@ def test_each_limit_of_the_format_works_alone() -> None:
 
 def test_settings_are_checked() -> None:
     with pytest.raises(StepladderError, match="entropy_share: expected less than 1, found 3"):
-        GuardSettings.read({"entropy_share": 3})
+        GuardConfig.read({"entropy_share": 3})
     with pytest.raises(StepladderError, match="Did you mean 'window'"):
-        GuardSettings.read({"windows": 4})
+        GuardConfig.read({"windows": 4})
 
 
 def test_the_last_good_update_is_the_one_whose_weights_were_seen_to_do_well() -> None:

@@ -17,14 +17,14 @@ from stepladder.core.trace import ActionKind, Author, Question, Segment, StopRea
 from stepladder.driver import Driver, Outcome
 from stepladder.engines.base import Engine, EngineError
 from stepladder.evaluate.evaluator import evaluate
-from stepladder.explore.episode import Cost, EpisodeSettings, metered
+from stepladder.explore.episode import Cost, EpisodeConfig, metered
 from stepladder.explore.guided import Guide, guided
 from stepladder.judges.sigmoid_scorer import Chances, sigmoid
 from stepladder.oracle.step_judge import GoldScorer
-from stepladder.pipeline.guide_config import GuideSettings
+from stepladder.pipeline.guide_config import GuideConfig
 
 AGENT = make_agent("search-r1-brief")
-WARM = EpisodeSettings(max_steps=6, k=1, sampling=Sampling(temperature=1.0))
+WARM = EpisodeConfig(max_steps=6, k=1, sampling=Sampling(temperature=1.0))
 
 GOOD = {
     0: "<think>a</think><search>Who designed Orm Tower?</search>",
@@ -279,14 +279,14 @@ def test_logits_become_chances() -> None:
 )
 def test_settings_that_make_no_sense(settings: dict[str, object], message: str) -> None:
     with pytest.raises(StepladderError, match=message):
-        GuideSettings.read(settings)
+        GuideConfig.read(settings)
 
 
 def test_settings_in_full_can_be_read_again() -> None:
     for settings in ({"by": "vote"}, {"strategy": "beam", "beams": 3}, {"strategy": "mcts"}):
-        chosen = GuideSettings.read(settings)
-        assert GuideSettings.read(chosen.model_dump()) == chosen
-    assert GuideSettings.read({"by": "vote"}).told()["strategy"] == "vote"
+        chosen = GuideConfig.read(settings)
+        assert GuideConfig.read(chosen.model_dump()) == chosen
+    assert GuideConfig.read({"by": "vote"}).told()["strategy"] == "vote"
 
 
 def test_ask_and_eval_take_a_guide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

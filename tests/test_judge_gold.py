@@ -31,8 +31,8 @@ from stepladder.data.atlas.schema import Relation
 from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.world import Entity
 from stepladder.driver import Driver
-from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.oracle.engine import GoldEngine
+from stepladder.explore.episode import EpisodeConfig, episode
+from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import Fault, GoldJudge, GoldLogits, GoldScorer, judge, judge_step, judge_tree
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.index.bm25 import BM25Index
@@ -295,8 +295,8 @@ def test_the_scorer_scores_every_step() -> None:
 
 def test_the_oracle_never_errs_where_search_works() -> None:
     agent = make_agent("prorag")
-    job = partial(episode, agent, QUESTION, EpisodeSettings(k=1), 0)
-    (outcome,) = Driver(GoldEngine(agent), WordRetriever()).run([job])
+    job = partial(episode, agent, QUESTION, EpisodeConfig(k=1), 0)
+    (outcome,) = Driver(OracleEngine(agent), WordRetriever()).run([job])
     assert outcome.value is not None
     assert all(verdict is not None and verdict.good for verdict in judge(outcome.value))
 
@@ -313,7 +313,7 @@ class Case:
     fault: Fault | None
 
 
-class Spoiler:
+class Corruptor:
     """Makes cases from the oracle's episodes. The world behind the questions knows what else could be asked."""
 
     def __init__(self, atlas: Atlas, index: Retriever) -> None:
@@ -418,9 +418,9 @@ def test_spoilt_steps_on_atlas_are_found_out_and_their_faults_named() -> None:
     agent = make_agent("prorag")
     # The join of an intersection uses two facts at once; chains of single facts are easier to spoil.
     questions = [question for question in atlas.questions["dev"] if question.kind != "intersection"][:24]
-    jobs = [partial(episode, agent, question, EpisodeSettings(k=3, max_steps=20), 0) for question in questions]
-    played = [outcome.value for outcome in Driver(GoldEngine(agent), index).run(jobs)]
-    spoiler = Spoiler(atlas, index)
+    jobs = [partial(episode, agent, question, EpisodeConfig(k=3, max_steps=20), 0) for question in questions]
+    played = [outcome.value for outcome in Driver(OracleEngine(agent), index).run(jobs)]
+    spoiler = Corruptor(atlas, index)
     made: Counter[str] = Counter()
     missed: list[tuple[str, str, Fault | None]] = []
     for trajectory in played:

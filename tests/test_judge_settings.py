@@ -9,15 +9,15 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Generate, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.judges.llm.config import LLMJudgeSettings
+from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.judges.llm.spend.response_cache import RememberingEngine
 from stepladder.models import built_in_folder
 
 ASKED = Generate((Segment(Author.PROMPT, "Which is better?"),), sampling=Sampling(max_tokens=4))
 
 
-def settings(**given: Any) -> LLMJudgeSettings:
-    return LLMJudgeSettings.read(given)
+def settings(**given: Any) -> LLMJudgeConfig:
+    return LLMJudgeConfig.read(given)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from stepladder.retrieval.base import Retriever
 from stepladder.serve.agent.mcp_server import make_mcp
 from stepladder.serve.agent.scheduler import Player, PlayMetrics
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerSettings
+from stepladder.serve.agent.server_config import AgentServerConfig
 from tests.conftest import PASSAGES, QUESTION, WordRetriever
 from tests.test_serve_agent import COMMAND, Fragile, Oracle, WideOracle, gold_play, running
 from tests.test_server import until
@@ -33,7 +33,7 @@ async def connected(
     engine: Engine, retriever: Retriever | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Client, PlayMetrics]]:
     """A client of a server in this process."""
-    chosen, metrics = AgentServerSettings.read(settings), PlayMetrics()
+    chosen, metrics = AgentServerConfig.read(settings), PlayMetrics()
     driver = Driver(engine, WordRetriever() if retriever is None else retriever, in_flight=chosen.max_playing)
     player = Player(driver, max_waiting=chosen.max_waiting, metrics=metrics)
     player.start()
@@ -106,7 +106,7 @@ from stepladder.driver import Driver
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.mcp_server import serve_stdio
 from stepladder.serve.agent.scheduler import Player, PlayMetrics
-from stepladder.serve.agent.server_config import AgentServerSettings
+from stepladder.serve.agent.server_config import AgentServerConfig
 from tests.conftest import WordRetriever
 from tests.test_serve_agent import Oracle, gold_play
 
@@ -117,7 +117,7 @@ class Noisy(Oracle):
 
 driver = Driver(Noisy(), WordRetriever())
 player = Player(driver, max_waiting=10, metrics=PlayMetrics())
-asyncio.run(serve_stdio(ServedAgent(driver, gold_play), player, AgentServerSettings()))
+asyncio.run(serve_stdio(ServedAgent(driver, gold_play), player, AgentServerConfig()))
 """
 
 

@@ -34,17 +34,17 @@ from stepladder.core.trace import ActionKind, Author, Question, Segment, StopRea
 from stepladder.driver import Driver, Failure
 from stepladder.engines.base import EngineDown, EngineError
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.episode import EpisodeSettings
-from stepladder.explore.mcts import MCTSSettings, outcome, search
+from stepladder.explore.episode import EpisodeConfig
+from stepladder.explore.mcts import MCTSConfig, outcome, search
 from stepladder.explore.tree_runner import explore
 from stepladder.explore.tree_store import TreeFile, read_trees
 from stepladder.explore.values import discounted, monte_carlo
-from stepladder.pipeline.search_config import PRESETS, ExploreSettings
+from stepladder.pipeline.search_config import PRESETS, ExploreConfig
 
 AGENT = make_agent("prorag-brief")
 QUERIES = ("Who designed Orm Tower?", "Where was Ada Tarn born?", "Where is Velm?", "Who is he?")
-SETTINGS = MCTSSettings(
-    EpisodeSettings(8, 1, Sampling(0.9, 0.95, 200)), Sampling(0.0, 1.0, 200), simulations=24, width=4, gamma=0.9
+SETTINGS = MCTSConfig(
+    EpisodeConfig(8, 1, Sampling(0.9, 0.95, 200)), Sampling(0.0, 1.0, 200), simulations=24, width=4, gamma=0.9
 )
 
 
@@ -65,14 +65,14 @@ def stroll(request: Generate) -> str:
     return f"<step>Look {draw.randint(0, 9)}.</step><subquery>{draw.choice(QUERIES)}</subquery>"
 
 
-def grow(script: Any = stroll, settings: MCTSSettings = SETTINGS, question: Question = QUESTION, **driver: Any) -> Tree:
+def grow(script: Any = stroll, settings: MCTSConfig = SETTINGS, question: Question = QUESTION, **driver: Any) -> Tree:
     engine = ScriptedEngine(script)
     (done,) = Driver(engine, WordRetriever(), **driver).run([lambda: search(AGENT, question, settings, 7)])
     assert done.value is not None, done.failure
     return done.value
 
 
-def fails(script: Any = stroll, settings: MCTSSettings = SETTINGS, question: Question = QUESTION) -> Failure:
+def fails(script: Any = stroll, settings: MCTSConfig = SETTINGS, question: Question = QUESTION) -> Failure:
     (done,) = Driver(ScriptedEngine(script), WordRetriever()).run([lambda: search(AGENT, question, settings, 7)])
     assert done.failure is not None
     return done.failure
@@ -137,8 +137,8 @@ def test_whatever_happens_the_values_of_the_search_are_those_of_the_tree_it_leav
         text = stroll(request) if request.seed % 9 else ""
         return text.replace("<step>So.</step>", "") if agent in ("rag", "direct") else text
 
-    settings = MCTSSettings(
-        EpisodeSettings(max_steps, 1, Sampling(0.9, 0.95, 200)), Sampling(warmth, 1.0, 200), c=1.5, **rules
+    settings = MCTSConfig(
+        EpisodeConfig(max_steps, 1, Sampling(0.9, 0.95, 200)), Sampling(warmth, 1.0, 200), c=1.5, **rules
     )
     driver = Driver(Troubled(say, seed, hiccups, dead_ends, window), WordRetriever())
     (done,) = driver.run([lambda: search(make_agent(agent), QUESTION, settings, seed)])
@@ -688,10 +688,10 @@ def test_killed_ten_times_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
 
 
 def test_presets_are_the_papers_constants_and_can_be_changed_one_by_one() -> None:
-    reasonrag = ExploreSettings.read({"preset": "reasonrag"})
+    reasonrag = ExploreConfig.read({"preset": "reasonrag"})
     assert (reasonrag.selection, reasonrag.c, reasonrag.width, reasonrag.simulations) == ("uct", 1.414, 2, 64)
     assert (reasonrag.depth, reasonrag.decay, reasonrag.gamma) == (7, 0.9, 1.0)
-    prorag = ExploreSettings.read({"preset": "prorag", "simulations": 12}).search(EpisodeSettings(9, 2))
+    prorag = ExploreConfig.read({"preset": "prorag", "simulations": 12}).search(EpisodeConfig(9, 2))
     assert (prorag.selection, prorag.c, prorag.gamma, prorag.width, prorag.depth) == ("puct", 2.5, 0.99, 5, 10)
     assert (prorag.episode.sampling.temperature, prorag.episode.sampling.top_p) == (0.9, 0.95)
     assert (prorag.rollout.temperature, prorag.simulations) == (0.0, 12)

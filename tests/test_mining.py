@@ -12,8 +12,8 @@ from stepladder.core.trace import Passage, Question
 from stepladder.data.dataset import DataSet
 from stepladder.data.holdout import held_out, with_warmup
 from stepladder.driver import Driver
-from stepladder.explore.episode import EpisodeSettings
-from stepladder.pipeline.resources import DataSettings
+from stepladder.explore.episode import EpisodeConfig
+from stepladder.pipeline.resources import DataConfig
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.sft.weak_decomposition import mined, mined_questions
 from stepladder.train.transcripts.demonstrations import gold_transcripts
@@ -67,7 +67,7 @@ def test_mined_questions_are_played_like_gold_ones() -> None:
         Question("b", "How high is Mount Teal?", ("2,310 metres",)),
         Question("c", "Who lives in Quillon?", ("Nobody",)),
     ]
-    agent, settings = make_agent("prorag-brief"), EpisodeSettings(max_steps=8, k=1)
+    agent, settings = make_agent("prorag-brief"), EpisodeConfig(max_steps=8, k=1)
     assert gold_transcripts(agent, questions, INDEX, settings, seed=0).kept == ()
     made = gold_transcripts(agent, mined_questions(questions, INDEX, 1), INDEX, settings, seed=0)
     assert {each.question.id: len(each.queries) for each in made.kept} == {"a": 2, "b": 1}
@@ -144,7 +144,7 @@ def test_a_part_of_train_can_be_for_the_warm_up_alone() -> None:
 def test_a_recipe_can_hold_questions_out(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("question,answer\n" + "".join(f"How high is hill {n}?,{n} metres\n" for n in range(30)))
-    opened = DataSettings(name=str(file), holdout=4).open()
+    opened = DataConfig(name=str(file), holdout=4).open()
     assert sizes(opened) == {"train": 22, "dev": 4, "test": 4}
-    opened = DataSettings(name=str(file), holdout=4, warmup=10).open()
+    opened = DataConfig(name=str(file), holdout=4, warmup=10).open()
     assert sizes(opened) == {"train": 12, "dev": 4, "test": 4, "warmup": 10}

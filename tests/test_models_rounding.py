@@ -13,7 +13,7 @@ from stepladder.models import stochastic_rounding as rounding
 from stepladder.models.loading import load_model
 from stepladder.models.stochastic_rounding import round_to, rounded
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
-from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.policy import load_policy, write_policy
 from stepladder.train.loop.rollout_engine import plain_weights, take_over
 
@@ -94,7 +94,7 @@ def test_a_model_that_has_learnt_little_does_not_forget_it() -> None:
 def test_the_copy_that_plays_has_the_weights_that_are_written(tmp_path: Path) -> None:
     tiny_model().bfloat16().save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
-    policy = load_policy(tmp_path / "base", LoraSettings(rank=4, alpha=8), bf16=True, device=torch.device("cpu"))
+    policy = load_policy(tmp_path / "base", LoraConfig(rank=4, alpha=8), bf16=True, device=torch.device("cpu"))
     for name, weight in policy.model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(weight, std=1e-4)

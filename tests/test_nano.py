@@ -24,11 +24,11 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Question, Trajectory
 from stepladder.data.atlas import generate_atlas
 from stepladder.driver import Driver
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.models import BUILT_IN, built_in_folder
 from stepladder.models.loading import load_model
 from stepladder.oracle.corruptions import garbled
-from stepladder.oracle.engine import GoldEngine
+from stepladder.oracle.engine import OracleEngine
 
 NANO = built_in_folder("nano")
 assert NANO is not None
@@ -177,8 +177,8 @@ def test_tidying_moves_spaces_and_nothing_else(writer: WorldWriter) -> None:
 
 def _played(question: Question, retriever: object) -> Trajectory:
     agent = make_agent("prorag-brief")
-    driver = Driver(GoldEngine(agent), retriever)  # type: ignore[arg-type]
-    (done,) = driver.run([lambda: episode(agent, question, EpisodeSettings(k=1), 0)])
+    driver = Driver(OracleEngine(agent), retriever)  # type: ignore[arg-type]
+    (done,) = driver.run([lambda: episode(agent, question, EpisodeConfig(k=1), 0)])
     assert done.value is not None
     return done.value
 

@@ -18,7 +18,7 @@ from stepladder.pipeline.recipe import Recipe
 from stepladder.retrieval.factory import info_of, is_url, open_retriever
 from stepladder.retrieval.index.build import build_index, open_index
 from stepladder.retrieval.index.manifest import index_info
-from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.serve.http.run_server import DrainingServer, listen
 from stepladder.serve.search.search_server import make_app
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 @contextmanager
 def served(folder: Path, token: str | None = None, **limits: int) -> Iterator[str]:
     started, listener = threading.Event(), listen("127.0.0.1", 0)
-    app = make_app(open_index(folder), ServerSettings.read({"token": token, **limits}), asdict(index_info(folder)))
+    app = make_app(open_index(folder), ServerConfig.read({"token": token, **limits}), asdict(index_info(folder)))
     server = DrainingServer(app, 1.0, on_start=started.set)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

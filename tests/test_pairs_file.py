@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import read_records, write_records
-from stepladder.core.settings import Settings
 from stepladder.core.trace import Action, ActionKind, Author, Pair, Segment, Side
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
-from stepladder.pipeline.resources import Workshop
-from stepladder.pipeline.stages import KINDS, StageKind, StageResult, Task
+from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.stages import KINDS, StageResult, StageSpec, Task
 
 RECORD = {
     "instruction": "You answer by searching.",
@@ -130,11 +130,11 @@ def test_one_pair_is_learnt_from_and_not_held_out(tmp_path: Path) -> None:
 def test_what_takes_pairs_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    def learn(settings: Settings, workshop: Workshop, task: Task) -> StageResult:
+    def learn(settings: Config, context: RunContext, task: Task) -> StageResult:
         seen.extend(each.question_id for each in read_records(Path(task.inputs["pairs"]) / "train.jsonl", Pair))
         return StageResult()
 
-    monkeypatch.setitem(KINDS, "learn", StageKind(Settings, learn, takes=("policy", "pairs")))
+    monkeypatch.setitem(KINDS, "learn", StageSpec(Config, learn, takes=("policy", "pairs")))
     write_records(tmp_path / "mine.jsonl", [pair("q")])
     stages = {"pairs-file": {"path": str(tmp_path / "mine.jsonl")}, "learn": {}}
     made = Recipe.read({"policy": "tiny", "device": "cpu", "stages": stages})
@@ -200,10 +200,10 @@ def test_what_holds_no_pairs_is_refused(
 def test_a_missing_file_is_noticed_before_the_first_stage_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(settings: Settings, workshop: Workshop, task: Task) -> StageResult:
+    def never(settings: Config, context: RunContext, task: Task) -> StageResult:
         pytest.fail("nothing should run")
 
-    monkeypatch.setitem(KINDS, "first", StageKind(Settings, never))
+    monkeypatch.setitem(KINDS, "first", StageSpec(Config, never))
     stages = {"first": {}, "pairs-file": {"path": str(tmp_path / "none.json")}}
     with pytest.raises(StepladderError, match="does not exist"):
         run_recipe(Recipe.read({"policy": "tiny", "device": "cpu", "stages": stages}), tmp_path / "run")

@@ -42,7 +42,7 @@ from stepladder.driver import Driver, Outcome
 from stepladder.engines.base import EngineError
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.tree_store import TreeFile
 from stepladder.explore.values import monte_carlo
 from stepladder.judges.prm.prm_inputs import StepReader
@@ -51,16 +51,16 @@ from stepladder.models.loading import load_model, quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import Recipe
-from stepladder.pipeline.resources import SharedSettings, Workshop
+from stepladder.pipeline.resources import RunContext, SharedConfig
 from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.prm import KIND, run_prm
 from stepladder.preferences.pairs import dev_questions
 from stepladder.train.dpo.pair_checks import PairCheck
 from stepladder.train.loop.checkpoints import Checkpoints
-from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import read_curves
 from stepladder.train.prm import trainer as prm_training
-from stepladder.train.prm.config import PRMSettings
+from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import collate_rewards, from_pairs, from_trees, gold_verdicts, outcomes
 from stepladder.train.prm.prm_losses import centring_loss, ranking_loss, value_loss
 from stepladder.train.prm.prm_questions import choose
@@ -290,7 +290,7 @@ def one_by_one(model: Any, encoding: Encoding, trajectory: Trajectory, window: i
 def played(agent: str, *texts: str) -> list[Trajectory]:
     """Gold episodes of several steps, of questions of several lengths."""
     questions = [replace(QUESTION, id=text, text=text) for text in texts or ("Where?", QUESTION.text, "In which town?")]
-    settings = EpisodeSettings(max_steps=6, k=2)
+    settings = EpisodeConfig(max_steps=6, k=2)
     return list(gold_transcripts(make_agent(agent), questions, WordRetriever(), settings, seed=0).kept)
 
 
@@ -421,16 +421,16 @@ PAIRS = [
 ]  # fmt: skip
 HELD_OUT = [pair("why"), pair("whence", "well yes", "well no")]
 #: Two updates an epoch, sixteen in all.
-SETTINGS = PRMSettings(epochs=8, batch=2, lr=5e-3)
+SETTINGS = PRMConfig(epochs=8, batch=2, lr=5e-3)
 
 
-def changed(**changes: Any) -> PRMSettings:
-    return PRMSettings(**{**SETTINGS.model_dump(), **changes})
+def changed(**changes: Any) -> PRMConfig:
+    return PRMConfig(**{**SETTINGS.model_dump(), **changes})
 
 
 def train(
     folder: Path,
-    settings: PRMSettings = SETTINGS,
+    settings: PRMConfig = SETTINGS,
     model: str | Path = "tiny",
     watch: Callable[[Outcome[Any]], None] | None = None,
 ) -> PRMReport:
@@ -468,9 +468,9 @@ def mean_loss(scores: Iterable[tuple[float, float]], centre: float = SETTINGS.ce
     return float(np.mean([plain_ranking(a, b, 0.0) + centre * (a + b) ** 2 for a, b in scores]))
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)], ids=["full", "lora"])
 def test_what_was_learnt_holds_for_other_questions(
-    finished: PRMReport, tmp_path: Path, lora: LoraSettings | None
+    finished: PRMReport, tmp_path: Path, lora: LoraConfig | None
 ) -> None:
     """The folder is an ordinary model, LoRA merged, and gives the numbers of the report."""
     report = finished if lora is None else train(tmp_path, changed(lora=lora, lr=2e-2))
@@ -580,9 +580,9 @@ def stage(folder: Path, inputs: dict[str, Path | str], **changes: Any) -> dict[s
             for each in (*PAIRS[1:], *HELD_OUT)
         )
     )
-    shared = SharedSettings.read({"policy": "tiny", "agent": AGENT, "device": "cpu", "data": {"name": str(data)}})
+    shared = SharedConfig.read({"policy": "tiny", "agent": AGENT, "device": "cpu", "data": {"name": str(data)}})
     task = Task("prm", folder, 0, {"policy": "tiny", **{role: str(where) for role, where in inputs.items()}})
-    result = run_prm(changed(**changes), Workshop(shared), task)
+    result = run_prm(changed(**changes), RunContext(shared), task)
     assert result.outputs == {"reward": folder / "reward"}
     return dict(result.summary)
 
@@ -628,16 +628,16 @@ def test_the_stage_learns_from_what_the_policy_plays(tmp_path: Path, monkeypatch
     def engine(*_: object) -> Iterator[ScriptedEngine]:
         yield ScriptedEngine(writes)
 
-    monkeypatch.setattr(Workshop, "engine", engine)
-    monkeypatch.setattr(Workshop, "split", lambda *_: questions)
-    monkeypatch.setattr(Workshop, "retriever", WordRetriever())
+    monkeypatch.setattr(RunContext, "engine", engine)
+    monkeypatch.setattr(RunContext, "split", lambda *_: questions)
+    monkeypatch.setattr(RunContext, "retriever", WordRetriever())
     with TreeFile(tmp_path / "trees.jsonl.gz") as trees:
         trees.add(replace(small_tree("q0"), question=replace(QUESTION, id="q0", hops=(), gold_passages=(), answers=())))
-    shared = SharedSettings.read({"policy": "tiny", "agent": AGENT, "device": "cpu"})
+    shared = SharedConfig.read({"policy": "tiny", "agent": AGENT, "device": "cpu"})
     task = Task("prm", tmp_path / "prm", 0, {"policy": "tiny", "trees": str(tmp_path / "trees.jsonl.gz")})
     settings = changed(objective="verdicts", episodes=8, samples=3, dev_share=0.25, epochs=1, reencode=True)
     for _ in range(2):  # what is there is not played again, and nobody is loaded to play
-        numbers = run_prm(settings, Workshop(shared), task).summary
+        numbers = run_prm(settings, RunContext(shared), task).summary
         assert (numbers["episodes"], numbers["scored_steps"], numbers["held_out_steps"]) == (24, 18, 6)
         assert len(calls) == 24
         assert len(set(calls)) == 8
@@ -647,9 +647,9 @@ def test_a_reward_model_of_another_tokenizer_is_refused_before_anything_is_playe
     with TreeFile(tmp_path / "trees.jsonl.gz") as trees:
         trees.add(small_tree("q0"))
     task = Task("prm", tmp_path / "prm", 0, {"policy": "tiny", "trees": str(tmp_path / "trees.jsonl.gz")})
-    shared = SharedSettings.read({"policy": "tiny", "agent": AGENT, "device": "cpu"})
+    shared = SharedConfig.read({"policy": "tiny", "agent": AGENT, "device": "cpu"})
     with pytest.raises(StepladderError, match="nano has another tokenizer than the policy"):
-        run_prm(changed(objective="verdicts", episodes=2, model="nano"), Workshop(shared), task)
+        run_prm(changed(objective="verdicts", episodes=2, model="nano"), RunContext(shared), task)
     assert not (tmp_path / "prm" / "episodes").exists()
 
 
@@ -659,10 +659,10 @@ def test_what_the_gold_judge_knows_nothing_of_is_refused_before_anything_begins(
 ) -> None:
     data = tmp_path / "train.jsonl"
     data.write_text(json.dumps({"id": "1", "question": "Why?", "golden_answers": ["x"]}) + "\n")
-    shared = SharedSettings.read({"policy": "tiny", "agent": AGENT, "data": {"train": str(data)}})
-    KIND.check(changed(objective="verdicts"), Workshop(shared))
+    shared = SharedConfig.read({"policy": "tiny", "agent": AGENT, "data": {"train": str(data)}})
+    KIND.check(changed(objective="verdicts"), RunContext(shared))
     with pytest.raises(StepladderError, match=said):
-        KIND.check(changed(objective="verdicts", **more), Workshop(shared))
+        KIND.check(changed(objective="verdicts", **more), RunContext(shared))
 
 
 def test_runs_from_before_there_were_episodes_hold() -> None:
@@ -896,4 +896,4 @@ def test_names_that_are_no_reward_model(name: str, said: str) -> None:
 )
 def test_chains_are_for_verdicts_alone(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(StepladderError, match=said):
-        PRMSettings.read(settings)
+        PRMConfig.read(settings)

@@ -39,16 +39,16 @@ from stepladder.evaluate.prm.calibration import (
     pair_accuracy,
 )
 from stepladder.evaluate.prm.tree_scores import read_tree_scores, score_tree, write_tree_scores
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.tree_store import TreeFile
 from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
-from stepladder.oracle.engine import GoldEngine
+from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import GoldScorer, judge
 from stepladder.pipeline.recipe import Recipe
-from stepladder.pipeline.resources import GOLD, SearchSettings, SharedSettings, Workshop
+from stepladder.pipeline.resources import GOLD, RunContext, SearchConfig, SharedConfig
 from stepladder.pipeline.stages import Task
-from stepladder.pipeline.stages.prm_eval import EXAMINATION, KIND, TREE_SCORES, PRMEvalSettings
+from stepladder.pipeline.stages.prm_eval import EXAMINATION, KIND, TREE_SCORES, PRMEvalConfig
 from stepladder.train import prm
 from test_mcts import stroll
 
@@ -59,8 +59,8 @@ def step(score: float, good: bool, question: str = "q", kind: str = "query", fau
 
 def test_steps_are_graded_by_the_gold_judge() -> None:
     agent = make_agent("prorag-brief")
-    (played,) = Driver(GoldEngine(agent), WordRetriever()).run(
-        [lambda: episode(agent, QUESTION, EpisodeSettings(k=1), 0)]
+    (played,) = Driver(OracleEngine(agent), WordRetriever()).run(
+        [lambda: episode(agent, QUESTION, EpisodeConfig(k=1), 0)]
     )
     assert played.value is not None
     found = graded_steps([played.value], [[float(n) for n in range(len(played.value.steps))]])
@@ -177,17 +177,17 @@ class Knowing(ProcessRewardModel):
 
 
 @pytest.fixture
-def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    shop = Workshop(SharedSettings(agent="prorag-brief", search=SearchSettings(k=1)))
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
+    shop = RunContext(SharedConfig(agent="prorag-brief", search=SearchConfig(k=1)))
     questions = tuple(replace(QUESTION, id=f"q{number}") for number in range(12))
 
     @contextmanager
-    def engine(self: Workshop, policy: str) -> Iterator[Engine]:
-        yield GoldEngine(self.agent) if policy == GOLD else ScriptedEngine(stroll)
+    def engine(self: RunContext, policy: str) -> Iterator[Engine]:
+        yield OracleEngine(self.agent) if policy == GOLD else ScriptedEngine(stroll)
 
-    monkeypatch.setattr(Workshop, "engine", engine)
-    monkeypatch.setattr(Workshop, "split", lambda self, name: questions)
-    monkeypatch.setattr(Workshop, "retriever", WordRetriever(PASSAGES))
+    monkeypatch.setattr(RunContext, "engine", engine)
+    monkeypatch.setattr(RunContext, "split", lambda self, name: questions)
+    monkeypatch.setattr(RunContext, "retriever", WordRetriever(PASSAGES))
     return shop
 
 
@@ -207,18 +207,18 @@ def pairs_in(folder: Path) -> Path:
     return folder
 
 
-def examine(workshop: Workshop, reward: Path, folder: Path, **settings: Any) -> dict[str, Any]:
+def examine(context: RunContext, reward: Path, folder: Path, **settings: Any) -> dict[str, Any]:
     inputs = {"policy": "tiny", "reward": str(reward), "pairs": str(pairs_in(folder / "pairs"))}
     inputs |= {"trees": str(folder / "trees.jsonl.gz")} if settings.get("score_trees") else {}
-    chosen = PRMEvalSettings(**{"questions": 8, "samples": 3, "reencode": True, **settings})
-    KIND.check(chosen, workshop)
-    result = KIND.run(chosen, workshop, Task("prm-eval", folder / "stage", 0, inputs))
+    chosen = PRMEvalConfig(**{"questions": 8, "samples": 3, "reencode": True, **settings})
+    KIND.check(chosen, context)
+    result = KIND.run(chosen, context, Task("prm-eval", folder / "stage", 0, inputs))
     assert result.outputs == {EXAMINATION: folder / "stage" / EXAMINATION}
     return dict(result.summary)
 
 
-def test_the_stage_writes_numbers_and_pictures(workshop: Workshop, reward: Path, tmp_path: Path) -> None:
-    summary = examine(workshop, reward, tmp_path)
+def test_the_stage_writes_numbers_and_pictures(context: RunContext, reward: Path, tmp_path: Path) -> None:
+    summary = examine(context, reward, tmp_path)
     folder = tmp_path / "stage" / EXAMINATION
     assert json.loads((folder / "summary.json").read_text()) == summary
     rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
@@ -233,24 +233,24 @@ def test_the_stage_writes_numbers_and_pictures(workshop: Workshop, reward: Path,
 
 
 def test_a_reward_model_that_knows_is_found_perfect(
-    workshop: Workshop, reward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: RunContext, reward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prm, "ProcessRewardModel", Knowing)
-    summary = examine(workshop, reward, tmp_path)
+    summary = examine(context, reward, tmp_path)
     assert summary["auc"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     assert summary["right_at_0"] == 1.0
     assert summary["chains"]["gold"]["passes_0"] == 1.0
     assert all(summary["chains"][name]["passes_0"] == 0.0 for name in ("shuffled", "truncated", "answer_first"))
 
 
-def test_without_pairs_nothing_is_said_of_them(workshop: Workshop, reward: Path, tmp_path: Path) -> None:
-    assert examine(workshop, reward, tmp_path, held_out_pairs=False)["pair_accuracy"] is None
-    assert KIND.leaves_out(PRMEvalSettings(held_out_pairs=False, score_trees=True)) == {"pairs"}
+def test_without_pairs_nothing_is_said_of_them(context: RunContext, reward: Path, tmp_path: Path) -> None:
+    assert examine(context, reward, tmp_path, held_out_pairs=False)["pair_accuracy"] is None
+    assert KIND.leaves_out(PRMEvalConfig(held_out_pairs=False, score_trees=True)) == {"pairs"}
 
 
-def test_the_stage_scores_the_steps_of_trees_where_told_so(workshop: Workshop, reward: Path, tmp_path: Path) -> None:
+def test_the_stage_scores_the_steps_of_trees_where_told_so(context: RunContext, reward: Path, tmp_path: Path) -> None:
     trees = trees_in(tmp_path / "trees.jsonl.gz", grown())
-    examine(workshop, reward, tmp_path, score_trees=True)
+    examine(context, reward, tmp_path, score_trees=True)
     scores = read_tree_scores(tmp_path / "stage" / EXAMINATION / TREE_SCORES, trees)
     model = ProcessRewardModel.load(reward, device="cpu")
     assert scores[QUESTION.id] == pytest.approx(score_tree(grown(), model.score), abs=1e-5)
@@ -264,10 +264,10 @@ def test_trees_are_taken_only_where_their_steps_are_to_be_scored() -> None:
 
 
 def test_questions_that_the_gold_judge_knows_nothing_of_are_refused(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+    context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = (Question("q", "Where?", ("Velm",)),)
-    monkeypatch.setattr(Workshop, "split", lambda self, name: bare)
+    monkeypatch.setattr(RunContext, "split", lambda self, name: bare)
     with pytest.raises(StepladderError, match="gold decomposition or gold passages"):
-        KIND.check(PRMEvalSettings(), workshop)
+        KIND.check(PRMEvalConfig(), context)
     assert all(verdict is None for verdict in judge(Trajectory(bare[0], "prorag-brief")))

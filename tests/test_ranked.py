@@ -12,20 +12,20 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Sampling
 from stepladder.core.trace import ActionKind, Node, Pair, Question, StopReason, Tree
 from stepladder.driver import Driver
-from stepladder.explore.episode import EpisodeSettings
-from stepladder.explore.ranked import RANK, RankedSettings, best_branch, ranked
+from stepladder.explore.episode import EpisodeConfig
+from stepladder.explore.ranked import RANK, RankedConfig, best_branch, ranked
 from stepladder.explore.tree_store import read_trees
 from stepladder.oracle.step_judge import GoldScorer
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
-from stepladder.pipeline.stages.pairs import PairSettings, make_judge
+from stepladder.pipeline.stages.pairs import PairConfig, make_judge
 from stepladder.preferences.pairs import tree_pairs
 from stepladder.reporting.compare.evaluations import open_sources
 from stepladder.reporting.compare.provenance import Lineages
 from stepladder.train.transcripts.demonstrations import tree_transcripts
 from test_guided import AGENT, BAD, GOOD, OTHER, Likes, Sampled
 
-SETTINGS = RankedSettings(EpisodeSettings(6, 1, Sampling(temperature=1.0)), n=12)
+SETTINGS = RankedConfig(EpisodeConfig(6, 1, Sampling(temperature=1.0)), n=12)
 KNOWS = {"designed": 0.9, "born": 0.8, "Velm": 0.7, "Oss": 0.2}
 
 
@@ -79,7 +79,7 @@ def test_a_question_without_answers_is_refused() -> None:
 
 
 def pairs_of(tree: Tree, **rules: object) -> list[Pair]:
-    settings = PairSettings.read({"judge": "rank", "per_state": 1, **rules})
+    settings = PairConfig.read({"judge": "rank", "per_state": 1, **rules})
     (outcome,) = Driver().run([lambda: tree_pairs(tree, make_judge(settings), settings)])
     assert outcome.value is not None
     return list(outcome.value.pairs)

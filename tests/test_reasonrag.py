@@ -27,8 +27,8 @@ from stepladder.core.trace import (
 from stepladder.data.atlas import generate_atlas
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.oracle.engine import GoldEngine, gold_action
+from stepladder.explore.episode import EpisodeConfig, episode
+from stepladder.oracle.engine import OracleEngine, gold_action
 from stepladder.oracle.step_judge import judge
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.transcripts.tokenized import contexts_of
@@ -91,7 +91,7 @@ def test_the_state_follows_from_the_steps() -> None:
 @both
 def test_every_step_of_an_episode_reads_one_prompt_and_begins_anew(agent: ReasonRAG) -> None:
     (outcome,) = Driver(ScriptedEngine({"q1": LINES}), WordRetriever()).run(
-        [partial(episode, agent, QUESTION, EpisodeSettings(), 0)]
+        [partial(episode, agent, QUESTION, EpisodeConfig(), 0)]
     )
     trajectory = outcome.value
     assert trajectory is not None
@@ -260,8 +260,8 @@ def test_on_atlas_the_oracle_does_as_well_as_with_prorag_and_every_step_is_good(
     right: dict[str, int] = {}
     for name in ("prorag-brief", "reasonrag-brief"):
         agent = make_agent(name)
-        jobs = [partial(episode, agent, each, EpisodeSettings(k=1), 0) for each in atlas.questions["dev"]]
-        played = [outcome.value for outcome in Driver(GoldEngine(agent, seed=0), index).run(jobs)]
+        jobs = [partial(episode, agent, each, EpisodeConfig(k=1), 0) for each in atlas.questions["dev"]]
+        played = [outcome.value for outcome in Driver(OracleEngine(agent, seed=0), index).run(jobs)]
         answered = [each for each in played if each is not None and each.answer in each.question.answers]
         right[name] = len(answered)
         assert all(verdict is not None and verdict.good for each in answered for verdict in judge(each))

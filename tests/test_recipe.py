@@ -4,29 +4,29 @@ from pathlib import Path
 
 import pytest
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.settings import Settings
 from stepladder.pipeline.recipe import Recipe, find_recipe, load_recipe, override, shipped
 from stepladder.pipeline.resources import BASE, GOLD
-from stepladder.pipeline.stages import KINDS, StageKind, StageResult
+from stepladder.pipeline.stages import KINDS, StageResult, StageSpec
 
 
-class LearnSettings(Settings):
+class LearnConfig(Config):
     epochs: int = 3
     lr: float = 1e-3
 
 
-class LookSettings(Settings):
+class LookConfig(Config):
     limit: int | None = None
 
 
 @pytest.fixture(autouse=True)
 def _kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """`learn` makes a policy, `look` only takes one, `sort` makes and takes pairs."""
-    nothing = lambda settings, workshop, task: StageResult()  # noqa: E731
-    monkeypatch.setitem(KINDS, "learn", StageKind(LearnSettings, nothing, makes=("policy",)))
-    monkeypatch.setitem(KINDS, "look", StageKind(LookSettings, nothing, plays_gold=True))
-    monkeypatch.setitem(KINDS, "sort", StageKind(LookSettings, nothing, takes=("pairs",)))
+    nothing = lambda settings, context, task: StageResult()  # noqa: E731
+    monkeypatch.setitem(KINDS, "learn", StageSpec(LearnConfig, nothing, makes=("policy",)))
+    monkeypatch.setitem(KINDS, "look", StageSpec(LookConfig, nothing, plays_gold=True))
+    monkeypatch.setitem(KINDS, "sort", StageSpec(LookConfig, nothing, takes=("pairs",)))
 
 
 TEXT = """
@@ -59,7 +59,7 @@ def test_each_stage_takes_the_newest_policy_before_it_unless_told_otherwise(path
         "oracle": GOLD,
     }
     assert recipe.shared.search.k == 1
-    assert recipe.stages[0].settings == LookSettings(limit=5)
+    assert recipe.stages[0].settings == LookConfig(limit=5)
 
 
 def test_a_frozen_recipe_has_every_value_and_reads_as_the_same_recipe(path: Path, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_overrides_are_yaml_and_the_later_wins(path: Path) -> None:
     changes = ["stages.learn.epochs=7", "stages.learn.lr=1e-4", "stages.after.limit=null", "episode.max_steps=4"]
     recipe = load_recipe(path, ["stages.learn.epochs=5", *changes])
     learn = recipe.stages[1].settings
-    assert learn == LearnSettings(epochs=7, lr=1e-4)
+    assert learn == LearnConfig(epochs=7, lr=1e-4)
     assert recipe.shared.episode.max_steps == 4
     assert override({"sizes": 1}, "sizes=[1, 2]") == {"sizes": [1, 2]}
 

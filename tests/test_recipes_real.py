@@ -10,8 +10,8 @@ import pytest
 from stepladder.data import PUBLISHED
 from stepladder.models import NAMED
 from stepladder.pipeline.recipe import Recipe, load_recipe, shipped
-from stepladder.train.dpo.config import DPOSettings
-from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.dpo.config import DPOConfig
+from stepladder.train.grpo.config import GRPOConfig
 
 REAL = tuple(name for name in shipped() if "smollm2" in name or "qwen" in name)
 #: A model of the hub: who made it, and what it is called.
@@ -73,7 +73,7 @@ def test_what_nobody_has_run_says_that_its_figures_are_estimates(name: str) -> N
     assert "Nobody has run it yet. Memory and time are ESTIMATES, worked out and not measured" in header_of(name)
     recipe = as_shipped(name)
     assert recipe.shared.engine == "vllm"
-    players = [stage.settings.engine for stage in recipe.stages if isinstance(stage.settings, GRPOSettings)]
+    players = [stage.settings.engine for stage in recipe.stages if isinstance(stage.settings, GRPOConfig)]
     assert set(players) <= {"vllm"}
 
 
@@ -120,5 +120,5 @@ def test_reasonrag_at_its_papers_size_has_its_papers_constants() -> None:
     assert (explore.simulations, explore.depth, explore.decay, explore.questions) == (64, 7, 0.9, 5_000)
     assert (pairs.judge, pairs.margin, pairs.decay, pairs.dev_share) == ("spre", 0.01, 0.9, 0.1)
     dpo = settings_of(recipe, "dpo")
-    assert isinstance(dpo, DPOSettings)
+    assert isinstance(dpo, DPOConfig)
     assert (dpo.beta, dpo.loss, dpo.epochs, dpo.warmup, dpo.schedule) == (0.3, "sigmoid", 1, 0.2, "cosine")

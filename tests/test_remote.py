@@ -329,10 +329,10 @@ def test_rests_grow_but_failures_of_one_moment_count_once() -> None:
 OTHER_SERVER = """
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.serve.search.search_server import serve
-from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.retrieval.remote.limits import ServerConfig
 from tests.conftest import PASSAGES
 
-serve(BM25Index.from_passages(PASSAGES), ServerSettings(), {}, port=0, announce=lambda url: print(url, flush=True))
+serve(BM25Index.from_passages(PASSAGES), ServerConfig(), {}, port=0, announce=lambda url: print(url, flush=True))
 """
 
 

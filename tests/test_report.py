@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from conftest import PASSAGES, QUESTION
 from stepladder.cli.report import report_command
 from stepladder.core.answer_metrics import score
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.settings import Settings
 from stepladder.core.trace import (
     Action,
     ActionKind,
@@ -41,7 +41,7 @@ from stepladder.evaluate.statistics import Interval
 from stepladder.explore.tree_store import TreeFile
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import RunFolder, StageRecord, claim
-from stepladder.pipeline.stages import KINDS, StageKind, StageResult
+from stepladder.pipeline.stages import KINDS, StageResult, StageSpec
 from stepladder.pipeline.stages.eval import EVALUATION, main_numbers
 from stepladder.pipeline.stages.prm_eval import TREE_SCORES
 from stepladder.reporting.charts.learning_curves import Scored, curve_svg, ends, stages_svg
@@ -492,7 +492,7 @@ def test_alarms_are_listed_with_what_came_of_them(made: Made) -> None:
 
 
 def test_reinforcement_learning_without_alarms_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = StageKind(Settings, lambda settings, workshop, task: StageResult(), makes=("policy",))
+    kind = StageSpec(Config, lambda settings, context, task: StageResult(), makes=("policy",))
     monkeypatch.setitem(KINDS, "grpo", kind)
     run = Made(tmp_path / "run", {**RECIPE, "stages": {"grpo": {}}})
     run.learnt("grpo", [{"step": 1, "loss": 0.1, "reward": 1.0}, {"step": 2, "loss": 0.2, "reward": 2.0}], {}, "policy")

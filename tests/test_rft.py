@@ -27,19 +27,19 @@ from stepladder.driver import Driver, Outcome
 from stepladder.engines.base import EngineError
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
 from stepladder.reporting.stage_summaries import told_of
 from stepladder.train import rft
-from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import read_curves
-from stepladder.train.rft.config import RFTSettings
+from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import Sifted, sift
 from stepladder.train.rft.trainer import RFTReport, train_rft
-from stepladder.train.sft.config import SFTSettings
+from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import train_sft
 from stepladder.train.transcripts import sampled_episodes as sampling
 from stepladder.train.transcripts.sampled_episodes import sampled_in
@@ -141,7 +141,7 @@ ASKED = [Question(f"q{number}", f"Which {number}?", ("Velm",)) for number in ran
 
 
 def sample(folder: Path, say: Callable[[Generate], str], count: int = 5) -> tuple[list[Trajectory], int]:
-    episodes = EpisodeSettings(sampling=Sampling(temperature=0.8))
+    episodes = EpisodeConfig(sampling=Sampling(temperature=0.8))
     driver = Driver(ScriptedEngine(say))
     return sampled_in(folder, driver, make_agent("direct"), ASKED[:count], episodes, samples=3, seed=0)
 
@@ -196,7 +196,7 @@ from pathlib import Path
 from stepladder.agents import make_agent
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.core.requests import Sampling
 from stepladder.core.trace import Question
 from stepladder.train import rft, sampling
@@ -209,7 +209,7 @@ def say(request):
     return f"<answer>{{request.seed % 100}}</answer>"
 
 asked = [Question(f"q{{number}}", f"Which {{number}}?", ("Velm",)) for number in range(5)]
-settings = EpisodeSettings(sampling=Sampling(temperature=0.8))
+settings = EpisodeConfig(sampling=Sampling(temperature=0.8))
 agent, driver = make_agent("direct"), Driver(ScriptedEngine(say))
 sampling.sampled_in(Path({folder!r}), driver, agent, asked, settings, samples=3, seed=0)
 """
@@ -245,13 +245,13 @@ def test_episodes_that_fail_are_counted_and_if_all_do_it_is_an_error(tmp_path: P
 
 #: Learnt by heart, all but the last.
 QUESTIONS = [Question(name, name, (name * 3,)) for name in ("Orm", "Tarn", "Velm")]
-SETTINGS = RFTSettings(samples=4, threshold=None, batch=2, lr=1e-4, dev_questions=2, epochs=2)
-EPISODE = EpisodeSettings(sampling=Sampling(max_tokens=40))
+SETTINGS = RFTConfig(samples=4, threshold=None, batch=2, lr=1e-4, dev_questions=2, epochs=2)
+EPISODE = EpisodeConfig(sampling=Sampling(max_tokens=40))
 
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings = SFTSettings(epochs=60, batch=2, lr=1e-2, dev_questions=0)
+    settings = SFTConfig(epochs=60, batch=2, lr=1e-2, dev_questions=0)
     folder = tmp_path_factory.mktemp("sft")
     return train_sft(
         "tiny", make_agent("direct"), QUESTIONS[:2], (), None, EPISODE, settings, folder, seed=0, device="cpu",
@@ -263,7 +263,7 @@ def refine(
     learnt: Path,
     folder: Path,
     reward: Any = None,
-    settings: RFTSettings = SETTINGS,
+    settings: RFTConfig = SETTINGS,
     watch: Callable[[Outcome[Any]], None] = lambda _: None,
     questions: Sequence[Question] = QUESTIONS,
 ) -> RFTReport:
@@ -273,8 +273,8 @@ def refine(
     )  # fmt: skip
 
 
-def changed(**changes: Any) -> RFTSettings:
-    return RFTSettings(**{**SETTINGS.model_dump(), **changes})
+def changed(**changes: Any) -> RFTConfig:
+    return RFTConfig(**{**SETTINGS.model_dump(), **changes})
 
 
 class Likes:
@@ -354,7 +354,7 @@ def test_samples_are_drawn_as_the_settings_say(learnt: Path, tmp_path: Path, mon
     class Stop(Exception):
         """Ends a run."""
 
-    def instead(folder: Path, driver: Any, agent: Any, asked: Any, settings: EpisodeSettings, **options: Any) -> None:
+    def instead(folder: Path, driver: Any, agent: Any, asked: Any, settings: EpisodeConfig, **options: Any) -> None:
         assert settings.sampling == Sampling(temperature=0.7, top_p=0.9, max_tokens=40)
         assert (len(asked), options["samples"]) == (2, 5)
         raise Stop
@@ -418,7 +418,7 @@ def test_a_finished_run_is_not_trained_again(finished: RFTReport, learnt: Path) 
 
 
 #: Four updates, with a checkpoint in the middle.
-IN_PARTS = changed(lora=LoraSettings(rank=2, dropout=0.3), batch=1, dev_questions=0, eval_every=2)
+IN_PARTS = changed(lora=LoraConfig(rank=2, dropout=0.3), batch=1, dev_questions=0, eval_every=2)
 
 
 @pytest.fixture(scope="module")

@@ -14,23 +14,23 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.settings import Settings
 from stepladder.pipeline import RunReport, run_recipe
 from stepladder.pipeline.fingerprint import all_ingredients, fingerprint
 from stepladder.pipeline.recipe import Recipe
-from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder, claim
 from stepladder.pipeline.runner import _brief
-from stepladder.pipeline.stages import KINDS, StageKind, StageResult, Task
+from stepladder.pipeline.stages import KINDS, StageResult, StageSpec, Task
 from stepladder.reporting.run_tables import as_json, differences, print_report
 
 
-class LearnSettings(Settings):
+class LearnConfig(Config):
     epochs: int = 3
 
 
-class LookSettings(Settings):
+class LookConfig(Config):
     limit: int = 5
 
 
@@ -43,7 +43,7 @@ class Stages:
         self.stop_after: int | None = None
         self.stop_with: BaseException = KeyboardInterrupt()
 
-    def learn(self, settings: LearnSettings, workshop: Workshop, task: Task) -> StageResult:
+    def learn(self, settings: LearnConfig, context: RunContext, task: Task) -> StageResult:
         self._note(task)
         checkpoint = task.folder / "checkpoint"
         first = int(checkpoint.read_text()) if checkpoint.exists() else 0
@@ -55,7 +55,7 @@ class Stages:
         (task.folder / "policy").mkdir(exist_ok=True)
         return StageResult({"epochs": settings.epochs}, {"policy": task.folder / "policy"})
 
-    def look(self, settings: LookSettings, workshop: Workshop, task: Task) -> StageResult:
+    def look(self, settings: LookConfig, context: RunContext, task: Task) -> StageResult:
         self._note(task)
         return StageResult({"score": 0.5})
 
@@ -67,8 +67,8 @@ class Stages:
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
     stages = Stages()
-    monkeypatch.setitem(KINDS, "learn", StageKind(LearnSettings, stages.learn, makes=("policy",)))
-    monkeypatch.setitem(KINDS, "look", StageKind(LookSettings, stages.look))
+    monkeypatch.setitem(KINDS, "learn", StageSpec(LearnConfig, stages.learn, makes=("policy",)))
+    monkeypatch.setitem(KINDS, "look", StageSpec(LookConfig, stages.look))
     return stages
 
 
@@ -217,7 +217,7 @@ def test_a_new_version_of_a_kind_makes_its_results_old(
     stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(recipe(), tmp_path / "run")
-    monkeypatch.setitem(KINDS, "learn", StageKind(LearnSettings, stages.learn, makes=("policy",), version=2))
+    monkeypatch.setitem(KINDS, "learn", StageSpec(LearnConfig, stages.learn, makes=("policy",), version=2))
     with pytest.raises(StepladderError, match="version of learn: 1 -> 2"):
         run(recipe(), tmp_path / "run")
 
@@ -264,20 +264,20 @@ def test_a_policy_that_was_changed_is_refused_and_update_makes_it_again(stages: 
 def test_a_stage_that_failed_and_left_nothing_is_forgotten(
     stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(settings: LookSettings, workshop: Workshop, task: Task) -> StageResult:
+    def fail(settings: LookConfig, context: RunContext, task: Task) -> StageResult:
         raise StepladderError("there is no such model")
 
-    monkeypatch.setitem(KINDS, "look", StageKind(LookSettings, fail))
+    monkeypatch.setitem(KINDS, "look", StageSpec(LookConfig, fail))
     with pytest.raises(StepladderError, match="there is no such model"):
         run(recipe(policy="tinny"), tmp_path / "run")
-    monkeypatch.setitem(KINDS, "look", StageKind(LookSettings, stages.look))
+    monkeypatch.setitem(KINDS, "look", StageSpec(LookConfig, stages.look))
     run(recipe(), tmp_path / "run")  # the name is put right: nothing to refuse, nothing to update
 
 
 def test_what_holds_under_any_settings_outlives_an_update(
     stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = StageKind(LearnSettings, stages.learn, makes=("policy",), keeps=("replies",))
+    kind = StageSpec(LearnConfig, stages.learn, makes=("policy",), keeps=("replies",))
     monkeypatch.setitem(KINDS, "learn", kind)
     run(recipe(), tmp_path / "run")
     (tmp_path / "run" / "learn" / "replies").write_text("paid for")
@@ -317,7 +317,7 @@ def test_a_policy_that_is_no_model_folder_is_refused_at_once(
 def test_a_stage_that_makes_nothing_is_not_done(
     stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(KINDS, "learn", StageKind(LearnSettings, stages.look, makes=("policy",)))
+    monkeypatch.setitem(KINDS, "learn", StageSpec(LearnConfig, stages.look, makes=("policy",)))
     with pytest.raises(StepladderError, match="ended without what it makes: policy"):
         run(recipe(), tmp_path / "run")
     assert not (tmp_path / "run" / "learn" / "stage.json").exists()

@@ -35,20 +35,20 @@ from stepladder.core.trace import (
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine, EngineDown, EngineError
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.guided import Guide, guided
 from stepladder.oracle.engine import gold_action
 from stepladder.retrieval.base import Retriever
 from stepladder.serve.agent.agent_server import make_agent_app, serve_agent
 from stepladder.serve.agent.citations import cite
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerSettings
+from stepladder.serve.agent.server_config import AgentServerConfig
 from stepladder.serve.http.run_server import DrainingServer, listen
 from tests.conftest import PASSAGES, QUESTION, WordRetriever
 from tests.test_server import child, until
 
 AGENT = make_agent("prorag")
-LIMITS = EpisodeSettings(sampling=Sampling(max_tokens=500))
+LIMITS = EpisodeConfig(sampling=Sampling(max_tokens=500))
 
 
 class Oracle(ScriptedEngine):
@@ -117,7 +117,7 @@ class Running:
 def running(
     engine: Engine, retriever: Retriever | None = None, play: Any = gold_play, live: bool = True, **settings: Any
 ) -> Iterator[Running]:
-    chosen = AgentServerSettings.read({"drain_seconds": 5, **settings})
+    chosen = AgentServerConfig.read({"drain_seconds": 5, **settings})
     driver = Driver(engine, retriever or WordRetriever(), in_flight=chosen.max_playing)
     agent = ServedAgent(driver, play, LIMITS.sampling, info={"agent": AGENT.name}, live=live)
     server = DrainingServer(make_agent_app(agent, chosen), chosen.drain_seconds)
@@ -299,7 +299,7 @@ def test_an_agent_without_an_answer_says_so(text: str, reason: str, content: str
         return AGENT.write(gold_action(request.trajectory, AGENT.kinds), request.trajectory)
 
     def play(question: Question, sampling: Sampling, seed: int) -> Algorithm[Trajectory]:
-        return episode(AGENT, QUESTION, EpisodeSettings(max_steps=2, sampling=sampling), seed)
+        return episode(AGENT, QUESTION, EpisodeConfig(max_steps=2, sampling=sampling), seed)
 
     with running(ScriptedEngine(say), play=play) as server:
         choice = server.post().json()["choices"][0]
@@ -459,7 +459,7 @@ def test_a_token_is_needed_where_one_is_set() -> None:
 def test_other_machines_are_let_in_only_with_a_token_or_on_request(host: str) -> None:
     agent = ServedAgent(Driver(Oracle(), WordRetriever()), gold_play)
     with pytest.raises(StepladderError, match="--insecure"):
-        serve_agent(agent, AgentServerSettings(), host=host, port=0)
+        serve_agent(agent, AgentServerConfig(), host=host, port=0)
 
 
 # --- Many at once -------------------------------------------------------------------------------------------
@@ -664,7 +664,7 @@ def test_questions_are_played_by_a_model_together() -> None:
     agent = make_agent("direct")
 
     def play(question: Question, sampling: Sampling, seed: int) -> Algorithm[Trajectory]:
-        return episode(agent, question, EpisodeSettings(sampling=replace(sampling, max_tokens=12)), seed)
+        return episode(agent, question, EpisodeConfig(sampling=replace(sampling, max_tokens=12)), seed)
 
     engine = TransformersEngine(tiny_model(), tiny_tokenizer())
     expected = Driver(engine).run(
@@ -722,17 +722,17 @@ def test_the_command_wants_something_to_serve() -> None:
 
 
 def test_the_command_serves_the_newest_policy_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepladder.pipeline.stage import StageKind
+    from stepladder.pipeline.stage import StageSpec
     from stepladder.pipeline.stages import KINDS
-    from tests.test_cli import EVALUATIONS, NoSettings, save_tiny
+    from tests.test_cli import EVALUATIONS, NoConfig, save_tiny
 
-    monkeypatch.setitem(KINDS, "save", StageKind(NoSettings, save_tiny, makes=("policy",)))
+    monkeypatch.setitem(KINDS, "save", StageSpec(NoConfig, save_tiny, makes=("policy",)))
     recipe, folder = tmp_path / "recipe.yaml", tmp_path / "mine"
     recipe.write_text(EVALUATIONS.replace("{kind: eval, limit: 3}", "{kind: save}"))
     assert main(["run", str(recipe), "--out", str(folder), "--set", "search.k=2"]) == 0
     played: list[Trajectory] = []
 
-    def play(agent: ServedAgent, settings: AgentServerSettings, **_: Any) -> None:
+    def play(agent: ServedAgent, settings: AgentServerConfig, **_: Any) -> None:
         (outcome,) = agent.driver.run([lambda: agent.question("Which river does the bridge cross?")])
         assert outcome.value is not None
         assert (settings.model, agent.k, agent.info["policy"]) == ("mine", 2, str(folder / "floor" / "policy"))

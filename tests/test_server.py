@@ -29,7 +29,7 @@ from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.index.build import build_index
-from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.serve.http.run_server import DrainingServer, listen
 from stepladder.serve.search.search_server import make_app, serve
 from tests.conftest import PASSAGES, WordRetriever
@@ -63,7 +63,7 @@ class Running:
 
 @contextmanager
 def running(retriever: Retriever, **settings: Any) -> Iterator[Running]:
-    chosen = ServerSettings.read({"drain_seconds": 5, **settings})
+    chosen = ServerConfig.read({"drain_seconds": 5, **settings})
     server = DrainingServer(make_app(retriever, chosen, INFO), chosen.drain_seconds)
     listener = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -448,9 +448,9 @@ def test_other_addresses_are_answered_in_json(shared: Running) -> None:
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(StepladderError, match="topk is 9, which max_topk, 5, forbids"):
-        ServerSettings.read({"topk": 9, "max_topk": 5})
+        ServerConfig.read({"topk": 9, "max_topk": 5})
     with pytest.raises(StepladderError, match="no room for a request of 512"):
-        ServerSettings.read({"max_waiting": 100})
+        ServerConfig.read({"max_waiting": 100})
 
 
 # --- Failures -------------------------------------------------------------------------------------------
@@ -526,14 +526,14 @@ def test_a_token_is_needed_where_one_is_set(index: BM25Index) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "example.org"])
 def test_other_machines_are_let_in_only_with_a_token_or_on_request(index: BM25Index, host: str) -> None:
     with pytest.raises(StepladderError, match="--insecure"):
-        serve(index, ServerSettings(), INFO, host=host, port=0)
+        serve(index, ServerConfig(), INFO, host=host, port=0)
 
 
 def test_a_port_that_is_taken_is_said_so(index: BM25Index) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StepladderError, match=f"cannot listen on 127.0.0.1, port {port}.*another --port"):
-            serve(index, ServerSettings(), INFO, port=port)
+            serve(index, ServerConfig(), INFO, port=port)
 
 
 def test_answers_are_not_held_back_for_the_next_packet() -> None:
@@ -543,10 +543,10 @@ def test_answers_are_not_held_back_for_the_next_packet() -> None:
 
 
 def test_the_token_is_never_shown() -> None:
-    settings = ServerSettings(token=SecretStr("open-sesame"))
+    settings = ServerConfig(token=SecretStr("open-sesame"))
     assert "sesame" not in repr(settings)
     with pytest.raises(StepladderError) as refused:
-        make_app(WordRetriever(), ServerSettings(token=SecretStr("open sesame")), INFO)
+        make_app(WordRetriever(), ServerConfig(token=SecretStr("open sesame")), INFO)
     assert "sesame" not in str(refused.value)
 
 
@@ -585,7 +585,7 @@ import sys, time
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.index.build import build_index
 from stepladder.serve.search.search_server import serve
-from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.core.trace import Passage
 
 class Slow(Retriever):
@@ -594,7 +594,7 @@ class Slow(Retriever):
         time.sleep(1.0)
         return [(Passage("p", "t", query, 1.0),) for query in queries]
 
-serve(Slow(), ServerSettings(), {}, port=0, announce=lambda url: print(url, flush=True))
+serve(Slow(), ServerConfig(), {}, port=0, announce=lambda url: print(url, flush=True))
 print("closed", flush=True)
 """
 
@@ -646,7 +646,7 @@ def test_the_command_serves_an_index_folder(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("stepladder.serve.search.search_server.serve", lambda *given, **_: served.append(given))
     serve_command(str(folder), token_file=secret)
     ((_, settings, info),) = served
-    assert settings == ServerSettings(token=SecretStr("open-sesame"))
+    assert settings == ServerConfig(token=SecretStr("open-sesame"))
     assert info == asdict(made)
 
 

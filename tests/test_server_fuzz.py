@@ -17,7 +17,7 @@ from schemathesis.engine.events import FatalError, NonFatalError, ScenarioFinish
 
 from stepladder.core.trace import Passage
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.serve.search.search_openapi import openapi_schema
 from tests.conftest import PASSAGES
 from tests.test_server import TOWER, HeldRetriever, Running, running, spoken, until
@@ -107,7 +107,7 @@ def test_an_answer_of_another_shape_is_found_out(index: BM25Index, monkeypatch: 
 def test_a_limit_that_is_not_kept_is_found_out(
     index: BM25Index, limit: str, by: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    declared = ServerSettings.read({**LIMITS, limit: LIMITS[limit] + by})
+    declared = ServerConfig.read({**LIMITS, limit: LIMITS[limit] + by})
     monkeypatch.setattr("stepladder.serve.search.search_server.openapi_schema", lambda _: openapi_schema(declared))
     with running(index, **LIMITS) as server:
         found = fuzz(server, examples=1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
-from stepladder.driver.queues import Asked, Cache, Lane
+from stepladder.driver.queues import Cache, PendingRequest, RequestQueue
 from stepladder.engines.base import EngineDown, EngineError, NoRoom, Session
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.transformers.engine import TransformersEngine
@@ -252,8 +252,8 @@ def test_where_memory_is_short_sessions_have_fewer_rows_from_then_on(caplog: pyt
     ("before", "running", "after"), [(64, 64, 32), (64, 40, 20), (64, 3, 16), (64, 1, 64), (1, 1, 1)]
 )
 def test_few_rows_that_were_too_long_say_little_about_the_others(before: int, running: int, after: int) -> None:
-    lane = Lane(Generate, None, before, 1, "", Cache(0))
-    lane.running = {bytes([number]): Asked(b"", ask("a"), 0) for number in range(running)}
+    lane = RequestQueue(Generate, None, before, 1, "", Cache(0))
+    lane.running = {bytes([number]): PendingRequest(b"", ask("a"), 0) for number in range(running)}
     lane.narrow()
     assert lane.max_batch == after
 

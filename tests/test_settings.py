@@ -1,31 +1,31 @@
-"""Settings refuse what they do not understand, in one line that says what to do."""
+"""Config refuse what they do not understand, in one line that says what to do."""
 
 from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field, PositiveFloat
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.settings import Settings
 
 
-class Search(Settings):
+class Search(Config):
     k: int = Field(default=3, ge=1)
     rerank: bool = False
 
 
-class Play(Settings):
+class Play(Config):
     kind: Literal["play"] = "play"
     limit: int | None = None
 
 
-class Learn(Settings):
+class Learn(Config):
     kind: Literal["learn"] = "learn"
     epochs: int = 3
     search: Search = Search()
 
 
-class Whole(Settings):
+class Whole(Config):
     search: Search = Search()
     extra: Search | None = None
     either: Search | Play = Search()
@@ -88,7 +88,7 @@ def test_a_mistake_is_one_line_with_place_found_and_expected(data: object, messa
 
 
 def test_a_missing_field_is_named() -> None:
-    class Needs(Settings):
+    class Needs(Config):
         url: str
 
     with pytest.raises(StepladderError, match=r"^url: is missing$"):

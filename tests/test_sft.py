@@ -33,18 +33,18 @@ from stepladder.core.requests import Generate, Generation, Sampling
 from stepladder.core.trace import Author, Hop, Segment, Trajectory
 from stepladder.driver import Outcome
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.length_batches import collate, window_of
 from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.train import sft
 from stepladder.train.loop.checkpoints import Checkpoints
-from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import read_curves
 from stepladder.train.loop.policy import expect_targets, leave_to_autocast, load_policy
 from stepladder.train.loop.rollout_engine import as_it_is, player_of
 from stepladder.train.loop.training_run import Place
-from stepladder.train.sft.config import SFTSettings
+from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import SFTReport, train_sft
 from stepladder.train.transcripts import fine_tune
 from stepladder.train.transcripts.token_loss import weighted_nll
@@ -52,13 +52,13 @@ from stepladder.train.transcripts.tokenized import Example, examples_of
 
 QUESTIONS = [replace(QUESTION, id=f"q{number}") for number in range(5)]
 #: Three updates an epoch, six in all.
-SETTINGS = SFTSettings(epochs=2, batch=2, lr=3e-3, dev_questions=1)
-EPISODE = EpisodeSettings(max_steps=6, k=1, sampling=Sampling(max_tokens=8))
+SETTINGS = SFTConfig(epochs=2, batch=2, lr=3e-3, dev_questions=1)
+EPISODE = EpisodeConfig(max_steps=6, k=1, sampling=Sampling(max_tokens=8))
 
 
 def train(
     folder: Path,
-    settings: SFTSettings = SETTINGS,
+    settings: SFTConfig = SETTINGS,
     watch: Callable[[Outcome[Any]], None] | None = None,
     model: str | Path = "tiny",
     **changes: Any,
@@ -82,8 +82,8 @@ def weights(policy: Path) -> dict[str, torch.Tensor]:
     return load_file(policy / "model.safetensors")
 
 
-def changed(settings: SFTSettings, **changes: Any) -> SFTSettings:
-    return SFTSettings(**{**settings.model_dump(), **changes})
+def changed(settings: SFTConfig, **changes: Any) -> SFTConfig:
+    return SFTConfig(**{**settings.model_dump(), **changes})
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +118,9 @@ def test_a_warm_up_leaves_a_policy_and_its_history(finished: SFTReport) -> None:
 def test_what_is_learnt_is_what_an_episode_needs(tmp_path: Path) -> None:
     """The tokens trained on are those an episode reads and writes: two answers, learnt by heart, score 1."""
     questions = [replace(QUESTION, id=name, text=name, answers=(name * 3,)) for name in ("Orm", "Tarn")]
-    settings = SFTSettings(epochs=60, batch=2, lr=1e-2, eval_every=60)
+    settings = SFTConfig(epochs=60, batch=2, lr=1e-2, eval_every=60)
     report = train_sft(
-        "tiny", make_agent("direct"), questions, questions, None, EpisodeSettings(), settings, tmp_path,
+        "tiny", make_agent("direct"), questions, questions, None, EpisodeConfig(), settings, tmp_path,
         seed=0, device="cpu",
     )  # fmt: skip
     assert report.summary()["best_dev_f1"] == 1.0
@@ -185,7 +185,7 @@ def test_the_loss_is_the_mean_over_an_update_by_another_implementation(tmp_path:
 
 
 def test_nothing_is_said_but_by_us(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    train(tmp_path, changed(SETTINGS, epochs=1, questions=2, lora=LoraSettings(rank=2)))
+    train(tmp_path, changed(SETTINGS, epochs=1, questions=2, lora=LoraConfig(rank=2)))
     assert capfd.readouterr() == ("", "")
 
 
@@ -248,7 +248,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_weights(finished: SFTReport
 
 @pytest.mark.parametrize(
     "changes",
-    [{"dev_questions": 0, "lora": LoraSettings(rank=2, dropout=0.3)}, {"precision": "bf16", "accumulate": 2}],
+    [{"dev_questions": 0, "lora": LoraConfig(rank=2, dropout=0.3)}, {"precision": "bf16", "accumulate": 2}],
     ids=["lora", "bf16"],
 )
 def test_resuming_in_the_middle_of_an_epoch_keeps_the_order(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -288,7 +288,7 @@ def test_the_best_by_dev_score_is_the_policy(
 
 
 def test_lora_is_merged_into_an_ordinary_model(tmp_path: Path) -> None:
-    report = train(tmp_path, changed(SETTINGS, lora=LoraSettings(rank=2), dev_questions=0))
+    report = train(tmp_path, changed(SETTINGS, lora=LoraConfig(rank=2), dev_questions=0))
     assert "best_step" not in report.summary()
     assert not (report.policy / "adapter_config.json").exists()
     with quiet_libraries():
@@ -374,7 +374,7 @@ def test_layers_that_are_not_there_cannot_be_adapted(tmp_path: Path) -> None:
     with pytest.raises(
         StepladderError, match=r"lora.targets does not fit model 'tiny': .*nope.* are down_proj, .*v_proj"
     ):
-        train(tmp_path, changed(SETTINGS, lora=LoraSettings(targets=("nope",))))
+        train(tmp_path, changed(SETTINGS, lora=LoraConfig(targets=("nope",))))
 
 
 def test_checkpoints_without_their_curves_are_not_guessed_about(tmp_path: Path) -> None:
@@ -386,14 +386,14 @@ def test_checkpoints_without_their_curves_are_not_guessed_about(tmp_path: Path) 
 
 def test_settings_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(StepladderError, match="batch 8 cannot be computed in 3 equal parts"):
-        SFTSettings.read({"accumulate": 3})
+        SFTConfig.read({"accumulate": 3})
     with pytest.raises(StepladderError, match="needs teacher_model"):
-        SFTSettings.read({"source": "teacher"})
+        SFTConfig.read({"source": "teacher"})
 
 
 def test_a_teacher_that_would_not_be_asked_is_refused() -> None:
     with pytest.raises(StepladderError, match="the source is gold"):
-        SFTSettings.read({"source": "gold", "teacher_model": "x"})
+        SFTConfig.read({"source": "gold", "teacher_model": "x"})
 
 
 @pytest.fixture
@@ -421,7 +421,7 @@ def test_a_small_model_writes_in_the_precision_of_its_weights_though_it_is_train
 def test_lora_leaves_conversions_to_autocast_and_makes_its_own_without(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    model = load_policy(tmp_path, LoraSettings(rank=2), bf16=True, device=torch.device("cpu")).model
+    model = load_policy(tmp_path, LoraConfig(rank=2), bf16=True, device=torch.device("cpu")).model
     ids = torch.arange(5, 45)[None]
     layer = next(each for each in model.modules() if isinstance(each, torch.nn.Linear) and each.out_features == 2)
     given: list[torch.dtype] = []
@@ -441,9 +441,9 @@ def test_lora_leaves_conversions_to_autocast_and_makes_its_own_without(tmp_path:
     assert given == [torch.float32, torch.bfloat16, torch.float32, torch.bfloat16]
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["all weights", "lora"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["all weights", "lora"])
 def test_a_large_model_is_played_by_a_copy_that_keeps_in_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lora: LoraSettings | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lora: LoraConfig | None
 ) -> None:
     monkeypatch.setattr("stepladder.train.loop.rollout_engine._WORTH_A_COPY", 1)
     tiny_model().save_pretrained(tmp_path)
@@ -479,10 +479,10 @@ def test_lora_of_an_output_layer_that_is_the_embeddings_too_is_refused() -> None
     for targets, tied in ((("q_proj",), True), (("lm_head",), False)):
         model = tiny_model()
         model.config.tie_word_embeddings = tied
-        expect_targets(model, LoraSettings(targets=targets), "tiny")
+        expect_targets(model, LoraConfig(targets=targets), "tiny")
     assert tiny_model().config.tie_word_embeddings
     with pytest.raises(StepladderError, match="the output layer lm_head"):
-        load_policy("tiny", LoraSettings(targets=("q_proj", "lm_head")), bf16=False, device=cpu)
+        load_policy("tiny", LoraConfig(targets=("q_proj", "lm_head")), bf16=False, device=cpu)
 
 
 def test_a_small_model_and_one_trained_in_fp32_play_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

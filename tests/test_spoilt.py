@@ -10,9 +10,9 @@ from conftest import QUESTION, WordRetriever
 from stepladder.agents import make_agent
 from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory
 from stepladder.data.atlas import generate_atlas
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.oracle.control_chains import gold_chains, rebuilt
-from stepladder.oracle.corruptions import Spoiler, garbled
+from stepladder.oracle.corruptions import Corruptor, garbled
 from stepladder.oracle.step_judge import judge
 from stepladder.retrieval.index.bm25 import BM25Index
 
@@ -28,12 +28,12 @@ def atlas() -> tuple[BM25Index, tuple[Question, ...]]:
 @cache
 def gold(agent: str) -> tuple[Trajectory, ...]:
     index, questions = atlas()
-    return tuple(gold_chains(make_agent(agent), questions, index, EpisodeSettings(max_steps=12, k=1), seed=0))
+    return tuple(gold_chains(make_agent(agent), questions, index, EpisodeConfig(max_steps=12, k=1), seed=0))
 
 
 def spoilt(agent: str, kind: str) -> list[Trajectory]:
     index, questions = atlas()
-    spoiler = Spoiler(make_agent(agent), index, 1, questions, random.Random(1))
+    spoiler = Corruptor(make_agent(agent), index, 1, questions, random.Random(1))
     made = [(chain, getattr(spoiler, kind)(chain)) for chain in gold(agent)]
     return [rebuilt(make_agent(agent), chain, turns) for chain, turns in made if turns]
 
@@ -86,8 +86,8 @@ def test_a_chain_that_is_cut_off_has_not_ended() -> None:
 
 def test_as_many_as_can_be_made() -> None:
     agent = make_agent("prorag-brief")
-    (chain,) = gold_chains(agent, [QUESTION], WordRetriever(), EpisodeSettings(k=1), seed=0)
-    spoiler = Spoiler(agent, WordRetriever(), 1, [QUESTION], random.Random(0))
+    (chain,) = gold_chains(agent, [QUESTION], WordRetriever(), EpisodeConfig(k=1), seed=0)
+    spoiler = Corruptor(agent, WordRetriever(), 1, [QUESTION], random.Random(0))
     assert len(spoiler.spoil(chain, 6)) == 6
     assert spoiler.spoil(chain, 0) == []
 

@@ -24,7 +24,7 @@ from stepladder.reporting.studies.study_report import PICTURE, RESULTS, print_re
 from stepladder.reporting.studies.study_results import over_places, over_runs, questions_to_reach, read_results
 from stepladder.reporting.studies.study_runner import COMMAND, SHARED, carry_out_all, jobs_of, recipe_of, run_study
 from stepladder.reporting.studies.study_spec import Study
-from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.trainer import schedule
 
 
@@ -193,7 +193,7 @@ def test_the_arms_of_the_shipped_studies_make_as_many_updates() -> None:
             stage.settings
             for arm in study.arms
             for stage in recipe_of(study, 0, arm).stages
-            if isinstance(stage.settings, GRPOSettings)
+            if isinstance(stage.settings, GRPOConfig)
         ]
         assert len({each.epochs * each.questions * each.samples / each.batch for each in settings}) == 1
         assert len({(each.batch, each.samples) for each in settings}) == 1

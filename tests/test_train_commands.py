@@ -23,13 +23,13 @@ from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.pipeline.stages import KINDS, StageResult, Task, stage_kind
-from stepladder.pipeline.stages.prm_eval import PRMEvalSettings
+from stepladder.pipeline.stages.prm_eval import PRMEvalConfig
 from stepladder.reporting.run_tables import as_json, differences, print_report
 from stepladder.reporting.stage_summaries import told_of
-from stepladder.train.dpo.config import DPOSettings
-from stepladder.train.loop.config import LoraSettings
-from stepladder.train.prm.config import PRMSettings
-from stepladder.train.rft.config import RFTSettings
+from stepladder.train.dpo.config import DPOConfig
+from stepladder.train.loop.config import LoraConfig
+from stepladder.train.prm.config import PRMConfig
+from stepladder.train.rft.config import RFTConfig
 from test_explore_commands import Shell, shell
 
 __all__ = ["shell"]
@@ -67,7 +67,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
     """Begins a run of stages of some kinds, which do nothing but leave what they should make."""
 
     def worker(kind: str) -> Callable[..., StageResult]:
-        def work(settings: object, workshop: object, task: Task) -> StageResult:
+        def work(settings: object, context: object, task: Task) -> StageResult:
             outputs = {role: task.folder / role for role in stage_kind(kind).makes}
             for path in outputs.values():
                 path.write_text("made")
@@ -106,11 +106,11 @@ def test_options_of_a_reward_model(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs")
     given = ("--objective", "values", "--epochs", 2, "--lr", 1e-3, "--lora", "--set", "window=99")
     report = shell.json("train", "prm", "--run", run, *given, "--set", "lora.rank=2", "--model", "nano")
-    settings = PRMSettings(objective="values", epochs=2, lr=1e-3, lora=LoraSettings(rank=2), window=99, model="nano")
+    settings = PRMConfig(objective="values", epochs=2, lr=1e-3, lora=LoraConfig(rank=2), window=99, model="nano")
     assert stage_of(run, "prm").settings == settings
     assert [(stage["name"], stage["trees"]) for stage in report["stages"]] == [("prm", "explore")]
     shell("train", "prm", "--run", run, "--name", "ranks")
-    assert stage_of(run, "ranks").settings == PRMSettings()
+    assert stage_of(run, "ranks").settings == PRMConfig()
     assert stage_of(run, "ranks").inputs == {"policy": "sft", "pairs": "pairs"}
 
 
@@ -118,12 +118,12 @@ def test_options_of_a_refinement(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs", "prm")
     given = ("--questions", 20, "--samples", 4, "--threshold", "-0.5", "--keep", 3, "--epochs", 2, "--lr", 1e-4)
     report = shell.json("train", "rft", "--run", run, *given)
-    settings = RFTSettings(questions=20, samples=4, threshold=-0.5, keep=3, epochs=2, lr=1e-4)
+    settings = RFTConfig(questions=20, samples=4, threshold=-0.5, keep=3, epochs=2, lr=1e-4)
     assert stage_of(run, "rft").settings == settings
     assert report["stages"][0]["reward"] == "prm"
     assert report["policy"] == str(run / "rft" / "policy")
     shell("train", "rft", "--run", run, "--threshold", "none", "--lora", "--name", "freely")
-    assert stage_of(run, "freely").settings == RFTSettings(threshold=None, lora=LoraSettings())
+    assert stage_of(run, "freely").settings == RFTConfig(threshold=None, lora=LoraConfig())
     assert stage_of(run, "freely").inputs == {"policy": "rft"}
 
 
@@ -131,7 +131,7 @@ def test_options_of_dpo(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs")
     given = ("--beta", 0.1, "--loss", "ipo", "--epochs", 2, "--lr", 1e-6, "--lora", "--set", "dev_questions=0")
     shell.json("train", "dpo", "--run", run, *given)
-    settings = DPOSettings(beta=0.1, loss="ipo", epochs=2, lr=1e-6, lora=LoraSettings(), dev_questions=0)
+    settings = DPOConfig(beta=0.1, loss="ipo", epochs=2, lr=1e-6, lora=LoraConfig(), dev_questions=0)
     assert stage_of(run, "dpo").settings == settings
     assert stage_of(run, "dpo").inputs == {"policy": "sft", "pairs": "pairs"}
 
@@ -140,7 +140,7 @@ def test_options_of_an_examination(begin: Begin) -> None:
     run = begin("sft", "explore", "pairs", "prm")
     report = json.loads(examine("--run", run, "--split", "dev", "--questions", 7, "--samples", 1, "--json"))
     assert report["stages"][0]["kind"] == "prm-eval"
-    settings = PRMEvalSettings(split="dev", questions=7, samples=1, score_trees=True)
+    settings = PRMEvalConfig(split="dev", questions=7, samples=1, score_trees=True)
     assert stage_of(run, "prm-eval").settings == settings
     taken = {"policy": "sft", "reward": "prm", "pairs": "pairs", "trees": "explore"}
     assert stage_of(run, "prm-eval").inputs == taken
@@ -150,7 +150,7 @@ def test_options_of_an_examination_without_pairs(shell: Shell, begin: Begin) -> 
     run = begin("sft", "explore")
     shell("train", "prm", "--run", run, "--objective", "values")
     examine("--run", run)
-    assert stage_of(run, "prm-eval").settings == PRMEvalSettings(held_out_pairs=False, score_trees=True)
+    assert stage_of(run, "prm-eval").settings == PRMEvalConfig(held_out_pairs=False, score_trees=True)
 
 
 def test_pairs_of_a_file_are_a_stage_before_the_training(shell: Shell, begin: Begin, theirs: Path) -> None:

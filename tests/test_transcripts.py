@@ -16,16 +16,16 @@ from stepladder.core.trace import Author, Hop, Question, Segment, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine, EngineError
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.judges.llm.spend.response_cache import RememberingEngine
-from stepladder.oracle.engine import GoldEngine
+from stepladder.oracle.engine import OracleEngine
 from stepladder.train.sft import demonstration_sources as sources
-from stepladder.train.sft.config import SFTSettings
+from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.demonstration_sources import transcripts_in
 from stepladder.train.transcripts.demonstrations import gold_transcripts, pick, sampled_transcripts
 from stepladder.train.transcripts.fewshot import FewShot
 
-EPISODE = EpisodeSettings(k=1)
+EPISODE = EpisodeConfig(k=1)
 WARM = replace(EPISODE, sampling=Sampling(1.0))
 RIGHT = "<step>I know.</step><answer>Velm</answer>"
 PLAIN = replace(QUESTION, id="plain", hops=())
@@ -104,7 +104,7 @@ def test_gold_copes_with_braces_and_tags_in_a_decomposition() -> None:
 def test_gold_says_no_answer_before_it_was_found(seed: int) -> None:
     """The second search finds nothing: its answer, which is also that of the question, must be nowhere."""
     here = WordRetriever(PASSAGES[:1])
-    outcomes = Driver(GoldEngine(make_agent("prorag"), seed), here).run(
+    outcomes = Driver(OracleEngine(make_agent("prorag"), seed), here).run(
         [lambda: episode(make_agent("prorag"), QUESTION, EPISODE, 0)]
     )
     assert outcomes[0].value is not None
@@ -220,7 +220,7 @@ def test_a_teacher_is_not_asked_again_and_transcripts_are_made_once(
 ) -> None:
     paid = Paid()
     monkeypatch.setattr(sources, "OpenAIEngine", lambda *_: paid)
-    settings = SFTSettings(source="teacher", teacher_model="big", samples=2)
+    settings = SFTConfig(source="teacher", teacher_model="big", samples=2)
 
     def make() -> object:
         return transcripts_in(tmp_path, settings, Paid(), make_agent("cot"), [PLAIN], None, EPISODE, seed=0)
@@ -239,5 +239,5 @@ def test_no_transcripts_at_all_is_an_error_that_says_why(tmp_path: Path) -> None
         StepladderError, match=r"no transcript .* of 1 asked \(dropped: no_decomposition 1\).*bootstrap"
     ):
         transcripts_in(
-            tmp_path, SFTSettings(), Paid(), make_agent("prorag"), [PLAIN], WordRetriever(PASSAGES), EPISODE, seed=0
+            tmp_path, SFTConfig(), Paid(), make_agent("prorag"), [PLAIN], WordRetriever(PASSAGES), EPISODE, seed=0
         )

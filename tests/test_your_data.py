@@ -10,7 +10,7 @@ import pytest
 
 from stepladder.core.errors import StepladderError
 from stepladder.pipeline.recipe import Recipe, load_recipe
-from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.resources import RunContext
 from stepladder.retrieval.index.build import build_index
 from stepladder.train.sft.weak_decomposition import mined_questions
 from stepladder.train.transcripts.demonstrations import gold_transcripts
@@ -69,14 +69,14 @@ def test_the_same_seed_writes_the_same_and_nothing_is_overwritten(folder: Path, 
 
 def test_the_recipe_works_in_such_a_folder_without_any_path(recipe: Recipe, folder: Path) -> None:
     assert recipe.shared.data.index == str(folder / "my-index")
-    workshop = Workshop(recipe.shared)
+    context = RunContext(recipe.shared)
     held = recipe.shared.data.holdout
-    assert {split: len(workshop.split(split)) for split in ("train", "dev", "test")} == {
+    assert {split: len(context.split(split)) for split in ("train", "dev", "test")} == {
         "train": 480 - 2 * held,
         "dev": held,
         "test": held,
     }
-    assert not any(question.hops for question in workshop.all_questions())
+    assert not any(question.hops for question in context.all_questions())
     assert load_recipe("your-data").shared.policy == "smollm2-135m"
 
 
@@ -89,11 +89,11 @@ def test_the_recipe_needs_nothing_but_answers(recipe: Recipe) -> None:
 
 
 def test_ways_to_the_answers_are_found_in_the_sample(recipe: Recipe) -> None:
-    workshop = Workshop(recipe.shared)
-    questions = workshop.split("train")
-    found = mined_questions(questions, workshop.retriever, workshop.settings.search.k)
-    made = gold_transcripts(workshop.agent, found, workshop.retriever, workshop.episode(), seed=0)
-    workshop.close()
+    context = RunContext(recipe.shared)
+    questions = context.split("train")
+    found = mined_questions(questions, context.retriever, context.settings.search.k)
+    made = gold_transcripts(context.agent, found, context.retriever, context.episode(), seed=0)
+    context.close()
     searches = [len(transcript.queries) for transcript in made.kept]
     # What the page says of them.
     found = re.search(r"(\d+) of (\d+) questions .* (\d+) with one search and (\d+) with two", PAGE)

@@ -16,7 +16,7 @@ from stepladder.cli.options import AsJson, Overrides, RunOut, Seed, Update
 from stepladder.cli.train import stoppable
 from stepladder.core.trace_printer import shown
 from stepladder.pipeline.recipe import Recipe, load_recipe
-from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.grpo.config import GRPOConfig
 
 
 class Size(StrEnum):
@@ -65,9 +65,9 @@ def demo(
 
 def _for(minutes: float, recipe: Recipe) -> list[str]:
     """Changes that let reinforcement learning go on until the time is up, with new questions as long as there are."""
-    (stage,) = (stage for stage in recipe.stages if isinstance(stage.settings, GRPOSettings))
+    (stage,) = (stage for stage in recipe.stages if isinstance(stage.settings, GRPOConfig))
     settings = stage.settings
-    assert isinstance(settings, GRPOSettings)
+    assert isinstance(settings, GRPOConfig)
     asked = math.ceil(minutes * 60 / _FAST) * (settings.batch // settings.samples)
     questions = min(max(asked, settings.questions), _MOST_QUESTIONS)
     begin = f"stages.{stage.name}"

@@ -30,11 +30,11 @@ from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair
 from stepladder.core.trace_printer import shown
 from stepladder.pipeline.recipe import Recipe, Stage
-from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.pipeline.search_config import PRESETS, ExploreSettings
+from stepladder.pipeline.search_config import PRESETS, ExploreConfig
 from stepladder.pipeline.stages.explore import dry_run as dry_run_growth
-from stepladder.pipeline.stages.pairs import PAIRS, PairSettings, dry_run
+from stepladder.pipeline.stages.pairs import PAIRS, PairConfig, dry_run
 from stepladder.pipeline.tree_search import TREES
 from stepladder.preferences.export import EXPORTS, SPLITS, export, read_rag_proguide
 
@@ -115,8 +115,8 @@ def explore_command(
         recipe = extended(run, name, entry, overrides)
     if estimate_only:
         settings = _stage(recipe, name).settings
-        assert isinstance(settings, ExploreSettings)
-        _show_estimate(dry_run_growth(settings, Workshop(recipe.shared)), as_json)
+        assert isinstance(settings, ExploreConfig)
+        _show_estimate(dry_run_growth(settings, RunContext(recipe.shared)), as_json)
     else:
         carry_out(recipe, run or folder or Path(), update, as_json, only=name)
 
@@ -171,7 +171,7 @@ def pairs_command(
         carry_out(recipe, run, update, as_json, only=name)
         return
     stage = _stage(recipe, name)
-    assert isinstance(stage.settings, PairSettings)
+    assert isinstance(stage.settings, PairConfig)
     grown = RunFolder.open(run).done(stage.inputs[TREES])
     if grown is None:
         raise nothing_yet(run, TREES)

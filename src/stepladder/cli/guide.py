@@ -12,8 +12,8 @@ from stepladder.cli.options import path_of
 from stepladder.core.errors import StepladderError
 from stepladder.driver import Scorer
 from stepladder.models import built_in_folder
-from stepladder.pipeline.guide_config import GuideSettings
-from stepladder.pipeline.resources import SharedSettings
+from stepladder.pipeline.guide_config import GuideConfig
+from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import REWARD
 
@@ -57,7 +57,7 @@ GuidedTemperature = Annotated[
 class GuideOptions:
     """What was asked for: settings, and the folder of the reward model if one chooses."""
 
-    settings: GuideSettings
+    settings: GuideConfig
     reward: str | None
 
 
@@ -92,12 +92,12 @@ def guide_options(
         raise StepladderError("--temperature 0 draws the same sample every time: a guide would have nothing to choose")
     by = guide if guide in ("gold", "vote") else "prm"
     drawn = {"top_p": top_p, **({} if temperature is None else {"temperature": temperature})}
-    settings = GuideSettings.read({"by": by, **asked, **drawn}, "--guide")
+    settings = GuideConfig.read({"by": by, **asked, **drawn}, "--guide")
     return GuideOptions(settings, _reward(guide, run) if by == "prm" else None)
 
 
 @contextmanager
-def opened_scorer(options: GuideOptions | None, shared: SharedSettings) -> Iterator[Scorer | None]:
+def opened_scorer(options: GuideOptions | None, shared: SharedConfig) -> Iterator[Scorer | None]:
     """Who scores for the guide; None where nobody does."""
     if options is None:
         yield None

@@ -17,7 +17,7 @@ from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.models.adapters import agent_of
 from stepladder.pipeline.fingerprint import agent_content
 from stepladder.pipeline.recipe import with_value
-from stepladder.pipeline.resources import SharedSettings
+from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.run_folder import RunFolder
 
 
@@ -44,7 +44,7 @@ def passages_of(data: str, world_seed: int) -> Sequence[Passage]:
     return passages
 
 
-_DEFAULTS = SharedSettings()
+_DEFAULTS = SharedConfig()
 
 
 def _unset(what: str, default: object) -> str:
@@ -127,7 +127,7 @@ Update = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
-def shared_settings(run: Path | None, given: dict[str, object], model: str | None = None) -> SharedSettings:
+def shared_settings(run: Path | None, given: dict[str, object], model: str | None = None) -> SharedConfig:
     """The settings of a run, or the defaults, with those that were given (by name, such as `search.k`; None is not).
 
     Without both the agent is that of the model, if this is an adapter that says so.
@@ -148,7 +148,7 @@ def shared_settings(run: Path | None, given: dict[str, object], model: str | Non
     for name, value in given.items():
         if value is not None:
             plain = with_value(plain, name.split("."), value)
-    return SharedSettings.read(plain)
+    return SharedConfig.read(plain)
 
 
 def _expect_same_agent(run: RunFolder) -> None:

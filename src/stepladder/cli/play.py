@@ -52,14 +52,14 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, StopReason, Trajectory, dumps
-from stepladder.core.trace_printer import Narrator, shown
+from stepladder.core.trace_printer import TracePrinter, shown
 from stepladder.data import DataSet
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
 from stepladder.evaluate.evaluator import check_free, compare, evaluate, load_scores
 from stepladder.explore.episode import episode, watched
 from stepladder.explore.guided import guided
-from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.resources import RunContext
 from stepladder.reporting.eval_table import comparison_line, print_summary
 from stepladder.retrieval.factory import info_of
 
@@ -112,7 +112,7 @@ def ask(
         },
         model,
     )
-    workshop = Workshop(shared)
+    context = RunContext(shared)
     chosen_by = guide_options(
         guide,
         run,
@@ -125,14 +125,14 @@ def ask(
         temperature=temperature,
         top_p=top_p,
     )
-    settings = workshop.episode(chosen_by.settings.temperature if chosen_by else temperature or 0.0, top_p)
+    settings = context.episode(chosen_by.settings.temperature if chosen_by else temperature or 0.0, top_p)
     engine, model = engine_and_model(run, engine, model, base_url)
     own_corpus = shared.data.index is not None and question is not None and engine != "gold"
-    asked = _find_question(question, None if own_corpus else workshop.data, engine)
+    asked = _find_question(question, None if own_corpus else context.data, engine)
     if chosen_by is not None and chosen_by.settings.by == "gold" and not asked.answers:
         raise StepladderError("--guide gold knows the questions of its data set alone, and this is none of them")
-    retriever = workshop.retriever
-    narrator = Narrator(Console(stderr=True) if as_json else out)
+    retriever = context.retriever
+    narrator = TracePrinter(Console(stderr=True) if as_json else out)
     narrator.question(asked)
     if run is None and data is None:
         _tell_a_mixture(own_question=not asked.answers, own_texts=shared.data.index is not None)
@@ -140,15 +140,15 @@ def ask(
     def job() -> Algorithm[Trajectory]:
         own = seed_of(seed, asked.id)
         if chosen_by is None:
-            return watched(episode(workshop.agent, asked, settings, own), narrator.show)
-        played = guided(workshop.agent, asked, settings, chosen_by.settings.guide(), own)
+            return watched(episode(context.agent, asked, settings, own), narrator.show)
+        played = guided(context.agent, asked, settings, chosen_by.settings.guide(), own)
         # What other strategies have in hand while they work is not what they choose in the end.
         return watched(played, narrator.show) if chosen_by.settings.guide().strategy == "actions" else played
 
     options = {"device": shared.device, "dtype": shared.dtype}
     with (
-        closing(workshop),
-        open_engine(engine, workshop.agent, model, base_url, api, **options) as writer,
+        closing(context),
+        open_engine(engine, context.agent, model, base_url, api, **options) as writer,
         opened_scorer(chosen_by, shared) as scorer,
     ):
         (outcome,) = Driver(writer, retriever, scorer).run([job])
@@ -218,7 +218,7 @@ def evaluate_command(
         },
         model,
     )
-    workshop = Workshop(shared)
+    context = RunContext(shared)
     chosen_by = guide_options(
         guide,
         run,
@@ -231,18 +231,18 @@ def evaluate_command(
         temperature=temperature,
         top_p=top_p,
     )
-    settings = workshop.episode(chosen_by.settings.temperature if chosen_by else temperature or 0.0, top_p)
+    settings = context.episode(chosen_by.settings.temperature if chosen_by else temperature or 0.0, top_p)
     if out_folder is not None:
         check_free(out_folder, overwrite=overwrite)
     other = load_scores(against) if against is not None else None
     engine, model = engine_and_model(run, engine, model, base_url)
-    split = split or _usual_split(workshop.data)
-    questions = workshop.split(split)[:limit]
-    named = data or shared.data.name or workshop.data.name
+    split = split or _usual_split(context.data)
+    questions = context.split(split)[:limit]
+    named = data or shared.data.name or context.data.name
     reached = {row.question_id for row in other or () if row.stop is not StopReason.CANCELLED}
     if other is not None and reached.isdisjoint(question.id for question in questions):
         raise StepladderError(f"{against} is of other questions: it has none of {named} {split}")
-    retriever = workshop.retriever
+    retriever = context.retriever
     searched = shared.data.index
     held = info_of(searched) if searched is not None else None  # now: a server may be gone when all is played
     options = {
@@ -252,14 +252,14 @@ def evaluate_command(
         "concurrency": concurrency,
     }
     with (
-        closing(workshop),
-        open_engine(engine, workshop.agent, model, base_url, api, **options) as writer,
+        closing(context),
+        open_engine(engine, context.agent, model, base_url, api, **options) as writer,
         opened_scorer(chosen_by, shared) as scorer,
         Progress("Evaluating", len(questions)) as watch,
     ):
         driver = Driver(writer, retriever, scorer)
         by = chosen_by.settings.guide() if chosen_by is not None else None
-        result = evaluate(driver, workshop.agent, questions, settings, guide=by, seed=seed, watch=watch)
+        result = evaluate(driver, context.agent, questions, settings, guide=by, seed=seed, watch=watch)
     summary = result.summary()
     description = {
         "agent": shared.agent,

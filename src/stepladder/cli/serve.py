@@ -17,9 +17,9 @@ from stepladder.retrieval.factory import open_retriever, reranked
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.index.build import checksum_of
 from stepladder.retrieval.index.manifest import IndexInfo, index_info
-from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.retrieval.remote.limits import ServerConfig
 
-_DEFAULTS = ServerSettings()
+_DEFAULTS = ServerConfig()
 
 
 def serve_command(
@@ -77,7 +77,7 @@ def serve_command(
     """Serve an index to many clients: POST /retrieve as in Search-R1, and /health, /info, /metrics, /openapi.json."""
     from stepladder.serve.search.search_server import serve  # the libraries of a server are of no use to other commands
 
-    settings = ServerSettings.read(
+    settings = ServerConfig.read(
         {
             "topk": topk,
             "max_topk": max_topk,

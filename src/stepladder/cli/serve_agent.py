@@ -52,13 +52,13 @@ from stepladder.core.requests import Algorithm, Sampling
 from stepladder.core.trace import Question, Trajectory
 from stepladder.core.trace_printer import shown
 from stepladder.driver import Driver
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.guided import Guide, guided
-from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.resources import RunContext
 from stepladder.serve.agent.served_agent import Play, ServedAgent
-from stepladder.serve.agent.server_config import AgentServerSettings
+from stepladder.serve.agent.server_config import AgentServerConfig
 
-_DEFAULTS = AgentServerSettings()
+_DEFAULTS = AgentServerConfig()
 
 
 def serve_agent_command(
@@ -159,7 +159,7 @@ def serve_agent_command(
     engine, model = engine_and_model(run, engine, model, base_url)
     if engine == "gold":
         raise StepladderError("the gold engine knows the questions of its data set alone: serve a RUN or a --model")
-    settings = AgentServerSettings.read(
+    settings = AgentServerConfig.read(
         {
             "model": name or (run.absolute().name if run is not None else Path(str(model)).name) or _DEFAULTS.model,
             "max_characters": max_characters,
@@ -189,7 +189,7 @@ def serve_agent_command(
         },
         model,
     )
-    workshop = Workshop(shared)
+    context = RunContext(shared)
     chosen_by = guide_options(
         guide,
         run,
@@ -206,7 +206,7 @@ def serve_agent_command(
         raise StepladderError(
             "the gold judge knows the questions of its data set alone: serve with --guide prm or vote"
         )
-    limits = workshop.episode(chosen_by.settings.temperature if chosen_by else temperature or 0.0, top_p)
+    limits = context.episode(chosen_by.settings.temperature if chosen_by else temperature or 0.0, top_p)
     options = {
         "device": shared.device,
         "dtype": shared.dtype,
@@ -215,9 +215,9 @@ def serve_agent_command(
     }
     with ExitStack() as opened:
         with redirect_stdout(sys.stderr):  # a client of MCP reads what is written to standard output
-            opened.enter_context(closing(workshop))
-            retriever = workshop.retriever
-            writer = opened.enter_context(open_engine(engine, workshop.agent, model, base_url, api, **options))
+            opened.enter_context(closing(context))
+            retriever = context.retriever
+            writer = opened.enter_context(open_engine(engine, context.agent, model, base_url, api, **options))
             scorer = opened.enter_context(opened_scorer(chosen_by, shared))
         driver = Driver(writer, retriever, scorer, in_flight=settings.max_playing)
         info = {
@@ -230,7 +230,7 @@ def serve_agent_command(
         }
         by = None if chosen_by is None else chosen_by.settings.guide()
         live = by is None or by.strategy == "actions"
-        served = ServedAgent(driver, _way_to_play(workshop, limits, by), limits.sampling, limits.k, info, live)
+        served = ServedAgent(driver, _way_to_play(context, limits, by), limits.sampling, limits.k, info, live)
         if mcp:
             _serve_stdio(served, settings)
             return
@@ -245,19 +245,19 @@ def serve_agent_command(
         serve_agent(served, settings, host=host, port=port, insecure=insecure, access_log=access_log, announce=announce)
 
 
-def _way_to_play(workshop: Workshop, limits: EpisodeSettings, guide: Guide | None) -> Play:
+def _way_to_play(context: RunContext, limits: EpisodeConfig, guide: Guide | None) -> Play:
     """How a question is played: by one episode, or by several of which the guide chooses."""
 
     def play(question: Question, sampling: Sampling, seed: int) -> Algorithm[Trajectory]:
         settings = replace(limits, sampling=sampling)
         if guide is None:
-            return episode(workshop.agent, question, settings, seed)
-        return guided(workshop.agent, question, settings, guide, seed)
+            return episode(context.agent, question, settings, seed)
+        return guided(context.agent, question, settings, guide, seed)
 
     return play
 
 
-def _serve_stdio(agent: ServedAgent, settings: AgentServerSettings) -> None:
+def _serve_stdio(agent: ServedAgent, settings: AgentServerConfig) -> None:
     import asyncio
 
     from stepladder.serve.agent.mcp_server import serve_stdio

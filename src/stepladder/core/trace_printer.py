@@ -19,7 +19,7 @@ _LABELS = {
 _SHOWN = 100
 
 
-class Narrator:
+class TracePrinter:
     """Prints the steps of one trajectory that it has not printed yet."""
 
     def __init__(self, console: Console) -> None:

@@ -38,7 +38,7 @@ from stepladder.core.requests import (
     requests_in,
 )
 from stepladder.core.trace import StopReason, Trajectory, Usage
-from stepladder.driver.queues import Asked, Cache, Key, Lane, key_of, lane_for, score_call, search_call
+from stepladder.driver.queues import Cache, Key, PendingRequest, RequestQueue, key_of, lane_for, score_call, search_call
 from stepladder.engines.base import Engine, EngineDown, NoRoom
 from stepladder.retrieval.base import Retriever
 
@@ -191,7 +191,7 @@ class _Session(Generic[Result]):
         self.arriving = False
         self.active: dict[int, _Run[Result]] = {}
         self.finished: deque[Outcome[Result]] = deque()
-        self.completed: SimpleQueue[tuple[Lane, list[Asked], Any]] = SimpleQueue()
+        self.completed: SimpleQueue[tuple[RequestQueue, list[PendingRequest], Any]] = SimpleQueue()
         retriever, scorer, engine = driver.retriever, driver.scorer, driver.engine
         generate = getattr(engine, "generate", None)
         # Cheapest first: a lane that takes one call at a time waits for those before it.
@@ -267,11 +267,11 @@ class _Session(Generic[Result]):
             raise replies
         self._deliver(lane, batch, replies)
 
-    def _call(self, lane: Lane, batch: list[Asked]) -> None:
+    def _call(self, lane: RequestQueue, batch: list[PendingRequest]) -> None:
         self._count_call(lane)
         self._deliver(lane, batch, lane.answer(batch))
 
-    def _go_on(self, lane: Lane) -> None:
+    def _go_on(self, lane: RequestQueue) -> None:
         """Let requests join those under way, and work until some are answered."""
         session = lane.session
         assert session is not None
@@ -296,11 +296,11 @@ class _Session(Generic[Result]):
         del session
         self._call(lane, list(lane.running.values()))
 
-    def _busy_before(self, lane: Lane) -> bool:
+    def _busy_before(self, lane: RequestQueue) -> bool:
         cheaper = self.lanes[: self.lanes.index(lane)]
         return any(other.calls or other.waiting for other in cheaper)
 
-    def _start(self, lane: Lane, batch: list[Asked]) -> None:
+    def _start(self, lane: RequestQueue, batch: list[PendingRequest]) -> None:
         """Call from a thread; the replies come back through `completed`."""
         assert lane.pool is not None
         self._count_call(lane)
@@ -315,11 +315,11 @@ class _Session(Generic[Result]):
 
         lane.pool.submit(work)
 
-    def _count_call(self, lane: Lane) -> None:
+    def _count_call(self, lane: RequestQueue) -> None:
         calls = self.driver.counts.calls
         calls[lane.kind.__name__] = calls.get(lane.kind.__name__, 0) + 1
 
-    def _deliver(self, lane: Lane, batch: list[Asked], replies: Sequence[Any]) -> None:
+    def _deliver(self, lane: RequestQueue, batch: list[PendingRequest], replies: Sequence[Any]) -> None:
         """Hand replies to those who wait, and let them go on."""
         for asked, reply in zip(batch, replies):
             del lane.running[asked.key]
@@ -354,7 +354,7 @@ class _Session(Generic[Result]):
                 return
             go_on = partial(answer, run.algorithm, run.asking, run.replies)
 
-    def _lane_for(self, request: object) -> Lane:
+    def _lane_for(self, request: object) -> RequestQueue:
         for lane in self.lanes:
             if isinstance(request, lane.kind):
                 if lane.call is None:
@@ -362,7 +362,7 @@ class _Session(Generic[Result]):
                 return lane
         raise TypeError(f"an algorithm yielded {request!r}; it may yield Generate, Retrieve and Score requests")
 
-    def _ask(self, run: _Run[Result], asked_for: list[tuple[Request, Lane, Key]]) -> None:
+    def _ask(self, run: _Run[Result], asked_for: list[tuple[Request, RequestQueue, Key]]) -> None:
         counts = self.driver.counts
         run.replies = [None] * len(asked_for)
         run.missing = 0
@@ -377,7 +377,7 @@ class _Session(Generic[Result]):
             run.missing += 1
             asked = lane.running.get(key) or lane.waiting.get(key)
             if asked is None:
-                asked = lane.waiting[key] = Asked(key, request, run.index)
+                asked = lane.waiting[key] = PendingRequest(key, request, run.index)
             else:
                 asked.age = min(asked.age, run.index)
                 counts.merged += 1

@@ -1,7 +1,7 @@
 """Requests of one kind on their way to whoever answers them: who waits for what, and how a batch is answered.
 
 In: requests, as algorithms make them. Out: full batches for an engine, a retriever or a scorer, and its replies or
-errors, one a request. The driver has one `Lane` a kind.
+errors, one a request. The driver has one `RequestQueue` a kind.
 """
 
 import heapq
@@ -96,7 +96,7 @@ def _completed(reply: Any, request: Request) -> Any:
     return replace(reply, context=tuple(each if each.tokens else next(new) for each in request.context))
 
 
-class Asked:
+class PendingRequest:
     """A request and those who wait for its reply."""
 
     __slots__ = ("age", "key", "request", "waiters")
@@ -114,7 +114,7 @@ class Asked:
         return reply if request is self.request else _completed(_shortened(reply, self.request), request)
 
 
-class Lane:
+class RequestQueue:
     """One kind of request: who waits for what, and how to answer a batch."""
 
     def __init__(
@@ -139,22 +139,22 @@ class Lane:
         #: Of an engine that requests may join and leave one by one.
         self.session: Session | None = None
         #: Equal requests share an entry: each is answered once for all who asked.
-        self.waiting: dict[Key, Asked] = {}
-        self.running: dict[Key, Asked] = {}
+        self.waiting: dict[Key, PendingRequest] = {}
+        self.running: dict[Key, PendingRequest] = {}
         self.calls = 0
         self.pool = ThreadPoolExecutor(concurrency, f"{kind.__name__}") if concurrency > 1 else None
 
-    def take_batch(self) -> list[Asked]:
+    def take_batch(self) -> list[PendingRequest]:
         """The next batch, by age of the job, whatever the order in which replies came in."""
         return self._take(self.max_batch)
 
-    def take_joining(self) -> list[Asked]:
+    def take_joining(self) -> list[PendingRequest]:
         """Requests to join those under way in a session; none while they would be few beside those."""
         room = self.max_batch - len(self.running)
         worth_it = min(room, len(self.waiting)) * JOIN_SHARE >= len(self.running)
         return self._take(room) if worth_it else []
 
-    def _take(self, count: int) -> list[Asked]:
+    def _take(self, count: int) -> list[PendingRequest]:
         batch = heapq.nsmallest(count, self.waiting.values(), key=lambda asked: asked.age)
         for asked in batch:
             self.running[asked.key] = self.waiting.pop(asked.key)
@@ -170,7 +170,7 @@ class Lane:
         if self.max_batch < before:
             log.warning("not enough memory for %d rows at a time, at most %d from now on", rows, self.max_batch)
 
-    def answer(self, batch: list[Asked]) -> list[Any]:
+    def answer(self, batch: list[PendingRequest]) -> list[Any]:
         """Replies or errors, one a request. Only `EngineDown` and Ctrl-C come through as exceptions."""
         assert self.call is not None
         requests = [asked.request for asked in batch]
@@ -193,12 +193,12 @@ class Lane:
         return self.answer(batch[:middle]) + self.answer(batch[middle:])
 
 
-def lane_for(kind: type[Any], call: Any, backend: Any, advice: str, cache: Cache) -> Lane:
+def lane_for(kind: type[Any], call: Any, backend: Any, advice: str, cache: Cache) -> RequestQueue:
     """The lane to a backend; without one, `advice` says what to pass."""
     if backend is None:
-        return Lane(kind, None, 1, 1, advice, cache)
+        return RequestQueue(kind, None, 1, 1, advice, cache)
     open_session = backend.open if isinstance(backend, Engine) else lambda: None
-    return Lane(kind, call, backend.max_batch, backend.concurrency, advice, cache, open_session)
+    return RequestQueue(kind, call, backend.max_batch, backend.concurrency, advice, cache, open_session)
 
 
 def search_call(retriever: Retriever | None) -> Callable[[list[Retrieve]], Sequence[Any]] | None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.engines.base import Engine, EngineDown, EngineError, check_engine
-from stepladder.oracle.engine import GoldEngine, Writer
+from stepladder.oracle.engine import OracleEngine, Writer
 
 __all__ = ["ENGINES", "Engine", "EngineDown", "EngineError", "check_engine", "make_engine"]
 
@@ -33,7 +33,7 @@ def make_engine(
     if name == "gold":
         if model or base_url:
             raise StepladderError("the gold engine is no model: leave out --model and --base-url, or choose an engine")
-        return GoldEngine(agent)
+        return OracleEngine(agent)
     if name == "openai":
         from stepladder.engines.openai import OpenAIEngine
 

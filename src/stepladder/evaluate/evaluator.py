@@ -26,7 +26,7 @@ from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.driver import Driver, Interrupted, Outcome, Watcher
 from stepladder.engines.base import EngineDown
 from stepladder.evaluate.statistics import Comparison, Interval, mean_interval, paired_difference
-from stepladder.explore.episode import Cost, EpisodeSettings, episode, metered
+from stepladder.explore.episode import Cost, EpisodeConfig, episode, metered
 from stepladder.explore.guided import Guide, guided
 
 _SUMMARY, _SCORES, _TRAJECTORIES = "summary.json", "scores.jsonl", "trajectories.jsonl"
@@ -130,7 +130,7 @@ def evaluate(
     driver: Driver,
     agent: Agent,
     questions: Sequence[Question],
-    settings: EpisodeSettings = EpisodeSettings(),  # noqa: B008 - frozen
+    settings: EpisodeConfig = EpisodeConfig(),  # noqa: B008 - frozen
     *,
     guide: Guide | None = None,
     seed: int = 0,

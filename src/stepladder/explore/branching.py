@@ -16,7 +16,7 @@ from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Node, Question, Trajectory, Tree
 from stepladder.driver.gather import together
-from stepladder.explore.episode import EpisodeSettings, begin, take_step
+from stepladder.explore.episode import EpisodeConfig, begin, take_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class _Branch:
 
 
 def branching(
-    agent: Agent, question: Question, settings: EpisodeSettings, seed: int, *, stems: int, branches: int
+    agent: Agent, question: Question, settings: EpisodeConfig, seed: int, *, stems: int, branches: int
 ) -> Algorithm[Tree]:
     """A tree with `stems` episodes from the question and `branches` more from states along them.
 
@@ -56,7 +56,7 @@ def branching(
     return grown.tree()
 
 
-def _play_on(agent: Agent, state: Trajectory, settings: EpisodeSettings, seed: int) -> Algorithm[Trajectory]:
+def _play_on(agent: Agent, state: Trajectory, settings: EpisodeConfig, seed: int) -> Algorithm[Trajectory]:
     while state.stop is None:
         state = yield from take_step(agent, state, settings, seed_of(seed, len(state.steps)))
     return state

@@ -12,7 +12,7 @@ from stepladder.core.answer_metrics import normalise
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Action, ActionKind, StopReason, Trajectory
 from stepladder.driver.gather import together
-from stepladder.explore.episode import EpisodeSettings, propose_step, take_step
+from stepladder.explore.episode import EpisodeConfig, propose_step, take_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Candidate:
 def candidates(
     agent: Agent,
     state: Trajectory,
-    settings: EpisodeSettings,
+    settings: EpisodeConfig,
     seeds: Sequence[int],
     *,
     searched: bool = True,

@@ -28,7 +28,7 @@ from stepladder.core.unicode import well_formed
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeSettings:
+class EpisodeConfig:
     """Limits and sampling of an episode."""
 
     #: Most steps of the policy; a search and its sub-answer are two.
@@ -42,7 +42,7 @@ class EpisodeSettings:
             raise ValueError(f"max_steps is {self.max_steps} and k is {self.k}; both must be at least 1")
 
 
-def episode(agent: Agent, question: Question, settings: EpisodeSettings, seed: int) -> Algorithm[Trajectory]:
+def episode(agent: Agent, question: Question, settings: EpisodeConfig, seed: int) -> Algorithm[Trajectory]:
     """Play one question from start to end. Samples of one question differ by their seeds."""
     trajectory = yield from begin(agent, question, settings, seed)
     while trajectory.stop is None:
@@ -50,7 +50,7 @@ def episode(agent: Agent, question: Question, settings: EpisodeSettings, seed: i
     return trajectory
 
 
-def begin(agent: Agent, question: Question, settings: EpisodeSettings, seed: int) -> Algorithm[Trajectory]:
+def begin(agent: Agent, question: Question, settings: EpisodeConfig, seed: int) -> Algorithm[Trajectory]:
     """The state before the first step; agents that look first have searched."""
     trajectory = Trajectory(question, agent.name, seed=seed)
     query = agent.opening_query(question)
@@ -59,13 +59,13 @@ def begin(agent: Agent, question: Question, settings: EpisodeSettings, seed: int
     return replace(trajectory, given=(yield Retrieve(query, settings.k)))
 
 
-def take_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings, seed: int) -> Algorithm[Trajectory]:
+def take_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, seed: int) -> Algorithm[Trajectory]:
     """The trajectory with one more step: written by the engine, parsed by the agent, answered by the search."""
     proposed = yield from propose_step(agent, trajectory, settings, seed)
     return (yield from look_up(proposed, settings))
 
 
-def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeSettings, seed: int) -> Algorithm[Trajectory]:
+def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, seed: int) -> Algorithm[Trajectory]:
     """The trajectory with one more step as the policy wrote it. If that is a query, nobody has searched for it yet."""
     rendered = agent.render(trajectory)
     if settings.sampling.temperature == 0:
@@ -90,7 +90,7 @@ def _writable(action: Action) -> Action:
     return replace(action, content=well_formed(action.content), thought=well_formed(action.thought))
 
 
-def look_up(trajectory: Trajectory, settings: EpisodeSettings) -> Algorithm[Trajectory]:
+def look_up(trajectory: Trajectory, settings: EpisodeConfig) -> Algorithm[Trajectory]:
     """The trajectory with what the search found for its newest step, where that is a query to go on from."""
     if trajectory.stop is not None or trajectory.steps[-1].action.kind is not ActionKind.QUERY:
         return trajectory

@@ -25,8 +25,8 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver.gather import together
 from stepladder.explore.candidates import Candidate, candidates
-from stepladder.explore.episode import EpisodeSettings, begin, episode, look_up, take_step
-from stepladder.explore.mcts import MCTSSettings, search
+from stepladder.explore.episode import EpisodeConfig, begin, episode, look_up, take_step
+from stepladder.explore.mcts import MCTSConfig, search
 
 Strategy = Literal["actions", "beam", "trajectories", "mcts", "vote"]
 Aggregate = Literal["min", "mean", "last"]
@@ -63,15 +63,13 @@ class Guide:
         return min(scores) if self.aggregate == "min" else scores[-1]
 
 
-def guided(
-    agent: Agent, question: Question, settings: EpisodeSettings, guide: Guide, seed: int
-) -> Algorithm[Trajectory]:
+def guided(agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int) -> Algorithm[Trajectory]:
     """Answer one question. `settings.sampling` says how samples are drawn."""
     return (yield from _STRATEGIES[guide.strategy](agent, question, settings, guide, seed))
 
 
 def _by_actions(
-    agent: Agent, question: Question, settings: EpisodeSettings, guide: Guide, seed: int
+    agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
     state = yield from begin(agent, question, settings, seed)
     while state.stop is None:
@@ -83,7 +81,7 @@ def _by_actions(
 
 
 def _by_beam(
-    agent: Agent, question: Question, settings: EpisodeSettings, guide: Guide, seed: int
+    agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
     start = yield from begin(agent, question, settings, seed)
     depth = 0
@@ -116,7 +114,7 @@ def _by_beam(
 
 
 def _by_trajectories(
-    agent: Agent, question: Question, settings: EpisodeSettings, guide: Guide, seed: int
+    agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
     played = yield from _episodes(agent, question, settings, guide.n, seed)
     alike = Counter(_answer_key(each) for each in played)
@@ -125,7 +123,7 @@ def _by_trajectories(
 
 
 def _by_vote(
-    agent: Agent, question: Question, settings: EpisodeSettings, guide: Guide, seed: int
+    agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
     played = yield from _episodes(agent, question, settings, guide.n, seed)
     winner, _ = Counter(map(_answer_key, played)).most_common(1)[0]
@@ -139,12 +137,12 @@ def _answer_key(trajectory: Trajectory) -> str:
 
 
 def _by_search(
-    agent: Agent, question: Question, settings: EpisodeSettings, guide: Guide, seed: int
+    agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
     tree = yield from search(
         agent,
         question,
-        MCTSSettings(
+        MCTSConfig(
             episode=settings,
             rollout=Sampling(max_tokens=settings.sampling.max_tokens),
             simulations=guide.simulations,
@@ -200,13 +198,13 @@ def _scored(found: Sequence[Candidate], guide: Guide) -> Algorithm[list[_Scored]
     return sorted((_Scored(each, worths.get(id(each), 0.0)) for each in found), key=lambda each: each.rank)
 
 
-def _complete(state: Trajectory, settings: EpisodeSettings, guide: Guide) -> Algorithm[Trajectory]:
+def _complete(state: Trajectory, settings: EpisodeConfig, guide: Guide) -> Algorithm[Trajectory]:
     """The state with what its newest query found, if nobody has searched for it yet."""
     return state if guide.searched else (yield from look_up(state, settings))
 
 
 def _episodes(
-    agent: Agent, question: Question, settings: EpisodeSettings, n: int, seed: int
+    agent: Agent, question: Question, settings: EpisodeConfig, n: int, seed: int
 ) -> Algorithm[list[Trajectory]]:
     """Whole episodes; those that fail are left out unless all do. Such as have an answer come first."""
     played = yield from together(episode(agent, question, settings, seed_of(seed, draw)) for draw in range(n))

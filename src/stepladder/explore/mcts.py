@@ -24,17 +24,17 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Node, Question, Rollout, StopReason, Trajectory, Tree
 from stepladder.driver.gather import together
 from stepladder.explore.candidates import candidates
-from stepladder.explore.episode import EpisodeSettings, begin, take_step
+from stepladder.explore.episode import EpisodeConfig, begin, take_step
 
 Selection = Literal["uct", "puct", "puct-policy"]
 
 
 @dataclass(frozen=True, slots=True)
-class MCTSSettings:
+class MCTSConfig:
     """How a tree grows. ReasonRAG's and ProRAG's constants are in explore/settings.py."""
 
     #: Limits of an episode, and how children are sampled.
-    episode: EpisodeSettings
+    episode: EpisodeConfig
     #: How roll-outs are sampled.
     rollout: Sampling
     simulations: int = 200
@@ -66,7 +66,7 @@ class MCTSSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
-def search(agent: Agent, question: Question, settings: MCTSSettings, seed: int) -> Algorithm[Tree]:
+def search(agent: Agent, question: Question, settings: MCTSConfig, seed: int) -> Algorithm[Tree]:
     """Grow the tree of one question."""
     if not question.answers and settings.ends == "answer":
         raise StepladderError(f"question {question.id!r} has no answers: nothing tells a good end from a bad one")
@@ -125,7 +125,7 @@ class _State:
         """Q, the mean of what came back."""
         return self.total / self.visits if self.visits else 0.0
 
-    def best_child(self, settings: MCTSSettings) -> "_State":
+    def best_child(self, settings: MCTSConfig) -> "_State":
         """The child to go to: good so far, or little known. The first of equals."""
         seen = sum(child.visits + child.under_way for child in self.children)
 
@@ -152,7 +152,7 @@ _Way = list[_State]
 class _Grove:
     """The tree of one question and how it grows."""
 
-    def __init__(self, agent: Agent, settings: MCTSSettings, seed: int, root: _State) -> None:
+    def __init__(self, agent: Agent, settings: MCTSConfig, seed: int, root: _State) -> None:
         self.agent = agent
         self.settings = settings
         self.seed = seed
@@ -286,7 +286,7 @@ class _Grove:
 class _Settling:
     """Notices when the values below the root have stopped moving."""
 
-    def __init__(self, settings: MCTSSettings) -> None:
+    def __init__(self, settings: MCTSConfig) -> None:
         self.settings = settings
         self.values: list[float] = []
         self.since = 0

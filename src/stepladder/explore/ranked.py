@@ -13,7 +13,7 @@ from stepladder.core.requests import Algorithm, Score
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import ActionKind, Node, Question, Tree
 from stepladder.explore.candidates import Candidate, candidates
-from stepladder.explore.episode import EpisodeSettings, begin
+from stepladder.explore.episode import EpisodeConfig, begin
 from stepladder.explore.mcts import outcome
 
 #: The name of the score in `Node.scores`.
@@ -21,10 +21,10 @@ RANK = "rank"
 
 
 @dataclass(frozen=True, slots=True)
-class RankedSettings:
+class RankedConfig:
     """How many actions to sample; `episode` says how."""
 
-    episode: EpisodeSettings
+    episode: EpisodeConfig
     n: int = 10
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class RankedSettings:
             raise ValueError(f"n is {self.n}; at least 1 action must be sampled")
 
 
-def ranked(agent: Agent, question: Question, settings: RankedSettings, seed: int) -> Algorithm[Tree]:
+def ranked(agent: Agent, question: Question, settings: RankedConfig, seed: int) -> Algorithm[Tree]:
     """Play one question, the best action at every step."""
     if not question.answers:
         raise StepladderError(f"question {question.id!r} has no answers: nothing tells a good end from a bad one")

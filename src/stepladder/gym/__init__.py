@@ -2,7 +2,7 @@
 
 Importing this module registers `stepladder/Search-v0`. Gymnasium imports it by itself when the id names it:
 `gymnasium.make("stepladder.gym:stepladder/Search-v0")`. It is light: data, index and models are opened by an
-environment (`environment.py`, `vector.py`), and the arguments are those of `game.GameSettings`.
+environment (`environment.py`, `vector.py`), and the arguments are those of `game.GameConfig`.
 """
 
 from stepladder.core.errors import StepladderError

@@ -1,6 +1,6 @@
 """The environment: one question an episode; observations are what the policy reads, actions what it writes.
 
-In: the arguments of `game.GameSettings`. Out: a `gymnasium.Env`. Made by `gymnasium.make("stepladder/Search-v0", ...)`.
+In: the arguments of `game.GameConfig`. Out: a `gymnasium.Env`. Made by `gymnasium.make("stepladder/Search-v0", ...)`.
 """
 
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ class SearchEnv(gymnasium.Env[str, str]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
 
     def __init__(self, render_mode: str | None = None, **arguments: Any) -> None:
-        """`arguments` are those of `GameSettings`."""
+        """`arguments` are those of `GameConfig`."""
         self.render_mode = render_mode
         self.game = Game(arguments)
         self.seat = Seat(self.game, render_mode)

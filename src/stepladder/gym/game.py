@@ -14,13 +14,13 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, InstanceOf
 
 from stepladder.agents import make_agent
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
-from stepladder.core.settings import Settings
 from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, DataSet, open_data
 from stepladder.driver import Driver, Outcome
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.gym import ENV_ID
 from stepladder.gym.rewards import Metric, Reward, RewardKind, open_scorer
 from stepladder.gym.spaces import AnyText
@@ -32,7 +32,7 @@ from stepladder.retrieval.index.bm25 import BM25Index
 Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
 
 
-class GameSettings(Settings):
+class GameConfig(Config):
     """The arguments of an environment."""
 
     #: How a question is put to the policy and its text is read: the name of an agent, or a Python file with one.
@@ -69,11 +69,11 @@ class Game:
     """Opens what the arguments name, and lets episodes go on."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        settings = GameSettings.read(arguments, ENV_ID)
+        settings = GameConfig.read(arguments, ENV_ID)
         _expect_no_contradiction(settings)
         self.settings = settings
         self.agent = make_agent(settings.agent)
-        self.limits = EpisodeSettings(settings.max_steps, settings.k)
+        self.limits = EpisodeConfig(settings.max_steps, settings.k)
         self.reward = Reward(settings.reward, settings.metric, settings.process_weight)
         own = settings.questions
         data = None if own is not None and settings.data is None else _open(settings.data or "atlas-small", settings)
@@ -146,7 +146,7 @@ def _itself(turn: Algorithm[Turn]) -> Algorithm[Turn]:
     return turn
 
 
-def _expect_no_contradiction(settings: GameSettings) -> None:
+def _expect_no_contradiction(settings: GameConfig) -> None:
     for one, other, because in (
         ("index", "retriever", "both say what is searched"),
         ("questions", "split", "questions of your own have no splits"),
@@ -159,7 +159,7 @@ def _expect_no_contradiction(settings: GameSettings) -> None:
         )
 
 
-def _open(name: str, settings: GameSettings) -> DataSet:
+def _open(name: str, settings: GameConfig) -> DataSet:
     return _world(name, settings.world_seed) if name in DATA_SETS else open_data(name)
 
 
@@ -169,7 +169,7 @@ def _world(name: str, seed: int) -> DataSet:
     return open_data(name, seed=seed)
 
 
-def _split(data: DataSet | None, settings: GameSettings) -> tuple[Question, ...]:
+def _split(data: DataSet | None, settings: GameConfig) -> tuple[Question, ...]:
     assert data is not None
     only = next(iter(data.questions)) if len(data.questions) == 1 else "train"
     return data.split(settings.split or only)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from stepladder.core.config import unknown_key
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
-from stepladder.core.settings import unknown_key
 from stepladder.core.trace import StopReason, Trajectory
-from stepladder.core.trace_printer import Narrator
+from stepladder.core.trace_printer import TracePrinter
 from stepladder.driver import Outcome
 from stepladder.explore.episode import episode
 from stepladder.gym.game import Game
@@ -34,7 +34,7 @@ class Seat:
         self._episode: Algorithm[Trajectory] | None = None
         #: Where the episode stands; None where none has begun.
         self._turn: Turn | None = None
-        self._narrator: Narrator | None = None
+        self._narrator: TracePrinter | None = None
 
     def start(self, random: np.random.Generator, options: Mapping[str, Any] | None) -> Algorithm[Turn]:
         """Begin an episode: with the question that the options name, or one that is drawn."""
@@ -47,7 +47,7 @@ class Seat:
         self._turn = None
         self._episode = episode(self.game.agent, question, self.game.limits, int(random.integers(2**63)))
         if self.narrates:
-            self._narrator = Narrator(Console(file=StringIO(), record=True, color_system=None))
+            self._narrator = TracePrinter(Console(file=StringIO(), record=True, color_system=None))
             self._narrator.question(question)
         return self._take(None)
 

@@ -1,6 +1,6 @@
 """Many environments that step together: one batch of searches a step, and one of scores.
 
-In: the number of environments and the arguments of `game.GameSettings`. Out: a `gymnasium.vector.VectorEnv`. Each
+In: the number of environments and the arguments of `game.GameConfig`. Out: a `gymnasium.vector.VectorEnv`. Each
 environment does what `SearchEnv` would do with the same seed; data, index and scorer are there once. An episode that
 ended is followed by the next one in the step after (`AutoresetMode.NEXT_STEP`), whatever the action is.
 """
@@ -33,7 +33,7 @@ class SearchVectorEnv(VectorEnv[Observations, Iterable[str], Array]):
     }
 
     def __init__(self, num_envs: int = 1, render_mode: str | None = None, **arguments: Any) -> None:
-        """`arguments` are those of `GameSettings`."""
+        """`arguments` are those of `GameConfig`."""
         if num_envs < 1:
             raise StepladderError(f"num_envs is {num_envs}; at least 1 environment is needed")
         self.num_envs = num_envs

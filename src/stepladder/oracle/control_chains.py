@@ -25,8 +25,8 @@ from stepladder.agents.base import Agent
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, StopReason, Trajectory
 from stepladder.driver import Driver
-from stepladder.explore.episode import EpisodeSettings, episode, newly_read
-from stepladder.oracle.engine import GoldEngine
+from stepladder.explore.episode import EpisodeConfig, episode, newly_read
+from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import judge
 from stepladder.retrieval.base import Retriever
 
@@ -67,7 +67,7 @@ def control_chains(
     agent: Agent,
     questions: Sequence[Question],
     retriever: Retriever | None,
-    settings: EpisodeSettings,
+    settings: EpisodeConfig,
     *,
     seed: int,
 ) -> dict[str, list[Trajectory]]:
@@ -83,13 +83,13 @@ def gold_chains(
     agent: Agent,
     questions: Sequence[Question],
     retriever: Retriever | None,
-    settings: EpisodeSettings,
+    settings: EpisodeConfig,
     *,
     seed: int,
 ) -> list[Trajectory]:
     """The gold decomposition of every question, played, as far as the search finds what it needs."""
     jobs = [partial(episode, agent, question, settings, 0) for question in questions if question.hops]
-    outcomes = Driver(GoldEngine(agent, seed), retriever).run(jobs)
+    outcomes = Driver(OracleEngine(agent, seed), retriever).run(jobs)
     return [gold for each in outcomes if (gold := each.value) is not None and gold.answer in gold.question.answers]
 
 

@@ -55,7 +55,7 @@ def garbled(text: str, other: str, rng: random.Random) -> str:
     return " ".join(words)
 
 
-class Spoiler:
+class Corruptor:
     """Makes mistakes in gold chains of one agent."""
 
     def __init__(

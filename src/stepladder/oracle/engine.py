@@ -34,7 +34,7 @@ class Writer(Protocol):
     def opening_query(self, question: Question) -> str | None: ...
 
 
-class GoldEngine(Engine):
+class OracleEngine(Engine):
     """Writes what the gold decomposition wants next, in the format of one agent."""
 
     name = "gold"

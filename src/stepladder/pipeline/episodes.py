@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
-from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import Task
 
 EPISODES = "episodes"
 
 
 def sampled_episodes(
-    workshop: Workshop, task: Task, questions: Sequence[Question], *, samples: int, temperature: float
+    context: RunContext, task: Task, questions: Sequence[Question], *, samples: int, temperature: float
 ) -> list[Trajectory]:
     """What the stage's policy does with questions that it may err on; episodes that failed are missing."""
     from accelerate import PartialState  # type: ignore[import-untyped] # brings torch
@@ -26,18 +26,18 @@ def sampled_episodes(
     from stepladder.train.transcripts.sampled_episodes import are_there, sampled_in
 
     folder = task.folder / EPISODES
-    processes = PartialState(cpu=pick_device(workshop.settings.device).type == "cpu")
+    processes = PartialState(cpu=pick_device(context.settings.device).type == "cpu")
     with ExitStack() as stack:
         stack.enter_context(processes.main_process_first())
         played = are_there(folder, len(questions))
-        engine = None if played else stack.enter_context(workshop.engine(task.inputs["policy"]))
+        engine = None if played else stack.enter_context(context.engine(task.inputs["policy"]))
         watch = None if played else stack.enter_context(Progress(task.name, len(questions) * samples))
         found, _ = sampled_in(
             folder,
-            Driver(engine, workshop.retriever),
-            workshop.agent,
+            Driver(engine, context.retriever),
+            context.agent,
             questions,
-            workshop.episode(temperature),
+            context.episode(temperature),
             samples=samples,
             seed=task.seed,
             watch=watch,

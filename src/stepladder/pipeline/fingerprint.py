@@ -19,7 +19,7 @@ from stepladder.data import DATA_SETS, data_files
 from stepladder.models import NAMED, built_in_folder, is_gguf_file, is_model_folder
 from stepladder.models.adapters import base_of, is_adapter
 from stepladder.pipeline.recipe import Recipe, Stage
-from stepladder.pipeline.resources import BASE, GOLD, DataSettings
+from stepladder.pipeline.resources import BASE, GOLD, DataConfig
 from stepladder.pipeline.stages import stage_kind
 from stepladder.retrieval.factory import info_of
 
@@ -115,7 +115,7 @@ def _policy_content(policy: str) -> str:
     return f"content {content(place)}"
 
 
-def _data_ingredients(data: DataSettings) -> Ingredients:
+def _data_ingredients(data: DataConfig) -> Ingredients:
     found: Ingredients = {f"data.{split}": _file_content(path) for split, path in data.files.items()}
     if data.name in DATA_SETS:
         found |= {"data.name": data.name, "data.world_seed": data.world_seed}

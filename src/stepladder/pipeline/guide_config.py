@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.settings import Settings
 from stepladder.explore.guided import Aggregate, Guide
 from stepladder.judges.sigmoid_scorer import Chances
 from stepladder.oracle.step_judge import GoldScorer
@@ -25,7 +25,7 @@ _COUNT_FOR = {
 }
 
 
-class GuideSettings(Settings):
+class GuideConfig(Config):
     """Sample more than one needs, and choose."""
 
     #: Who chooses: a reward model, the gold judge (to see what a perfect one would bring), or the most common answer.

@@ -13,17 +13,17 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from stepladder.core.config import Config, below, unknown_key
 from stepladder.core.errors import StepladderError, UnknownName, unknown_name
 from stepladder.core.io.files import expanded
-from stepladder.core.settings import Settings, below, unknown_key
-from stepladder.pipeline.resources import BASE, GOLD, SharedSettings
-from stepladder.pipeline.stages import KINDS, StageKind, stage_kind
+from stepladder.pipeline.resources import BASE, GOLD, SharedConfig
+from stepladder.pipeline.stages import KINDS, StageSpec, stage_kind
 
 #: A stage's name is a folder's: what every file system tells apart.
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
-class _RecipeFile(SharedSettings):
+class _RecipeFile(SharedConfig):
     """A recipe as it is written."""
 
     name: str = "run"
@@ -39,7 +39,7 @@ class Stage:
     kind: str
     #: By role: the stage it is taken from; for a policy also `base`, the recipe's own, or `gold`, the oracle.
     inputs: Mapping[str, str]
-    settings: Settings
+    settings: Config
 
     def plain(self) -> dict[str, Any]:
         """As it is written in a recipe."""
@@ -52,7 +52,7 @@ class Recipe:
 
     name: str
     seed: int
-    shared: SharedSettings
+    shared: SharedConfig
     stages: tuple[Stage, ...]
 
     @classmethod
@@ -64,7 +64,7 @@ class Recipe:
         stages: list[Stage] = []
         for name, entry in written.stages.items():
             stages.append(_read_stage(name, entry or {}, stages, where))
-        shared = SharedSettings(**{name: getattr(written, name) for name in SharedSettings.model_fields})
+        shared = SharedConfig(**{name: getattr(written, name) for name in SharedConfig.model_fields})
         return cls(written.name, written.seed, shared, tuple(stages))
 
     def plain(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _read_stage(name: str, entry: Mapping[str, Any], before: list[Stage], where:
     return Stage(name, str(kind_name), inputs, settings)
 
 
-def _source(role: str, named: object, kind: StageKind, before: list[Stage], here: str) -> str:
+def _source(role: str, named: object, kind: StageSpec, before: list[Stage], here: str) -> str:
     """Where an input comes from: what was said, or the newest stage that makes one, or the recipe's own policy."""
     makers = [stage.name for stage in before if role in stage_kind(stage.kind).makes]
     others = [] if role != "policy" else [BASE, GOLD] if kind.plays_gold else [BASE]

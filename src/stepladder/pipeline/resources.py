@@ -1,6 +1,6 @@
-"""The workshop: what all stages of a run share, opened when it is first needed, and once.
+"""The context: what all stages of a run share, opened when it is first needed, and once.
 
-In: `SharedSettings`, what a recipe says outside of its stages. Out: the agent, the data, the index, limits, engines.
+In: `SharedConfig`, what a recipe says outside of its stages. Out: the agent, the data, the index, limits, engines.
 Paths are taken from where the command is typed and kept absolute, so that a run can be used from elsewhere.
 """
 
@@ -14,15 +14,15 @@ from pydantic import AfterValidator, Field, model_validator
 from rich.console import Console
 
 from stepladder.agents import Agent, is_agent_file, make_agent
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expanded
 from stepladder.core.requests import Sampling
-from stepladder.core.settings import Settings
 from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, PUBLISHED, SPLITS, DataSet, absolute_name, open_data, open_files
 from stepladder.data.holdout import WARMUP, held_out, with_warmup
 from stepladder.engines import Engine, make_engine
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.models import absolute_if_folder
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.factory import absolute_unless_url, open_retriever, reranked
@@ -48,7 +48,7 @@ def _absolute_data(name: str | None) -> str | None:
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
 
-class DataSettings(Settings):
+class DataConfig(Config):
     """Questions and corpus: a data set by `name`, or question files by split; an index where no corpus comes along."""
 
     #: A data set, a folder of question files, a question file, which has the one split `all`; or several joined by +.
@@ -94,7 +94,7 @@ class DataSettings(Settings):
         return with_warmup(data, self.warmup) if self.warmup else data
 
 
-class SearchSettings(Settings):
+class SearchConfig(Config):
     """How a query is answered."""
 
     #: Passages a search returns.
@@ -105,7 +105,7 @@ class SearchSettings(Settings):
     device: str = "cpu"
 
 
-class LimitSettings(Settings):
+class LimitConfig(Config):
     """Where an episode ends at the latest."""
 
     #: Most steps a question; a search and its sub-answer are two.
@@ -114,16 +114,16 @@ class LimitSettings(Settings):
     max_tokens: int = Field(default=256, ge=1)
 
 
-class SharedSettings(Settings):
+class SharedConfig(Config):
     """What all stages of a run share."""
 
     #: The model to begin with: a built-in name, a model folder or a hub name.
     policy: Annotated[str, Field(min_length=1), AfterValidator(absolute_if_folder)] = "nano"
     #: One that comes along, or a Python file with one of your own.
     agent: Annotated[str, AfterValidator(_known_agent)] = "prorag"
-    data: DataSettings = DataSettings()
-    search: SearchSettings = SearchSettings()
-    episode: LimitSettings = LimitSettings()
+    data: DataConfig = DataConfig()
+    search: SearchConfig = SearchConfig()
+    episode: LimitConfig = LimitConfig()
     #: What plays a policy: transformers, or vLLM where it is installed.
     engine: Literal["transformers", "vllm"] = "transformers"
     device: str = "auto"
@@ -132,10 +132,10 @@ class SharedSettings(Settings):
     batch: int = Field(default=64, ge=1)
 
 
-class Workshop:
+class RunContext:
     """Opens what the settings name. `console` is where stages may tell what they do."""
 
-    def __init__(self, settings: SharedSettings, console: Console | None = None) -> None:
+    def __init__(self, settings: SharedConfig, console: Console | None = None) -> None:
         self.settings = settings
         self.console = console or Console(stderr=True)
         self._told: set[str] = set()
@@ -190,12 +190,12 @@ class Workshop:
         """The questions of all splits."""
         return [question for split in self.data.questions.values() for question in split]
 
-    def episode(self, temperature: float = 0.0, top_p: float = 1.0) -> EpisodeSettings:
+    def episode(self, temperature: float = 0.0, top_p: float = 1.0) -> EpisodeConfig:
         """The limits of an episode, with this sampling."""
         limits = self.settings.episode
         try:
             sampling = Sampling(temperature, top_p, limits.max_tokens)
-            return EpisodeSettings(limits.max_steps, self.settings.search.k, sampling)
+            return EpisodeConfig(limits.max_steps, self.settings.search.k, sampling)
         except ValueError as error:
             raise StepladderError(str(error)) from error
 

@@ -18,7 +18,7 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace_printer import shown
 from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
 from stepladder.pipeline.recipe import Recipe, Stage
-from stepladder.pipeline.resources import BASE, GOLD, Workshop
+from stepladder.pipeline.resources import BASE, GOLD, RunContext
 from stepladder.pipeline.run_folder import DamagedRecord, RunFolder, StageRecord, claim
 from stepladder.pipeline.session import describe_session
 from stepladder.pipeline.stages import Task, stage_kind
@@ -47,7 +47,7 @@ def run_recipe(
     """
     console = console or Console(stderr=True)
     ingredients = all_ingredients(recipe)
-    with claim(folder) as run, closing(Workshop(recipe.shared, console)) as workshop:
+    with claim(folder) as run, closing(RunContext(recipe.shared, console)) as context:
         outdated = _outdated(run, recipe, ingredients)
         for name, reason in outdated.items():
             if not update:
@@ -59,7 +59,7 @@ def run_recipe(
         left = [name for name in wanted if name in outdated or run.done(name) is None]
         for stage in recipe.stages:  # what cannot work is refused before hours are spent or anything is removed
             if stage.name in left:
-                stage_kind(stage.kind).check(stage.settings, workshop)
+                stage_kind(stage.kind).check(stage.settings, context)
         session = describe_session(recipe) if left else None
         kept = {stage.name: stage_kind(stage.kind).keeps for stage in recipe.stages}
         for name, reason in outdated.items():
@@ -75,7 +75,7 @@ def run_recipe(
                 _say(console, f"{stage.name}: not done, left as it is")
                 continue
             if record is None:
-                record = _run_stage(stage, run, recipe, workshop, ingredients[stage.name], console)
+                record = _run_stage(stage, run, recipe, context, ingredients[stage.name], console)
             else:
                 skipped.append(stage.name)
                 _say(console, f"{stage.name}: done, {record.seconds:,.0f} s, skipped")
@@ -120,7 +120,7 @@ def _touched(folder: Path, record: StageRecord) -> list[str]:
 
 
 def _run_stage(
-    stage: Stage, run: RunFolder, recipe: Recipe, workshop: Workshop, ingredients: Ingredients, console: Console
+    stage: Stage, run: RunFolder, recipe: Recipe, context: RunContext, ingredients: Ingredients, console: Console
 ) -> StageRecord:
     before = run.known(stage.name)
     record = StageRecord(
@@ -140,7 +140,7 @@ def _run_stage(
     inputs = {role: _path_of(role, source, run, recipe) for role, source in stage.inputs.items()}
     started = time.monotonic()
     try:
-        result = kind.run(stage.settings, workshop, Task(stage.name, folder, seed, inputs))
+        result = kind.run(stage.settings, context, Task(stage.name, folder, seed, inputs))
     except BaseException:
         run.pause(replace(record, seconds=record.seconds + time.monotonic() - started))
         raise

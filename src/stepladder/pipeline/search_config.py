@@ -4,18 +4,18 @@
     prorag      PUCT, c 2.5, 5 children, 200 simulations, depth 10, F1 discounted by 0.99 a step
     laptop      ProRAG's, with few simulations and an early stop: minutes for a small model on a CPU
 
-In: a preset's name and whatever is to differ. Out: `ExploreSettings` with every value filled in.
+In: a preset's name and whatever is to differ. Out: `ExploreConfig` with every value filled in.
 """
 
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from stepladder.core.config import Config
 from stepladder.core.requests import Sampling
-from stepladder.core.settings import Settings
-from stepladder.explore.episode import EpisodeSettings
-from stepladder.explore.mcts import MCTSSettings, Selection
-from stepladder.judges.llm.config import LLMJudgeSettings
+from stepladder.explore.episode import EpisodeConfig
+from stepladder.explore.mcts import MCTSConfig, Selection
+from stepladder.judges.llm.config import LLMJudgeConfig
 
 _PRORAG = {"selection": "puct", "c": 2.5, "width": 5, "simulations": 200, "depth": 10, "gamma": 0.99}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -25,7 +25,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class ExploreSettings(Settings):
+class ExploreConfig(Config):
     """Which questions, and how their trees grow."""
 
     #: The values below that are not given are taken from it.
@@ -53,7 +53,7 @@ class ExploreSettings(Settings):
     #: What values a leaf: playing on to an end, or a judge's grade of its newest step.
     evaluate: Literal["rollout", "gold", "llm"] = "rollout"
     #: With evaluate `llm`: which model grades, and what it may cost. Its mode is always `score`.
-    llm: LLMJudgeSettings | None = None
+    llm: LLMJudgeConfig | None = None
     #: Simulations of one tree that are under way at once.
     parallel: int = Field(default=4, ge=1)
     #: Stop when no value below the root has moved by more than `tolerance` for so many simulations; null is never.
@@ -63,7 +63,7 @@ class ExploreSettings(Settings):
     trees_at_once: int = Field(default=64, ge=1)
 
     @model_validator(mode="after")
-    def _a_model_grades(self) -> "ExploreSettings":
+    def _a_model_grades(self) -> "ExploreConfig":
         if (self.evaluate == "llm") != (self.llm is not None):
             raise ValueError("evaluate: llm and the settings of the model (llm.model) belong together")
         return self
@@ -76,11 +76,11 @@ class ExploreSettings(Settings):
         preset = data.get("preset", cls.model_fields["preset"].default)
         return {**PRESETS.get(preset, {}), **data} if isinstance(preset, str) else data
 
-    def search(self, episode: EpisodeSettings) -> MCTSSettings:
+    def search(self, episode: EpisodeConfig) -> MCTSConfig:
         """The settings of one tree, within the limits of an episode."""
         limit = episode.sampling.max_tokens
-        return MCTSSettings(
-            episode=EpisodeSettings(episode.max_steps, episode.k, Sampling(self.temperature, self.top_p, limit)),
+        return MCTSConfig(
+            episode=EpisodeConfig(episode.max_steps, episode.k, Sampling(self.temperature, self.top_p, limit)),
             rollout=Sampling(self.rollout_temperature, 1.0, limit),
             simulations=self.simulations,
             width=self.width,

@@ -1,4 +1,4 @@
-"""The contract of a stage: a function from settings, a workshop and the outputs of earlier stages to a folder.
+"""The contract of a stage: a function from settings, a context and the outputs of earlier stages to a folder.
 
 A stage takes things of some roles (a policy, later also trees, pairs or a reward model) and makes things of some
 roles. Who feeds whom follows from that: each role is taken from the newest stage before that makes it.
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepladder.core.settings import Settings
-from stepladder.pipeline.resources import Workshop
+from stepladder.core.config import Config
+from stepladder.pipeline.resources import RunContext
 
 #: The role of a reward model, which one kind of stage makes and several take.
 REWARD = "reward"
@@ -38,19 +38,19 @@ class StageResult:
 
 
 @dataclass(frozen=True, slots=True)
-class StageKind:
+class StageSpec:
     """One kind of stage, as the registry knows it."""
 
-    settings: type[Settings]
-    #: (settings, workshop, task) -> result. The settings are of the class above.
-    run: Callable[[Any, Workshop, Task], StageResult]
+    settings: type[Config]
+    #: (settings, context, task) -> result. The settings are of the class above.
+    run: Callable[[Any, RunContext, Task], StageResult]
     #: Roles that it takes, but for those that its settings leave out.
     takes: tuple[str, ...] = ("policy",)
     makes: tuple[str, ...] = ()
     #: settings -> the roles that are left out, for kinds that do not always need everything they may take.
     leaves_out: Callable[[Any], frozenset[str]] = lambda settings: frozenset()  # noqa: ARG005
-    #: (settings, workshop): raises where the stage could not be run, before the first stage of a run begins.
-    check: Callable[[Any, Workshop], None] = lambda settings, workshop: None  # noqa: ARG005
+    #: (settings, context): raises where the stage could not be run, before the first stage of a run begins.
+    check: Callable[[Any, RunContext], None] = lambda settings, context: None  # noqa: ARG005
     #: Whether `policy: gold`, the oracle, may be taken.
     plays_gold: bool = False
     #: Settings that name a file or folder outside of the run: these count by their content.

@@ -13,11 +13,11 @@ from stepladder.driver.progress import Progress
 from stepladder.explore.tree_runner import Grow, Meter, explore
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import monte_carlo
-from stepladder.judges.llm.config import LLMJudgeSettings
+from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.judges.llm.llm_scorer import LLMScorer
 from stepladder.judges.sigmoid_scorer import Chances
 from stepladder.oracle.step_judge import GoldScorer
-from stepladder.pipeline.resources import Workshop
+from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import REWARD, StageResult, Task
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ class Grader:
 
     @classmethod
     def open(
-        cls, name: str | None, llm: LLMJudgeSettings | None, workshop: Workshop, task: Task, stack: ExitStack
+        cls, name: str | None, llm: LLMJudgeConfig | None, context: RunContext, task: Task, stack: ExitStack
     ) -> "Grader":
         """The grader of that name: gold, prm, llm, or None."""
-        shared = workshop.settings
+        shared = context.settings
         if llm is not None:
             paid = stack.enter_context(llm.engine(task.folder, shared.device))
             return cls(LLMScorer(paid, llm.judge("score")), paid)
@@ -69,21 +69,21 @@ class Grader:
 
 
 def grow_trees(
-    workshop: Workshop,
+    context: RunContext,
     task: Task,
     questions: Sequence[Question],
     grow: Grow,
     *,
     judge: str | None,
-    llm: LLMJudgeSettings | None,
+    llm: LLMJudgeConfig | None,
     at_once: int,
 ) -> StageResult:
     """Grow the trees; those that an attempt before has finished are kept."""
     path = task.folder / FILE
     with ExitStack() as stack:
-        engine = stack.enter_context(workshop.engine(task.inputs["policy"]))
-        grader = Grader.open(judge, llm, workshop, task, stack)
-        driver = Driver(engine, workshop.retriever, grader.scorer, in_flight=at_once, generation_cache=_REMEMBERED)
+        engine = stack.enter_context(context.engine(task.inputs["policy"]))
+        grader = Grader.open(judge, llm, context, task, stack)
+        driver = Driver(engine, context.retriever, grader.scorer, in_flight=at_once, generation_cache=_REMEMBERED)
         meter = Meter(driver.counts, grader.note)
         watch = stack.enter_context(Progress(task.name, len(questions), note=meter))
         explored = explore(driver, questions, grow, path, seed=task.seed, watch=watch)
@@ -126,8 +126,8 @@ def tree_numbers(path: Path) -> dict[str, float]:
     }
 
 
-def expect_answers(split: str, workshop: Workshop) -> None:
+def expect_answers(split: str, context: RunContext) -> None:
     """There must be questions with answers, and an index if the agent searches."""
-    if not any(question.answers for question in workshop.split(split)):
+    if not any(question.answers for question in context.split(split)):
         raise StepladderError(f"no question of the split '{split}' has an answer: nothing could be valued")
-    workshop.check_index()
+    context.check_index()

@@ -13,9 +13,9 @@ import numpy as np
 from pydantic import Field
 
 from stepladder.core.answer_metrics import normalise, token_overlap
+from stepladder.core.config import Config
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
-from stepladder.core.settings import Settings
 from stepladder.core.trace import Action, ActionKind, Node, Pair, Side, Step, Tree
 from stepladder.explore.ranked import best_branch
 from stepladder.explore.values import depths_of, monte_carlo, spre
@@ -23,7 +23,7 @@ from stepladder.judges.base import Judge
 from stepladder.oracle.step_judge import judge_tree
 
 
-class PairRules(Settings):
+class PairRules(Config):
     """Which siblings make a pair."""
 
     #: Siblings that were visited less are left out. Ends need no visit: what they earned is known.

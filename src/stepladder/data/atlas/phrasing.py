@@ -146,7 +146,7 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PendingRequest:
     """A question in words, before it has an id."""
 
     text: str

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.settings import Settings
 from stepladder.judges.llm.llm_judge import LLMJudge, Mode, Order
 from stepladder.judges.llm.spend.prices import Price, load_prices
 
@@ -43,7 +43,7 @@ def _model_folder(model: str) -> Path | None:
     return path if (path / "config.json").is_file() else None
 
 
-class LLMJudgeSettings(Settings):
+class LLMJudgeConfig(Config):
     """A model behind an OpenAI-compatible server, or on this machine."""
 
     #: Its name at the server; without a URL also a model folder, which is then played here.

@@ -31,9 +31,7 @@ def read_object(text: str, required: Collection[str], optional: Collection[str] 
     try:
         found = json.loads(fenced[1] if fenced else text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
     except json.JSONDecodeError as error:
-        raise BadReply(
-            f"not a single JSON object: {error.msg} at character {error.pos + 1}"
-        ) from error
+        raise BadReply(f"not a single JSON object: {error.msg} at character {error.pos + 1}") from error
     except BadReply:
         raise
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets

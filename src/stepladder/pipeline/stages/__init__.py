@@ -3,12 +3,12 @@
 from importlib import import_module
 
 from stepladder.core.errors import unknown_name
-from stepladder.pipeline.stage import StageKind, StageResult, Task
+from stepladder.pipeline.stage import StageResult, StageSpec, Task
 
-__all__ = ["KINDS", "StageKind", "StageResult", "Task", "stage_kind"]
+__all__ = ["KINDS", "StageResult", "StageSpec", "Task", "stage_kind"]
 
 #: Kinds by name: the module that holds it as `KIND`, imported when it is used, or the kind itself.
-KINDS: dict[str, str | StageKind] = {
+KINDS: dict[str, str | StageSpec] = {
     "dpo": "stepladder.pipeline.stages.dpo",
     "eval": "stepladder.pipeline.stages.eval",
     "explore": "stepladder.pipeline.stages.explore",
@@ -23,13 +23,13 @@ KINDS: dict[str, str | StageKind] = {
 }
 
 
-def stage_kind(name: str) -> StageKind:
+def stage_kind(name: str) -> StageSpec:
     """The kind of that name."""
     if name not in KINDS:
         raise unknown_name("kind of stage", name, KINDS)
     found = KINDS[name]
-    if isinstance(found, StageKind):
+    if isinstance(found, StageSpec):
         return found
     kind = import_module(found).KIND
-    assert isinstance(kind, StageKind)
+    assert isinstance(kind, StageSpec)
     return kind

@@ -10,21 +10,21 @@ from typing import Any
 
 from pydantic import Field
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.settings import Settings
 from stepladder.core.trace import StopReason
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
 from stepladder.evaluate.evaluator import Summary, evaluate
-from stepladder.pipeline.guide_config import GuideSettings
-from stepladder.pipeline.resources import Workshop
-from stepladder.pipeline.stage import REWARD, StageKind, StageResult, Task
+from stepladder.pipeline.guide_config import GuideConfig
+from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.stage import REWARD, StageResult, StageSpec, Task
 
 #: What is made, and its folder inside the stage's.
 EVALUATION = "evaluation"
 
 
-class EvalSettings(Settings):
+class EvalConfig(Config):
     """Which questions, and how they are played."""
 
     split: str = "test"
@@ -33,30 +33,30 @@ class EvalSettings(Settings):
     #: 0 is greedy.
     temperature: float = Field(default=0.0, ge=0)
     #: Sample more than one needs, and let a reward model choose. Then its own temperature counts.
-    guide: GuideSettings | None = None
+    guide: GuideConfig | None = None
 
 
-def run_eval(settings: EvalSettings, workshop: Workshop, task: Task) -> StageResult:
+def run_eval(settings: EvalConfig, context: RunContext, task: Task) -> StageResult:
     """Play, score, save."""
-    questions = workshop.split(settings.split)[: settings.limit]
-    shared, guide = workshop.settings, settings.guide
+    questions = context.split(settings.split)[: settings.limit]
+    shared, guide = context.settings, settings.guide
     temperature, top_p = (settings.temperature, 1.0) if guide is None else (guide.temperature, guide.top_p)
-    episode = workshop.episode(temperature, top_p)
+    episode = context.episode(temperature, top_p)
     with (
-        workshop.engine(task.inputs["policy"]) as engine,
+        context.engine(task.inputs["policy"]) as engine,
         guide.scorer(task.inputs.get(REWARD), shared.device, shared.dtype) if guide else nullcontext() as scorer,
         Progress(task.name, len(questions)) as watch,
     ):
-        driver = Driver(engine, workshop.retriever, scorer)
+        driver = Driver(engine, context.retriever, scorer)
         chosen_by = guide.guide() if guide is not None else None
-        result = evaluate(driver, workshop.agent, questions, episode, guide=chosen_by, seed=task.seed, watch=watch)
+        result = evaluate(driver, context.agent, questions, episode, guide=chosen_by, seed=task.seed, watch=watch)
     if result.stopped_by is not None:
         raise result.stopped_by
     summary = result.summary()
     if summary.stops.get(StopReason.FAILED.value) == summary.questions:
         raise StepladderError(f"{task.name}: every episode failed: {next(iter(summary.failures))}")
     description = {
-        "agent": workshop.agent.name,
+        "agent": context.agent.name,
         "policy": task.inputs["policy"],
         "split": settings.split,
         "limit": settings.limit,
@@ -82,18 +82,18 @@ def main_numbers(summary: Summary) -> dict[str, Any]:
     }
 
 
-def check_eval(settings: EvalSettings, workshop: Workshop) -> None:
+def check_eval(settings: EvalConfig, context: RunContext) -> None:
     """There must be such questions, and an index if the agent searches."""
-    workshop.split(settings.split)
-    workshop.check_index()
+    context.split(settings.split)
+    context.check_index()
 
 
-def _left_out(settings: EvalSettings) -> frozenset[str]:
+def _left_out(settings: EvalConfig) -> frozenset[str]:
     return frozenset() if settings.guide is not None and settings.guide.by == "prm" else frozenset({REWARD})
 
 
-KIND = StageKind(
-    EvalSettings,
+KIND = StageSpec(
+    EvalConfig,
     run_eval,
     takes=("policy", REWARD),
     makes=(EVALUATION,),

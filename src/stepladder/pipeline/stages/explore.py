@@ -10,9 +10,9 @@ from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question, Tree
 from stepladder.explore.mcts import search
 from stepladder.judges.llm.config import COSTS, KEPT
-from stepladder.pipeline.resources import Workshop
-from stepladder.pipeline.search_config import ExploreSettings
-from stepladder.pipeline.stage import StageKind, StageResult, Task
+from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.search_config import ExploreConfig
+from stepladder.pipeline.stage import StageResult, StageSpec, Task
 from stepladder.pipeline.tree_search import TREES, expect_answers, grow_trees
 from stepladder.train.transcripts.demonstrations import pick
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from stepladder.judges.llm.spend.estimate import Estimate
 
 
-def run_explore(settings: ExploreSettings, workshop: Workshop, task: Task) -> StageResult:
+def run_explore(settings: ExploreConfig, context: RunContext, task: Task) -> StageResult:
     """Grow a tree of every question."""
-    split = workshop.split(settings.split)
-    rules = settings.search(workshop.episode())
+    split = context.split(settings.split)
+    rules = settings.search(context.episode())
 
     def grow(question: Question, seed: int) -> Algorithm[Tree]:
-        return search(workshop.agent, question, rules, seed)
+        return search(context.agent, question, rules, seed)
 
     return grow_trees(
-        workshop,
+        context,
         task,
         pick(split, settings.questions or len(split), task.seed, balance=settings.balance),
         grow,
@@ -39,25 +39,25 @@ def run_explore(settings: ExploreSettings, workshop: Workshop, task: Task) -> St
     )
 
 
-def dry_run(settings: ExploreSettings, workshop: Workshop) -> "Estimate":
+def dry_run(settings: ExploreConfig, context: RunContext) -> "Estimate":
     """What the judge of these settings would cost at most."""
     if settings.llm is None:
         raise StepladderError(f"leaves valued by '{settings.evaluate}' cost nothing: there is nothing to estimate")
     from stepladder.judges.llm.spend.estimate import estimate_growth  # brings the client of OpenAI
 
-    questions = len(workshop.split(settings.split)[: settings.questions])
+    questions = len(context.split(settings.split)[: settings.questions])
     return estimate_growth(settings.llm.judge("score"), questions, settings.simulations, settings.llm.price())
 
 
-def check_explore(settings: ExploreSettings, workshop: Workshop) -> None:
+def check_explore(settings: ExploreConfig, context: RunContext) -> None:
     """There must be questions with answers, an index if the agent searches, and a model that can be paid for."""
-    expect_answers(settings.split, workshop)
+    expect_answers(settings.split, context)
     if settings.llm is not None:
         settings.llm.check()
 
 
-KIND = StageKind(
-    ExploreSettings,
+KIND = StageSpec(
+    ExploreConfig,
     run_explore,
     makes=(TREES,),
     check=check_explore,

@@ -26,12 +26,12 @@ from stepladder.explore.ranked import RANK
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import monte_carlo, spre
 from stepladder.judges.base import Judge
-from stepladder.judges.llm.config import COSTS, KEPT, LLMJudgeSettings
+from stepladder.judges.llm.config import COSTS, KEPT, LLMJudgeConfig
 from stepladder.judges.llm.llm_judge import LLMJudge
 from stepladder.judges.value import ValueJudge
 from stepladder.oracle.step_judge import GoldJudge
-from stepladder.pipeline.resources import Workshop
-from stepladder.pipeline.stage import StageKind, StageResult, Task
+from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.stage import StageResult, StageSpec, Task
 from stepladder.pipeline.tree_search import TREES
 from stepladder.preferences.pair_stats import PairStats, listed
 from stepladder.preferences.pairs import PairRules, TreePairs, balanced, dev_questions, judged_groups, tree_pairs
@@ -46,7 +46,7 @@ TRAIN, DEV, STATS = "train.jsonl", "dev.jsonl", "stats.json"
 _TREES_AT_ONCE = 64
 
 
-class PairSettings(PairRules):
+class PairConfig(PairRules):
     """Who prefers, what makes a pair, and which pairs are kept."""
 
     #: A value (spre, mc, or q, the search's own), what a stage `rank` was told (rank), or a judge (gold, llm).
@@ -54,20 +54,20 @@ class PairSettings(PairRules):
     #: Least difference of two values, which are between 0 and 1.
     margin: float = Field(default=0.01, gt=0, le=1)
     #: With judge `llm`: which model, how it is asked, and what it may cost.
-    llm: LLMJudgeSettings | None = None
+    llm: LLMJudgeConfig | None = None
     #: Cut groups of pairs to the size of the median group; by kind of the chosen action, by depth, or by both.
     balance: tuple[Literal["kind", "depth"], ...] = ()
     #: Share of the explored questions whose pairs are held out.
     dev_share: float = Field(default=0.1, ge=0, lt=1)
 
     @model_validator(mode="after")
-    def _a_model_judges(self) -> "PairSettings":
+    def _a_model_judges(self) -> "PairConfig":
         if (self.judge == "llm") != (self.llm is not None):
             raise ValueError("judge: llm and the settings of the model (llm.model) belong together")
         return self
 
 
-def make_judge(settings: PairSettings) -> Judge:
+def make_judge(settings: PairConfig) -> Judge:
     """The judge that was asked for."""
     if settings.judge == "gold":
         return GoldJudge()
@@ -82,11 +82,11 @@ def make_judge(settings: PairSettings) -> Judge:
     return ValueJudge(settings.judge, values[settings.judge], settings.margin)
 
 
-def run_pairs(settings: PairSettings, workshop: Workshop, task: Task) -> StageResult:
+def run_pairs(settings: PairConfig, context: RunContext, task: Task) -> StageResult:
     """Judge the siblings of every tree, choose among the pairs, write them."""
     judge = make_judge(settings)
     with TemporaryFile("w+b", dir=task.folder) as heap:
-        made = _make(settings, judge, workshop, task, heap)
+        made = _make(settings, judge, context, task, heap)
         kept = _chosen(made.places, settings, task.seed)
         if not kept:
             raise StepladderError(f"{task.name}: {_nothing(settings, made)}")
@@ -145,7 +145,7 @@ class _Made:
     judged: dict[str, Any] = field(default_factory=dict)
 
 
-def _make(settings: PairSettings, judge: Judge, workshop: Workshop, task: Task, heap: IO[bytes]) -> _Made:
+def _make(settings: PairConfig, judge: Judge, context: RunContext, task: Task, heap: IO[bytes]) -> _Made:
     """The pairs of all trees, on a heap, because they may be more than memory holds."""
     trees = Path(task.inputs[TREES])
     made = _Made()
@@ -156,7 +156,7 @@ def _make(settings: PairSettings, judge: Judge, workshop: Workshop, task: Task, 
             yield partial(tree_pairs, tree, judge, settings)
 
     llm = settings.llm
-    with llm.engine(task.folder, workshop.settings.device) if llm is not None else nullcontext() as engine:
+    with llm.engine(task.folder, context.settings.device) if llm is not None else nullcontext() as engine:
         driver = Driver(engine, in_flight=_TREES_AT_ONCE)
         note = None if engine is None else lambda: engine.spend().line()
         with Progress(task.name, count_trees(trees), note=note) as watch:
@@ -178,7 +178,7 @@ def _make(settings: PairSettings, judge: Judge, workshop: Workshop, task: Task, 
     return made
 
 
-def _chosen(places: list[_Place], settings: PairSettings, seed: int) -> list[_Place]:
+def _chosen(places: list[_Place], settings: PairConfig, seed: int) -> list[_Place]:
     """The pairs that are kept."""
     if not settings.balance:
         return places
@@ -186,7 +186,7 @@ def _chosen(places: list[_Place], settings: PairSettings, seed: int) -> list[_Pl
     return [places[index] for index in balanced(groups, seed)]
 
 
-def _nothing(settings: PairSettings, made: _Made) -> str:
+def _nothing(settings: PairConfig, made: _Made) -> str:
     """Why there are no pairs, and what to do about it."""
     dropped = listed(_by_count(made.dropped)) or "nothing"
     if made.judged:
@@ -212,7 +212,7 @@ def count_trees(path: Path) -> int:
         return sum(1 for _ in lines)
 
 
-def dry_run(settings: PairSettings, trees: Path, folder: Path) -> "Estimate":
+def dry_run(settings: PairConfig, trees: Path, folder: Path) -> "Estimate":
     """What the judge of these settings would cost, less what the folder holds of it already."""
     if settings.llm is None:
         raise StepladderError(f"judge '{settings.judge}' costs nothing: there is nothing to estimate")
@@ -222,14 +222,14 @@ def dry_run(settings: PairSettings, trees: Path, folder: Path) -> "Estimate":
     return estimate(settings.llm.judge(), groups, settings.llm.price(), settings.llm.known(folder))
 
 
-def check_pairs(settings: PairSettings, workshop: Workshop) -> None:  # noqa: ARG001
+def check_pairs(settings: PairConfig, context: RunContext) -> None:  # noqa: ARG001
     """A model that is to be paid must be one that can be paid for."""
     if settings.llm is not None:
         settings.llm.check()
 
 
-KIND = StageKind(
-    PairSettings,
+KIND = StageSpec(
+    PairConfig,
     run_pairs,
     takes=(TREES,),
     makes=(PAIRS,),

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from pydantic import Field
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
 from stepladder.core.io.records import read_records
-from stepladder.core.settings import Settings
 from stepladder.core.trace import Pair, dumps
-from stepladder.pipeline.resources import AbsolutePath, Workshop
-from stepladder.pipeline.stage import StageKind, StageResult, Task
+from stepladder.pipeline.resources import AbsolutePath, RunContext
+from stepladder.pipeline.stage import StageResult, StageSpec, Task
 from stepladder.pipeline.stages.pairs import DEV, PAIRS, STATS, TRAIN
 from stepladder.preferences.export.rag_proguide import read_rag_proguide
 from stepladder.preferences.pair_stats import PairStats
@@ -29,7 +29,7 @@ from stepladder.preferences.pairs import dev_questions
 _RECORD = b'{"record":'
 
 
-class PairsFileSettings(Settings):
+class PairsFileConfig(Config):
     """Where the pairs are, and how many are held out."""
 
     path: AbsolutePath
@@ -37,9 +37,9 @@ class PairsFileSettings(Settings):
     dev_share: float = Field(default=0.1, ge=0, lt=1)
 
 
-def run_pairs_file(settings: PairsFileSettings, workshop: Workshop, task: Task) -> StageResult:
+def run_pairs_file(settings: PairsFileConfig, context: RunContext, task: Task) -> StageResult:
     """Read the pairs, split them, write them as the stage `pairs` does."""
-    splits = _splits(settings, workshop.agent.name)
+    splits = _splits(settings, context.agent.name)
     stats = PairStats()
     counts: Counter[str] = Counter()
     judges: set[str] = set()
@@ -64,7 +64,7 @@ def run_pairs_file(settings: PairsFileSettings, workshop: Workshop, task: Task) 
     return StageResult(summary, {PAIRS: task.folder / PAIRS})
 
 
-def _splits(settings: PairsFileSettings, agent: str) -> dict[str, Iterable[Pair]]:
+def _splits(settings: PairsFileConfig, agent: str) -> dict[str, Iterable[Pair]]:
     """The pairs by the name of the file they go to. They are read as they are written: they may be many."""
     path = settings.path
     if path.is_dir() and (path / DEV).exists():
@@ -84,7 +84,7 @@ def _reader(path: Path, agent: str) -> Callable[[], Iterator[Pair]]:
     return partial(read_records, path, Pair) if ours else partial(read_rag_proguide, path, agent)
 
 
-def check_pairs_file(settings: PairsFileSettings, workshop: Workshop) -> None:  # noqa: ARG001
+def check_pairs_file(settings: PairsFileConfig, context: RunContext) -> None:  # noqa: ARG001
     """There must be something to read."""
     path = settings.path
     expected = f"expected a file of RAG-ProGuide, a file of pairs, or a folder with {TRAIN}"
@@ -94,4 +94,4 @@ def check_pairs_file(settings: PairsFileSettings, workshop: Workshop) -> None:  
         raise StepladderError(f"pairs: the folder {path} has no {TRAIN}; {expected}")
 
 
-KIND = StageKind(PairsFileSettings, run_pairs_file, takes=(), makes=(PAIRS,), check=check_pairs_file, reads=("path",))
+KIND = StageSpec(PairsFileConfig, run_pairs_file, takes=(), makes=(PAIRS,), check=check_pairs_file, reads=("path",))

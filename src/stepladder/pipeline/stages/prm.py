@@ -17,13 +17,13 @@ from stepladder.core.trace import Pair, Question, Trajectory
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import monte_carlo
 from stepladder.oracle.control_chains import control_chains
-from stepladder.oracle.corruptions import Spoiler
+from stepladder.oracle.corruptions import Corruptor
 from stepladder.pipeline.episodes import sampled_episodes
-from stepladder.pipeline.resources import Workshop
-from stepladder.pipeline.stage import REWARD, StageKind, StageResult, Task
+from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.stage import REWARD, StageResult, StageSpec, Task
 from stepladder.pipeline.stages.pairs import DEV, PAIRS, TRAIN
 from stepladder.pipeline.tree_search import TREES
-from stepladder.train.prm.config import PRMSettings
+from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_questions import PRMQuestions, choose
 
 if TYPE_CHECKING:
@@ -34,41 +34,41 @@ if TYPE_CHECKING:
     Examples = tuple[Sequence[RewardExample], Sequence[RewardExample], dict[str, object]]
 
 
-def run_prm(settings: PRMSettings, workshop: Workshop, task: Task) -> StageResult:
+def run_prm(settings: PRMConfig, context: RunContext, task: Task) -> StageResult:
     """Train on the pairs or trees of earlier stages."""
     from stepladder.train.prm.trainer import train_prm  # brings torch and transformers
 
     examples: ExampleMaker
     if settings.objective == "pairs":
-        examples = partial(_from_pairs, settings, workshop, Path(task.inputs[PAIRS]))
+        examples = partial(_from_pairs, settings, context, Path(task.inputs[PAIRS]))
     else:
         trees = Path(task.inputs[TREES])
         explored = [tree.question.id for tree in read_trees(trees)]
-        questions = choose(settings, _train_questions(settings, workshop), explored, task.seed)
+        questions = choose(settings, _train_questions(settings, context), explored, task.seed)
         played: Sequence[Trajectory] = ()
         if questions.played:
             _expect_same_words(settings, task.inputs["policy"])
             played = sampled_episodes(
-                workshop, task, questions.played, samples=settings.samples, temperature=settings.temperature
+                context, task, questions.played, samples=settings.samples, temperature=settings.temperature
             )
-        examples = partial(_from_trees, settings, workshop, trees, questions, played, task.seed)
+        examples = partial(_from_trees, settings, context, trees, questions, played, task.seed)
     report = train_prm(
         settings.model or task.inputs["policy"],
         examples,
         settings,
         task.folder,
         seed=task.seed,
-        device=workshop.settings.device,
-        dtype=workshop.settings.dtype,
+        device=context.settings.device,
+        dtype=context.settings.dtype,
     )
     return StageResult(report.numbers, {REWARD: report.reward})
 
 
-def _from_pairs(settings: PRMSettings, workshop: Workshop, folder: Path, reader: "StepReader") -> "Examples":
+def _from_pairs(settings: PRMConfig, context: RunContext, folder: Path, reader: "StepReader") -> "Examples":
     from stepladder.train.dpo.pair_checks import PairCheck
     from stepladder.train.prm.prm_data import from_pairs
 
-    check = PairCheck(workshop.agent, workshop.all_questions(), reader.encoding, None, reencode=settings.reencode)
+    check = PairCheck(context.agent, context.all_questions(), reader.encoding, None, reencode=settings.reencode)
     train, dev = (check.sift(read_records(folder / name, Pair)) for name in (TRAIN, DEV))
     train.expect_some(str(folder / TRAIN))
     refused = dict((train.refused + dev.refused).most_common())
@@ -80,14 +80,14 @@ def _from_pairs(settings: PRMSettings, workshop: Workshop, folder: Path, reader:
     )
 
 
-def _train_questions(settings: PRMSettings, workshop: Workshop) -> Sequence[Question]:
+def _train_questions(settings: PRMConfig, context: RunContext) -> Sequence[Question]:
     """Those to choose from; none are needed for trees alone."""
-    return workshop.split("train") if settings.chains or settings.episodes else ()
+    return context.split("train") if settings.chains or settings.episodes else ()
 
 
 def _from_trees(
-    settings: PRMSettings,
-    workshop: Workshop,
+    settings: PRMConfig,
+    context: RunContext,
     path: Path,
     questions: PRMQuestions,
     played: Sequence[Trajectory],
@@ -111,7 +111,7 @@ def _from_trees(
         broken = len(questions.played) * settings.samples - len(played)
         counts = {"episodes": len(played), "broken": broken, "tokens_sampled": written}
     if questions.chained:
-        train += from_chains(_chains(questions.chained, settings.spoilt, workshop, seed), reader)
+        train += from_chains(_chains(questions.chained, settings.spoilt, context, seed), reader)
     if not train:
         raise StepladderError(
             f"no step of the trees in {path} has a value for the objective '{settings.objective}'. Verdicts need "
@@ -121,16 +121,16 @@ def _from_trees(
     return train, dev, {**counts, "scored_steps": steps, "held_out_steps": held}
 
 
-def _chains(questions: Sequence[Question], spoilt: int, workshop: Workshop, seed: int) -> list[Trajectory]:
+def _chains(questions: Sequence[Question], spoilt: int, context: RunContext, seed: int) -> list[Trajectory]:
     """Gold chains and the same ones spoilt, with the mistakes of `spoilt.py` besides."""
-    agent, retriever, episode = workshop.agent, workshop.retriever, workshop.episode()
+    agent, retriever, episode = context.agent, context.retriever, context.episode()
     control = control_chains(agent, questions, retriever, episode, seed=seed)
     chains = [chain for each in control.values() for chain in each]
-    spoiler = Spoiler(agent, retriever, episode.k, questions, random.Random(seed_of(seed, "spoilt")))
+    spoiler = Corruptor(agent, retriever, episode.k, questions, random.Random(seed_of(seed, "spoilt")))
     return chains + [each for gold in control["gold"] for each in spoiler.spoil(gold, spoilt)]
 
 
-def _expect_same_words(settings: PRMSettings, policy: str) -> None:
+def _expect_same_words(settings: PRMConfig, policy: str) -> None:
     """Raise before anything is played where the reward model could not read it."""
     from stepladder.models.loading import fingerprint, load_tokenizer
 
@@ -143,11 +143,11 @@ def _expect_same_words(settings: PRMSettings, policy: str) -> None:
         )
 
 
-def check_prm(settings: PRMSettings, workshop: Workshop) -> None:
+def check_prm(settings: PRMConfig, context: RunContext) -> None:
     """Where the policy is to play, or gold chains are to be made, there must be questions for it, and an index."""
     if not (settings.episodes or settings.chains):
         return
-    questions = workshop.split("train")
+    questions = context.split("train")
     if settings.episodes and not any(question.hops or question.gold_passages for question in questions):
         raise StepladderError(
             "no question of the split 'train' has a gold decomposition or gold passages: the gold judge could say "
@@ -155,16 +155,16 @@ def check_prm(settings: PRMSettings, workshop: Workshop) -> None:
         )
     if settings.chains and not any(question.hops for question in questions):
         raise StepladderError("no question of the split 'train' has a gold decomposition: set chains and spoilt to 0")
-    workshop.check_index()
+    context.check_index()
 
 
-def _left_out(settings: PRMSettings) -> frozenset[str]:
+def _left_out(settings: PRMConfig) -> frozenset[str]:
     needless = {TREES} if settings.objective == "pairs" else {PAIRS}
     return frozenset(needless | ({"policy"} if settings.model is not None and not settings.episodes else set()))
 
 
-KIND = StageKind(
-    PRMSettings,
+KIND = StageSpec(
+    PRMConfig,
     run_prm,
     takes=("policy", PAIRS, TREES),
     makes=(REWARD,),

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
 from stepladder.core.io.records import read_records
-from stepladder.core.settings import Settings
 from stepladder.core.trace import Pair, Question
 from stepladder.evaluate.prm.calibration import calibrated, chain_numbers, graded_steps, judged_by_gold, pair_accuracy
 from stepladder.evaluate.prm.plots import distributions_svg, reliability_svg
 from stepladder.evaluate.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
 from stepladder.pipeline.episodes import sampled_episodes
-from stepladder.pipeline.resources import Workshop
-from stepladder.pipeline.stage import REWARD, StageKind, StageResult, Task
+from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.stage import REWARD, StageResult, StageSpec, Task
 from stepladder.pipeline.stages.pairs import DEV, PAIRS
 from stepladder.pipeline.tree_search import TREES
 from stepladder.train.transcripts.demonstrations import pick
@@ -43,7 +43,7 @@ EXAMINATION = "examination"
 TREE_SCORES = "tree_scores.json"
 
 
-class PRMEvalSettings(Settings):
+class PRMEvalConfig(Config):
     """Which steps the reward model is examined on."""
 
     #: Not the split that was explored.
@@ -61,16 +61,16 @@ class PRMEvalSettings(Settings):
     reencode: bool = False
 
 
-def run_prm_eval(settings: PRMEvalSettings, workshop: Workshop, task: Task) -> StageResult:
+def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> StageResult:
     """Play, score, compare with the gold judge."""
     from stepladder.judges.prm.reward_model import ProcessRewardModel  # brings torch and transformers
 
-    shared = workshop.settings
+    shared = context.settings
     prm = ProcessRewardModel.load(
         task.inputs[REWARD], device=shared.device, dtype=shared.dtype, reencode=settings.reencode
     )
-    questions = pick(workshop.split(settings.split), settings.questions, task.seed)
-    played = sampled_episodes(workshop, task, questions, samples=settings.samples, temperature=settings.temperature)
+    questions = pick(context.split(settings.split), settings.questions, task.seed)
+    played = sampled_episodes(context, task, questions, samples=settings.samples, temperature=settings.temperature)
     steps = graded_steps(played, prm.score(played))
     if len({step.good for step in steps}) < 2:
         raise StepladderError(
@@ -78,7 +78,7 @@ def run_prm_eval(settings: PRMEvalSettings, workshop: Workshop, task: Task) -> S
             "Take more questions or a higher temperature, or questions with a gold decomposition"
         )
     calibration, predictions = calibrated(steps)
-    lowest = _lowest_of_chains(workshop, prm, questions, task.seed)
+    lowest = _lowest_of_chains(context, prm, questions, task.seed)
     summary: dict[str, Any] = {
         **judged_by_gold(steps),
         "pair_accuracy": _on_pairs(prm, Path(task.inputs[PAIRS])) if settings.held_out_pairs else None,
@@ -110,10 +110,10 @@ def run_prm_eval(settings: PRMEvalSettings, workshop: Workshop, task: Task) -> S
 
 
 def _lowest_of_chains(
-    workshop: Workshop, prm: "ProcessRewardModel", questions: list[Question], seed: int
+    context: RunContext, prm: "ProcessRewardModel", questions: list[Question], seed: int
 ) -> dict[str, list[float]]:
     """The lowest step's score of every control chain, by its name: a chain is as good as its worst step."""
-    chains = control_chains(workshop.agent, questions, workshop.retriever, workshop.episode(), seed=seed)
+    chains = control_chains(context.agent, questions, context.retriever, context.episode(), seed=seed)
     return {name: [min(scores) for scores in prm.score(each)] for name, each in chains.items()}
 
 
@@ -129,24 +129,24 @@ def _on_pairs(prm: "ProcessRewardModel", folder: Path) -> dict[str, float] | Non
     return pair_accuracy(ranked())
 
 
-def check_prm_eval(settings: PRMEvalSettings, workshop: Workshop) -> None:
+def check_prm_eval(settings: PRMEvalConfig, context: RunContext) -> None:
     """There must be questions that the gold judge can say something about, and an index if the agent searches."""
-    if not any(question.hops or question.gold_passages for question in workshop.split(settings.split)):
+    if not any(question.hops or question.gold_passages for question in context.split(settings.split)):
         raise StepladderError(
             f"no question of the split '{settings.split}' has a gold decomposition or gold passages: the gold judge, "
             "against which a reward model is examined, could grade nothing"
         )
-    workshop.check_index()
+    context.check_index()
 
 
-def _left_out(settings: PRMEvalSettings) -> frozenset[str]:
+def _left_out(settings: PRMEvalConfig) -> frozenset[str]:
     return frozenset(
         role for role, taken in ((PAIRS, settings.held_out_pairs), (TREES, settings.score_trees)) if not taken
     )
 
 
-KIND = StageKind(
-    PRMEvalSettings,
+KIND = StageSpec(
+    PRMEvalConfig,
     run_prm_eval,
     takes=("policy", REWARD, PAIRS, TREES),
     makes=(EXAMINATION,),

@@ -9,19 +9,19 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from stepladder.core.config import Config
 from stepladder.core.requests import Algorithm, Sampling
-from stepladder.core.settings import Settings
 from stepladder.core.trace import Question, Tree
-from stepladder.explore.episode import EpisodeSettings
-from stepladder.explore.ranked import RankedSettings, ranked
-from stepladder.judges.llm.config import COSTS, KEPT, LLMJudgeSettings
-from stepladder.pipeline.resources import Workshop
-from stepladder.pipeline.stage import REWARD, StageKind, StageResult, Task
+from stepladder.explore.episode import EpisodeConfig
+from stepladder.explore.ranked import RankedConfig, ranked
+from stepladder.judges.llm.config import COSTS, KEPT, LLMJudgeConfig
+from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.stage import REWARD, StageResult, StageSpec, Task
 from stepladder.pipeline.tree_search import TREES, expect_answers, grow_trees
 from stepladder.train.transcripts.demonstrations import pick
 
 
-class RankSettings(Settings):
+class RankConfig(Config):
     """Which questions, how many actions a step, and who ranks them."""
 
     split: str = "train"
@@ -36,29 +36,29 @@ class RankSettings(Settings):
     #: Who ranks: the gold judge, a reward model, or a language model, which grades every action from 0 to 100.
     judge: Literal["gold", "prm", "llm"] = "gold"
     #: With judge `llm`: which model grades, and what it may cost. Its mode is always `score`.
-    llm: LLMJudgeSettings | None = None
+    llm: LLMJudgeConfig | None = None
     #: Questions that are played at once.
     trees_at_once: int = Field(default=256, ge=1)
 
     @model_validator(mode="after")
-    def _a_model_grades(self) -> "RankSettings":
+    def _a_model_grades(self) -> "RankConfig":
         if (self.judge == "llm") != (self.llm is not None):
             raise ValueError("judge: llm and the settings of the model (llm.model) belong together")
         return self
 
 
-def run_rank(settings: RankSettings, workshop: Workshop, task: Task) -> StageResult:
+def run_rank(settings: RankConfig, context: RunContext, task: Task) -> StageResult:
     """Play every question, the best action at every step."""
-    split = workshop.split(settings.split)
-    limits = workshop.episode()
+    split = context.split(settings.split)
+    limits = context.episode()
     sampling = Sampling(settings.temperature, settings.top_p, limits.sampling.max_tokens)
-    rules = RankedSettings(EpisodeSettings(limits.max_steps, limits.k, sampling), settings.n)
+    rules = RankedConfig(EpisodeConfig(limits.max_steps, limits.k, sampling), settings.n)
 
     def grow(question: Question, seed: int) -> Algorithm[Tree]:
-        return ranked(workshop.agent, question, rules, seed)
+        return ranked(context.agent, question, rules, seed)
 
     return grow_trees(
-        workshop,
+        context,
         task,
         pick(split, settings.questions or len(split), task.seed, balance=settings.balance),
         grow,
@@ -68,15 +68,15 @@ def run_rank(settings: RankSettings, workshop: Workshop, task: Task) -> StageRes
     )
 
 
-def check_rank(settings: RankSettings, workshop: Workshop) -> None:
+def check_rank(settings: RankConfig, context: RunContext) -> None:
     """There must be questions with answers, an index if the agent searches, and a model that can be paid for."""
-    expect_answers(settings.split, workshop)
+    expect_answers(settings.split, context)
     if settings.llm is not None:
         settings.llm.check()
 
 
-KIND = StageKind(
-    RankSettings,
+KIND = StageSpec(
+    RankConfig,
     run_rank,
     takes=("policy", REWARD),
     makes=(TREES,),

@@ -5,18 +5,18 @@ transcripts.
 """
 
 from stepladder.core.errors import StepladderError
-from stepladder.pipeline.resources import Workshop
-from stepladder.pipeline.stage import REWARD, StageKind, StageResult, Task
+from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.stage import REWARD, StageResult, StageSpec, Task
 from stepladder.pipeline.stages.sft import expect_dev
-from stepladder.train.rft.config import RFTSettings
+from stepladder.train.rft.config import RFTConfig
 
 
-def run_rft(settings: RFTSettings, workshop: Workshop, task: Task) -> StageResult:
+def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult:
     """Sample the train split, keep what is right in every step, train on it; watch the dev split."""
     from stepladder.judges.prm.reward_model import ProcessRewardModel  # brings torch and transformers
     from stepladder.train.rft.trainer import train_rft
 
-    shared = workshop.settings
+    shared = context.settings
     reward = None
     if settings.threshold is not None:
         reward = ProcessRewardModel.load(
@@ -24,11 +24,11 @@ def run_rft(settings: RFTSettings, workshop: Workshop, task: Task) -> StageResul
         )
     report = train_rft(
         task.inputs["policy"],
-        workshop.agent,
-        workshop.split("train"),
-        workshop.split("dev") if settings.dev_questions else (),
-        workshop.retriever,
-        workshop.episode(),
+        context.agent,
+        context.split("train"),
+        context.split("dev") if settings.dev_questions else (),
+        context.retriever,
+        context.episode(),
         reward,
         settings,
         task.folder,
@@ -40,24 +40,24 @@ def run_rft(settings: RFTSettings, workshop: Workshop, task: Task) -> StageResul
     return StageResult(report.numbers, {"policy": report.policy})
 
 
-def check_rft(settings: RFTSettings, workshop: Workshop) -> None:
+def check_rft(settings: RFTConfig, context: RunContext) -> None:
     """There must be questions with answers, others to choose a checkpoint by, and an index if the agent searches."""
-    if not any(question.answers for question in workshop.split("train")):
+    if not any(question.answers for question in context.split("train")):
         raise StepladderError("no question of the split 'train' has an answer: no sample could be found right")
-    expect_dev("rft", settings.dev_questions, workshop)
-    workshop.check_index()
+    expect_dev("rft", settings.dev_questions, context)
+    context.check_index()
 
 
-def _left_out(settings: RFTSettings) -> frozenset[str]:
+def _left_out(settings: RFTConfig) -> frozenset[str]:
     return frozenset({REWARD} if settings.threshold is None else ())
 
 
-KIND = StageKind(
-    RFTSettings,
+KIND = StageSpec(
+    RFTConfig,
     run_rft,
     takes=("policy", REWARD),
     makes=("policy",),
     check=check_rft,
     leaves_out=_left_out,
-    idle=RFTSettings.idle,
+    idle=RFTConfig.idle,
 )

@@ -18,18 +18,18 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Pair, Question
 from stepladder.data.holdout import WARMUP
 from stepladder.pipeline.recipe import Stage
-from stepladder.pipeline.resources import BASE, GOLD, DataSettings
+from stepladder.pipeline.resources import BASE, GOLD, DataConfig
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.stages import stage_kind
 from stepladder.pipeline.stages.pairs import DEV, PAIRS, TRAIN
 from stepladder.pipeline.tree_search import TREES
 from stepladder.reporting.report.cost import Cost, costs_of
 from stepladder.reporting.report.run_data import Run, gather
-from stepladder.train.grpo.config import GRPOSettings
-from stepladder.train.prm.config import PRMSettings
+from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_questions import choose
-from stepladder.train.rft.config import RFTSettings
-from stepladder.train.sft.config import SFTSettings
+from stepladder.train.rft.config import RFTConfig
+from stepladder.train.sft.config import SFTConfig
 from stepladder.train.transcripts.demonstrations import pick
 
 #: Kinds of stage whose policy writes nothing: they learn from what others have written, or sort it.
@@ -99,7 +99,7 @@ class Lineages:
 
     def __init__(self) -> None:
         self._runs: dict[Path, tuple[Run, dict[str, Cost]]] = {}
-        self._questions_of: dict[tuple[DataSettings, str], tuple[Question, ...]] = {}
+        self._questions_of: dict[tuple[DataConfig, str], tuple[Question, ...]] = {}
 
     def training_of(self, run: Path, *stages: str) -> Training:
         """What the outputs of some stages of a run were made from."""
@@ -150,7 +150,7 @@ class Lineages:
                 questions = frozenset((data, each) for each in ids)
         except (StepladderError, OSError, ValueError) as error:  # data or trees that have gone: told, not guessed
             problem = str(error)
-        copied = isinstance(settings, SFTSettings) and settings.source in ("gold", "trees")
+        copied = isinstance(settings, SFTConfig) and settings.source in ("gold", "trees")
         if written is None and (stage.kind in _SILENT or copied):
             written = 0
         return StageUse(run.folder, stage.name, stage.kind, questions, written, record.seconds, problem)
@@ -165,23 +165,23 @@ class Lineages:
         if PAIRS in record.outputs:
             files = (folder / record.outputs[PAIRS] / name for name in (TRAIN, DEV))
             return {pair.question_id for file in files for pair in read_records(file, Pair)}
-        if isinstance(settings, PRMSettings):
+        if isinstance(settings, PRMConfig):
             return self._of_prm(run, settings, record, seed) if settings.chains or settings.episodes else ()
-        if isinstance(settings, SFTSettings):
+        if isinstance(settings, SFTConfig):
             if settings.source == "trees":
                 return ()
             shown = self._split(run, WARMUP if run.report.recipe.shared.data.warmup else "train")
             chosen = pick(shown, settings.questions, seed, balance=settings.balance)
-        elif isinstance(settings, RFTSettings | GRPOSettings):
+        elif isinstance(settings, RFTConfig | GRPOConfig):
             answerable = [question for question in self._split(run) if question.answers]
             chosen = pick(answerable, settings.questions, seed, balance=settings.balance)
-            if isinstance(settings, GRPOSettings):
+            if isinstance(settings, GRPOConfig):
                 chosen = _played(chosen, settings, record, seed)
         else:
             return None
         return (question.id for question in chosen)
 
-    def _of_prm(self, run: Run, settings: PRMSettings, record: StageRecord, seed: int) -> Iterable[str]:
+    def _of_prm(self, run: Run, settings: PRMConfig, record: StageRecord, seed: int) -> Iterable[str]:
         """Questions that were played for a reward model, or whose gold chains it learnt from."""
         maker = next(each for each in run.in_order if each.name == record.inputs[TREES])
         if TREES not in maker.outputs:
@@ -198,7 +198,7 @@ class Lineages:
         return self._questions_of[data, split]
 
 
-def _played(chosen: list[Question], settings: GRPOSettings, record: StageRecord, seed: int) -> list[Question]:
+def _played(chosen: list[Question], settings: GRPOConfig, record: StageRecord, seed: int) -> list[Question]:
     """Those of the chosen questions that had their turn before reinforcement learning ended."""
     episodes = record.summary.get("episodes")
     if not isinstance(episodes, int):

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from stepladder.core.settings import Settings
+from stepladder.core.config import Config
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.reporting.charts.learning_curves import Points, curve_svg, ends
 from stepladder.reporting.report.run_data import Run
 from stepladder.reporting.stage_summaries import told_of
 from stepladder.train.loop.metrics_log import Row, read_curves
-from stepladder.train.prm.config import PRMSettings
+from stepladder.train.prm.config import PRMConfig
 
 CURVES = "curves.jsonl"
 
@@ -87,7 +87,7 @@ def curves_of(run: Run) -> tuple[StageCurves, ...]:
     )
 
 
-def _stage_curves(stage: StageRecord, settings: Settings, path: Path, *, done: bool) -> StageCurves:
+def _stage_curves(stage: StageRecord, settings: Config, path: Path, *, done: bool) -> StageCurves:
     rows = read_curves(path)
     headline, lines = (told_of(stage) if done else None) or ("", {})
     charts: dict[str, Curve] = {}
@@ -125,9 +125,9 @@ def _measures(rows: list[Row]) -> dict[str, tuple[Points, Points]]:
     return dict(found)
 
 
-def _note(measure: str, settings: Settings) -> str:
+def _note(measure: str, settings: Config) -> str:
     """Why a measure is one thing in training and another on dev questions; nothing where it is the same."""
-    if not isinstance(settings, PRMSettings) or measure not in ("loss", "error"):
+    if not isinstance(settings, PRMConfig) or measure not in ("loss", "error"):
         return ""
     reasons = {
         "every token of a step counts, and not its end alone": measure == "loss" and settings.dense > 0,

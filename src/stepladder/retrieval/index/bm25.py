@@ -24,7 +24,7 @@ import numpy.typing as npt
 import Stemmer
 from pydantic import Field
 
-from stepladder.core.settings import Settings
+from stepladder.core.config import Config
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, Watch, check_search, unwatched
 from stepladder.retrieval.corpus.passage_store import Passages, PassageStore
@@ -89,7 +89,7 @@ def terms(text: str) -> list[str]:
     return list(filter(None, map(_stem, _words(text))))
 
 
-class BM25Settings(Settings):
+class BM25Config(Config):
     """How BM25 counts."""
 
     #: How soon further occurrences of a word stop counting.

@@ -18,8 +18,8 @@ from secrets import token_hex
 from typing import Any
 
 from stepladder import __version__
+from stepladder.core.config import Config
 from stepladder.core.io.files import Unfinished, atomic_file, resumable_folder, sync_all
-from stepladder.core.settings import Settings
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, Watch, unwatched
 from stepladder.retrieval.corpus.passage_store import PassageStore, PassageWriter
@@ -74,7 +74,7 @@ def build_index(
     """Build an index of a corpus (a file, a folder, a pattern), or of passages, in a folder.
 
     Texts are split into passages of `words` words that share `overlap` of them with the one before. `settings` are
-    those of the kind (`BM25Settings`, `DenseSettings`). `memory` is about how many bytes building may take. An existing
+    those of the kind (`BM25Config`, `DenseConfig`). `memory` is about how many bytes building may take. An existing
     index is replaced only with `overwrite`, any other folder with files in it never.
     """
     folder, kinds = Path(folder), kinds_of(kind)
@@ -186,7 +186,7 @@ def _earlier(file: Path, folder: Path) -> _Reading | None:
 
 
 def _make(
-    kinds: dict[str, IndexKind], settings: dict[str, Settings], unfinished: Unfinished, memory: int, watch: Watch
+    kinds: dict[str, IndexKind], settings: dict[str, Config], unfinished: Unfinished, memory: int, watch: Watch
 ) -> dict[str, str | int | float]:
     """Build the parts that are not there yet; returns how all were made."""
     marks = {name: unfinished.notes / _MADE.format(name) for name in kinds}

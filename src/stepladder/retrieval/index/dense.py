@@ -22,7 +22,7 @@ from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, Watch, check_search, unwatched
 from stepladder.retrieval.corpus.passage_store import Passages, PassageStore
 from stepladder.retrieval.corpus.reader import distinct
-from stepladder.retrieval.index.dense_config import DenseSettings, EncoderSettings, Layout
+from stepladder.retrieval.index.dense_config import DenseConfig, EncoderConfig, Layout
 from stepladder.retrieval.index.encoder import Encoder, EncoderError, Vectors
 from stepladder.retrieval.index.faiss_index import Flat, Nearest, build_nearest, check_memory, open_nearest
 from stepladder.retrieval.index.manifest import Made
@@ -51,7 +51,7 @@ class DenseIndex(Retriever):
         passages: Passages,
         to: Unfinished,
         layout: Layout,
-        settings: DenseSettings,
+        settings: DenseConfig,
         *,
         memory: int = DEFAULT_MEMORY,
         watch: Watch = unwatched,
@@ -76,9 +76,7 @@ class DenseIndex(Retriever):
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         layout = description.pop("layout")
         try:
-            encoder = Encoder(
-                EncoderSettings.read(description, str(folder / _DESCRIPTION)), device=device, dtype="fp32"
-            )
+            encoder = Encoder(EncoderConfig.read(description, str(folder / _DESCRIPTION)), device=device, dtype="fp32")
         except EncoderError as error:
             raise EncoderError(f"{error}. If it has moved, correct 'encoder' in {folder / _DESCRIPTION}") from error
         nearest = nearest or open_nearest(Layout(layout), folder)

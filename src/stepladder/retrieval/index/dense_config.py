@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from stepladder.core.settings import Settings
+from stepladder.core.config import Config
 from stepladder.models import absolute_if_folder
 
 
@@ -27,7 +27,7 @@ class Layout(StrEnum):
     ivfpq = "ivfpq"
 
 
-class EncoderSettings(Settings):
+class EncoderConfig(Config):
     """A model that makes embeddings, and how it is used; what is None is as its card says."""
 
     #: minilm (comes with the extra `dense`), a model folder, or a hub name.
@@ -43,7 +43,7 @@ class EncoderSettings(Settings):
     max_tokens: int | None = Field(default=None, ge=8)
 
 
-class DenseSettings(EncoderSettings):
+class DenseConfig(EncoderConfig):
     """An index of embeddings."""
 
     #: auto takes a GPU where there is one.
@@ -54,7 +54,7 @@ class DenseSettings(EncoderSettings):
     batch: int | None = Field(default=None, ge=1)
 
 
-class MilvusSettings(DenseSettings):
+class MilvusConfig(DenseConfig):
     """An index of embeddings in Milvus."""
 
     #: Address of a server (http://host:19530, or with a database http://host:19530/name). None: milvus-lite, in a file

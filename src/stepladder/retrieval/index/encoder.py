@@ -24,7 +24,7 @@ from stepladder.core.extras import install_command
 from stepladder.core.trace import Passage
 from stepladder.models import is_model_folder
 from stepladder.models.loading import pick_device, pick_dtype, quiet_libraries
-from stepladder.retrieval.index.dense_config import EncoderSettings
+from stepladder.retrieval.index.dense_config import EncoderConfig
 from stepladder.retrieval.index.model_cards import card_of
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ class Encoder:
 
     def __init__(
         self,
-        settings: EncoderSettings | None = None,
+        settings: EncoderConfig | None = None,
         *,
         device: str = "auto",
         dtype: str = "auto",
         batch: int | None = None,
     ) -> None:
-        settings = settings or EncoderSettings()
+        settings = settings or EncoderConfig()
         self.device = pick_device(device)
         wanted = dtype == "bf16" or (dtype == "auto" and _is_quick_at_bf16(self.device))
         self.bf16 = wanted and pick_dtype("bf16", self.device) is torch.bfloat16
@@ -100,7 +100,7 @@ class Encoder:
         return vectors
 
 
-def _load(settings: EncoderSettings, device: torch.device) -> "tuple[SentenceTransformer, EncoderSettings]":
+def _load(settings: EncoderConfig, device: torch.device) -> "tuple[SentenceTransformer, EncoderConfig]":
     """The model, and its settings with all that its card says filled in."""
     source = _source(settings.encoder)
     try:
@@ -140,7 +140,7 @@ def _load(settings: EncoderSettings, device: torch.device) -> "tuple[SentenceTra
         "similarity": settings.similarity or ("dot" if model.similarity_fn_name == "dot" else card.similarity),
         "max_tokens": limit,
     }
-    return model, EncoderSettings.read(filled)
+    return model, EncoderConfig.read(filled)
 
 
 def _first(*values: str | None) -> str:

@@ -22,7 +22,7 @@ from stepladder.core.io.files import Unfinished, atomic_file
 from stepladder.retrieval.base import Watch, unwatched
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.dense import DenseIndex, describe
-from stepladder.retrieval.index.dense_config import MilvusSettings
+from stepladder.retrieval.index.dense_config import MilvusConfig
 from stepladder.retrieval.index.encoder import Encoder, Vectors
 from stepladder.retrieval.index.faiss_index import Nearest, Positions
 from stepladder.retrieval.index.manifest import Made
@@ -53,7 +53,7 @@ _WIDTH = 128
 def build_milvus(
     passages: Passages,
     to: Unfinished,
-    settings: MilvusSettings,
+    settings: MilvusConfig,
     *,
     memory: int = DEFAULT_MEMORY,
     watch: Watch = unwatched,

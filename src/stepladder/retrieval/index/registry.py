@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import Unfinished
-from stepladder.core.settings import Settings
 from stepladder.retrieval.base import Retriever, Watch
 from stepladder.retrieval.corpus.passage_store import Passages
-from stepladder.retrieval.index.bm25 import BM25Index, BM25Settings
-from stepladder.retrieval.index.dense_config import DenseSettings, Layout, MilvusSettings
+from stepladder.retrieval.index.bm25 import BM25Config, BM25Index
+from stepladder.retrieval.index.dense_config import DenseConfig, Layout, MilvusConfig
 from stepladder.retrieval.index.manifest import Made
 
 
@@ -29,7 +29,7 @@ class IndexKind:
     """How one kind of index is built and opened."""
 
     #: What can be set of it when it is built.
-    settings: type[Settings]
+    settings: type[Config]
     #: (passages, where to, settings, memory, watch) -> how it was made. Writes files of its own.
     build: Callable[[Passages, Unfinished, Any, int, Watch], Made]
     #: (folder, passages, device) -> the retriever of a folder that `build` wrote.
@@ -39,18 +39,18 @@ class IndexKind:
 
 
 def _bm25() -> IndexKind:
-    def build(passages: Passages, to: Unfinished, settings: BM25Settings, memory: int, watch: Watch) -> Made:
+    def build(passages: Passages, to: Unfinished, settings: BM25Config, memory: int, watch: Watch) -> Made:
         return BM25Index.build(passages, to.folder, **settings.model_dump(), memory=memory, watch=watch)
 
     def open_(folder: Path, passages: Passages, device: str) -> Retriever:  # noqa: ARG001
         return BM25Index.open(folder, passages)
 
-    return IndexKind(BM25Settings, build, open_, resumes=False)
+    return IndexKind(BM25Config, build, open_, resumes=False)
 
 
 def _dense(layout: Layout) -> IndexKind:
     # Imported when they are needed: the libraries of encoders take seconds to import, and may not be installed.
-    def build(passages: Passages, to: Unfinished, settings: DenseSettings, memory: int, watch: Watch) -> Made:
+    def build(passages: Passages, to: Unfinished, settings: DenseConfig, memory: int, watch: Watch) -> Made:
         from stepladder.retrieval.index.dense import DenseIndex
 
         return DenseIndex.build(passages, to, layout, settings, memory=memory, watch=watch)
@@ -60,11 +60,11 @@ def _dense(layout: Layout) -> IndexKind:
 
         return DenseIndex.open(folder, passages, device=device)
 
-    return IndexKind(DenseSettings, build, open_, resumes=True)
+    return IndexKind(DenseConfig, build, open_, resumes=True)
 
 
 def _milvus() -> IndexKind:
-    def build(passages: Passages, to: Unfinished, settings: MilvusSettings, memory: int, watch: Watch) -> Made:
+    def build(passages: Passages, to: Unfinished, settings: MilvusConfig, memory: int, watch: Watch) -> Made:
         from stepladder.retrieval.index.milvus import build_milvus
 
         return build_milvus(passages, to, settings, memory=memory, watch=watch)
@@ -74,7 +74,7 @@ def _milvus() -> IndexKind:
 
         return open_milvus(folder, passages, device=device)
 
-    return IndexKind(MilvusSettings, build, open_, resumes=True)
+    return IndexKind(MilvusConfig, build, open_, resumes=True)
 
 
 KINDS: Mapping[str, IndexKind] = {
@@ -97,7 +97,7 @@ def kinds_of(name: str) -> dict[str, IndexKind]:
     return {each: KINDS[each] for each in names}
 
 
-def settings_of(kinds: Mapping[str, IndexKind], given: Mapping[str, object]) -> dict[str, Settings]:
+def settings_of(kinds: Mapping[str, IndexKind], given: Mapping[str, object]) -> dict[str, Config]:
     """The settings of each kind, from all that were given together."""
     known = {name for kind in kinds.values() for name in kind.settings.model_fields}
     for name in given:

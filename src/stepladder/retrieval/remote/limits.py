@@ -4,13 +4,13 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from stepladder.core.settings import Settings
+from stepladder.core.config import Config
 
 #: Longer queries are a policy that lost the thread; encoders read a fraction of this.
 LONGEST_QUERY = 8192
 
 
-class ServerSettings(Settings):
+class ServerConfig(Config):
     """The limits of a server, and its token."""
 
     #: Passages a query, where the request does not say.

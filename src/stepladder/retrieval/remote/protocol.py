@@ -19,7 +19,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.json_body import BadRequest, json_object, kind_of
 from stepladder.core.trace import Passage
 from stepladder.core.unicode import well_formed
-from stepladder.retrieval.remote.limits import LONGEST_QUERY, ServerSettings
+from stepladder.retrieval.remote.limits import LONGEST_QUERY, ServerConfig
 
 #: The passages of one query as JSON: document and score of each.
 Found = tuple[tuple[bytes, bytes], ...]
@@ -47,13 +47,13 @@ def write_request(queries: Iterable[str], k: int) -> bytes:
     return json.dumps({"queries": asked, "topk": k, "return_scores": True}).encode()
 
 
-def read_request(body: bytes, limits: ServerSettings) -> SearchRequest:
+def read_request(body: bytes, limits: ServerConfig) -> SearchRequest:
     """The request in a body; `BadRequest` says what is wrong with it.
 
     Lone surrogates, which JSON can write and UTF-8 cannot, become U+FFFD. Keys that are not of the protocol are
     passed over, as Search-R1 does.
 
-    >>> read_request(b'{"queries": ["Who?"], "topk": null}', ServerSettings())
+    >>> read_request(b'{"queries": ["Who?"], "topk": null}', ServerConfig())
     SearchRequest(queries=['Who?'], k=3, with_scores=False)
     """
     asked = json_object(body, '{"queries": ["..."]}')

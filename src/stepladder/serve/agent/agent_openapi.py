@@ -8,7 +8,7 @@ from typing import Any
 
 from stepladder import __version__
 from stepladder.serve.agent.chat_request import HOTTEST
-from stepladder.serve.agent.server_config import AgentServerSettings
+from stepladder.serve.agent.server_config import AgentServerConfig
 
 _TEXT = {"type": "string"}
 _WHOLE = {"type": "integer"}
@@ -19,7 +19,7 @@ _ERROR = {
 }
 
 
-def openapi_schema(settings: AgentServerSettings) -> dict[str, Any]:
+def openapi_schema(settings: AgentServerConfig) -> dict[str, Any]:
     """The schema of a server with these settings; a token is part of it where one is set."""
     everywhere = {"503": _error("The server is ending, or the engine cannot work: try again.")}
     if settings.token is not None:
@@ -60,7 +60,7 @@ def openapi_schema(settings: AgentServerSettings) -> dict[str, Any]:
     return schema
 
 
-def _request(settings: AgentServerSettings) -> dict[str, Any]:
+def _request(settings: AgentServerConfig) -> dict[str, Any]:
     part = {"type": "object", "properties": {"type": {"const": "text"}, "text": _TEXT}, "required": ["type", "text"]}
     content = {"anyOf": [_TEXT, {"type": "array", "items": part}, {"type": "null"}]}
     message = {"type": "object", "properties": {"role": _TEXT, "content": content}, "required": ["role"]}

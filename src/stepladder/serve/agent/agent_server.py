@@ -29,7 +29,7 @@ from stepladder.serve.agent.chat import Chat
 from stepladder.serve.agent.chat_response import error
 from stepladder.serve.agent.scheduler import Player, PlayMetrics
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerSettings
+from stepladder.serve.agent.server_config import AgentServerConfig
 from stepladder.serve.http.app import Endpoint, Gate, Receive, Reply, told
 from stepladder.serve.http.run_server import check_host, is_loopback, run
 from stepladder.serve.http.server_metrics import CONTENT_TYPE
@@ -44,7 +44,7 @@ RULES = {
 CHAT = "/v1/chat/completions"
 
 
-def make_agent_app(agent: ServedAgent, settings: AgentServerSettings, *, local: bool = True) -> Gate:
+def make_agent_app(agent: ServedAgent, settings: AgentServerConfig, *, local: bool = True) -> Gate:
     """The server as an ASGI application. `local`: it is reached from this machine alone."""
     metrics = PlayMetrics()
     player = Player(agent.driver, max_waiting=settings.max_waiting, metrics=metrics, live=agent.live)
@@ -108,7 +108,7 @@ def _always(content: object) -> Endpoint:
 
 def serve_agent(
     agent: ServedAgent,
-    settings: AgentServerSettings,
+    settings: AgentServerConfig,
     *,
     host: str = "127.0.0.1",
     port: int = 8001,

@@ -14,7 +14,7 @@ from stepladder.serve.agent.chat_response import BEAT, DONE, MODEL_NOT_FOUND, Co
 from stepladder.serve.agent.client_wait import followed
 from stepladder.serve.agent.scheduler import Ended, Player, Ticket
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerSettings
+from stepladder.serve.agent.server_config import AgentServerConfig
 from stepladder.serve.http.app import Receive, Refused, Reply, Spoken, Stream, told
 from stepladder.serve.http.timeouts import QueueFull, Watch, read_body
 
@@ -26,7 +26,7 @@ _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"
 class Chat:
     """Answers chat completions by one agent."""
 
-    def __init__(self, agent: ServedAgent, player: Player, settings: AgentServerSettings) -> None:
+    def __init__(self, agent: ServedAgent, player: Player, settings: AgentServerConfig) -> None:
         self._agent, self._player, self._settings = agent, player, settings
 
     async def __call__(self, receive: Receive) -> Reply | Spoken:

@@ -15,7 +15,7 @@ from typing import Any
 from stepladder.core.io.json_body import BadRequest, json_object, kind_of
 from stepladder.core.requests import Sampling
 from stepladder.core.unicode import well_formed
-from stepladder.serve.agent.server_config import AgentServerSettings
+from stepladder.serve.agent.server_config import AgentServerConfig
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Who designed Orm Tower?"}]}'
 #: The most that clients may ask for, as OpenAI's.
@@ -40,10 +40,10 @@ class ChatRequest:
     with_usage: bool = False
 
 
-def read_chat(body: bytes, limits: AgentServerSettings, usual: Sampling) -> ChatRequest:
+def read_chat(body: bytes, limits: AgentServerConfig, usual: Sampling) -> ChatRequest:
     """The request in a body; `BadRequest` says what is wrong with it. `usual` is where the request does not say.
 
-    >>> read_chat(EXAMPLE.encode(), AgentServerSettings(), Sampling()).question
+    >>> read_chat(EXAMPLE.encode(), AgentServerConfig(), Sampling()).question
     'Who designed Orm Tower?'
     """
     asked = json_object(body, EXAMPLE)

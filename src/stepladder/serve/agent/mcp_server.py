@@ -26,7 +26,7 @@ from stepladder.serve.agent.client_wait import followed
 from stepladder.serve.agent.episode_json import answer_text, citations_data, episode_data, passages_data, step_text
 from stepladder.serve.agent.scheduler import Ended, Player
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerSettings
+from stepladder.serve.agent.server_config import AgentServerConfig
 from stepladder.serve.agent.tools import ANSWER, SEARCH, listed_tools
 from stepladder.serve.http.app import Receive, Refused, Reply, Scope, Send, Spoken
 from stepladder.serve.http.timeouts import QueueFull
@@ -36,7 +36,7 @@ _LOCAL_HOSTS = ["127.0.0.1:*", "localhost:*", "[::1]:*"]
 Context = ServerRequestContext[Any]
 
 
-def make_mcp(agent: ServedAgent, player: Player, settings: AgentServerSettings) -> "Server[Any]":
+def make_mcp(agent: ServedAgent, player: Player, settings: AgentServerConfig) -> "Server[Any]":
     """A server of the protocol with the agent's tools."""
 
     async def list_tools(_: Context, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
@@ -98,7 +98,7 @@ def _failed(reason: str) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=reason)], is_error=True)
 
 
-async def serve_stdio(agent: ServedAgent, player: Player, settings: AgentServerSettings) -> None:
+async def serve_stdio(agent: ServedAgent, player: Player, settings: AgentServerConfig) -> None:
     """Serve one client over standard input and output until it closes them. All else that is printed goes to stderr."""
     server = make_mcp(agent, player, settings)
     player.start()
@@ -130,7 +130,7 @@ class _HandedOn:
 class McpEndpoint:
     """The protocol's streamable HTTP. Every request stands alone: there are no sessions to keep."""
 
-    def __init__(self, agent: ServedAgent, player: Player, settings: AgentServerSettings, *, local: bool) -> None:
+    def __init__(self, agent: ServedAgent, player: Player, settings: AgentServerConfig, *, local: bool) -> None:
         """`local`: reached from this machine alone. No web page can then reach it by a name of its own."""
         security = TransportSecuritySettings(
             enable_dns_rebinding_protection=local,

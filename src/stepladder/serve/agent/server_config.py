@@ -2,10 +2,10 @@
 
 from pydantic import Field, SecretStr
 
-from stepladder.core.settings import Settings
+from stepladder.core.config import Config
 
 
-class AgentServerSettings(Settings):
+class AgentServerConfig(Config):
     """The limits of a server, and its token."""
 
     #: The name under which clients ask for the agent.

@@ -6,7 +6,7 @@ In: the agent that is served and its limits. Out: plain data, as the Model Conte
 from typing import Any
 
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerSettings
+from stepladder.serve.agent.server_config import AgentServerConfig
 
 ANSWER, SEARCH = "answer_question", "search"
 
@@ -14,7 +14,7 @@ _TEXT = {"type": "string"}
 _WHOLE = {"type": "integer"}
 
 
-def listed_tools(agent: ServedAgent, settings: AgentServerSettings) -> list[dict[str, Any]]:
+def listed_tools(agent: ServedAgent, settings: AgentServerConfig) -> list[dict[str, Any]]:
     """The tools of an agent; one without an index has no search."""
     question = {"type": "string", "maxLength": settings.max_characters, "description": "A whole question."}
     query = {"type": "string", "maxLength": settings.max_characters, "description": "What to search for."}

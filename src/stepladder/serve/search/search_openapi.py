@@ -8,13 +8,13 @@ server to it.
 from typing import Any
 
 from stepladder import __version__
-from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.retrieval.remote.limits import ServerConfig
 
 _TEXT = {"type": "string"}
 _WHOLE = {"type": "integer", "minimum": 0}
 
 
-def openapi_schema(settings: ServerSettings) -> dict[str, Any]:
+def openapi_schema(settings: ServerConfig) -> dict[str, Any]:
     """The schema of a server with these settings; a token is part of it where one is set."""
     everywhere = {"503": _error("The server is ending: ask another, or try again.", {"Retry-After": _WHOLE})}
     if settings.token is not None:
@@ -63,7 +63,7 @@ def openapi_schema(settings: ServerSettings) -> dict[str, Any]:
     return schema
 
 
-def _request(settings: ServerSettings) -> dict[str, Any]:
+def _request(settings: ServerConfig) -> dict[str, Any]:
     """The body of POST /retrieve. Other keys are passed over, as Search-R1 does."""
     query = {"type": "string", "maxLength": settings.max_characters}
     return {

@@ -21,7 +21,7 @@ from stepladder import __version__
 from stepladder.core.io.auth_token import checked_token
 from stepladder.core.io.json_body import BadRequest
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.remote.limits import ServerSettings
+from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.retrieval.remote.protocol import read_request, write_reply
 from stepladder.serve.http.app import CLIENT_GONE, Endpoint, Gate, Receive, Refused, Reply, told
 from stepladder.serve.http.run_server import check_host, is_loopback, run
@@ -31,9 +31,7 @@ from stepladder.serve.search.search_batcher import SearchMetrics, SearchQueue
 from stepladder.serve.search.search_openapi import openapi_schema
 
 
-def make_app(
-    retriever: Retriever, settings: ServerSettings, info: Mapping[str, object], *, local: bool = False
-) -> Gate:
+def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, object], *, local: bool = False) -> Gate:
     """The server as an ASGI application; `info` describes the index. `local`: web pages are kept out."""
     metrics = SearchMetrics()
     queue = SearchQueue(
@@ -98,7 +96,7 @@ def make_app(
 
 def serve(
     retriever: Retriever,
-    settings: ServerSettings,
+    settings: ServerConfig,
     info: Mapping[str, object],
     *,
     host: str = "127.0.0.1",

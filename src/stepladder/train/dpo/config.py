@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from stepladder.train.loop.config import PolicyTrainingSettings
+from stepladder.train.loop.config import PolicyTrainingConfig
 
 
-class DPOSettings(PolicyTrainingSettings):
+class DPOConfig(PolicyTrainingConfig):
     """DPO on pairs of steps, with ReasonRAG's constants. Examples of an update are pairs.
 
     lr auto: 5e-5 below 20M parameters, 5e-6 below 1B, else 1e-6 (ReasonRAG's); with LoRA 5e-6.

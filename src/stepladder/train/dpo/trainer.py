@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import trl
 from datasets import Dataset  # type: ignore[import-untyped]
 from torch import nn
 from transformers import TrainingArguments
-from trl import DPOConfig  # type: ignore[attr-defined]
 
 from stepladder.agents.base import Agent
 from stepladder.core.trace import Pair, Question, Trajectory
 from stepladder.driver import Watcher
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.length_batches import window_of
 from stepladder.models.loading import DTYPES, load_model, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
-from stepladder.train.dpo.config import DPOSettings
+from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.dpo.pair_checks import PairCheck
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
-from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.policy import Policy, expect_targets, load_policy, lora_config, write_policy
 from stepladder.train.loop.rollout_engine import player_of
 from stepladder.train.loop.training_run import Place, curve_numbers, fit, place_for
@@ -60,8 +60,8 @@ def train_dpo(
     questions: Sequence[Question],
     dev: Sequence[Question],
     retriever: Retriever | None,
-    episode: EpisodeSettings,
-    settings: DPOSettings,
+    episode: EpisodeConfig,
+    settings: DPOConfig,
     folder: Path,
     *,
     seed: int,
@@ -112,7 +112,7 @@ def train_dpo(
             score_first=settings.score_first,
             best_by="dev_f1" if play is not None else "dev_loss",
             watch=watch,
-            arguments=DPOConfig,
+            arguments=trl.DPOConfig,  # type: ignore[attr-defined]
             beta=settings.beta,
             loss_type=[settings.loss],
             max_length=None,  # what does not fit was refused; nothing is cut
@@ -148,7 +148,7 @@ def _trainer(
     policy: Policy,
     rows: Sequence[PairRow],
     held_out: Sequence[PairRow],
-    settings: DPOSettings,
+    settings: DPOConfig,
     arguments: Any,
     place: Place,
 ) -> PairTrainer:
@@ -170,7 +170,7 @@ def _trainer(
     return made
 
 
-def _lr_for(model: nn.Module, lora: LoraSettings | None) -> float:
+def _lr_for(model: nn.Module, lora: LoraConfig | None) -> float:
     """Far smaller steps than those of fine-tuning: a pair pushes two steps apart without end."""
     if lora is not None:
         return 5e-6

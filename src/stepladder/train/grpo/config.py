@@ -4,13 +4,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from stepladder.core.settings import Settings
+from stepladder.core.config import Config
 from stepladder.train.grpo.advantage import Over
-from stepladder.train.grpo.monitor_config import GuardSettings
-from stepladder.train.loop.config import PolicyTrainingSettings
+from stepladder.train.grpo.monitor_config import GuardConfig
+from stepladder.train.loop.config import PolicyTrainingConfig
 
 
-class RewardSettings(Settings):
+class RewardConfig(Config):
     """What an episode and its steps earn; ProRAG's constants."""
 
     #: An answer earns this times its F1, if that reaches `min_f1`, else nothing.
@@ -22,7 +22,7 @@ class RewardSettings(Settings):
     step_format_bonus: NonNegativeFloat = 0.5
 
 
-class TreeSettings(Settings):
+class TreeConfig(Config):
     """How the episodes of a question share their beginnings, in the mode `tree`."""
 
     #: Of the samples of a question so many begin at the question; the others branch off from states along these.
@@ -33,7 +33,7 @@ class TreeSettings(Settings):
     credit: Literal["steps", "gains", "branches"] = "steps"
 
 
-class GRPOSettings(PolicyTrainingSettings):
+class GRPOConfig(PolicyTrainingConfig):
     """Group-relative policy optimisation. Examples of an update are episodes.
 
     lr auto: 1e-4 below 20M parameters, 1e-5 below 1B, else 1e-6; with LoRA 1e-5 (ProRAG's).
@@ -62,7 +62,7 @@ class GRPOSettings(PolicyTrainingSettings):
     #: the share of the GPU's memory that vLLM takes.
     engine: Literal["transformers", "vllm"] = "transformers"
     vllm_memory: Annotated[float, Field(gt=0, lt=1)] = 0.3
-    rewards: RewardSettings = RewardSettings()
+    rewards: RewardConfig = RewardConfig()
     #: Who scores steps: the reward model; or the gold judge, where questions have a gold decomposition, to see how far
     #: a perfect reward model would come.
     grader: Literal["model", "gold"] = "model"
@@ -77,7 +77,7 @@ class GRPOSettings(PolicyTrainingSettings):
     #: What a score is above or below that mean is divided by the spread of the group (ProRAG), or by this if the spread
     #: is less: equally good steps differ by noise, and noise should not count as much as good against bad.
     least_spread: NonNegativeFloat = 0.0
-    tree: TreeSettings = TreeSettings()
+    tree: TreeConfig = TreeConfig()
     #: How strongly the policy is held to where it began; 0 needs no reference.
     kl: NonNegativeFloat = 0.0
     #: How far the probability of a token may move within the passes over one batch; upwards by `clip_high` if given.
@@ -89,7 +89,7 @@ class GRPOSettings(PolicyTrainingSettings):
     reencode: bool = False
     schedule: Literal["linear", "cosine", "constant"] = "constant"
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    guards: GuardSettings = GuardSettings()
+    guards: GuardConfig = GuardConfig()
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:

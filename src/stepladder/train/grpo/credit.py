@@ -21,7 +21,7 @@ from stepladder.train.grpo.advantage import (
     outcome_advantages,
     process_advantages,
 )
-from stepladder.train.grpo.config import GRPOSettings, RewardSettings
+from stepladder.train.grpo.config import GRPOConfig, RewardConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Credited:
         return any(advantage and learns for advantage, learns in zip(self.advantages, self.learns))
 
 
-def outcome_reward(trajectory: Trajectory, settings: RewardSettings) -> float:
+def outcome_reward(trajectory: Trajectory, settings: RewardConfig) -> float:
     """What an episode earned: for its answer, and for keeping the format to the end."""
     f1 = score(trajectory).f1
     kept = trajectory.stop is StopReason.ANSWERED
@@ -50,7 +50,7 @@ def outcome_reward(trajectory: Trajectory, settings: RewardSettings) -> float:
     return answer + (settings.format_bonus if kept else -settings.format_bonus)
 
 
-def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: RewardSettings) -> list[float]:
+def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: RewardConfig) -> list[float]:
     """What each step earned: its score, a logit, brought between 0 and 1, and for keeping the format."""
     return [
         sigmoid(score)
@@ -60,7 +60,7 @@ def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: Rewa
 
 
 def credit_group(
-    group: Sequence[Trajectory], scores: Sequence[Sequence[float]] | None, settings: GRPOSettings
+    group: Sequence[Trajectory], scores: Sequence[Sequence[float]] | None, settings: GRPOConfig
 ) -> list[Credited]:
     """The episodes of one question. `scores` of their steps are needed unless the answer alone counts."""
     rewards = [outcome_reward(trajectory, settings.rewards) for trajectory in group]
@@ -76,7 +76,7 @@ def credit_group(
     return [_row(*each, [True] * len(each[0].steps)) for each in zip(group, rewards, advantages, strict=True)]
 
 
-def _by_scores(group: Sequence[Trajectory], scores: Sequence[Sequence[float]], settings: GRPOSettings) -> list[Floats]:
+def _by_scores(group: Sequence[Trajectory], scores: Sequence[Sequence[float]], settings: GRPOConfig) -> list[Floats]:
     """What each step earned by its own score; 0 where that does not count."""
     answers_count = settings.grade_answers or settings.mode == "process"
     places = [
@@ -102,7 +102,7 @@ def _label(place: int, step: Step) -> tuple[int, str] | None:
     return None if step.action.kind is ActionKind.MALFORMED else (place, step.action.kind.value)
 
 
-def credit_tree(tree: Tree, settings: GRPOSettings) -> list[Credited]:
+def credit_tree(tree: Tree, settings: GRPOConfig) -> list[Credited]:
     """The branches of a tree. A step that several of them share has one value, and is learnt from once, in the first.
 
     Where branches are credited as a whole, what they share is learnt from in each: it earns what they earn together.

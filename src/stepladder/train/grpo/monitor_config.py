@@ -4,12 +4,12 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat
 
-from stepladder.core.settings import Settings
+from stepladder.core.config import Config
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class GuardSettings(Settings):
+class GuardConfig(Config):
     """When a run is in trouble. A limit of None switches its alarm off. `train/guards.py` says how each is applied.
 
     The defaults are relative to how the run began wherever that makes sense, and so suit models of any size.

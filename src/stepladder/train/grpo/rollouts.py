@@ -33,9 +33,9 @@ from stepladder.core.trace import (
 )
 from stepladder.driver import Driver, Outcome
 from stepladder.explore.branching import branching
-from stepladder.explore.episode import EpisodeSettings, episode, newly_read
+from stepladder.explore.episode import EpisodeConfig, episode, newly_read
 from stepladder.judges.sigmoid_scorer import sigmoid
-from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit import Credited, credit_group, credit_tree
 from stepladder.train.loop.training_run import Precision
 
@@ -63,8 +63,8 @@ class Rollouts:
         self,
         driver: Driver,
         agent: Agent,
-        episode: EpisodeSettings,
-        settings: GRPOSettings,
+        episode: EpisodeConfig,
+        settings: GRPOConfig,
         reward: StepScorer | None,
         *,
         playing: Precision = nullcontext,

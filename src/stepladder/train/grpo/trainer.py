@@ -20,27 +20,27 @@ from typing import Any
 
 import numpy as np
 import torch
+import trl
 from datasets import Dataset  # type: ignore[import-untyped]
 from torch import nn
 from transformers import TrainingArguments
-from trl import GRPOConfig  # type: ignore[attr-defined]
 
 from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question
 from stepladder.driver import Driver, Watcher
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.prm.reward_model import ProcessRewardModel, expect_same_words
 from stepladder.models.loading import DTYPES, load_model, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
-from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
 from stepladder.train.grpo.rollback import before_trouble
 from stepladder.train.grpo.rollouts import Rollouts, StepScorer
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer, is_late
 from stepladder.train.loop.checkpoints import Checkpoints
-from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import Curves, Row
 from stepladder.train.loop.policy import Policy, expect_targets, load_policy, lora_config, write_policy
 from stepladder.train.loop.rollout_engine import player_of
@@ -68,9 +68,9 @@ def train_grpo(
     questions: Sequence[Question],
     dev: Sequence[Question],
     retriever: Retriever | None,
-    episode: EpisodeSettings,
+    episode: EpisodeConfig,
     reward: StepScorer | None,
-    settings: GRPOSettings,
+    settings: GRPOConfig,
     folder: Path,
     *,
     seed: int,
@@ -138,7 +138,7 @@ def train_grpo(
                 dev_score=play,
                 score_first=settings.score_first,
                 watch=watch,
-                arguments=GRPOConfig,
+                arguments=trl.GRPOConfig,  # type: ignore[attr-defined]
                 **_grpo_arguments(settings, policy),
             )
             alarms = _alarms(folder)
@@ -152,7 +152,7 @@ def train_grpo(
     return GRPOReport(folder / "policy", _numbers(curves, settings, len(chosen), alarms, kept))
 
 
-def schedule(questions: int, settings: GRPOSettings, seed: int) -> tuple[list[int], int]:
+def schedule(questions: int, settings: GRPOConfig, seed: int) -> tuple[list[int], int]:
     """Which questions are played, update by update, and how many updates that makes.
 
     Every epoch is a shuffle of its own; what does not fill an update comes in the next one.
@@ -166,13 +166,13 @@ def schedule(questions: int, settings: GRPOSettings, seed: int) -> tuple[list[in
     return order[: batches * an_update], batches * settings.passes
 
 
-def _save_every(settings: GRPOSettings) -> int:
+def _save_every(settings: GRPOConfig) -> int:
     """Updates between checkpoints: whole batches of episodes, and at every dev score."""
     scored = math.ceil(settings.eval_every / settings.passes) if settings.eval_every else _SAVE_EVERY
     return min(scored, _SAVE_EVERY) * settings.passes
 
 
-def _chosen(questions: Sequence[Question], settings: GRPOSettings, seed: int, processes: int) -> list[Question]:
+def _chosen(questions: Sequence[Question], settings: GRPOConfig, seed: int, processes: int) -> list[Question]:
     answerable = [question for question in questions if question.answers]
     if not answerable:
         raise StepladderError(f"none of {len(questions):,} questions has an answer: nothing could be earned")
@@ -191,7 +191,7 @@ def _chosen(questions: Sequence[Question], settings: GRPOSettings, seed: int, pr
     return chosen
 
 
-def _reference(policy: Policy, settings: GRPOSettings, place: Place) -> nn.Module | None:
+def _reference(policy: Policy, settings: GRPOConfig, place: Place) -> nn.Module | None:
     """The policy as it came, if it is held to that. With LoRA it is what is left without the adapter."""
     if not settings.kl or settings.lora is not None:
         return None
@@ -199,7 +199,7 @@ def _reference(policy: Policy, settings: GRPOSettings, place: Place) -> nn.Modul
     return model.to(place.device).eval()
 
 
-def _grpo_arguments(settings: GRPOSettings, policy: Policy) -> dict[str, Any]:
+def _grpo_arguments(settings: GRPOConfig, policy: Policy) -> dict[str, Any]:
     """What trl's configuration has beyond the trainer's."""
     return {
         "num_generations": settings.samples,
@@ -223,7 +223,7 @@ def _alarms(folder: Path) -> list[Alarm]:
 
 
 def _numbers(
-    curves: Curves, settings: GRPOSettings, questions: int, alarms: Sequence[Alarm], kept: Path | None
+    curves: Curves, settings: GRPOConfig, questions: int, alarms: Sequence[Alarm], kept: Path | None
 ) -> dict[str, object]:
     rows = curves.updates
     played = rows[:: settings.passes]  # the other updates learnt from the same episodes
@@ -250,7 +250,7 @@ def _numbers(
     return {**numbers, **curve_numbers(curves)}
 
 
-def _lr_for(model: nn.Module, lora: LoraSettings | None) -> float:
+def _lr_for(model: nn.Module, lora: LoraConfig | None) -> float:
     """Small steps: the episodes of an update say little, and the next ones come from what they left."""
     if lora is not None:
         return 1e-5

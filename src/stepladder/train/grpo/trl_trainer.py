@@ -23,7 +23,7 @@ from trl import GRPOTrainer  # type: ignore[attr-defined]
 
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question
-from stepladder.train.grpo.config import GRPOSettings
+from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit import Credited
 from stepladder.train.grpo.monitors import ALARMS, Guards, write_alarms
 from stepladder.train.grpo.rollback import Retreat
@@ -290,7 +290,7 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         self.control.should_save = True
 
 
-def is_late(curves: Curves, settings: GRPOSettings) -> bool:
+def is_late(curves: Curves, settings: GRPOConfig) -> bool:
     """Whether the updates so far have taken all the time there was."""
     limit = settings.minutes
     return limit is not None and sum(row["seconds"] for row in curves.updates) >= 60 * limit

@@ -4,10 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from stepladder.core.settings import Settings
+from stepladder.core.config import Config
 
 
-class LoraSettings(Settings):
+class LoraConfig(Config):
     """Train small matrices beside the frozen weights. They are merged into the weights at the end."""
 
     rank: PositiveInt = 16
@@ -17,7 +17,7 @@ class LoraSettings(Settings):
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
 
 
-class TrainingSettings(Settings):
+class TrainingConfig(Config):
     """How to train."""
 
     epochs: PositiveFloat = 3
@@ -34,7 +34,7 @@ class TrainingSettings(Settings):
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
     #: None trains all weights.
-    lora: LoraSettings | None = None
+    lora: LoraConfig | None = None
     #: bf16 computes in bf16 where the processor can, and keeps the weights in fp32; auto is bf16 on CUDA, else fp32.
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     #: Updates between dev scores, and between checkpoints; 0: one epoch.
@@ -47,7 +47,7 @@ class TrainingSettings(Settings):
         return self
 
 
-class PolicyTrainingSettings(TrainingSettings):
+class PolicyTrainingConfig(TrainingConfig):
     """How to train a policy, which is watched by playing dev questions."""
 
     #: Dev questions whose F1 decides which checkpoint is the policy; with 0 it is the last.

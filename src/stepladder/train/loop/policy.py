@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +21,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
 from stepladder.models.loading import load_model
 from stepladder.models.stochastic_rounding import round_to
-from stepladder.train.loop.config import LoraSettings
+from stepladder.train.loop.config import LoraConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Policy:
     dtype: torch.dtype
 
 
-def load_policy(source: str | Path, lora: LoraSettings | None, *, bf16: bool, device: torch.device) -> Policy:
+def load_policy(source: str | Path, lora: LoraConfig | None, *, bf16: bool, device: torch.device) -> Policy:
     """The model to train, with LoRA's matrices, which are drawn from torch's global generator, or without.
 
     `bf16` is for weights that LoRA freezes, also where a trainer will add it: those that are trained must be fp32.
@@ -49,7 +50,7 @@ def load_policy(source: str | Path, lora: LoraSettings | None, *, bf16: bool, de
     return Policy(source, model, tokenizer, dtype)
 
 
-def expect_targets(model: Any, lora: LoraSettings, source: str | Path) -> None:
+def expect_targets(model: Any, lora: LoraConfig, source: str | Path) -> None:
     """Refuse the output layer where it is the embeddings too: what is learnt there could not be told from them."""
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
@@ -61,9 +62,9 @@ def expect_targets(model: Any, lora: LoraSettings, source: str | Path) -> None:
         )
 
 
-def lora_config(lora: LoraSettings, task: str, also_trained: Sequence[str] = ()) -> LoraConfig:
+def lora_config(lora: LoraConfig, task: str, also_trained: Sequence[str] = ()) -> peft.LoraConfig:
     """Our settings as peft wants them."""
-    return LoraConfig(
+    return peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type] # any number will do
         lora_dropout=lora.dropout,
@@ -74,7 +75,7 @@ def lora_config(lora: LoraSettings, task: str, also_trained: Sequence[str] = ())
 
 
 def with_lora(
-    model: Any, lora: LoraSettings, source: str | Path, task: str, also_trained: Sequence[str] = ()
+    model: Any, lora: LoraConfig, source: str | Path, task: str, also_trained: Sequence[str] = ()
 ) -> PeftModel:
     """The model with small matrices to train, and the layers `also_trained` as a whole."""
     if task == "CAUSAL_LM":

@@ -25,7 +25,7 @@ from stepladder.driver.progress import Progress
 from stepladder.models.gpu_memory import keep_to_share
 from stepladder.models.loading import pick_device, pick_dtype
 from stepladder.train.loop.checkpoints import Checkpoints
-from stepladder.train.loop.config import LoraSettings, TrainingSettings
+from stepladder.train.loop.config import LoraConfig, TrainingConfig
 from stepladder.train.loop.metrics_log import Curves
 from stepladder.train.loop.watched_trainer import DevScore, WatchedTrainer, Watching
 
@@ -50,7 +50,7 @@ class Place:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
 
-def place_for(settings: TrainingSettings, seed: int, device: str, kind: str) -> Place:
+def place_for(settings: TrainingConfig, seed: int, device: str, kind: str) -> Place:
     """The device that was asked for, made ready. All that is drawn from global generators follows from the seed."""
     where = pick_device(device)
     if where.index:
@@ -68,7 +68,7 @@ def place_for(settings: TrainingSettings, seed: int, device: str, kind: str) -> 
 def fit(
     make_trainer: Callable[[TrainingArguments], WatchedTrainer],
     lengths: Sequence[int] | None,
-    settings: TrainingSettings,
+    settings: TrainingConfig,
     lr: float,
     folder: Path,
     place: Place,
@@ -135,7 +135,7 @@ def best_checkpoint(checkpoints: Checkpoints, curves: Curves) -> Path | None:
 
 
 def _arguments(
-    settings: TrainingSettings, lr: float, folder: Path, every: int, save_every: int, scored: bool, place: Place
+    settings: TrainingConfig, lr: float, folder: Path, every: int, save_every: int, scored: bool, place: Place
 ) -> dict[str, Any]:
     """Our settings as the trainer wants them."""
     parts = settings.accumulate * place.processes.num_processes
@@ -167,7 +167,7 @@ def _arguments(
     }
 
 
-def lr_for(model: nn.Module, lora: LoraSettings | None) -> float:
+def lr_for(model: nn.Module, lora: LoraConfig | None) -> float:
     """A learning rate that suits the size of a model: small ones take large steps."""
     if lora is not None:
         return 2e-4

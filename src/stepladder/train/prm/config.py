@@ -13,10 +13,10 @@ from pydantic import (
 )
 
 from stepladder.models import absolute_if_folder
-from stepladder.train.loop.config import TrainingSettings
+from stepladder.train.loop.config import TrainingConfig
 
 
-class PRMSettings(TrainingSettings):
+class PRMConfig(TrainingConfig):
     """A reward model: what it learns, from what. Examples of an update are states (pairs) or branches (values).
 
     lr auto: 5e-4 below 20M parameters, 1e-4 below 1B, else 2e-5; with LoRA 2e-4.

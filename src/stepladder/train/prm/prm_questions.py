@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stepladder.core.trace import Question
 from stepladder.preferences.pairs import dev_questions
-from stepladder.train.prm.config import PRMSettings
+from stepladder.train.prm.config import PRMConfig
 from stepladder.train.transcripts.demonstrations import pick
 
 
@@ -24,7 +24,7 @@ class PRMQuestions:
     chained: tuple[Question, ...]
 
 
-def choose(settings: PRMSettings, questions: Sequence[Question], explored: Iterable[str], seed: int) -> PRMQuestions:
+def choose(settings: PRMConfig, questions: Sequence[Question], explored: Iterable[str], seed: int) -> PRMQuestions:
     """Chosen by the seed; played are those that the gold judge can say something of."""
     judged = [question for question in questions if question.hops or question.gold_passages]
     played = pick(judged, settings.episodes, seed) if settings.episodes else []

@@ -31,7 +31,7 @@ from stepladder.models.loading import DTYPES, context_limit_of, pick_dtype, quie
 from stepladder.train.loop.policy import with_lora
 from stepladder.train.loop.training_run import Place, curve_numbers, fit, lr_for, place_for
 from stepladder.train.loop.watched_trainer import DevScore, WatchedTrainer
-from stepladder.train.prm.config import PRMSettings
+from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import RewardBatch, RewardExample, collate_rewards
 from stepladder.train.prm.prm_losses import centring_loss, ranking_loss, value_loss
 
@@ -99,7 +99,7 @@ def _scores(model: nn.Module, batch: RewardBatch) -> torch.Tensor:
 def train_prm(
     model: str | Path,
     examples_for: ExampleMaker,
-    settings: PRMSettings,
+    settings: PRMConfig,
     folder: Path,
     *,
     seed: int,
@@ -157,7 +157,7 @@ def train_prm(
 
 
 def _held_out_score(
-    model: nn.Module, examples: Sequence[RewardExample], settings: PRMSettings, place: Place
+    model: nn.Module, examples: Sequence[RewardExample], settings: PRMConfig, place: Place
 ) -> Callable[[], DevScore]:
     """Scores the model as it is on examples that it does not learn from."""
     ordered = sorted(examples, key=lambda example: example.length)

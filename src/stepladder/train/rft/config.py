@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from stepladder.train.sft.config import TranscriptTrainingSettings
+from stepladder.train.sft.config import TranscriptTrainingConfig
 
 
-class RFTSettings(TranscriptTrainingSettings):
+class RFTConfig(TranscriptTrainingConfig):
     """Which questions are sampled, and which samples are good enough to learn from. Examples are transcripts."""
 
     #: Questions to sample, and episodes of each.

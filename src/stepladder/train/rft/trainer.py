@@ -23,14 +23,14 @@ from stepladder.core.io.files import atomic_file
 from stepladder.core.io.records import write_records
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver, Watcher
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.prm.reward_model import ProcessRewardModel, expect_same_words
 from stepladder.models.loading import DTYPES, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.policy import load_policy, write_policy
 from stepladder.train.loop.rollout_engine import player_of
 from stepladder.train.loop.training_run import place_for, shown
-from stepladder.train.rft.config import RFTSettings
+from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import Sifted, sift
 from stepladder.train.transcripts.demonstrations import pick
 from stepladder.train.transcripts.fine_tune import dev_player, fine_tune
@@ -52,9 +52,9 @@ def train_rft(
     questions: Sequence[Question],
     dev: Sequence[Question],
     retriever: Retriever | None,
-    episode: EpisodeSettings,
+    episode: EpisodeConfig,
     reward: ProcessRewardModel | None,
-    settings: RFTSettings,
+    settings: RFTConfig,
     folder: Path,
     *,
     seed: int,
@@ -116,7 +116,7 @@ def train_rft(
 
 
 def _sifted(
-    played: Sequence[Trajectory], reward: ProcessRewardModel | None, settings: RFTSettings
+    played: Sequence[Trajectory], reward: ProcessRewardModel | None, settings: RFTConfig
 ) -> tuple[Sifted, list[tuple[float, ...]] | None]:
     scores = None if reward is None else reward.score(played)
     sifted = sift(played, scores, min_f1=settings.min_f1, threshold=settings.threshold or 0.0, keep=settings.keep)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from annotated_types import MinLen
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from stepladder.train.loop.config import PolicyTrainingSettings
+from stepladder.train.loop.config import PolicyTrainingConfig
 
 #: ProRAG's format-aware loss: tags that decide what happens next count more. Tags an agent does not use never match.
 TAG_WEIGHTS = {
@@ -19,14 +19,14 @@ TAG_WEIGHTS = {
 }
 
 
-class TranscriptTrainingSettings(PolicyTrainingSettings):
+class TranscriptTrainingConfig(PolicyTrainingConfig):
     """How to train on transcripts. lr auto: 5e-4 below 20M parameters, 1e-4 below 1B, else 2e-5; with LoRA 2e-4."""
 
     #: What a policy token that spells a tag counts in the loss; all others count 1.
     tag_weights: dict[Annotated[str, MinLen(1)], PositiveFloat] = TAG_WEIGHTS
 
 
-class SFTSettings(TranscriptTrainingSettings):
+class SFTConfig(TranscriptTrainingConfig):
     """Supervised fine-tuning on transcripts: who writes them. Examples of an update are transcripts."""
 
     #: Questions to make transcripts of.

@@ -18,11 +18,11 @@ from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Watcher
 from stepladder.engines.base import Engine
 from stepladder.engines.openai import OpenAIEngine
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.tree_store import read_trees
 from stepladder.judges.llm.spend.response_cache import RememberingEngine
 from stepladder.retrieval.base import Retriever
-from stepladder.train.sft.config import SFTSettings
+from stepladder.train.sft.config import SFTConfig
 from stepladder.train.transcripts.demonstrations import (
     Transcripts,
     gold_transcripts,
@@ -48,12 +48,12 @@ def are_made(folder: Path) -> bool:
 
 def transcripts_in(
     folder: Path,
-    settings: SFTSettings,
+    settings: SFTConfig,
     engine: Engine,
     agent: Agent,
     questions: Sequence[Question],
     retriever: Retriever | None,
-    episode: EpisodeSettings,
+    episode: EpisodeConfig,
     *,
     trees: Path | None = None,
     seed: int,
@@ -88,12 +88,12 @@ def transcripts_in(
 
 def _make(
     folder: Path,
-    settings: SFTSettings,
+    settings: SFTConfig,
     engine: Engine,
     agent: Agent,
     questions: Sequence[Question],
     retriever: Retriever | None,
-    episode: EpisodeSettings,
+    episode: EpisodeConfig,
     seed: int,
     watch: Watcher | None,
 ) -> Transcripts:
@@ -116,7 +116,7 @@ def _make(
 
     if settings.source == "bootstrap":
         return sampled(engine)
-    assert settings.teacher_model is not None  # SFTSettings sees to it
+    assert settings.teacher_model is not None  # SFTConfig sees to it
     teacher = OpenAIEngine(settings.teacher_model, settings.teacher_url)
     name = f"{settings.teacher_model} at {settings.teacher_url}"
     with closing(RememberingEngine(teacher, folder / _REPLIES, name)) as remembering:

@@ -19,13 +19,13 @@ from pathlib import Path
 from stepladder.agents.base import Agent
 from stepladder.core.trace import Question
 from stepladder.driver import Watcher
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.loading import DTYPES, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.policy import load_policy, write_policy
 from stepladder.train.loop.rollout_engine import player_of
 from stepladder.train.loop.training_run import place_for, shown
-from stepladder.train.sft.config import SFTSettings
+from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.demonstration_sources import are_made, transcripts_in
 from stepladder.train.sft.weak_decomposition import mined_questions
 from stepladder.train.transcripts.demonstrations import pick
@@ -51,8 +51,8 @@ def train_sft(
     questions: Sequence[Question],
     dev: Sequence[Question],
     retriever: Retriever | None,
-    episode: EpisodeSettings,
-    settings: SFTSettings,
+    episode: EpisodeConfig,
+    settings: SFTConfig,
     folder: Path,
     *,
     seed: int,

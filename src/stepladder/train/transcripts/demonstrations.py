@@ -23,9 +23,9 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import ActionKind, Question, Trajectory, Tree
 from stepladder.driver import Driver, Outcome, Watcher
 from stepladder.engines.base import Engine
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.ranked import best_branch
-from stepladder.oracle.engine import GoldEngine
+from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.base import Retriever
 from stepladder.train.transcripts.fewshot import FewShot
 
@@ -69,7 +69,7 @@ def gold_transcripts(
     agent: Agent,
     questions: Sequence[Question],
     retriever: Retriever | None,
-    settings: EpisodeSettings,
+    settings: EpisodeConfig,
     *,
     seed: int,
     watch: Watcher | None = None,
@@ -77,7 +77,7 @@ def gold_transcripts(
     """The gold decomposition of every question that has one, as far as the search finds what it needs."""
     answerable = [question for question in questions if question.answers]
     playable = [question for question in answerable if question.hops or ActionKind.QUERY not in agent.kinds]
-    driver = Driver(GoldEngine(agent, seed), retriever)
+    driver = Driver(OracleEngine(agent, seed), retriever)
     dropped = Counter(
         no_known_answer=len(questions) - len(answerable), no_decomposition=len(answerable) - len(playable)
     )
@@ -96,7 +96,7 @@ def sampled_transcripts(
     agent: Agent,
     questions: Sequence[Question],
     retriever: Retriever | None,
-    settings: EpisodeSettings,
+    settings: EpisodeConfig,
     *,
     samples: int,
     min_f1: float,
@@ -123,7 +123,7 @@ def _play(
     driver: Driver,
     agent: Agent,
     questions: Sequence[Question],
-    settings: EpisodeSettings,
+    settings: EpisodeConfig,
     seed: int,
     *,
     samples: int,

@@ -11,8 +11,8 @@ from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Action, Author, Hop, Passage, Question, Segment, Step, Trajectory
 from stepladder.driver import Driver
-from stepladder.explore.episode import EpisodeSettings, episode
-from stepladder.oracle.engine import GoldEngine
+from stepladder.explore.episode import EpisodeConfig, episode
+from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.transcripts.tokenized import contexts_of
 
@@ -57,8 +57,8 @@ _QUESTIONS = (
 
 def demonstrations(agent: Agent) -> str:
     """Three questions answered in the agent's format, as one text."""
-    driver = Driver(GoldEngine(agent), BM25Index.from_passages(_PASSAGES))
-    settings = EpisodeSettings(max_steps=20, k=2)
+    driver = Driver(OracleEngine(agent), BM25Index.from_passages(_PASSAGES))
+    settings = EpisodeConfig(max_steps=20, k=2)
     jobs = [lambda question=question: episode(agent, question, settings, seed=0) for question in _QUESTIONS]
     shown: list[str] = []
     for outcome in driver.run(jobs):

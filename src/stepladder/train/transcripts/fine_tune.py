@@ -24,7 +24,7 @@ from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver, Watcher
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.evaluate.evaluator import evaluate
-from stepladder.explore.episode import EpisodeSettings
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.length_batches import collate, window_of
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.metrics_log import Curves
@@ -32,7 +32,7 @@ from stepladder.train.loop.microbatches import in_parts
 from stepladder.train.loop.policy import Policy
 from stepladder.train.loop.training_run import Place, Precision, curve_numbers, fit, lr_for
 from stepladder.train.loop.watched_trainer import DevScore, WatchedTrainer
-from stepladder.train.sft.config import TranscriptTrainingSettings
+from stepladder.train.sft.config import TranscriptTrainingConfig
 from stepladder.train.transcripts.token_loss import weight_of, weighted_nll
 from stepladder.train.transcripts.tokenized import Example, examples_of
 
@@ -62,7 +62,7 @@ def fine_tune(
     policy: Policy,
     engine: InProcessEngine,
     transcripts: Sequence[Trajectory],
-    settings: TranscriptTrainingSettings,
+    settings: TranscriptTrainingConfig,
     folder: Path,
     place: Place,
     *,
@@ -82,7 +82,7 @@ def fine_tune(
 def _fit(
     policy: Policy,
     examples: Sequence[Example],
-    settings: TranscriptTrainingSettings,
+    settings: TranscriptTrainingConfig,
     folder: Path,
     place: Place,
     dev_score: Callable[[], DevScore] | None,
@@ -113,7 +113,7 @@ def dev_player(
     agent: Agent,
     questions: Sequence[Question],
     retriever: Retriever | None,
-    episode: EpisodeSettings,
+    episode: EpisodeConfig,
     seed: int,
     playing: Precision,
     look: Callable[[Sequence[Trajectory]], DevScore] = lambda _: {},
@@ -154,7 +154,7 @@ def dev_player(
 
 
 def _fitting(
-    transcripts: Sequence[Trajectory], engine: InProcessEngine, settings: TranscriptTrainingSettings
+    transcripts: Sequence[Trajectory], engine: InProcessEngine, settings: TranscriptTrainingConfig
 ) -> tuple[list[Example], int]:
     """Examples that fit into the model's window, and how many do not."""
     examples = [each for trajectory in transcripts for each in examples_of(trajectory, engine, settings.tag_weights)]

@@ -14,7 +14,7 @@ from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver, Outcome, Watcher
-from stepladder.explore.episode import EpisodeSettings, episode
+from stepladder.explore.episode import EpisodeConfig, episode
 
 #: Questions a part: enough to fill batches, few enough to lose little.
 _A_PART = 128
@@ -25,7 +25,7 @@ def sampled_in(
     driver: Driver,
     agent: Agent,
     questions: Sequence[Question],
-    settings: EpisodeSettings,
+    settings: EpisodeConfig,
     *,
     samples: int,
     seed: int,
@@ -55,7 +55,7 @@ def _part(folder: Path, number: int) -> Path:
 
 
 def _jobs(
-    agent: Agent, questions: Sequence[Question], settings: EpisodeSettings, samples: int, seed: int
+    agent: Agent, questions: Sequence[Question], settings: EpisodeConfig, samples: int, seed: int
 ) -> list[Callable[[], Algorithm[Trajectory]]]:
     def job(question: Question, sample: int) -> Callable[[], Algorithm[Trajectory]]:
         return lambda: episode(agent, question, settings, seed_of(seed, question.id, sample))

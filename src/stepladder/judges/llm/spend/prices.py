@@ -12,8 +12,8 @@ from typing import Annotated
 import yaml  # type: ignore[import-untyped]
 from pydantic import Field
 
+from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.settings import Settings
 from stepladder.core.trace import Usage
 
 #: The table that comes with Stepladder.
@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).with_name("prices.yaml")
 _Dollars = Annotated[Decimal, Field(ge=0)]
 
 
-class Price(Settings):
+class Price(Config):
     """US dollars per million tokens."""
 
     input: _Dollars
@@ -38,7 +38,7 @@ class Price(Settings):
         return (usage.read * self.input + usage.written * self.output) / 1_000_000
 
 
-class _PriceFile(Settings):
+class _PriceFile(Config):
     models: dict[str, Price]
 
 

@@ -23,10 +23,10 @@ class _WrongField(ValueError):
         self.field = field
 
 
-class Settings(BaseModel):
+class Config(BaseModel):
     """Subclass it with typed fields and defaults. Unknown keys are errors.
 
-    >>> class Warmup(Settings):
+    >>> class Warmup(Config):
     ...     epochs: int = 3
     >>> Warmup.read({"epochs": 5})
     Warmup(epochs=5)
@@ -50,7 +50,7 @@ class Settings(BaseModel):
 
     @classmethod
     def read(cls, data: object, where: str = "") -> Self:
-        """Settings from plain data. `where` goes before the name of a wrong field, as in `recipe.yaml: stages.sft`."""
+        """Config from plain data. `where` goes before the name of a wrong field, as in `recipe.yaml: stages.sft`."""
         if not isinstance(data, Mapping):
             raise StepladderError(f"{where or cls.__name__}: expected settings as `name: value`, found {_shown(data)}")
         try:
