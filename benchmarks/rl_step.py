@@ -35,7 +35,8 @@ from typing import Any
 import torch
 from datasets import Dataset  # type: ignore[import-untyped]
 from transformers import AutoModelForSequenceClassification
-from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
+from trl import GRPOConfig as TrlGRPOConfig  # type: ignore[attr-defined]
+from trl import GRPOTrainer
 
 from prm_speed import one_text_a_call, texts_of
 from stepladder.core.requests import Finish, Generate, Generation, Retrieve
@@ -51,7 +52,7 @@ from stepladder.models.loading import end_tokens, load_model, quiet_libraries
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext
-from stepladder.train import grpo
+from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.monitor_config import GuardConfig
 from stepladder.train.grpo.rollouts import Played, Rollouts
@@ -276,7 +277,7 @@ class Bench:
         folder = self.folder / kind.__name__
         trainer = kind(
             policy.model,
-            args=GRPOConfig(
+            args=TrlGRPOConfig(
                 output_dir=str(folder),
                 per_device_train_batch_size=settings.batch,
                 max_steps=1,

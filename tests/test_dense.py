@@ -270,7 +270,7 @@ def test_unknown_settings_are_named(tmp_path: Path) -> None:
 
 SLOW_BUILD = """
 import sys, time
-from stepladder.retrieval import nearest, vectors
+from stepladder.retrieval.index import faiss_index as nearest, vectors
 from stepladder.retrieval.index.build import build_index
 vectors.SHARD, nearest._FEWEST = 512, 1000
 corpus, folder, encoder, kind, stop = sys.argv[1:]

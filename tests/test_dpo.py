@@ -17,7 +17,7 @@ from peft import PeftModel
 from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
-from trl import DPOConfig  # type: ignore[attr-defined]
+from trl import DPOConfig as TrlDPOConfig  # type: ignore[attr-defined]
 from trl.trainer import base_trainer
 
 from conftest import QUESTION, WordRetriever
@@ -32,7 +32,7 @@ from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
-from stepladder.train import dpo
+from stepladder.train.dpo import trainer as dpo
 from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.dpo.pair_checks import PairCheck
 from stepladder.train.dpo.trainer import DPOReport, train_dpo
@@ -189,7 +189,7 @@ def trainer_for(folder: Path, lora: LoraConfig | None = None, pairs: Sequence[Pa
     """A trainer that has done nothing yet."""
     settings = changed(lora=lora)
     place = place_for(settings, 0, "cpu", "dpo")
-    arguments = DPOConfig(
+    arguments = TrlDPOConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False, max_length=None,
         remove_unused_columns=False, report_to="none", disable_tqdm=True, beta=settings.beta,
     )  # fmt: skip

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
@@ -34,7 +35,7 @@ def made(config: Any = LlamaConfig, dtype: torch.dtype = torch.float32, **lora: 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config(**SHAPE, **HEADS)).to(dtype)
     settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    adapted = get_peft_model(model, LoraConfig(**{**settings, **lora}))
+    adapted = get_peft_model(model, PeftLoraConfig(**{**settings, **lora}))
     with torch.no_grad():
         for name, weights in adapted.named_parameters():
             if "lora_B" in name:
@@ -127,7 +128,7 @@ def test_what_comes_later_is_heeded() -> None:
     assert not torch.allclose(ours.off, ours.merged, atol=1e-3)
     for model in (ours, theirs):
         torch.manual_seed(1)
-        model.add_adapter("other", LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+        model.add_adapter("other", PeftLoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
         model.set_adapter("other")
         with torch.no_grad():
             model.other = model(input_ids=IDS).logits

@@ -19,7 +19,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
-from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
+from trl import GRPOConfig as TrlGRPOConfig  # type: ignore[attr-defined]
+from trl import GRPOTrainer
 from trl.trainer import base_trainer
 
 from conftest import QUESTION, WordRetriever
@@ -41,7 +42,7 @@ from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.resources import RunContext, SharedConfig
 from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.grpo import KIND, run_grpo
-from stepladder.train import grpo
+from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit import Credited
 from stepladder.train.grpo.monitors import Alarm, AlarmName, read_alarms
@@ -158,7 +159,7 @@ def trainer_for(
         driver, likes = Driver(engine(policy.model, policy.tokenizer), WordRetriever()), cast(Any, Taste())
         trainer = EpisodeTrainer(
             policy.model,
-            args=GRPOConfig(
+            args=TrlGRPOConfig(
                 output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True,
                 remove_unused_columns=False, per_device_train_batch_size=settings.batch // settings.accumulate,
                 gradient_accumulation_steps=settings.accumulate, **grpo._grpo_arguments(settings, policy),

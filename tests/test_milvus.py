@@ -182,7 +182,7 @@ def test_nothing_is_printed_and_a_process_ends_that_closes_nothing(folder: Path)
 
 KILLED_WHILE_SENDING = """
 import os, signal, sys
-from stepladder.retrieval import milvus_collection
+from stepladder.retrieval.index import milvus_collection
 from stepladder.retrieval.index.build import build_index
 
 milvus_collection._BATCH, milvus_collection._GROUP = 4, 12

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig as PeftLoraConfig
+from peft import get_peft_model
 from torch import nn
 
 from stepladder.models import stochastic_rounding as rounding
@@ -75,7 +76,7 @@ def test_a_model_that_has_learnt_little_does_not_forget_it() -> None:
         with torch.no_grad():
             return model(tokens, labels=tokens).loss.item()  # type: ignore[no-any-return]
 
-    trained = get_peft_model(copy.deepcopy(base), LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
+    trained = get_peft_model(copy.deepcopy(base), PeftLoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
     learning = torch.optim.AdamW([each for each in trained.parameters() if each.requires_grad], lr=1e-5)
     for _ in range(20):
         trained(tokens, labels=tokens).loss.backward()

@@ -41,6 +41,7 @@ from stepladder.evaluate.prm.calibration import (
 from stepladder.evaluate.prm.tree_scores import read_tree_scores, score_tree, write_tree_scores
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.tree_store import TreeFile
+from stepladder.judges.prm import reward_model as prm
 from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.oracle.engine import OracleEngine
@@ -49,7 +50,6 @@ from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.resources import GOLD, RunContext, SearchConfig, SharedConfig
 from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.prm_eval import EXAMINATION, KIND, TREE_SCORES, PRMEvalConfig
-from stepladder.train import prm
 from test_mcts import stroll
 
 

@@ -33,9 +33,9 @@ from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
 from stepladder.reporting.stage_summaries import told_of
-from stepladder.train import rft
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import read_curves
+from stepladder.train.rft import trainer as rft
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import Sifted, sift
 from stepladder.train.rft.trainer import RFTReport, train_rft
@@ -199,7 +199,8 @@ from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.core.requests import Sampling
 from stepladder.core.trace import Question
-from stepladder.train import rft, sampling
+from stepladder.train.rft import trainer as rft
+from stepladder.train.transcripts import sampled_episodes as sampling
 
 sampling._A_PART = 2
 

@@ -37,13 +37,13 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.length_batches import collate, window_of
 from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
-from stepladder.train import sft
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import read_curves
 from stepladder.train.loop.policy import expect_targets, leave_to_autocast, load_policy
 from stepladder.train.loop.rollout_engine import as_it_is, player_of
 from stepladder.train.loop.training_run import Place
+from stepladder.train.sft import trainer as sft
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import SFTReport, train_sft
 from stepladder.train.transcripts import fine_tune

@@ -1,7 +1,7 @@
 """Which sub-question of the gold decomposition a query asks for, however it is worded.
 
-In: a question, a query and what the search returned for it. Out: `PendingRequest`, the number of a hop, or None when the query
-asks for none of them. Three things must fit:
+In: a question, a query and what the search returned for it. Out: `MatchedHop`, the number of a hop, or None when the
+query asks for none of them. Three things must fit:
 
 - Whom it is about: the query names what the hop is about, that is, the names in its text and the answers it refers to
   by `#1`. A later hop may also be asked by description ("the mentor of the wife of Ada Orm"), without those names.
@@ -44,7 +44,7 @@ _ALL = 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class PendingRequest:
+class MatchedHop:
     """The hop that a query asks for."""
 
     #: From 1.
@@ -81,24 +81,24 @@ class Decomposition:
         self._searches = sum(not is_conclusion(hop, question) for hop in question.hops)
         self._whole = _stems(words_of(question.text))
 
-    def asked(self, query: str, found: Sequence[Passage]) -> PendingRequest | None:
+    def asked(self, query: str, found: Sequence[Passage]) -> MatchedHop | None:
         """The hop that a query asks for, given what the search returned for it."""
         text = normalise(query)
         for target in self._targets:
             if text == target.text:
-                return PendingRequest(target.number)
+                return MatchedHop(target.number)
         words = words_of(query)
         if self._searches > 1 and agreement(_stems(words), self._whole) > _ALL:
-            return PendingRequest(len(self._targets), named=False)
+            return MatchedHop(len(self._targets), named=False)
         # The last first: a query that describes its way to a hop has the words of the hops before in it, too.
         for target in reversed(self._targets):
             if self._names_it(target, words, found):
-                return PendingRequest(target.number)
+                return MatchedHop(target.number)
             if self._describes_it(target, words):
-                return PendingRequest(target.number, named=False)
+                return MatchedHop(target.number, named=False)
         for target in self._targets:
             if self._hints_at_it(target, query, words, found):
-                return PendingRequest(target.number)
+                return MatchedHop(target.number)
         return None
 
     def adds_nothing(self, text: str, answer: str, number: int) -> bool:

@@ -1,7 +1,7 @@
 """Drawing questions about two things: which has more of something, and whether they agree.
 
-In: the facts of a split. Out: `PendingRequest`, a comparison or a yes/no question. The order of the two, the wording and the
-answer take turns, so that neither position nor wording nor relation gives the answer away; nor does the style of
+In: the facts of a split. Out: `DraftQuestion`, a comparison or a yes/no question. The order of the two, the wording and
+the answer take turns, so that neither position nor wording nor relation gives the answer away; nor does the style of
 the names, because two that differ are drawn like two that agree.
 """
 
@@ -9,7 +9,7 @@ import random
 
 from stepladder.data.atlas.articles import Library
 from stepladder.data.atlas.literals import Value
-from stepladder.data.atlas.phrasing import Link, Outline, PendingRequest, Pointer, Topic, Way
+from stepladder.data.atlas.phrasing import DraftQuestion, Link, Outline, Pointer, Topic, Way
 from stepladder.data.atlas.schema import Relation
 from stepladder.data.atlas.splits import TOLD_BY_THE_WAY, SplitFacts
 from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES
@@ -39,7 +39,7 @@ class Comparer:
         #: How often each topic has had its turn in yes/no questions.
         self._turns: dict[Topic, int] = {}
 
-    def accept(self, asked: PendingRequest) -> None:
+    def accept(self, asked: DraftQuestion) -> None:
         """Take note that a yes/no question will be asked: its topic's next turn has the other answer."""
         if asked.topic is not None:
             self._turns[asked.topic] = asked.turn + 1
@@ -55,7 +55,7 @@ class Comparer:
             topic = kind, relation.name
         return topic, self._turns.get(topic, rng.choice((0, 2)))
 
-    def comparison(self, searches: int, turn: int) -> PendingRequest | None:
+    def comparison(self, searches: int, turn: int) -> DraftQuestion | None:
         """Which of two has the greater value, or the smaller."""
         world = self._world
         kind, relation = self._rng.choice(_COMPARED)
@@ -76,9 +76,9 @@ class Comparer:
             f"Which is {word}: {references[0]} for {sides[0].reference}, or {references[1]} for {sides[1].reference}?",
             answers,
         )
-        return PendingRequest(text, answers, outline, "comparison")
+        return DraftQuestion(text, answers, outline, "comparison")
 
-    def yes_no(self, searches: int) -> PendingRequest | None:
+    def yes_no(self, searches: int) -> DraftQuestion | None:
         """Whether a comparison holds, or whether two have the same object."""
         topic, turn = self._next_topic()
         kind, relation = topic[0], RELATIONS[topic[1]]
@@ -100,7 +100,7 @@ class Comparer:
         text = wording.format(A=sides[0].phrase, B=sides[1].phrase, T=TYPES[kind].noun)
         answers = ("yes",) if wanted else ("no",)
         outline.conclude(conclusion, answers)
-        return PendingRequest(text, answers, outline, "yes_no", topic, turn)
+        return DraftQuestion(text, answers, outline, "yes_no", topic, turn)
 
     def _pair(self, kind: str, relation: Relation, searches: int, same: bool) -> tuple[Side, Side] | None:
         """Two entities to compare. Several tries, or types that are easy to pair would crowd out the others."""

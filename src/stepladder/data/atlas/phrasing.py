@@ -146,7 +146,7 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingRequest:
+class DraftQuestion:
     """A question in words, before it has an id."""
 
     text: str

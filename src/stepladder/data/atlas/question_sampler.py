@@ -1,6 +1,6 @@
 """Drawing one question after the other, of one to four searches, from the facts of a split.
 
-In: a `World`, its `Library` and a split. Out: `PendingRequest`, a sound question in words with its gold hops. Every fact
+In: a `World`, its `Library` and a split. Out: `DraftQuestion`, a sound question in words with its gold hops. Every fact
 belongs to exactly one split, and a question uses facts of its own split only: no chain of a test question, and
 not even a part of one, is asked in training. No passage serves two hops, so that as many searches are needed as
 a question counts.
@@ -15,7 +15,7 @@ import random
 from stepladder.core.errors import StepladderError
 from stepladder.data.atlas.articles import Library
 from stepladder.data.atlas.comparisons import Comparer
-from stepladder.data.atlas.phrasing import Chain, Outline, PendingRequest, Pointer
+from stepladder.data.atlas.phrasing import Chain, DraftQuestion, Outline, Pointer
 from stepladder.data.atlas.splits import TOLD_BY_THE_WAY, SplitFacts
 from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.world import Fact, World
@@ -39,7 +39,7 @@ def _stutters(text: str) -> bool:
     return any(one == other for one, other in zip(words, (*words[1:-1], words[-1].removesuffix("?"))))
 
 
-def _gives_itself_away(asked: PendingRequest) -> bool:
+def _gives_itself_away(asked: DraftQuestion) -> bool:
     """Whether the question tells what a search shall find, or a sub-question in full tells its own answer."""
     hops = asked.outline.hops
     for hop in hops:
@@ -52,7 +52,7 @@ def _gives_itself_away(asked: PendingRequest) -> bool:
     return False
 
 
-def _needs_fewer_searches(asked: PendingRequest) -> bool:
+def _needs_fewer_searches(asked: DraftQuestion) -> bool:
     """Whether a passage of one hop also answers another."""
     found = [identifier for hop in asked.outline.hops for identifier in hop.passages]
     return len(set(found)) < len(found)
@@ -68,7 +68,7 @@ class Writer:
         self._texts: set[str] = set()
         self._chains: set[tuple[str, Chain]] = set()
 
-    def write(self, searches: int, kind: str, turn: int) -> PendingRequest:
+    def write(self, searches: int, kind: str, turn: int) -> DraftQuestion:
         """A question with so many searches; `turn` alternates the two sides of comparisons."""
         for _ in range(_ATTEMPTS):
             asked = self._draw(searches, kind, turn)
@@ -87,7 +87,7 @@ class Writer:
             f"{self._split}: ask for fewer questions or more passages"
         )
 
-    def _draw(self, searches: int, kind: str, turn: int) -> PendingRequest | None:
+    def _draw(self, searches: int, kind: str, turn: int) -> DraftQuestion | None:
         if kind in ("single", "bridge"):
             return self._bridge(searches, kind)
         if kind == "comparison":
@@ -96,7 +96,7 @@ class Writer:
             return self._intersection(searches)
         return self._comparer.yes_no(searches)
 
-    def _bridge(self, searches: int, kind: str) -> PendingRequest | None:
+    def _bridge(self, searches: int, kind: str) -> DraftQuestion | None:
         """A walk from entity to entity; its last step may end at a value."""
         rng, world = self._rng, self._world
         outline = Outline(world, self._library, rng)
@@ -120,7 +120,7 @@ class Writer:
                 outline.follow(pointer, link)
                 # A question of one search is its own sub-question.
                 text = outline.hops[0].question if searches == 1 else text
-                return PendingRequest(text, world.spellings(link.asked), outline, kind)
+                return DraftQuestion(text, world.spellings(link.asked), outline, kind)
             pointer = outline.follow(pointer, link)
             target = link.asked
             assert isinstance(target, int)
@@ -131,7 +131,7 @@ class Writer:
                 preface, pointer = outline.pause(pointer, world.entities[here].kind)
         return None
 
-    def _intersection(self, searches: int) -> PendingRequest | None:
+    def _intersection(self, searches: int) -> DraftQuestion | None:
         """Two conditions that together only one entity meets; conditions and answer may be a hop away."""
         world, rng = self._world, self._rng
         entity = world.entities[rng.choice(self._facts.members[rng.choice(_JOINED)])]
@@ -163,7 +163,7 @@ class Writer:
             text = outline.ask(pointer, link)
             outline.follow(pointer, link)
             answers = world.spellings(link.asked)
-        return PendingRequest(preface + text, answers, outline, "intersection")
+        return DraftQuestion(preface + text, answers, outline, "intersection")
 
     def _two_conditions(self, index: int) -> list[Fact] | None:
         """Two facts of an entity that no other of its type has both of, though others have either."""
