@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 
 from stepladder.agents import make_agent
+from stepladder.core.errors import BackendError
 from stepladder.core.requests import Generate, Generation
 from stepladder.core.trace import Passage, Question
 from stepladder.driver import Driver
-from stepladder.engines.base import EngineError
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.retrieval.base import Retriever
@@ -38,7 +38,7 @@ class SamePassages(Retriever):
 class SlowEngine(ScriptedEngine):
     """Takes 2 ms a call."""
 
-    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         time.sleep(0.002)
         return super().generate(requests)
 

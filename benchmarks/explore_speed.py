@@ -24,7 +24,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stepladder.core.requests import Algorithm, Asking, Generate, Generation, Request, Retrieve, answer, requests_in
+from stepladder.core.requests import (
+    Algorithm,
+    AnyRequest,
+    Generate,
+    Generation,
+    Request,
+    Retrieve,
+    requests_in,
+    send_replies,
+)
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Tree
 from stepladder.driver import Driver
@@ -73,7 +82,7 @@ class Slot:
     def __init__(self, index: int, algorithm: Algorithm[Tree]) -> None:
         self.index = index
         self.algorithm = algorithm
-        self.asking: Asking = next(algorithm)
+        self.asking: AnyRequest = next(algorithm)
         self.left: list[Request] = requests_in(self.asking)
         self.replies: list[object] = []
 
@@ -83,7 +92,7 @@ class Slot:
         self.replies.append(reply)
         while not self.left:
             try:
-                self.asking = answer(self.algorithm, self.asking, self.replies)
+                self.asking = send_replies(self.algorithm, self.asking, self.replies)
             except StopIteration as end:
                 tree: Tree = end.value
                 return tree

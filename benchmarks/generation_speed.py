@@ -36,7 +36,7 @@ from stepladder.core.requests import Algorithm, Generate, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
-from stepladder.engines.paged.fused_decode import prepare_to_write
+from stepladder.engines.paged.fused_decode import prepare_for_decoding
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.models.loading import load_model
@@ -110,7 +110,7 @@ def by_engine(engine: InProcessEngine) -> Way:
             context = (*reply.context, reply.written)
 
     def write(work: list[Transcript]) -> None:
-        engine.rest()  # nothing is known from the round before
+        engine.on_idle()  # nothing is known from the round before
         driver = Driver(engine, in_flight=len(work))
         outcomes = driver.run([partial(job, each, number) for number, each in enumerate(work)])
         failed = [outcome.failure for outcome in outcomes if outcome.failure is not None]
@@ -205,7 +205,7 @@ def run(model: str, count: int, batch: int, rounds: int, ways: set[str]) -> None
         engine = None
         if "transformers" in ways:
             if device == "cuda":
-                prepare_to_write(plain)  # as the engine does with a model that it loads itself
+                prepare_for_decoding(plain)  # as the engine does with a model that it loads itself
             engine = TransformersEngine(plain, words, max_batch=count)
             measure("stepladder on transformers", by_engine(engine), vocabulary, count, rounds, base)
         _let_go(engine)

@@ -148,7 +148,7 @@ def compare(label: str, engine: TransformersEngine, work: Callable[..., int], ro
     plain, ours = [], []
     for _ in range(rounds):
         plain.append(rate(partial(work, engine, write_by_generate)))
-        engine.forget()
+        engine.reset_prefix_cache()
         ours.append(rate(partial(work, engine, write_by_engine)))
     a, b = statistics.median(plain), statistics.median(ours)
     print(f"{engine.dtype!s:<16}{label:<36}{a:>20,.0f}{b:>18,.0f}{b / a:>15.1f}", flush=True)

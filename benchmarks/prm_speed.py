@@ -138,13 +138,13 @@ def main() -> None:
     for k in (1, 3):
         trajectories = trajectories_with_ids(ours.reader.encoding, given.questions, k)
         texts = texts_of(trajectories)
-        ours.score(trajectories[:2])  # warm up
+        ours.score_logits(trajectories[:2])  # warm up
         one_text_a_call(plain, texts[:2])
         label = f"k={k}, {len(texts) / len(trajectories):.1f} steps of {sum(map(len, texts)) / len(texts):.0f}"
         ways: dict[str, Callable[[], list[float]]] = {
             "one text a call": lambda texts=texts: one_text_a_call(plain, texts),  # type: ignore[misc]
             "texts in batches": lambda texts=texts: texts_in_batches(plain, texts, given.batch),  # type: ignore[misc]
-            "Stepladder": lambda played=trajectories: [s for scores in ours.score(played) for s in scores],  # type: ignore[misc]
+            "Stepladder": lambda played=trajectories: [s for scores in ours.score_logits(played) for s in scores],  # type: ignore[misc]
         }
         compare(label, ways, given.rounds)
         again, once = sum(map(len, texts)), sum(len(r.tokens) for t in trajectories for r in ours.reader.trajectory(t))

@@ -24,7 +24,7 @@ from stepladder.pipeline.run_folder import RunFolder
 from stepladder.reporting.compare import Compared, compare_lines, lines_of, open_sources
 from stepladder.reporting.compare.comparison import Line
 from stepladder.reporting.compare.evaluations import Source
-from stepladder.reporting.compare.groups import Group
+from stepladder.reporting.compare.seed_groups import Group
 
 _NOTED = ("command", "device", "cores", "started", "versions", "git")
 #: What makes no other recipe.

@@ -54,7 +54,7 @@ from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.monitor_config import GuardConfig
+from stepladder.train.grpo.monitor_config import MonitorConfig
 from stepladder.train.grpo.rollouts import Played, Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop.checkpoints import Checkpoints
@@ -226,7 +226,7 @@ class OurRollouts(Rollouts):
 
     def play(self, questions: Sequence[Question], seed: int) -> Played:
         self.round += 1
-        self.engine.rest()
+        self.engine.on_idle()
         self.driver = Driver(self.engine, self.retriever)
         self.played = super().play(questions, seed_of(seed, self.round))
         if self.played.measures["failed"]:
@@ -312,7 +312,7 @@ class Bench:
         assert isinstance(engine, TransformersEngine)
         expect_same_words(engine.encoding, reward)
         ours = OurRollouts(engine, playing, self.context, self.settings, reward)
-        all_rows = self.settings.model_copy(update={"drop_flat": False})
+        all_rows = self.settings.model_copy(update={"drop_zero_std_groups": False})
         by_text = RolloutsByText(ours, all_rows, policies[1], plain, Meter(policies[1].model))
         return (
             Way("reference", by_text, self.trainer(PlainTrainer, policies[1], by_text), Meter(plain)),
@@ -404,7 +404,7 @@ def main() -> None:
         samples=given.samples,
         batch=given.questions * given.samples,
         precision="bf16",
-        guards=GuardConfig(stop=False),
+        guards=MonitorConfig(stop=False),
     )
     context = RunContext(load_recipe(RECIPE).shared)
     with TemporaryDirectory() as temporary:

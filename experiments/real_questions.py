@@ -45,7 +45,7 @@ from stepladder.core.trace import StopReason
 from stepladder.evaluate.evaluator import load_scores
 from stepladder.evaluate.statistics import mean_interval, paired_difference
 from stepladder.pipeline.recipe import load_recipe
-from stepladder.reporting.studies.job import Job
+from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_runner import carry_out_all
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
@@ -66,7 +66,7 @@ DPO: dict[str, Any] = {
         "batch": 16,
         "lora": {"rank": 16, "alpha": 32},
         "dev_questions": 200,
-        "score_first": True,
+        "eval_on_start": True,
     },
 }
 #: As hot as what the reward model has learnt from.

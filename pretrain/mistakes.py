@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pretrain.source import Source
-from stepladder.core.answer_metrics import normalise
+from stepladder.core.answer_metrics import normalize
 from stepladder.core.decomposition import fill_references, references
 from stepladder.core.trace import Hop, Passage
 from stepladder.oracle.corruptions import garbled
@@ -62,7 +62,7 @@ class Mistakes:
     def query(self, number: int, hops: Sequence[Hop], answers: Mapping[int, str], asked: Sequence[str]) -> str:
         """A sub-question that is not to be asked now; `number` says which hop is next, from 1."""
         hop = hops[number - 1]
-        needed = {normalise(fill_references(each.question, answers)) for each in hops}
+        needed = {normalize(fill_references(each.question, answers)) for each in hops}
         for _ in range(20):
             chance = self.rng.random()
             if chance < 0.15 and asked:
@@ -75,7 +75,7 @@ class Mistakes:
                 wrong = self._of_another_kind(hop, answers)
             else:
                 wrong = self.own_question()
-            if normalise(wrong) not in needed:
+            if normalize(wrong) not in needed:
                 return wrong
         return self.own_question()
 
@@ -137,4 +137,4 @@ class Mistakes:
 
 
 def _same(one: str, other: str) -> bool:
-    return normalise(one) == normalise(other)
+    return normalize(one) == normalize(other)

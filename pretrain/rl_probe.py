@@ -24,7 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepladder.agents import make_agent
-from stepladder.core.answer_metrics import normalise, score
+from stepladder.core.answer_metrics import normalize, score
 from stepladder.core.requests import Sampling
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import ActionKind, Author, Trajectory
@@ -57,8 +57,8 @@ def step_rewards(trajectory: Trajectory) -> list[float]:
             needed.discard(-1 if current is None else current)
             rewards.append(float(current is not None))
         elif action.kind is ActionKind.SUB_ANSWER:
-            right = {normalise(text) for n in [current] if n is not None for text in (hops[n].answer, *hops[n].aliases)}
-            rewards.append(float(normalise(action.content) in right))
+            right = {normalize(text) for n in [current] if n is not None for text in (hops[n].answer, *hops[n].aliases)}
+            rewards.append(float(normalize(action.content) in right))
         else:
             rewards.append(outcome(trajectory))
     return rewards

@@ -12,7 +12,7 @@ from stepladder.agents.research import ReSearch, ReSearchBrief
 from stepladder.agents.search_o1 import SearchO1, SearchO1Brief
 from stepladder.agents.search_r1 import SearchR1, SearchR1Brief
 from stepladder.core.errors import unknown_name
-from stepladder.core.io.files import expanded
+from stepladder.core.io.files import expand_path
 
 AGENTS: dict[str, type[Agent]] = {
     agent.name: agent
@@ -41,7 +41,7 @@ __all__ = ["AGENTS", "Agent", "check_agent", "is_agent_file", "make_agent"]
 def make_agent(name: str) -> Agent:
     """The agent of that name, or the one in a Python file (`my_agent.py`)."""
     if is_agent_file(name):
-        return load_agent(expanded(name))
+        return load_agent(expand_path(name))
     if name not in AGENTS:
         raise unknown_name("agent", name, AGENTS)
     return AGENTS[name]()

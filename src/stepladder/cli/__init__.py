@@ -31,7 +31,7 @@ from stepladder.cli.adapter import adapter_command
 from stepladder.cli.compare import compare_command
 from stepladder.cli.explore import explore_command, export_command, pairs_command
 from stepladder.cli.index import app as index_app
-from stepladder.cli.play import ask, evaluate_command
+from stepladder.cli.ask_eval import ask, evaluate_command
 from stepladder.cli.prm_eval import prm_command
 from stepladder.cli.report import report_command
 from stepladder.cli.serve import serve_command
@@ -42,7 +42,7 @@ from stepladder.cli.train import run_command
 from stepladder.cli.tree import tree_command
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import TraceError
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 
 __all__ = ["app", "main"]
 
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _complain(message: str) -> int:
-    Console(stderr=True).print(f"[bold red]error:[/] {shown(message)}", soft_wrap=True, highlight=False)
+    Console(stderr=True).print(f"[bold red]error:[/] {printable(message)}", soft_wrap=True, highlight=False)
     return 2
 
 

@@ -14,7 +14,7 @@ from stepladder.cli.demo import run_demo
 from stepladder.cli.doctor import examine
 from stepladder.cli.options import AsJson, Overrides, RunOut, Seed, Update
 from stepladder.cli.train import stoppable
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 from stepladder.pipeline.recipe import Recipe, load_recipe
 from stepladder.train.grpo.config import GRPOConfig
 
@@ -82,8 +82,8 @@ def doctor(as_json: AsJson = False) -> None:
     else:
         for finding in findings:
             mark = "[green]ok[/]     " if finding.ok else "[dim]absent[/] " if finding.optional else "[red]missing[/]"
-            out.print(f"{mark} {finding.what:<14} {shown(finding.state)}", highlight=False, soft_wrap=True)
+            out.print(f"{mark} {finding.what:<14} {printable(finding.state)}", highlight=False, soft_wrap=True)
             if finding.fix:
-                out.print(f"{'':<22} [dim]{shown(finding.fix)}[/]", highlight=False, soft_wrap=True)
+                out.print(f"{'':<22} [dim]{printable(finding.fix)}[/]", highlight=False, soft_wrap=True)
     if any(not finding.ok and not finding.optional for finding in findings):
         raise typer.Exit(1)

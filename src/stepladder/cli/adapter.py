@@ -10,7 +10,7 @@ from rich.console import Console
 from stepladder.agents import is_agent_file
 from stepladder.cli.options import AsJson, path_of
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 from stepladder.models import absolute_if_folder
 from stepladder.models.adapters import is_adapter
 from stepladder.models.resolve import bases_of
@@ -52,7 +52,7 @@ def adapter_command(
         typer.echo(json.dumps({**told, "left_out": found.left_out, "lost": found.lost}, indent=2))
         return
     console.print(
-        f"{shown(str(found.folder))}: {found.bytes / 1e6:.1f} MB for {shown(begun)}, with {found.kept:.1%} of what was "
+        f"{printable(str(found.folder))}: {found.bytes / 1e6:.1f} MB for {printable(begun)}, with {found.kept:.1%} of what was "
         f"changed in {found.layers} layers",
         highlight=False,
         soft_wrap=True,
@@ -77,9 +77,9 @@ def adapter_command(
         else:
             way = "for others, write their name for that model into adapter_config.json (base_model_name_or_path)"
         console.print(
-            f"it names {shown(begun)}, a place on this machine: {shown(way)}", highlight=False, soft_wrap=True
+            f"it names {printable(begun)}, a place on this machine: {printable(way)}", highlight=False, soft_wrap=True
         )
-    console.print(f"next: stepladder ask --model {shown(str(found.folder))} ...", highlight=False, soft_wrap=True)
+    console.print(f"next: stepladder ask --model {printable(str(found.folder))} ...", highlight=False, soft_wrap=True)
 
 
 def _models(run: Path, base: str | None) -> tuple[str, str, str | None]:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from stepladder.cli.options import AsJson, path_of
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 
 out = Console()
 
@@ -60,4 +60,4 @@ def compare_command(
     if not as_json:
         print_compared(out, compared)
     if html is not None:
-        Console(stderr=True).print(f"{shown(str(html))}: the page", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"{printable(str(html))}: the page", highlight=False, soft_wrap=True)

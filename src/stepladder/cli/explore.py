@@ -28,7 +28,7 @@ from stepladder.cli.train import carry_out
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder
@@ -210,7 +210,7 @@ def export_command(
         return
     held = ", ".join(f"{count:,} {split}" for split, count in done.pairs.items())
     out.print(
-        f"{shown(str(folder))}: {held} pairs of {shown(origin)} as {to}; README.md says how to use them",
+        f"{printable(str(folder))}: {held} pairs of {printable(origin)} as {to}; README.md says how to use them",
         highlight=False,
         soft_wrap=True,
     )

@@ -13,7 +13,7 @@ from rich.console import Console
 from stepladder.cli.options import AsJson, K, WorldSeed, listed, passages_of, path_of
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS, PUBLISHED, names_data
 from stepladder.driver.progress import Phases
 from stepladder.pipeline.recipe import override
@@ -105,8 +105,8 @@ def index_search(
         typer.echo(json.dumps([asdict(passage) for passage in found], indent=2))
         return
     for passage in found:
-        out.print(f"[bold]{_score(passage)}[/]  {shown(passage.title)} [dim]({shown(passage.id)})[/]", highlight=False)
-        out.print(f"          {shown(passage.text)}", highlight=False, soft_wrap=True)
+        out.print(f"[bold]{_score(passage)}[/]  {printable(passage.title)} [dim]({printable(passage.id)})[/]", highlight=False)
+        out.print(f"          {printable(passage.text)}", highlight=False, soft_wrap=True)
     if not found:
         out.print("nothing was found", highlight=False)
 
@@ -130,10 +130,10 @@ def _show_index(info: IndexInfo, place: str | Path, as_json: bool) -> None:
         return
     made = ", ".join(f"{name} {value}" for name, value in info.settings.items() if value != "")
     out.print(
-        f"[bold]{shown(str(place))}[/]: {info.kind}, {info.passages:,} passages, {info.size / 1e6:,.1f} MB",
+        f"[bold]{printable(str(place))}[/]: {info.kind}, {info.passages:,} passages, {info.size / 1e6:,.1f} MB",
         highlight=False,
     )
-    out.print(f"from {shown(info.source)} on {info.created}; {shown(made)}", highlight=False, soft_wrap=True)
+    out.print(f"from {printable(info.source)} on {info.created}; {printable(made)}", highlight=False, soft_wrap=True)
     if info.left_out:
         counts = ", ".join(f"{count:,} {name}" for name, count in info.left_out.items())
         out.print(f"left out: {counts}", highlight=False)

@@ -7,7 +7,7 @@ import typer
 from stepladder.cli.options import AsJson, Overrides, Update
 from stepladder.cli.recipes import RunToExtend, StageName, extended, given, stages_before
 from stepladder.cli.train import carry_out
-from stepladder.pipeline.stages import stage_kind
+from stepladder.pipeline.stages import get_stage
 from stepladder.pipeline.stages.pairs import PAIRS
 from stepladder.pipeline.tree_search import TREES
 
@@ -26,7 +26,7 @@ def prm_command(
 ) -> None:
     """Examine a run's reward model: against the gold judge, on held-out pairs, on spoilt chains."""
     name = name or "prm-eval"
-    made = {role for stage in stages_before(run, name).values() for role in stage_kind(stage["kind"]).makes}
+    made = {role for stage in stages_before(run, name).values() for role in get_stage(stage["kind"]).outputs}
     entry = given(
         kind="prm-eval",
         split=split,

@@ -17,7 +17,7 @@ from stepladder.data import DATA_SETS
 from stepladder.pipeline.recipe import Recipe, override
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import REWARD
-from stepladder.pipeline.stages import stage_kind
+from stepladder.pipeline.stages import get_stage
 from stepladder.pipeline.stages.pairs import PAIRS
 from stepladder.pipeline.tree_search import TREES
 
@@ -112,7 +112,7 @@ def finished_sources(
     """
     found: dict[str, str] = {}
     for role in _taken(entry, where):
-        makers = [each for each, stage in before.items() if role in stage_kind(stage["kind"]).makes]
+        makers = [each for each, stage in before.items() if role in get_stage(stage["kind"]).outputs]
         done = [each for each in makers if folder.done(each) is not None]
         if done and done[-1] != makers[-1]:
             found[role] = done[-1]
@@ -147,17 +147,17 @@ def _before(stages: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _lacking(stages: Mapping[str, Any], name: str) -> list[str]:
     """The roles that a stage takes, and that nobody named and no stage before it makes."""
-    made = {role for each in _before(stages, name).values() for role in stage_kind(each["kind"]).makes}
+    made = {role for each in _before(stages, name).values() for role in get_stage(each["kind"]).outputs}
     entry = stages[name]
     return [role for role in _taken(entry, _where(name)) if role not in made and entry.get(role) is None]
 
 
 def _taken(entry: Mapping[str, Any], where: str) -> list[str]:
     """The roles that a stage takes with the settings that it has."""
-    kind = stage_kind(str(entry["kind"]))
+    kind = get_stage(str(entry["kind"]))
     own = {key: value for key, value in entry.items() if key in kind.settings.model_fields}
-    left_out = kind.leaves_out(kind.settings.read(own, where))
-    return [role for role in kind.takes if role not in left_out]
+    left_out = kind.unused_inputs(kind.settings.read(own, where))
+    return [role for role in kind.inputs if role not in left_out]
 
 
 def _where(name: str) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from stepladder.cli.options import path_of
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 from stepladder.reporting.report import write_report
 
 console = Console()
@@ -28,4 +28,4 @@ def report_command(
         raise StepladderError(f"--out: {out} is no file that can be written: give a file in a folder that exists")
     path = write_report(run, out)
     size = path.stat().st_size / 1e6
-    console.print(f"{shown(str(path))}: the report, {size:.1f} MB", highlight=False, soft_wrap=True)
+    console.print(f"{printable(str(path))}: the report, {size:.1f} MB", highlight=False, soft_wrap=True)

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 
 from stepladder.cli.options import WorldSeed, listed, passages_of, path_of
-from stepladder.core.io.auth_token import token_from
-from stepladder.core.trace_printer import shown
+from stepladder.core.io.auth_token import read_token
+from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS, names_data
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.factory import open_retriever, reranked
@@ -89,13 +89,13 @@ def serve_command(
             "cache_entries": cache_entries,
             "cache_bytes": cache_bytes,
             "drain_seconds": drain_seconds,
-            "token": token_from(token_file),
+            "token": read_token(token_file),
         }
     )
     retriever, info = _open(index, world_seed, device, rerank)
 
     def announce(url: str) -> None:
-        told = f"[bold]{url}[/] serves {shown(index)}, {info.passages:,} passages (Ctrl-C ends it)"
+        told = f"[bold]{url}[/] serves {printable(index)}, {info.passages:,} passages (Ctrl-C ends it)"
         Console(stderr=True).print(told, highlight=False, soft_wrap=True)
 
     with closing(retriever):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stepladder.cli.guide import (
+from stepladder.cli.agent_options import (
     AggregateName,
     Beams,
     GuidedTemperature,
@@ -47,10 +47,10 @@ from stepladder.cli.options import (
 )
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
-from stepladder.core.io.auth_token import token_from
+from stepladder.core.io.auth_token import read_token
 from stepladder.core.requests import Algorithm, Sampling
 from stepladder.core.trace import Question, Trajectory
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.guided import Guide, guided
@@ -170,7 +170,7 @@ def serve_agent_command(
             "body_seconds": body_seconds,
             "answer_seconds": answer_seconds,
             "drain_seconds": drain_seconds,
-            "token": None if mcp else token_from(token_file),
+            "token": None if mcp else read_token(token_file),
         }
     )
     shared = shared_settings(
@@ -239,7 +239,7 @@ def serve_agent_command(
         )
 
         def announce(url: str) -> None:
-            told = f"[bold]{url}/v1[/] serves {shown(settings.model)} to OpenAI clients (Ctrl-C ends it)"
+            told = f"[bold]{url}/v1[/] serves {printable(settings.model)} to OpenAI clients (Ctrl-C ends it)"
             Console(stderr=True).print(told, highlight=False, soft_wrap=True)
 
         serve_agent(served, settings, host=host, port=port, insecure=insecure, access_log=access_log, announce=announce)

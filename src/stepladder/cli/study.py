@@ -10,7 +10,7 @@ from rich.console import Console
 from stepladder.cli.options import AsJson, Overrides, Update, path_of
 from stepladder.cli.train import stoppable
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 from stepladder.reporting.studies import STUDIES, find_study
 from stepladder.reporting.studies.study_report import print_results, write_results
 from stepladder.reporting.studies.study_results import read_results
@@ -35,7 +35,7 @@ def study_command(
     """Compare ways to train: the same recipe, one thing changed, several seeds. The same command goes on if cut."""
     if name is None:
         for each in STUDIES.values():
-            out.print(f"[bold]{each.name}[/]: {shown(each.about)}", highlight=False, soft_wrap=True)
+            out.print(f"[bold]{each.name}[/]: {printable(each.about)}", highlight=False, soft_wrap=True)
         return
     study = find_study(name)
     place = folder / study.name
@@ -52,4 +52,4 @@ def study_command(
         return
     print_results(out, results)
     if picture is not None:
-        out.print(f"\nthe picture: {shown(str(picture))}", highlight=False, soft_wrap=True)
+        out.print(f"\nthe picture: {printable(str(picture))}", highlight=False, soft_wrap=True)

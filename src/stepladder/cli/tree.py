@@ -13,15 +13,16 @@ from rich.text import Text
 from stepladder.cli.options import AsJson, path_of
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
-from stepladder.core.trace import ActionKind, Node, StopReason, Tree, dumps
-from stepladder.core.trace_printer import shown
+from stepladder.core.io.records import dumps
+from stepladder.core.trace import ActionKind, Node, StopReason, Tree
+from stepladder.core.trace_printer import printable
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import spre
 from stepladder.oracle.step_judge import judge_tree
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.tree_search import TREES
+from stepladder.reporting.charts.tree_diagram import KIND_WORDS, tree_svg
 from stepladder.reporting.charts.tree_layout import content_of, is_unvisited, most_visited_way, ordered_children
-from stepladder.reporting.charts.tree_picture import KIND_WORDS, tree_svg
 
 out = Console()
 
@@ -58,7 +59,7 @@ def tree_command(
     if as_json:
         typer.echo(dumps(tree))
     elif svg is not None:
-        out.print(f"{shown(str(svg))}: the tree of {shown(tree.question.id)}", highlight=False, soft_wrap=True)
+        out.print(f"{printable(str(svg))}: the tree of {printable(tree.question.id)}", highlight=False, soft_wrap=True)
     else:
         print_tree(out, tree)
 
@@ -91,9 +92,9 @@ def telling_tree(path: Path) -> Tree:
 
 def print_tree(console: Console, tree: Tree) -> None:
     """The tree as a table, a node a line."""
-    answers = f"; answer: {shown(' | '.join(tree.question.answers[:3]))}" if tree.question.answers else ""
-    console.print(f"[bold]{shown(tree.question.text)}[/]", highlight=False, soft_wrap=True)
-    console.print(f"[dim]{shown(tree.question.id)}{answers}[/]\n", highlight=False, soft_wrap=True)
+    answers = f"; answer: {printable(' | '.join(tree.question.answers[:3]))}" if tree.question.answers else ""
+    console.print(f"[bold]{printable(tree.question.text)}[/]", highlight=False, soft_wrap=True)
+    console.print(f"[dim]{printable(tree.question.id)}{answers}[/]\n", highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("step")
     for name in ("N", "Q", "SPRE", "F1"):
@@ -122,13 +123,13 @@ def print_tree(console: Console, tree: Tree) -> None:
 
 def _lines(tree: Tree) -> Iterator[tuple[Node, str]]:
     """Every node from the top down, with the guide that leads to it."""
-    families = ordered_children(tree)
+    children_by_node = ordered_children(tree)
     waiting = [(tree.nodes[0], "", "")]
     while waiting:
         node, guide, below = waiting.pop()
         yield node, guide
-        last = families[node.id][-1:]
-        for child in reversed(families[node.id]):
+        last = children_by_node[node.id][-1:]
+        for child in reversed(children_by_node[node.id]):
             turn, on = ("└ ", "  ") if child in last else ("├ ", "│ ")
             waiting.append((child, below + turn, below + on))
 
@@ -140,7 +141,7 @@ def _step(node: Node, guide: str, best: bool) -> Text:
     if node.step is None:
         return text.append("question", style="bold")
     text.append(f"{KIND_WORDS[node.step.action.kind]} ", style=_STYLES[node.step.action.kind])
-    return text.append_text(Text.from_markup(shown(content_of(node)), style="bold" if best else ""))
+    return text.append_text(Text.from_markup(printable(content_of(node)), style="bold" if best else ""))
 
 
 def _number(value: float | None) -> str:

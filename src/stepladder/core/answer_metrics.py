@@ -28,10 +28,10 @@ _ALL_OR_NOTHING = frozenset({"yes", "no", "noanswer"})
 # --- Answers --------------------------------------------------------------------------------------------
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Lower case, without ASCII punctuation, without articles, with single spaces; in that order.
 
-    >>> normalise("The  Tower, of an U.S.A. town")
+    >>> normalize("The  Tower, of an U.S.A. town")
     'tower of usa town'
     """
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
@@ -54,7 +54,7 @@ def token_overlap(prediction: str, answer: str) -> tuple[float, float, float]:
     >>> token_overlap("the tower of London", "Tower Bridge, London")
     (0.6666666666666666, 0.6666666666666666, 0.6666666666666666)
     """
-    predicted, accepted = normalise(prediction), normalise(answer)
+    predicted, accepted = normalize(prediction), normalize(answer)
     if predicted != accepted and not _ALL_OR_NOTHING.isdisjoint((predicted, accepted)):
         return 0.0, 0.0, 0.0
     predicted_tokens, accepted_tokens = predicted.split(), accepted.split()
@@ -71,7 +71,7 @@ def covers(prediction: str, answer: str) -> bool:
     >>> covers("It was built in 1889.", "1889"), covers("It was built in 18890.", "1889")
     (True, False)
     """
-    return f" {normalise(answer)} " in f" {normalise(prediction)} "
+    return f" {normalize(answer)} " in f" {normalize(prediction)} "
 
 
 def score_answer(prediction: str | None, answers: Sequence[str]) -> AnswerScore:
@@ -89,7 +89,7 @@ def score_answer(prediction: str | None, answers: Sequence[str]) -> AnswerScore:
         return AnswerScore()
     f1, precision, recall = max((token_overlap(prediction, each) for each in answers), key=lambda best: best[0])
     return AnswerScore(
-        em=float(any(normalise(prediction) == normalise(each) for each in answers)),
+        em=float(any(normalize(prediction) == normalize(each) for each in answers)),
         f1=f1,
         precision=precision,
         recall=recall,
@@ -188,7 +188,7 @@ def score(trajectory: Trajectory) -> QuestionScore:
         gold_recall=gold_recall(question, {passage.id for passage in trajectory.found}),
         steps=len(trajectory.steps),
         searches=searches,
-        redundant_queries=len(trajectory.queries) - len({normalise(query) for query in trajectory.queries}),
+        redundant_queries=len(trajectory.queries) - len({normalize(query) for query in trajectory.queries}),
         over_search=max(too_many, 0) if question.hops else None,
         under_search=int(answered and too_many < 0) if question.hops else None,
         malformed_steps=sum(step.action.kind is ActionKind.MALFORMED for step in trajectory.steps),

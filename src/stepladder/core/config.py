@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -36,6 +36,10 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    #: Former names of fields: old -> new. A former name is an error that gives the new one.
+    renamed: ClassVar[Mapping[str, str]] = {}
+    #: Former values of fields: field -> old -> new.
+    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -59,15 +63,17 @@ class Config(BaseModel):
             raise StepladderError(_explain(error, cls, where)) from error
 
 
-def unknown_key(where: str, key: str, known: Sequence[str]) -> StepladderError:
-    """The error for a key that nothing answers to, with the nearest one that is known."""
-    return StepladderError(f"{below(where, key)}: unknown key.{_nearest(key, known)} Known: {', '.join(known)}")
+def unknown_key(where: str, key: str, known: Sequence[str], config: type[BaseModel] = Config) -> StepladderError:
+    """The error for an unknown key: its new name if `config` has renamed it, or else the nearest known key."""
+    if issubclass(config, Config) and key in config.renamed:
+        return StepladderError(f"{key_path(where, key)}: renamed to '{config.renamed[key]}'")
+    return StepladderError(f"{key_path(where, key)}: unknown key.{_nearest(key, known)} Known: {', '.join(known)}")
 
 
-def below(where: str, key: str) -> str:
+def key_path(where: str, key: str) -> str:
     """The name of a key: `recipe.yaml` and `seed` make `recipe.yaml: seed`, `recipe.yaml: data` and `name` a dot.
 
-    >>> below("", "seed"), below("recipe.yaml", "seed"), below("recipe.yaml: data", "name")
+    >>> key_path("", "seed"), key_path("recipe.yaml", "seed"), key_path("recipe.yaml: data", "name")
     ('seed', 'recipe.yaml: seed', 'recipe.yaml: data.name')
     """
     if not where:
@@ -83,11 +89,11 @@ def _explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
     problem = context.get("error")
     if isinstance(problem, _WrongField):
         path.append(problem.field)
-    name = below(where, ".".join(path)) if path else where or cls.__name__
+    name = key_path(where, ".".join(path)) if path else where or cls.__name__
     match first["type"]:
         case "extra_forbidden":
-            outside = below(where, ".".join(path[:-1])) if path[:-1] else where
-            return str(unknown_key(outside, path[-1], list((model or cls).model_fields)))
+            outside = key_path(where, ".".join(path[:-1])) if path[:-1] else where
+            return str(unknown_key(outside, path[-1], list((model or cls).model_fields), model or cls))
         case "missing":
             return f"{name}: is missing"
         case "value_error":  # raised by a validator of ours, which says what it found
@@ -96,12 +102,19 @@ def _explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
             tags = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
             hint = _nearest(context["tag"], tags)
             key = context["discriminator"].strip("'")
-            return f"{below(name, key)}: expected one of {', '.join(tags)}, found {context['tag']!r}.{hint}"
+            return f"{key_path(name, key)}: expected one of {', '.join(tags)}, found {context['tag']!r}.{hint}"
         case _:
             # A union has one error for each of its members: all of them are expected.
             same = [each for each in others if _trace(each["loc"], cls)[0] == path]
             expected = " or ".join(dict.fromkeys(_expected(each["msg"]) for each in (first, *same)))
-            return f"{name}: expected {expected}, found {_shown(first['input'])}"
+            return f"{name}: expected {expected}, found {_shown(first['input'])}{_new_value(model, path, first['input'])}"
+
+
+def _new_value(model: type[BaseModel] | None, path: Sequence[str], value: object) -> str:
+    if model is None or not issubclass(model, Config) or not isinstance(value, str):
+        return ""
+    new = model.renamed_values.get(path[-1], {}).get(value)
+    return f", which was renamed to '{new}'" if new else ""
 
 
 #: Words of pydantic, and how they read to someone who writes YAML.

@@ -47,11 +47,11 @@ def answerable(question: Question, found: Sequence[Passage]) -> bool:
         ids = {passage.id for passage in found}
         return all(not ids.isdisjoint(group) for group in question.gold_passages)
     if question.hops:
-        return all(holds(hop, found) for hop in question.hops)
+        return all(supports(hop, found) for hop in question.hops)
     return mentions(question.answers, found)
 
 
-def holds(hop: Hop, found: Sequence[Passage]) -> bool:
+def supports(hop: Hop, found: Sequence[Passage]) -> bool:
     """Whether the passages state the hop's answer: by gold id, or by its words where no ids are known."""
     if hop.passages:
         return any(passage.id in hop.passages for passage in found)

@@ -1,7 +1,8 @@
 """Errors meant for the person at the keyboard: what was found, what was expected, what to do next."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 
 class StepladderError(Exception):
@@ -10,6 +11,17 @@ class StepladderError(Exception):
 
 class UnknownName(StepladderError):
     """A name that nothing answers to."""
+
+
+class BackendError(StepladderError):
+    """One request to an engine, retriever or scorer failed. Its episode is recorded as failed; the run continues."""
+
+
+class BackendDown(StepladderError):
+    """An engine or a retriever cannot work at all (wrong key, unknown model, no server). The run stops."""
+
+    #: Set by `Driver.run`: the outcomes of its jobs so far.
+    outcomes: Sequence[Any] = ()
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:

@@ -6,10 +6,10 @@ them runs unchanged on a scripted engine in a test and on a cluster.
     request     reply
     Generate    Generation: what the engine wrote, with token ids and log-probs
     Retrieve    tuple[Passage, ...]: best first
-    Score       tuple[float, ...]: one score a step of the trajectory
+    Score       tuple[float, ...]: for each step of the trajectory the probability that it is good
 
 Yielding a list of requests gives the list of their replies, in the same order; where one of them fails, its error is
-raised. Yielding `Each` of them gives replies and errors side by side, for algorithms that can do without some.
+raised. Yielding `BestEffort` of them gives replies and errors side by side, for algorithms that can do without some.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -74,14 +74,14 @@ Request = Generate | Retrieve | Score
 
 
 @dataclass(frozen=True, slots=True)
-class Each:
+class BestEffort:
     """Requests made together, of which some may fail: a failed one is answered with its error."""
 
     requests: Sequence[Request]
 
 
 #: What an algorithm may yield.
-Asking = Request | Sequence[Request] | Each
+AnyRequest = Request | Sequence[Request] | BestEffort
 
 
 class Finish(StrEnum):
@@ -90,7 +90,7 @@ class Finish(StrEnum):
     STOP = "stop"  # a stop string was written
     END = "end"  # the model ended its turn
     LENGTH = "length"  # max_tokens reached
-    NO_ROOM = "no_room"  # the model's window was full before the generation came to an end
+    CONTEXT_FULL = "no_room"  # the model's window was full before the generation came to an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +107,28 @@ class Generation:
     usage: Usage = Usage()
 
 
-def nothing_written(context: tuple[Segment, ...]) -> Generation:
+def empty_generation(context: tuple[Segment, ...]) -> Generation:
     """The reply when the context fills the model's window."""
-    return Generation(context, Segment(Author.POLICY, ""), "", Finish.NO_ROOM)
+    return Generation(context, Segment(Author.POLICY, ""), "", Finish.CONTEXT_FULL)
 
 
 Result = TypeVar("Result")
 #: A generator that yields a request (or a list of them) and receives the reply (or the list of replies).
-Algorithm = Generator[Asking, Any, Result]
+Algorithm = Generator[AnyRequest, Any, Result]
 #: Makes a fresh algorithm; called when its turn comes, so that a million jobs cost no memory in advance.
 Job = Callable[[], Algorithm[Result]]
 
 
-def requests_in(asking: Asking) -> list[Request]:
+def requests_in(asking: AnyRequest) -> list[Request]:
     """The single requests of what an algorithm yielded."""
     if isinstance(asking, Request):
         return [asking]
-    return list(asking.requests if isinstance(asking, Each) else asking)
+    return list(asking.requests if isinstance(asking, BestEffort) else asking)
 
 
-def answer(algorithm: Algorithm[Any], asking: Asking, replies: Sequence[Any]) -> Asking:
+def send_replies(algorithm: Algorithm[Any], asking: AnyRequest, replies: Sequence[Any]) -> AnyRequest:
     """Hand an algorithm the replies to what it asked, some of which may be errors; returns what it asks next."""
-    if isinstance(asking, Each):
+    if isinstance(asking, BestEffort):
         return algorithm.send(list(replies))
     failed = next((reply for reply in replies if isinstance(reply, Exception)), None)
     if failed is None:

@@ -16,15 +16,10 @@ The unit of everything is the step: rewards, advantages, preference pairs and sc
 token ids in a segment are those that the engine consumed or produced. They are never decoded and re-encoded.
 """
 
-import json
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
-
-SCHEMA_VERSION = 1
+from pydantic import ConfigDict
 
 _STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
@@ -307,7 +302,7 @@ class Tree:
         """The nodes one step further, in the order they were made."""
         return tuple(other for other in self.nodes[node.id + 1 :] if other.parent == node.id)
 
-    def families(self) -> tuple[tuple[Node, ...], ...]:
+    def children_by_node(self) -> tuple[tuple[Node, ...], ...]:
         """The children of every node, by its id."""
         found: list[list[Node]] = [[] for _ in self.nodes]
         for node in self.nodes[1:]:
@@ -368,69 +363,3 @@ class Pair:
         if self.chosen.value is None or self.rejected.value is None:
             return None
         return self.chosen.value - self.rejected.value
-
-
-# --- JSON -----------------------------------------------------------------------------------------------
-
-AnyRecord = Question | Passage | Trajectory | Tree | Pair
-Record = TypeVar("Record", Question, Passage, Trajectory, Tree, Pair)
-
-_KINDS: dict[type[Any], str] = {
-    Question: "question",
-    Passage: "passage",
-    Trajectory: "trajectory",
-    Tree: "tree",
-    Pair: "pair",
-}
-
-
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in _KINDS}
-
-
-def _head(cls: type[Any]) -> str:
-    return f'{{"record":"{_KINDS[cls]}","version":{SCHEMA_VERSION},'
-
-
-def dumps(record: AnyRecord) -> str:
-    """One line of JSON that `loads` turns back into an equal record, with kind and schema version in front."""
-    cls = type(record)
-    try:
-        return _head(cls) + _ADAPTERS[cls].dump_json(record).decode()[1:]
-    except PydanticSerializationError as error:
-        raise TraceError(f"a {_KINDS[cls]} cannot be written as JSON: {error}") from error
-
-
-def loads(line: str, cls: type[Record]) -> Record:
-    """The record in a line written by `dumps`; refuses other kinds, other versions and unknown fields."""
-    head = _head(cls)
-    body = "{" + line[len(head) :] if line.startswith(head) else _body(line, cls)
-    try:
-        record: Record = _ADAPTERS[cls].validate_json(body, strict=True)
-        return record
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "record"
-        raise TraceError(f"bad {_KINDS[cls]}: {where}: {first['msg']}") from error
-
-
-def _body(line: str, cls: type[Any]) -> str:
-    """The record without its head, for lines that do not begin the way `dumps` writes them."""
-    try:
-        data = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise TraceError(f"not JSON: {error}") from error
-    if not isinstance(data, dict) or "record" not in data or "version" not in data:
-        raise TraceError(f"not a Stepladder {_KINDS[cls]}: 'record' or 'version' is missing")
-    version, kind = data.pop("version"), data.pop("record")
-    if version != SCHEMA_VERSION:
-        raise TraceError(
-            f"schema version {version!r} is unknown: this Stepladder reads version {SCHEMA_VERSION}. "
-            + ("Update Stepladder to read the file." if _newer(version) else "Write the file again with it.")
-        )
-    if kind != _KINDS[cls]:
-        raise TraceError(f"found a {kind!r} record where a {_KINDS[cls]!r} was expected")
-    return json.dumps(data)
-
-
-def _newer(version: object) -> bool:
-    return isinstance(version, int) and version > SCHEMA_VERSION

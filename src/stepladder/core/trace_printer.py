@@ -29,7 +29,7 @@ class TracePrinter:
 
     def question(self, question: Question) -> None:
         """Announce the question."""
-        self._line(f"[bold]question[/] {shown(question.text)}")
+        self._line(f"[bold]question[/] {printable(question.text)}")
 
     def show(self, trajectory: Trajectory) -> None:
         """Print what is new; at the end also how the episode ended and what the answer should have been."""
@@ -41,19 +41,19 @@ class TracePrinter:
         if trajectory.stop is not None and not self.ended:
             self.ended = True
             expected = trajectory.question.answers
-            gold = f", accepted: {shown(' | '.join(expected[:3]))}" if expected else ""
+            gold = f", accepted: {printable(' | '.join(expected[:3]))}" if expected else ""
             count = len(trajectory.steps)
             self._line(f"[dim]{trajectory.stop.value} after {count} step{'s' if count != 1 else ''}{gold}[/]")
 
     def _step(self, step: Step) -> None:
         action = step.action
         if action.thought:
-            self._line(f"[dim]thought  {shown(action.thought)}[/]")
+            self._line(f"[dim]thought  {printable(action.thought)}[/]")
         if action.kind is ActionKind.MALFORMED:
-            self._line(f"{_LABELS[action.kind]} {shown(action.content[:_SHOWN])}")
-            self._line(f"         [red]{shown(action.problem)}[/]")
+            self._line(f"{_LABELS[action.kind]} {printable(action.content[:_SHOWN])}")
+            self._line(f"         [red]{printable(action.problem)}[/]")
         else:
-            self._line(f"{_LABELS[action.kind]} {shown(action.content)}")
+            self._line(f"{_LABELS[action.kind]} {printable(action.content)}")
         if action.kind is ActionKind.QUERY:
             self._passages(step.passages)
 
@@ -61,7 +61,7 @@ class TracePrinter:
         for passage in passages:
             text = " ".join(passage.text.split())
             text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-            self._line(f"         [dim]{shown(passage.title)}: {shown(text)}[/]")
+            self._line(f"         [dim]{printable(passage.title)}: {printable(text)}[/]")
         if not passages:
             self._line("         [dim]nothing was found[/]")
 
@@ -69,7 +69,7 @@ class TracePrinter:
         self.console.print(markup, highlight=False, soft_wrap=True)
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """Text as it may be put into markup for a terminal: brackets escaped, control characters made visible.
 
     Documents and untrained models write what a terminal would obey: colours, titles, a cleared screen.

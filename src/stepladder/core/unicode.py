@@ -1,10 +1,10 @@
 """Text that can leave the process: Python's strings hold lone surrogates, UTF-8 does not."""
 
 
-def well_formed(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     r"""The text with lone surrogates replaced by U+FFFD.
 
-    >>> well_formed("Orl\u00e9ans \ud800")
+    >>> replace_surrogates("Orl\u00e9ans \ud800")
     'Orléans �'
     """
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -8,7 +8,7 @@ such as `hotpotqa`, which is looked for on this machine (`places.py`); or severa
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError, unknown_name
-from stepladder.core.io.files import expanded
+from stepladder.core.io.files import expand_path
 from stepladder.data.atlas import SIZES, generate_atlas
 from stepladder.data.dataset import DataSet
 from stepladder.data.folders import SPLITS, open_files, open_folder, sources
@@ -48,8 +48,8 @@ def names_data(name: str) -> bool:
     parts = _parts(name)
     known = (*DATA_SETS, *PUBLISHED)
     if len(parts) > 1:
-        return all(part in known or expanded(part).exists() for part in parts)
-    return name in known and not expanded(name).exists()
+        return all(part in known or expand_path(part).exists() for part in parts)
+    return name in known and not expand_path(name).exists()
 
 
 def absolute_name(name: str) -> str:
@@ -64,7 +64,7 @@ def data_files(name: str) -> tuple[Path, ...]:
 
 def _parts(name: str) -> list[str]:
     """The sets that a name joins; a path may have a plus in it."""
-    return [name] if expanded(name).exists() else name.split("+")
+    return [name] if expand_path(name).exists() else name.split("+")
 
 
 def _open(name: str, seed: int) -> DataSet:
@@ -77,7 +77,7 @@ def _open(name: str, seed: int) -> DataSet:
 
 def _place(name: str) -> Path | None:
     """The file or folder that a name is found in."""
-    path = expanded(name)
+    path = expand_path(name)
     if name and path.exists():
         return path.absolute()
     return find(name) if name in PUBLISHED else None
@@ -88,7 +88,7 @@ def _expected(name: str) -> Path:
         return place
     if name in PUBLISHED:
         raise missing(name)
-    path = expanded(name)
+    path = expand_path(name)
     if path.suffix in (".gz", ".jsonl", ".json", ".csv", ".tsv") or "/" in name:
         raise StepladderError(f"question file {path} does not exist")
     raise unknown_name("data set", name, (*DATA_SETS, *PUBLISHED))

@@ -1,5 +1,5 @@
 """One driver runs every algorithm: batching, concurrency, caching, progress and cancellation."""
 
-from stepladder.driver.driver import Counts, Driver, Failure, Interrupted, Outcome, Scorer, Watcher
+from stepladder.driver.driver import Counts, Driver, Failure, Interrupted, Outcome, Watcher
 
-__all__ = ["Counts", "Driver", "Failure", "Interrupted", "Outcome", "Scorer", "Watcher"]
+__all__ = ["Counts", "Driver", "Failure", "Interrupted", "Outcome", "Watcher"]

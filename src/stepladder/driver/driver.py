@@ -11,7 +11,7 @@ returned, or why it failed. The driver alone knows about batches, threads, cache
 - A call that raises is made again in halves, so that one bad request fails alone.
 - An algorithm that raises, or whose request fails, becomes a failed outcome; the others go on.
 - Jobs may arrive while others run (`Driver.stream`): they join them.
-- Ctrl-C ends the run: `run` raises `Interrupted` with the outcomes so far. So does `EngineDown`, which has them too.
+- Ctrl-C ends the run: `run` raises `Interrupted` with the outcomes so far. So does `BackendDown`, which has them too.
 """
 
 import traceback
@@ -23,10 +23,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol
 
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.requests import (
     Algorithm,
-    Asking,
+    AnyRequest,
     Generate,
     Generation,
     Job,
@@ -34,26 +34,17 @@ from stepladder.core.requests import (
     Result,
     Retrieve,
     Score,
-    answer,
     requests_in,
+    send_replies,
 )
-from stepladder.core.trace import StopReason, Trajectory, Usage
+from stepladder.core.step_scorer import StepScorer
+from stepladder.core.trace import StopReason, Usage
 from stepladder.driver.queues import Cache, Key, PendingRequest, RequestQueue, key_of, lane_for, score_call, search_call
-from stepladder.engines.base import Engine, EngineDown, NoRoom
+from stepladder.engines.base import Engine, EngineOutOfMemory
 from stepladder.retrieval.base import Retriever
 
 #: Where calls are made from threads, whoever may send more jobs is asked for them so many seconds apart.
 _LOOK_AGAIN = 0.02
-
-
-class Scorer(Protocol):
-    """Grades steps: a process reward model, or a rule."""
-
-    max_batch: int
-    concurrency: int
-
-    def score(self, trajectories: Sequence[Trajectory]) -> Sequence[tuple[float, ...] | Exception]:
-        """For each trajectory, one score a step."""
 
 
 class Watcher(Protocol):
@@ -108,7 +99,7 @@ class Driver:
         self,
         engine: Engine | None = None,
         retriever: Retriever | None = None,
-        scorer: Scorer | None = None,
+        scorer: StepScorer | None = None,
         *,
         in_flight: int = 1024,
         retrieval_cache: int = 65_536,
@@ -145,7 +136,7 @@ class Driver:
                     watch(outcome)
         except KeyboardInterrupt:
             raise Interrupted(so_far("the run was interrupted")) from None
-        except EngineDown as error:
+        except BackendDown as error:
             error.outcomes = so_far(str(error))
             raise
         finally:
@@ -174,7 +165,7 @@ class _Run(Generic[Result]):
     def __init__(self, index: int, algorithm: Algorithm[Result]) -> None:
         self.index = index
         self.algorithm = algorithm
-        self.asking: Asking = ()
+        self.asking: AnyRequest = ()
         self.replies: list[Any] = []
         self.missing = 0
 
@@ -279,10 +270,10 @@ class _Session(Generic[Result]):
             if joining := lane.take_joining():
                 self._count_call(lane)
                 session.add({asked.key: asked.request for asked in joining})  # type: ignore[misc] # a lane of Generate
-            replies = session.work()
-        except EngineDown:
+            replies = session.step()
+        except BackendDown:
             raise
-        except NoRoom:
+        except EngineOutOfMemory:
             lane.narrow()
             if self.driver.engine is not None:
                 self.driver.engine.max_batch = lane.max_batch  # for those who come after us too
@@ -331,9 +322,9 @@ class _Session(Generic[Result]):
                 run.replies[slot] = asked.reply_for(request, reply)
                 run.missing -= 1
                 if run.missing == 0:
-                    self._advance(run, partial(answer, run.algorithm, run.asking, run.replies))
+                    self._advance(run, partial(send_replies, run.algorithm, run.asking, run.replies))
 
-    def _advance(self, run: _Run[Result], go_on: Callable[[], Asking]) -> None:
+    def _advance(self, run: _Run[Result], go_on: Callable[[], AnyRequest]) -> None:
         """Let one algorithm go on until it waits for a reply that is not at hand, or is done."""
         while True:
             try:
@@ -342,7 +333,7 @@ class _Session(Generic[Result]):
             except StopIteration as end:
                 self._finish(run, Outcome(run.index, value=end.value))
                 return
-            except (EngineDown, MissingBackend):
+            except (BackendDown, MissingBackend):
                 raise
             except Exception as error:  # noqa: BLE001 - recorded with its reason; the others go on
                 failure = _failure(error)
@@ -352,7 +343,7 @@ class _Session(Generic[Result]):
             self._ask(run, asked_for)
             if run.missing:
                 return
-            go_on = partial(answer, run.algorithm, run.asking, run.replies)
+            go_on = partial(send_replies, run.algorithm, run.asking, run.replies)
 
     def _lane_for(self, request: object) -> RequestQueue:
         for lane in self.lanes:

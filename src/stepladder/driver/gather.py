@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic
 
-from stepladder.core.requests import Algorithm, Asking, Each, Generate, Result, answer, requests_in
+from stepladder.core.requests import Algorithm, AnyRequest, BestEffort, Generate, Result, requests_in, send_replies
 
 
 def together(algorithms: Iterable[Algorithm[Result]]) -> Algorithm[list[Result | Exception]]:
@@ -18,10 +18,10 @@ def together(algorithms: Iterable[Algorithm[Result]]) -> Algorithm[list[Result |
     while waiting := [member for member in members if member.asking is not None]:
         searching = [member for member in waiting if not member.writes]
         served = searching or waiting
-        replies = iter((yield Each([request for member in served for request in member.requests])))
+        replies = iter((yield BestEffort([request for member in served for request in member.requests])))
         for member in served:
             member.advance(
-                partial(answer, member.algorithm, member.asking, [next(replies) for _ in member.requests])  # type: ignore[arg-type]
+                partial(send_replies, member.algorithm, member.asking, [next(replies) for _ in member.requests])  # type: ignore[arg-type]
             )
     return [member.result for member in members]
 
@@ -31,11 +31,11 @@ class _Member(Generic[Result]):
 
     def __init__(self, algorithm: Algorithm[Result]) -> None:
         self.algorithm = algorithm
-        self.asking: Asking | None = None
+        self.asking: AnyRequest | None = None
         self.result: Result | Exception
         self.advance(partial(next, algorithm))
 
-    def advance(self, go_on: Callable[[], Asking]) -> None:
+    def advance(self, go_on: Callable[[], AnyRequest]) -> None:
         self.asking = None
         try:
             self.asking = go_on()

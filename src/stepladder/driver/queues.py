@@ -14,10 +14,11 @@ from hashlib import blake2b
 from logging import getLogger
 from typing import Any
 
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.requests import Generate, Generation, Request, Retrieve, Score
+from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Segment
-from stepladder.engines.base import Engine, EngineDown, Session
+from stepladder.engines.base import Engine, Session
 from stepladder.retrieval.base import Retriever
 
 log = getLogger(__name__)
@@ -171,17 +172,17 @@ class RequestQueue:
             log.warning("not enough memory for %d rows at a time, at most %d from now on", rows, self.max_batch)
 
     def answer(self, batch: list[PendingRequest]) -> list[Any]:
-        """Replies or errors, one a request. Only `EngineDown` and Ctrl-C come through as exceptions."""
+        """Replies or errors, one a request. Only `BackendDown` and Ctrl-C come through as exceptions."""
         assert self.call is not None
         requests = [asked.request for asked in batch]
         try:
             replies = list(self.call(requests))
-            if down := next((reply for reply in replies if isinstance(reply, EngineDown)), None):
+            if down := next((reply for reply in replies if isinstance(reply, BackendDown)), None):
                 raise down
             if len(replies) == len(requests):
                 return replies
             failure: Exception = StepladderError(f"{len(requests)} requests got {len(replies)} replies")
-        except EngineDown:
+        except BackendDown:
             raise
         except Exception as error:  # noqa: BLE001 - a broken call fails its requests, not the run
             failure = error
@@ -197,7 +198,7 @@ def lane_for(kind: type[Any], call: Any, backend: Any, advice: str, cache: Cache
     """The lane to a backend; without one, `advice` says what to pass."""
     if backend is None:
         return RequestQueue(kind, None, 1, 1, advice, cache)
-    open_session = backend.open if isinstance(backend, Engine) else lambda: None
+    open_session = backend.open_session if isinstance(backend, Engine) else lambda: None
     return RequestQueue(kind, call, backend.max_batch, backend.concurrency, advice, cache, open_session)
 
 
@@ -216,7 +217,7 @@ def search_call(retriever: Retriever | None) -> Callable[[list[Retrieve]], Seque
     return search
 
 
-def score_call(scorer: Any) -> Callable[[list[Score]], Sequence[Any]] | None:
+def score_call(scorer: StepScorer | None) -> Callable[[list[Score]], Sequence[Any]] | None:
     """Trajectories as a scorer takes them."""
     if scorer is None:
         return None

@@ -3,10 +3,10 @@
 from typing import Literal
 
 from stepladder.core.errors import StepladderError, unknown_name
-from stepladder.engines.base import Engine, EngineDown, EngineError, check_engine
+from stepladder.engines.base import Engine, check_engine
 from stepladder.oracle.engine import OracleEngine, Writer
 
-__all__ = ["ENGINES", "Engine", "EngineDown", "EngineError", "check_engine", "make_engine"]
+__all__ = ["ENGINES", "Engine", "check_engine", "make_engine"]
 
 #: Engines that can be named on the command line, and what they are.
 ENGINES = {

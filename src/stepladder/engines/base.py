@@ -1,6 +1,6 @@
 """The contract of an engine: something that writes on from a context. `check_engine` tests it in public.
 
-In: a batch of `Generate` requests. Out: for each, in order, a `Generation`, or the `EngineError` that this
+In: a batch of `Generate` requests. Out: for each, in order, a `Generation`, or the `BackendError` that this
 request alone ran into. An engine owns its tokenizer: it gives token ids to the segments it reads for the
 first time and uses the stored ids of those it has seen before.
 """
@@ -8,26 +8,15 @@ first time and uses the stored ids of those it has seen before.
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from stepladder.core.contract import expect
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 
 
-class EngineError(StepladderError):
-    """One request failed. Its episode is recorded as failed; the others go on."""
-
-
-class EngineDown(StepladderError):
-    """The engine cannot work at all (wrong key, unknown model, no server). The run stops."""
-
-    #: Set by `Driver.run`: what became of its jobs until then.
-    outcomes: Sequence[Any] = ()
-
-
-class NoRoom(StepladderError):
+class EngineOutOfMemory(StepladderError):
     """The rows under way take more memory than there is. Fewer of them at a time may fit."""
 
 
@@ -41,7 +30,7 @@ class Engine(ABC):
     concurrency: int = 1
 
     @abstractmethod
-    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         """Answer every request, in order."""
 
     def open(self) -> "Session | None":
@@ -66,7 +55,7 @@ class Session(ABC):
         """Begin with requests, each under a key of the caller's."""
 
     @abstractmethod
-    def work(self) -> dict[Hashable, Generation | EngineError]:
+    def work(self) -> dict[Hashable, Generation | BackendError]:
         """Go on until at least one of those under way is answered; the replies by key."""
 
 

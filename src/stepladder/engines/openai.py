@@ -1,7 +1,7 @@
 """Any server that speaks OpenAI's protocol: OpenAI itself, vLLM, SGLang, llama.cpp, Ollama, a gateway.
 
 In: `Generate` requests. They become chat messages (`api="chat"`) or one prompt (`api="completions"`). Out: in order,
-a `Generation` each, or the `EngineError` of that request alone; `EngineDown` when no request can succeed. The server
+a `Generation` each, or the `BackendError` of that request alone; `BackendDown` when no request can succeed. The server
 keeps its tokens to itself, so segments have none and what this engine writes can be read and scored, not trained on.
 
 One thread runs an event loop for all calls, so `generate` may be called from many threads at once and from inside
@@ -28,12 +28,13 @@ from urllib.parse import urlsplit
 
 import openai
 
+from stepladder.core.errors import BackendDown, BackendError
 from stepladder.core.io.retries import retry_wait
-from stepladder.core.requests import Generate, Generation, nothing_written
+from stepladder.core.requests import Generate, Generation, empty_generation
 from stepladder.core.trace import Author, Segment
-from stepladder.core.unicode import well_formed
-from stepladder.engines.base import Engine, EngineDown, EngineError
-from stepladder.engines.openai_wire import MOST_STOPS, chat_messages, finished_text, usage_of
+from stepladder.core.unicode import replace_surrogates
+from stepladder.engines.base import Engine
+from stepladder.engines.openai_wire import MAX_STOPS, chat_messages, finished_text, usage_of
 
 OPENAI_URL = "https://api.openai.com/v1"
 #: Tries to reach a server that has never answered: it is more likely absent than busy.
@@ -75,18 +76,18 @@ class OpenAIEngine(Engine):
         tokens, as the server counts them, leaves no room to write: for servers that shorten it without a word.
         """
         if api not in ("chat", "completions"):
-            raise EngineDown(f"api is {api!r}; expected 'chat' or 'completions'")
+            raise BackendDown(f"api is {api!r}; expected 'chat' or 'completions'")
         if concurrency < 1:
-            raise EngineDown(f"concurrency is {concurrency}; at least 1 is needed")
+            raise BackendDown(f"concurrency is {concurrency}; at least 1 is needed")
         if max_retries < 0:
-            raise EngineDown(f"max_retries is {max_retries}; it must be 0 or more")
+            raise BackendDown(f"max_retries is {max_retries}; it must be 0 or more")
         url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
         host = _host(url)
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
         if not key and host == "api.openai.com":
-            raise EngineDown(f"{url} needs a key: set OPENAI_API_KEY, or give base_url for a server of your own")
+            raise BackendDown(f"{url} needs a key: set OPENAI_API_KEY, or give base_url for a server of your own")
         if not (key.isascii() and key.isprintable()):
-            raise EngineDown("the API key holds a line break or a character beyond ASCII; copy it again")
+            raise BackendDown("the API key holds a line break or a character beyond ASCII; copy it again")
         self.model = model
         self.api = api
         self.concurrency = concurrency
@@ -110,7 +111,7 @@ class OpenAIEngine(Engine):
         self._slots = asyncio.Semaphore(concurrency)
         self._lock = threading.Lock()
         self._closed = False
-        self._calls: set[Future[list[Generation | EngineError]]] = set()
+        self._calls: set[Future[list[Generation | BackendError]]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"openai {model}", daemon=True)
         self._thread.start()
@@ -118,26 +119,26 @@ class OpenAIEngine(Engine):
     def __repr__(self) -> str:
         return f"OpenAIEngine({self.model!r}, {self._url!r}, api={self.api!r})"
 
-    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         """Answer every request, in order; all are sent at once, as far as `concurrency` allows."""
         if not requests:
             return []
         with self._lock:
             if self._closed:
-                raise EngineDown(f"{self!r} is closed; make a new engine")
+                raise BackendDown(f"{self!r} is closed; make a new engine")
             call = asyncio.run_coroutine_threadsafe(self._answer_all(requests), self._loop)
             self._calls.add(call)
         try:
             return call.result()
         except CancelledError:
-            return [EngineError("the call was cancelled") for _ in requests]
+            return [BackendError("the call was cancelled") for _ in requests]
         finally:
             call.cancel()  # a caller that was interrupted leaves nothing running behind
             with self._lock:
                 self._calls.discard(call)
 
     def cancel(self) -> None:
-        """End the calls under way: their requests are answered with an `EngineError`. Later calls work again."""
+        """End the calls under way: their requests are answered with an `BackendError`. Later calls work again."""
         with self._lock:
             calls = list(self._calls)
         for call in calls:
@@ -156,7 +157,7 @@ class OpenAIEngine(Engine):
 
     # --- On the event loop ------------------------------------------------------------------------------
 
-    async def _answer_all(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+    async def _answer_all(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         tasks = [asyncio.ensure_future(self._answer(request)) for request in requests]
         try:
             return await asyncio.gather(*tasks)
@@ -172,7 +173,7 @@ class OpenAIEngine(Engine):
         await self._client.close()
         await self._loop.shutdown_default_executor()
 
-    async def _answer(self, request: Generate) -> Generation | EngineError:
+    async def _answer(self, request: Generate) -> Generation | BackendError:
         async with self._slots:
             tries = 0
             while True:
@@ -204,11 +205,11 @@ class OpenAIEngine(Engine):
             "extra_body": self._extra_body,
         }
         if request.stop:
-            settings["stop"] = list(request.stop[:MOST_STOPS])
+            settings["stop"] = list(request.stop[:MAX_STOPS])
         if self.api == "chat":
             settings["messages"] = chat_messages(request.context)
         else:
-            settings["prompt"] = well_formed("".join(segment.text for segment in request.context))
+            settings["prompt"] = replace_surrogates("".join(segment.text for segment in request.context))
         try:
             async with asyncio.timeout(self._timeout):
                 answer = await self._create(**settings)
@@ -228,7 +229,7 @@ class OpenAIEngine(Engine):
             return None
         return retry_wait(tries, error.response.headers, self._backoff)
 
-    def _judge(self, request: Generate, error: Exception, tries: int, gave_up: bool) -> Generation | EngineError:
+    def _judge(self, request: Generate, error: Exception, tries: int, gave_up: bool) -> Generation | BackendError:
         """What a failure means: no room in the context, this request's error, or (raised) the end of the engine."""
         verdict = self._meaning(request, error, tries)
         self._failed_in_a_row += gave_up
@@ -236,15 +237,15 @@ class OpenAIEngine(Engine):
             self._down(f"{verdict}. So ended {self._failed_in_a_row} requests in a row.")
         return verdict
 
-    def _meaning(self, request: Generate, error: Exception, tries: int) -> Generation | EngineError:
+    def _meaning(self, request: Generate, error: Exception, tries: int) -> Generation | BackendError:
         said, after = self._said(error), f"after {tries} tries" if tries > 1 else "at the first try"
         if not isinstance(error, openai.APIStatusError):
             # By name: which HTTP library the client uses depends on its version.
             if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
                 self._down(f"no server answers at {self._url} ({after}: {said}). Start it, or correct base_url.")
             if isinstance(error, TimeoutError | openai.APITimeoutError):
-                return EngineError(f"{self._url} did not answer within {self._timeout:g} s ({after})")
-            return EngineError(f"the connection to {self._url} broke ({after}: {said})")
+                return BackendError(f"{self._url} did not answer within {self._timeout:g} s ({after})")
+            return BackendError(f"the connection to {self._url} broke ({after}: {said})")
         status = error.status_code
         if status in (401, 403):
             self._down(f"{self._url} refused the key ({status}: {said}). Set OPENAI_API_KEY or give api_key.")
@@ -257,17 +258,17 @@ class OpenAIEngine(Engine):
             self._down(f"the account at {self._url} has no credit left ({status}: {said}).")
         if status in (400, 413, 422):
             if _TOO_LONG.search(f"{said} {error.code} {error.type}".lower()):
-                return nothing_written(request.context)
+                return empty_generation(request.context)
             for parameter in ("temperature", "top_p", "seed", "stop"):
                 if _refuses(error, parameter):
                     self._down(
                         f"model {self.model!r} at {self._url} does not accept {parameter!r} ({status}: {said}). "
                         "Its steps cannot be controlled; choose a model that accepts it."
                     )
-        return EngineError(f"{self._url} answered {status} ({after}): {said}")
+        return BackendError(f"{self._url} answered {status} ({after}): {said}")
 
     def _down(self, message: str) -> NoReturn:
-        raise EngineDown(self._without_key(message))
+        raise BackendDown(self._without_key(message))
 
     def _said(self, error: Exception) -> str:
         """The server's own words, or else the name of what broke."""
@@ -281,9 +282,9 @@ class OpenAIEngine(Engine):
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
 
-    # --- Reading a reply --------------------------------------------------------------------------------
+    # --- AttentionBatch a reply --------------------------------------------------------------------------------
 
-    def _read(self, request: Generate, body: bytes) -> Generation | EngineError:
+    def _read(self, request: Generate, body: bytes) -> Generation | BackendError:
         try:
             reply = json.loads(body.decode("utf-8", "replace"))
             choice = reply["choices"][0]
@@ -293,20 +294,20 @@ class OpenAIEngine(Engine):
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             problem = f"{type(error).__name__}: {error}"
             start = self._without_key(body.decode("utf-8", "replace"))[:200]
-            return EngineError(f"{self._url} sent what is not a completion ({problem}): {start!r}")
+            return BackendError(f"{self._url} sent what is not a completion ({problem}): {start!r}")
         if finish == "content_filter":
-            return EngineError(f"{self._url} withheld the reply: its content filter objected")
+            return BackendError(f"{self._url} withheld the reply: its content filter objected")
         if not isinstance(content, str):
             refusal = choice["message"].get("refusal") if self.api == "chat" else None
-            return EngineError(
+            return BackendError(
                 f"{self._url} sent no text (content is {content!r}, finish_reason {finish!r}"
                 + (f", refusal {refusal!r})" if refusal else "). A reasoning model may need a larger max_tokens.")
             )
         if finish not in ("stop", "length"):
-            return EngineError(f"{self._url} ended its reply with finish_reason {finish!r}, neither stop nor length")
+            return BackendError(f"{self._url} ended its reply with finish_reason {finish!r}, neither stop nor length")
         if self._context_limit is not None and usage.read > self._context_limit:
-            return replace(nothing_written(request.context), usage=usage)
-        text, ending = finished_text(well_formed(content), request.stop, finish, choice)
+            return replace(empty_generation(request.context), usage=usage)
+        text, ending = finished_text(replace_surrogates(content), request.stop, finish, choice)
         return Generation(request.context, Segment(Author.POLICY, text), text, ending, usage)
 
 
@@ -332,5 +333,5 @@ def _host(url: str) -> str:
     except ValueError:  # a port that is no number
         usable = False
     if not usable:
-        raise EngineDown(f"base_url is {url!r}; expected a URL such as http://localhost:8000/v1")
+        raise BackendDown(f"base_url is {url!r}; expected a URL such as http://localhost:8000/v1")
     return str(parts.hostname)

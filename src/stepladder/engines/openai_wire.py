@@ -9,13 +9,13 @@ from typing import Any
 
 from stepladder.core.requests import Finish
 from stepladder.core.trace import Author, Segment, Usage
-from stepladder.core.unicode import well_formed
+from stepladder.core.unicode import replace_surrogates
 from stepladder.engines.base import cut_at_stop
 
 #: What the user says when the last word was the assistant's: chat models answer, they do not write on.
-GO_ON = "Go on with the next step."
+CONTINUE_PROMPT = "Go on with the next step."
 #: OpenAI accepts no more stop strings than these; the engine itself watches for the others.
-MOST_STOPS = 4
+MAX_STOPS = 4
 
 _ROLES = {Author.PROMPT: "user", Author.POLICY: "assistant", Author.ENVIRONMENT: "user"}
 _CLOSING_TAG = re.compile(r"</([^<>/\s]+)>")
@@ -25,13 +25,13 @@ def chat_messages(context: Sequence[Segment]) -> list[Any]:
     """A context as a chat: the policy is the assistant, prompt and environment are the user."""
     messages: list[dict[str, str]] = []
     for segment in context:
-        role, text = _ROLES[segment.author], well_formed(segment.text)
+        role, text = _ROLES[segment.author], replace_surrogates(segment.text)
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += text
         elif text:
             messages.append({"role": role, "content": text})
     if messages and messages[-1]["role"] == "assistant":
-        messages.append({"role": "user", "content": GO_ON})
+        messages.append({"role": "user", "content": CONTINUE_PROMPT})
     return messages
 
 
@@ -51,7 +51,7 @@ def finished_text(text: str, stops: Sequence[str], finish: str, choice: Mapping[
     if told:
         cut_off = {stop for stop in stops if stop in told}
     else:
-        tags = {stop: match[1] for stop in stops[:MOST_STOPS] if (match := _CLOSING_TAG.fullmatch(stop))}
+        tags = {stop: match[1] for stop in stops[:MAX_STOPS] if (match := _CLOSING_TAG.fullmatch(stop))}
         cut_off = {stop for stop, tag in tags.items() if f"<{tag}>" in text}
     return (text + cut_off.pop(), Finish.STOP) if len(cut_off) == 1 else (text, Finish.END)
 

@@ -7,9 +7,10 @@ exactness test works on it as on a real model.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from stepladder.core.errors import BackendError
 from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.core.trace import Author, Segment, Usage
-from stepladder.engines.base import Engine, EngineError, cut_at_stop
+from stepladder.engines.base import Engine, cut_at_stop
 
 #: What to say to a request; or, by question id, what to say at each step.
 Script = Callable[[Generate], str] | Mapping[str, Sequence[str]]
@@ -25,13 +26,13 @@ class ScriptedEngine(Engine):
         self.max_batch = max_batch
         self.concurrency = concurrency
 
-    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         """One scripted reply a request."""
         return [self._reply(request) for request in requests]
 
-    def _reply(self, request: Generate) -> Generation | EngineError:
+    def _reply(self, request: Generate) -> Generation | BackendError:
         said = self._say(request)
-        if isinstance(said, EngineError):
+        if isinstance(said, BackendError):
             return said
         text, stopped = cut_at_stop(said, request.stop)
         tokens = tuple(text.encode())
@@ -47,13 +48,13 @@ class ScriptedEngine(Engine):
         usage = Usage(sum(len(segment.tokens) for segment in context), len(tokens))
         return Generation(context, written, text, finish, usage)
 
-    def _say(self, request: Generate) -> str | EngineError:
+    def _say(self, request: Generate) -> str | BackendError:
         if callable(self.script):
             return self.script(request)
         if request.trajectory is None:
-            return EngineError("a script by question needs requests with a trajectory")
+            return BackendError("a script by question needs requests with a trajectory")
         lines = self.script.get(request.trajectory.question.id, ())
         step = len(request.trajectory.steps)
         if step >= len(lines):
-            return EngineError(f"the script of {request.trajectory.question.id!r} has no step {step}")
+            return BackendError(f"the script of {request.trajectory.question.id!r} has no step {step}")
         return lines[step]

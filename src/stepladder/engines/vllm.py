@@ -2,7 +2,7 @@
 
 In: `Generate` requests. Out: `Generation`s with the token ids and log-probs of vLLM's own sampler. Requests come and go
 one by one (`open`), what was read before is not read again (vLLM's prefix cache), adapters are changed without a
-restart (`use_adapter`), and a trainer hands over its weights as they become (`take_weights`).
+restart (`use_adapter`), and a trainer hands over its weights as they become (`load_weights`).
 
 Log-probs are those of the model itself, at temperature 1 and without top-p. vLLM computes in batches of changing shape,
 so logits, and with them close calls, differ by rounding from one run to the next.
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.requests import Finish, Generate, Generation
-from stepladder.engines.base import EngineDown, EngineError, Session
+from stepladder.engines.base import Session
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.engines.transformers.sampling import GREEDY_BELOW, Row
 from stepladder.models.adapters import is_adapter
@@ -53,7 +53,7 @@ class VLLMEngine(InProcessEngine):
         seeded: bool = True,
         tokenizer: PreTrainedTokenizerBase | None = None,
         chat: bool | None = None,
-        chat_options: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """`model`: a folder, a GGUF file, a hub name, a built-in name, or an adapter, which names its model.
@@ -62,7 +62,7 @@ class VLLMEngine(InProcessEngine):
         it, for weights and cache together. `adapter`: a LoRA folder to begin with; `adapter_rank`: the highest rank of
         those that will be used, where one is to come later. `seeded`: draws depend on the request's seed alone;
         without, on what else is in the batch too, and many rows at once are faster. `tokenizer`: another than the
-        model's own, with the same ids. `chat`, `chat_options`: as for transformers. `options` go to `vllm.LLM` as they
+        model's own, with the same ids. `chat`, `chat_template_kwargs`: as for transformers. `options` go to `vllm.LLM` as they
         are, and win.
         """
         vllm = _import_vllm()
@@ -83,7 +83,7 @@ class VLLMEngine(InProcessEngine):
         self.max_batch = max_batch
         self.seeded = seeded
         self.end_tokens = end_tokens(_generation_settings(name), tokenizer)
-        self.read_with(tokenizer, chat, chat_options)
+        self.set_tokenizer(tokenizer, chat, chat_template_kwargs)
         self._params: Any = vllm.SamplingParams
         self._final: Any = vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         self._adapter: Any = None
@@ -110,19 +110,19 @@ class VLLMEngine(InProcessEngine):
         try:
             self.llm: Any = vllm.LLM(name, **(arguments | dict(options or {})))
         except (RuntimeError, ValueError) as error:
-            raise EngineDown(f"vLLM could not load '{model}': {error}") from error
+            raise BackendDown(f"vLLM could not load '{model}': {error}") from error
         if adapter is not None:
             self.use_adapter(adapter)
 
     # --- generation
 
-    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         """Answer every request, in order."""
         session = _Session(self)
         session.add(dict(enumerate(requests)))
-        replies: dict[Hashable, Generation | EngineError] = {}
+        replies: dict[Hashable, Generation | BackendError] = {}
         while len(replies) < len(requests):
-            replies |= session.work()
+            replies |= session.step()
         return [replies[number] for number in range(len(requests))]
 
     def open(self) -> "Session":
@@ -175,7 +175,7 @@ class VLLMEngine(InProcessEngine):
         number = self._adapters.setdefault((place, files), len(self._adapters) + 1)
         self._adapter = LoRARequest(f"{number} {place}", number, str(place))
 
-    def take_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Write with these weights from now on; their names are those of the model's files."""
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
         with torch.no_grad(), _plain(runner.model) as model:
@@ -186,7 +186,7 @@ class VLLMEngine(InProcessEngine):
     def forget(self) -> None:
         """Drop what was kept of earlier transcripts."""
         if not self.llm.llm_engine.reset_prefix_cache():
-            raise EngineDown("vLLM is still writing: its cache can only be dropped between requests")
+            raise BackendDown("vLLM is still writing: its cache can only be dropped between requests")
 
     def close(self) -> None:
         """Give the GPU's memory back."""
@@ -203,7 +203,7 @@ class _Session(Session):
         self.engine = engine
         self.rows: dict[str, Row] = {}
         #: Replies that cost no work.
-        self.ready: dict[Hashable, Generation | EngineError] = {}
+        self.ready: dict[Hashable, Generation | BackendError] = {}
 
     def add(self, requests: Mapping[Hashable, Generate]) -> None:
         """Begin with requests."""
@@ -212,7 +212,7 @@ class _Session(Session):
         for row in rows:
             self.rows[self.engine._start(row)] = row
 
-    def work(self) -> dict[Hashable, Generation | EngineError]:
+    def work(self) -> dict[Hashable, Generation | BackendError]:
         """Go on until at least one request is answered."""
         replies, self.ready = self.ready, {}
         while not replies and self.rows:

@@ -17,14 +17,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import QuestionScore, failed_score, score
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.io.files import atomic_folder
 from stepladder.core.io.records import write_records
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.driver import Driver, Interrupted, Outcome, Watcher
-from stepladder.engines.base import EngineDown
 from stepladder.evaluate.statistics import Comparison, Interval, mean_interval, paired_difference
 from stepladder.explore.episode import Cost, EpisodeConfig, episode, metered
 from stepladder.explore.guided import Guide, guided
@@ -84,7 +83,7 @@ class Evaluation:
     scores: tuple[QuestionScore, ...]
     trajectories: tuple[Trajectory | None, ...]
     #: Why the run ended before all questions were played: Ctrl-C, or an engine that went down. None when it did not.
-    stopped_by: Interrupted | EngineDown | None = None
+    stopped_by: Interrupted | BackendDown | None = None
 
     def summary(self) -> Summary:
         """Means with intervals, and counts."""
@@ -158,13 +157,13 @@ def evaluate(
     def job(question: Question) -> Callable[[], Algorithm[Trajectory]]:
         return lambda: metered(play(question), costs[question.id])
 
-    stopped_by: Interrupted | EngineDown | None = None
+    stopped_by: Interrupted | BackendDown | None = None
     outcomes: Sequence[Outcome[Trajectory]]
     try:
         outcomes = driver.run([job(question) for question in questions], watch)
-    except (Interrupted, EngineDown) as stopped:
+    except (Interrupted, BackendDown) as stopped:
         outcomes, stopped_by = stopped.outcomes, stopped
-        if isinstance(stopped, EngineDown) and all(outcome.value is None for outcome in outcomes):
+        if isinstance(stopped, BackendDown) and all(outcome.value is None for outcome in outcomes):
             raise
     scores = tuple(
         _score(question, outcome, costs[question.id]) for question, outcome in zip(questions, outcomes, strict=True)

@@ -32,6 +32,15 @@ class Interval:
     high: float
 
 
+def interval_text(interval: Interval, digits: int = 3) -> str:
+    """A mean with its interval.
+
+    >>> interval_text(Interval(0.5, 0.4, 0.6))
+    '0.500 [0.400, 0.600]'
+    """
+    return f"{interval.mean:,.{digits}f} [{interval.low:,.{digits}f}, {interval.high:,.{digits}f}]"
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The first system less the second, on the same questions."""

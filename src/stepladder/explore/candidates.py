@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepladder.agents.base import Agent
-from stepladder.core.answer_metrics import normalise
+from stepladder.core.answer_metrics import normalize
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Action, ActionKind, StopReason, Trajectory
 from stepladder.driver.gather import together
@@ -63,5 +63,5 @@ def candidates(
 
 def action_key(action: Action) -> tuple[str, str]:
     """What makes two actions the same, however the thoughts before them are worded."""
-    plain = "" if action.kind is ActionKind.MALFORMED else normalise(action.content)
+    plain = "" if action.kind is ActionKind.MALFORMED else normalize(action.content)
     return action.kind.value, plain or action.content

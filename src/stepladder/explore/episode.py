@@ -12,7 +12,7 @@ from typing import Any
 from stepladder.agents.base import Agent
 from stepladder.core.requests import (
     Algorithm,
-    Asking,
+    AnyRequest,
     Finish,
     Generate,
     Generation,
@@ -24,7 +24,7 @@ from stepladder.core.requests import (
 )
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Action, ActionKind, Question, Segment, Step, StopReason, Trajectory, Usage
-from stepladder.core.unicode import well_formed
+from stepladder.core.unicode import replace_surrogates
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, 
     if settings.sampling.temperature == 0:
         seed = 0  # nothing is drawn, and equal states ask for the same
     reply: Generation = yield Generate(rendered, agent.stops, settings.sampling, seed, trajectory)
-    if reply.finish is Finish.NO_ROOM and not reply.text:
+    if reply.finish is Finish.CONTEXT_FULL and not reply.text:
         return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
     action = _writable(agent.parse(reply.text, trajectory))
     read, restarts = newly_read(trajectory, reply.context)
@@ -87,7 +87,7 @@ def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, 
 
 def _writable(action: Action) -> Action:
     """An action that can be kept in a file: escapes of JSON can stand for halves of characters."""
-    return replace(action, content=well_formed(action.content), thought=well_formed(action.thought))
+    return replace(action, content=replace_surrogates(action.content), thought=replace_surrogates(action.thought))
 
 
 def look_up(trajectory: Trajectory, settings: EpisodeConfig) -> Algorithm[Trajectory]:
@@ -100,7 +100,7 @@ def look_up(trajectory: Trajectory, settings: EpisodeConfig) -> Algorithm[Trajec
 
 
 #: Malformed text that was cut off is the limit's doing, not the policy's.
-_CUT_OFF = {Finish.LENGTH: StopReason.TOKEN_LIMIT, Finish.NO_ROOM: StopReason.CONTEXT_LIMIT}
+_CUT_OFF = {Finish.LENGTH: StopReason.TOKEN_LIMIT, Finish.CONTEXT_FULL: StopReason.CONTEXT_LIMIT}
 
 
 def newly_read(trajectory: Trajectory, context: Sequence[Segment]) -> tuple[tuple[Segment, ...], bool]:
@@ -113,7 +113,7 @@ def newly_read(trajectory: Trajectory, context: Sequence[Segment]) -> tuple[tupl
 def watched(algorithm: Algorithm[Any], look: Callable[[Trajectory], None]) -> Algorithm[Any]:
     """The same algorithm; `look` is shown the state before every generation, and the final trajectory."""
 
-    def see(asked: Asking) -> None:
+    def see(asked: AnyRequest) -> None:
         states = [each.trajectory for each in requests_in(asked) if isinstance(each, Generate)]
         if states and states[0] is not None:
             look(states[0])
@@ -135,7 +135,7 @@ class Cost:
 def metered(algorithm: Algorithm[Result], cost: Cost) -> Algorithm[Result]:
     """The same algorithm; what it takes is added to `cost`."""
 
-    def count(asked: Asking, replies: Any) -> None:
+    def count(asked: AnyRequest, replies: Any) -> None:
         for request, reply in zip(requests_in(asked), [replies] if isinstance(asked, Request) else replies):
             if isinstance(reply, Generation):
                 cost.usage += reply.usage
@@ -147,11 +147,11 @@ def metered(algorithm: Algorithm[Result], cost: Cost) -> Algorithm[Result]:
 def _observed(
     algorithm: Algorithm[Result],
     *,
-    asked: Callable[[Asking], None] = lambda _: None,
-    answered: Callable[[Asking, Any], None] = lambda _, __: None,
+    asked: Callable[[AnyRequest], None] = lambda _: None,
+    answered: Callable[[AnyRequest, Any], None] = lambda _, __: None,
 ) -> Algorithm[Result]:
     """The same algorithm; onlookers are told what it asks for, and what it gets."""
-    go_on: Callable[[], Asking] = partial(next, algorithm)
+    go_on: Callable[[], AnyRequest] = partial(next, algorithm)
     while True:
         try:
             asking = go_on()

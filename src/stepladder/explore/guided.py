@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from stepladder.agents.base import Agent
-from stepladder.core.answer_metrics import normalise
+from stepladder.core.answer_metrics import normalize
 from stepladder.core.requests import Algorithm, Sampling, Score
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Trajectory
@@ -133,7 +133,7 @@ def _by_vote(
 def _answer_key(trajectory: Trajectory) -> str:
     """What makes two answers the same."""
     answer = trajectory.answer or ""
-    return normalise(answer) or answer
+    return normalize(answer) or answer
 
 
 def _by_search(
@@ -154,9 +154,9 @@ def _by_search(
         ),
         seed,
     )
-    families = tree.families()
+    children_by_node = tree.children_by_node()
     node = tree.nodes[0]
-    while visited := [child for child in families[node.id] if child.visits]:
+    while visited := [child for child in children_by_node[node.id] if child.visits]:
         node = max(visited, key=lambda child: (child.visits, child.value))
     trajectory = tree.trajectory(node)
     greedy = replace(settings, sampling=Sampling(max_tokens=settings.sampling.max_tokens))

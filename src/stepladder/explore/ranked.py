@@ -79,9 +79,9 @@ def best_branch(tree: Tree) -> tuple[Node, ...]:
         rank = node.scores.get(RANK)
         return (_sound(node), node.visits, node.value) if rank is None else (_sound(node), rank, node.visits)
 
-    families = tree.families()
+    children_by_node = tree.children_by_node()
     path = [tree.nodes[0]]
-    while children := families[path[-1].id]:
+    while children := children_by_node[path[-1].id]:
         path.append(max(children, key=standing))
     return tuple(path)
 

@@ -14,8 +14,8 @@ from types import TracebackType
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import WriteError
-from stepladder.core.io.records import RecordError
-from stepladder.core.trace import TraceError, Tree, dumps, loads
+from stepladder.core.io.records import RecordError, dumps, loads
+from stepladder.core.trace import TraceError, Tree
 
 #: Trees say many things many times: little effort saves most of the room.
 _EFFORT = 3

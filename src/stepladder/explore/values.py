@@ -38,14 +38,14 @@ def spre(tree: Tree, decay: float = 0.9) -> list[float | None]:
     A leaf gets its outcome times decay to the power of the steps it took; any other node the mean of its children,
     weighted by their visits.
     """
-    depths, families = depths_of(tree), tree.families()
+    depths, children_by_node = depths_of(tree), tree.children_by_node()
     values: list[float | None] = [None] * len(tree.nodes)
     for node in reversed(tree.nodes):
         depth = depths[node.id]
         if node.reward is not None:
             values[node.id] = node.reward * decay**depth
             continue
-        known = [(child.visits, values[child.id]) for child in families[node.id]]
+        known = [(child.visits, values[child.id]) for child in children_by_node[node.id]]
         weighted = [(visits, value) for visits, value in known if visits and value is not None]
         if not weighted:
             weighted = [(1, rollout.reward * decay ** (depth + rollout.steps)) for rollout in node.rollouts]

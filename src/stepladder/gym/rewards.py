@@ -6,19 +6,17 @@ In: a `Turn`. Out: a number.
     process   at every step, what the scorer says of it, between 0 and 1
     both      outcome + process_weight * process
 
-Scorers are anything that answers `driver.Scorer`: by default the gold judge (1 good, 0 faulty, 0.5 where the question's
-annotation cannot tell). The logits of a process reward model are brought between 0 and 1 by a sigmoid, as in RL.
+Any `StepScorer` gives the process reward: by default the gold judge (1 good, 0 faulty, 0.5 where the question's
+annotation cannot tell), or a process reward model (the sigmoid of its logits).
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from stepladder.core.errors import StepladderError
-from stepladder.driver import Scorer
+from stepladder.core.step_scorer import StepScorer
 from stepladder.gym.turn import Turn
-from stepladder.judges.sigmoid_scorer import Chances
 from stepladder.oracle.step_judge import GoldScorer
 
 RewardKind = Literal["outcome", "process", "both"]
@@ -51,23 +49,17 @@ class Reward:
         return float(outcome + weight * (turn.score or 0.0))
 
 
-def open_scorer(scorer: Any) -> Scorer:
+def open_scorer(scorer: Any) -> StepScorer:
     """The gold judge for None, the reward model in a folder for its path, or the scorer that was given."""
     if scorer is None:
         return GoldScorer()
     if isinstance(scorer, str | Path):
         from stepladder.judges.prm.reward_model import ProcessRewardModel  # brings torch
 
-        return Chances(ProcessRewardModel.load(scorer))
+        return ProcessRewardModel.load(scorer)
     if missing := [name for name in ("score", "max_batch", "concurrency") if not hasattr(scorer, name)]:
         raise StepladderError(
             "scorer: expected the folder of a process reward model or a scorer as the driver takes it, found "
             f"{scorer!r}, which has no {' and no '.join(missing)}"
         )
-    return Chances(scorer) if _gives_logits(scorer) else scorer
-
-
-def _gives_logits(scorer: object) -> bool:
-    """Whether a scorer is a process reward model. Whoever has one has imported its module."""
-    module = sys.modules.get("stepladder.judges.prm.reward_model")
-    return module is not None and isinstance(scorer, module.ProcessRewardModel)
+    return cast(StepScorer, scorer)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepladder.core.answer_metrics import AnswerScore, score_answer
-from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Score, nothing_written
+from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Score, empty_generation
 from stepladder.core.trace import Author, Segment, Trajectory
 from stepladder.engines.base import cut_at_stop
 
@@ -114,7 +114,7 @@ def _until_asked(
             if not isinstance(asking, Generate):
                 asking = episode.send((yield asking))
             elif len(text_of(asking.context)) > longest:
-                asking = episode.send(nothing_written(asking.context))
+                asking = episode.send(empty_generation(asking.context))
             else:
                 return asking
     except StopIteration as end:

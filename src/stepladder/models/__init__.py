@@ -10,7 +10,7 @@ Any other model is a folder, a GGUF file or a hub name; `places.py` finds it.
 
 from pathlib import Path
 
-from stepladder.core.io.files import expanded
+from stepladder.core.io.files import expand_path
 
 BUILT_IN = ("nano", "nano-critic", "tiny")
 
@@ -30,7 +30,7 @@ def built_in_folder(model: str | Path) -> Path | None:
 
 def is_model_folder(model: str) -> bool:
     """Whether a model is a folder on this machine, rather than a named one or one of the hub."""
-    return model not in NAMED and expanded(model).is_dir()
+    return model not in NAMED and expand_path(model).is_dir()
 
 
 def is_gguf_file(path: Path) -> bool:
@@ -48,5 +48,5 @@ def is_gguf_file(path: Path) -> bool:
 
 def absolute_if_folder(model: str) -> str:
     """The model by a name that holds wherever a command is typed: that of a folder or a file is its whole path."""
-    path = expanded(model)
+    path = expand_path(model)
     return str(path.absolute()) if model not in NAMED and (path.is_dir() or is_gguf_file(path)) else model

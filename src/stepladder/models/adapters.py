@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import expanded
+from stepladder.core.io.files import expand_path
 from stepladder.models import NAMED
 
 #: Beside an adapter: what it was trained as, for which peft has no place.
@@ -38,7 +38,7 @@ def base_of(folder: Path) -> str:
         raise StepladderError(f"{folder} has no config.json; it is an adapter, and {_CONFIG} names no model. {how}")
     if (task := settings.get("task_type")) not in (None, "CAUSAL_LM"):
         raise StepladderError(f"{folder} is an adapter for {task}; expected one for CAUSAL_LM")
-    path = expanded(base)
+    path = expand_path(base)
     is_path = base.startswith((".", "/", "~")) or base.count("/") > 1 or "\\" in base
     if base not in NAMED and is_path and not path.exists():
         raise StepladderError(

@@ -15,7 +15,7 @@ from logging import getLogger
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import atomic_folder, expanded
+from stepladder.core.io.files import atomic_folder, expand_path
 
 log = getLogger(__name__)
 
@@ -26,9 +26,9 @@ _VERSION = 1
 def cache_folder() -> Path:
     """`$STEPLADDER_CACHE`, else `stepladder` in the user's cache folder."""
     if own := os.environ.get("STEPLADDER_CACHE"):
-        return expanded(own)
+        return expand_path(own)
     users = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return expanded(users) / "stepladder"
+    return expand_path(users) / "stepladder"
 
 
 def converted(source: Path, write: Callable[[Path, Path], None]) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
-from stepladder.core.io.files import expanded
+from stepladder.core.io.files import expand_path
 from stepladder.models import NAMED, SMOLLM2, built_in_folder, is_gguf_file
 from stepladder.models.adapters import base_of, is_adapter
 from stepladder.models.cache import converted
@@ -27,7 +27,7 @@ def place_of(model: str | Path) -> Path | str:
     """The folder of a model, or its name on the hub."""
     if str(model) == SMOLLM2:
         return _unpacked(_smollm2_file())
-    path = built_in_folder(model) or expanded(model)
+    path = built_in_folder(model) or expand_path(model)
     if path.is_dir():
         _expect_model(path)
         return path
@@ -63,7 +63,7 @@ def bases_of(adapter: Path) -> list[str]:
         names.append(base_of(folder))
         if names[-1] in NAMED:  # also where a folder here is called so
             break
-        folder = expanded(names[-1]).resolve()
+        folder = expand_path(names[-1]).resolve()
         if folder in seen:
             circle = " -> ".join(str(each) for each in (*seen[seen.index(folder) :], folder))
             raise StepladderError(

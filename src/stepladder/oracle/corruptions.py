@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stepladder.agents.base import Agent
-from stepladder.core.answer_metrics import normalise
+from stepladder.core.answer_metrics import normalize
 from stepladder.core.decomposition import fill_references, references
 from stepladder.core.trace import Action, ActionKind, Passage, Question, Trajectory
 from stepladder.oracle.control_chains import Turn, rebuilt, turns_of
@@ -137,7 +137,7 @@ class Corruptor:
         *turns, (answer, _) = turns_of(gold.steps)
         swapped = {"yes": "no", "no": "yes"}.get(answer.content.lower())
         read = [self._answer_in(action, gold.question) for action, _ in turns if action.kind in _READINGS]
-        others = [each for each in read if normalise(each) != normalise(answer.content)]
+        others = [each for each in read if normalize(each) != normalize(answer.content)]
         found = [passage for _, passages in turns for passage in passages]
         if swapped is not None:
             wrong = swapped
@@ -173,7 +173,7 @@ class Corruptor:
         for _ in range(10):
             told = self._telling(passages) if self.rng.random() < 0.5 else ""
             wrong = told or garbled(right, self.rng.choice(self.names), self.rng)
-            if normalise(wrong) and normalise(wrong) != normalise(right):
+            if normalize(wrong) and normalize(wrong) != normalize(right):
                 return wrong
         return self.rng.choice(self.names)
 

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from stepladder.core.decomposition import answerable, fill_references, holds, hop_answers, is_conclusion
+from stepladder.core.decomposition import answerable, fill_references, hop_answers, is_conclusion, supports
+from stepladder.core.errors import BackendError
 from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, Trajectory
-from stepladder.engines.base import Engine, EngineError
+from stepladder.engines.base import Engine
 from stepladder.oracle.thoughts import Thoughts
 
 UNKNOWN = "unknown"
@@ -45,13 +46,13 @@ class OracleEngine(Engine):
         self.agent = agent
         self.seed = seed
 
-    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         """One gold step a request."""
         return [self._next_step(request) for request in requests]
 
-    def _next_step(self, request: Generate) -> Generation | EngineError:
+    def _next_step(self, request: Generate) -> Generation | BackendError:
         if request.trajectory is None:
-            return EngineError("the gold engine plays trajectories; this request has none")
+            return BackendError("the gold engine plays trajectories; this request has none")
         trajectory = request.trajectory
         looks_first = self.agent.opening_query(trajectory.question) is not None
         thoughts = Thoughts()
@@ -92,7 +93,7 @@ def gold_action(
     if reading is not None:
         last = next(step for step in reversed(trajectory.steps) if step.action.kind is ActionKind.QUERY)
         asked = next((each for each in plan if _alike(each.query, last.action.content)), None)
-        place = next((n for n, each in enumerate(last.passages, start=1) if asked and asked.holds((each,))), None)
+        place = next((n for n, each in enumerate(last.passages, start=1) if asked and asked.supports((each,))), None)
         if reading is ActionKind.EVIDENCE:
             told = f"{asked.query} {asked.answer}." if asked is not None and place is not None else "Nothing helps."
             return Action(reading, told, thoughts.read(place))
@@ -115,7 +116,7 @@ class _Search:
     #: Its place in the decomposition, from 1.
     number: int
     query: str
-    holds: Callable[[Sequence[Passage]], bool]
+    supports: Callable[[Sequence[Passage]], bool]
     answer: str
     #: Whether the search found the answer; None when it was not made yet.
     found: bool | None
@@ -134,7 +135,7 @@ def _plan(trajectory: Trajectory) -> list[_Search]:
             answers[number] = hop.answer
             continue
         query = fill_references(hop.question, answers)
-        plan.append(_search(number, query, (hop.answer,), lambda found, hop=hop: holds(hop, found), made))  # type: ignore[misc]
+        plan.append(_search(number, query, (hop.answer,), lambda found, hop=hop: supports(hop, found), made))  # type: ignore[misc]
         if not plan[-1].found:
             break
         answers[number] = hop.answer
@@ -158,12 +159,12 @@ def _search(
     number: int,
     query: str,
     answers: Sequence[str],
-    holds: Callable[[Sequence[Passage]], bool],
+    supports: Callable[[Sequence[Passage]], bool],
     made: Sequence[Step],
 ) -> _Search:
     results = [step.passages for step in made if _alike(step.action.content, query)]
-    found = bool(answers) and any(map(holds, results)) if results else None
-    return _Search(number, query, holds, answers[0] if answers else UNKNOWN, found)
+    found = bool(answers) and any(map(supports, results)) if results else None
+    return _Search(number, query, supports, answers[0] if answers else UNKNOWN, found)
 
 
 def _alike(a: str, b: str) -> bool:

@@ -17,8 +17,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepladder.core.answer_metrics import covers, normalise
-from stepladder.core.decomposition import fill_references, holds, hop_answers, is_conclusion, references
+from stepladder.core.answer_metrics import covers, normalize
+from stepladder.core.decomposition import fill_references, hop_answers, is_conclusion, references, supports
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.oracle.lexicon import KIND_OF, STOP_WORDS, WEAK_WORDS, is_familiar, kinds_conflict, same_word, stem
 from stepladder.oracle.wording import (
@@ -83,7 +83,7 @@ class Decomposition:
 
     def asked(self, query: str, found: Sequence[Passage]) -> MatchedHop | None:
         """The hop that a query asks for, given what the search returned for it."""
-        text = normalise(query)
+        text = normalize(query)
         for target in self._targets:
             if text == target.text:
                 return MatchedHop(target.number)
@@ -103,7 +103,7 @@ class Decomposition:
 
     def adds_nothing(self, text: str, answer: str, number: int) -> bool:
         """Whether a text is an answer, or has it in a sentence of the hop's own words: "She was born in Velm."."""
-        if normalise(text) == normalise(answer):
+        if normalize(text) == normalize(answer):
             return True
         marked = mark(words_of(text), (spelling_of(answer),))
         own = {stem(word) for word in words_of(self._targets[number - 1].text)}
@@ -153,7 +153,7 @@ class Decomposition:
 
     def _hints_at_it(self, target: _Target, query: str, words: Words, found: Sequence[Passage]) -> bool:
         """Whether a query gives only a part of a name, such as the surname, and the search found what was meant."""
-        if not target.anchors or not holds(target.hop, found):
+        if not target.anchors or not supports(target.hop, found):
             return False
         meant = {part for spellings in target.anchors for spelling in spellings for part in spelling}
         if any(word not in meant | STOP_WORDS for name in names_in(query) for word in name):
@@ -177,7 +177,7 @@ def _target(number: int, hop: Hop, question: Question) -> _Target:
     asks = wording(words)
     if asks.kind is None:
         asks = Wording(asks.words, kind_of_answer(hop.answer))
-    text = normalise(fill_references(hop.question, hop_answers(question)))
+    text = normalize(fill_references(hop.question, hop_answers(question)))
     return _Target(number, hop, text, asks, names, refers)
 
 
@@ -224,7 +224,7 @@ def _is_stated(words: Sequence[str], target: _Target, found: Sequence[Passage], 
         return False
     here: set[str] = set()
     elsewhere: set[str] = set()
-    stating = [passage for passage in found if holds(target.hop, (passage,))]
+    stating = [passage for passage in found if supports(target.hop, (passage,))]
     for passage in stating:
         for clause in re.split(r"[.;,](?!\d)| and ", passage.text):
             answers = (target.hop.answer, *target.hop.aliases)

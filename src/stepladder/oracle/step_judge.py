@@ -7,11 +7,12 @@ them, `GoldScorer` scores. It asks no model.
 from collections.abc import Sequence
 
 from stepladder.core.requests import Algorithm
+from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Node, Trajectory, Tree
 from stepladder.judges.base import Preference
 from stepladder.oracle.step_rules import Fault, History, Verdict
 
-__all__ = ["Fault", "GoldJudge", "GoldLogits", "GoldScorer", "Verdict", "judge", "judge_step", "judge_tree"]
+__all__ = ["Fault", "GoldJudge", "GoldScorer", "Verdict", "judge", "judge_step", "judge_tree"]
 
 
 def judge(trajectory: Trajectory) -> tuple[Verdict | None, ...]:
@@ -60,26 +61,21 @@ class GoldJudge:
         ]
 
 
-class GoldScorer:
+class GoldScorer(StepScorer):
     """Scores steps by their verdict: 1 good, 0 faulty, 0.5 where the judge cannot tell."""
 
     max_batch = 1024
     concurrency = 1
+    #: The logit of a good step: a probability of 0.99, as a confident reward model would give.
+    good_logit = 4.6
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
-        """For each trajectory, one score a step."""
+        """For each trajectory, one probability per step."""
         return [
             tuple(0.5 if verdict is None else verdict.value for verdict in judge(trajectory))
             for trajectory in trajectories
         ]
 
-
-class GoldLogits:
-    """Scores steps as a reward model would that is always right, and sure of it."""
-
-    #: A probability of 0.99.
-    sure = 4.6
-
-    def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
-        """For each trajectory, one logit a step; 0 where the judge cannot tell."""
-        return [tuple(self.sure * (2 * value - 1) for value in values) for values in GoldScorer().score(trajectories)]
+    def score_logits(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        """For each trajectory, one logit per step; 0 where the judge cannot tell."""
+        return [tuple(self.good_logit * (2 * value - 1) for value in values) for values in self.score(trajectories)]

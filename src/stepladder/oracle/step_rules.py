@@ -27,8 +27,8 @@ from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepladder.core.answer_metrics import covers, normalise, score_answer, token_overlap
-from stepladder.core.decomposition import answerable, holds, is_conclusion, references
+from stepladder.core.answer_metrics import covers, normalize, score_answer, token_overlap
+from stepladder.core.decomposition import answerable, is_conclusion, references, supports
 from stepladder.core.trace import ActionKind, Passage, Question, Step
 from stepladder.oracle.query_matching import Decomposition
 
@@ -72,12 +72,12 @@ _NAME_WORDS = 8
 
 def _retells(text: str, answer: str, *, whole: bool) -> bool:
     """Whether a text says what a whole sentence says, in much of its words; `whole`: and says nothing else."""
-    if len(normalise(answer).split()) <= _NAME_WORDS:
+    if len(normalize(answer).split()) <= _NAME_WORDS:
         return False
     f1, precision, recall = token_overlap(text, answer)
     if not whole:
         return recall >= 0.6
-    return f1 >= 0.5 or (precision >= 0.8 and len(normalise(text).split()) >= 4)
+    return f1 >= 0.5 or (precision >= 0.8 and len(normalize(text).split()) >= 4)
 
 
 def _good(hop: int | None, reason: str) -> Verdict:
@@ -130,7 +130,7 @@ class History:
     def _held(self, passages: Sequence[Passage]) -> frozenset[int]:
         """The hops that passages state."""
         hops = enumerate(self.question.hops, start=1)
-        return frozenset(number for number, hop in hops if number not in self.conclusions and holds(hop, passages))
+        return frozenset(number for number, hop in hops if number not in self.conclusions and supports(hop, passages))
 
     @property
     def _known(self) -> frozenset[int]:
@@ -149,7 +149,7 @@ class History:
     # --- queries
 
     def _query(self, query: str, found: tuple[Passage, ...]) -> Verdict | None:
-        text = normalise(query)
+        text = normalize(query)
         repeated = text in self.queries
         before = self.found
         self.queries |= {text}
@@ -162,7 +162,7 @@ class History:
         self.due = asked.hop if asked else None
         if asked is not None:
             self.asked |= {asked.hop}
-            if verdict.good and not asked.named and not holds(self.question.hops[asked.hop - 1], found):
+            if verdict.good and not asked.named and not supports(self.question.hops[asked.hop - 1], found):
                 return _bad(Fault.WRONG, asked.hop, "does not name what it asks about, though that is known")
         return verdict
 

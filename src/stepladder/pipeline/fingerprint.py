@@ -14,13 +14,13 @@ from typing import Any
 
 from stepladder.agents import is_agent_file
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import expanded
+from stepladder.core.io.files import expand_path
 from stepladder.data import DATA_SETS, data_files
 from stepladder.models import NAMED, built_in_folder, is_gguf_file, is_model_folder
 from stepladder.models.adapters import base_of, is_adapter
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, GOLD, DataConfig
-from stepladder.pipeline.stages import stage_kind
+from stepladder.pipeline.stages import get_stage
 from stepladder.retrieval.factory import info_of
 
 Ingredients = dict[str, Any]
@@ -43,9 +43,9 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
     for stage in recipe.stages:
         sources = {f"result of stage {name}": fingerprint(found[name]) for name in _stages_taken(stage)}
         policy = {"policy": base} if BASE in stage.inputs.values() else {}
-        kind = stage_kind(stage.kind)
+        kind = get_stage(stage.kind)
         version = {f"version of {stage.kind}": kind.version}
-        free = {f"stages.{stage.name}.{setting}" for setting in kind.free | kind.idle(stage.settings)}
+        free = {f"stages.{stage.name}.{setting}" for setting in kind.not_fingerprinted | kind.inert(stage.settings)}
         own = {name: value for name, value in _flat(f"stages.{stage.name}", stage.plain()) if name not in free}
         files = {f"stages.{stage.name}.{setting}": value for setting, value in _outside(stage).items()}
         found[stage.name] = {**own, **files, **shared, **policy, **sources, **version}
@@ -84,7 +84,7 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _outside(stage: Stage) -> Ingredients:
     """Files and folders that a stage's own settings name, by their content."""
-    paths = {setting: Path(getattr(stage.settings, setting) or "") for setting in stage_kind(stage.kind).reads}
+    paths = {setting: Path(getattr(stage.settings, setting) or "") for setting in get_stage(stage.kind).external_files}
     return {setting: f"content {content(path)}" for setting, path in paths.items() if path.name and path.exists()}
 
 
@@ -102,8 +102,8 @@ def agent_content(agent: str) -> str:
 
 
 def _policy_content(policy: str) -> str:
-    is_local = is_model_folder(policy) or (policy not in NAMED and is_gguf_file(expanded(policy)))
-    place = built_in_folder(policy) or (expanded(policy) if is_local else None)
+    is_local = is_model_folder(policy) or (policy not in NAMED and is_gguf_file(expand_path(policy)))
+    place = built_in_folder(policy) or (expand_path(policy) if is_local else None)
     if place is None:
         if policy[0] in "./~":  # no hub name begins like this
             raise StepladderError(f"policy: the model {policy} does not exist")

@@ -2,19 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
+from stepladder.core.step_scorer import StepScorer
 from stepladder.explore.guided import Aggregate, Guide
-from stepladder.judges.sigmoid_scorer import Chances
 from stepladder.oracle.step_judge import GoldScorer
-
-if TYPE_CHECKING:
-    from stepladder.driver import Scorer
-
 
 #: Strategies for which a setting counts, where that is not all of them.
 _COUNT_FOR = {
@@ -78,7 +74,7 @@ class GuideConfig(Config):
         )
 
     @contextmanager
-    def scorer(self, reward: str | None, device: str, dtype: str) -> "Iterator[Scorer | None]":
+    def scorer(self, reward: str | None, device: str, dtype: str) -> Iterator[StepScorer | None]:
         """Who scores; `reward` is the folder of the reward model, where one chooses."""
         if self.by == "vote":
             yield None
@@ -90,4 +86,4 @@ class GuideConfig(Config):
             from stepladder.judges.prm.reward_model import ProcessRewardModel  # brings torch and transformers
 
             # Any policy, also one of another tokenizer or behind a server: what it wrote is then encoded anew.
-            yield Chances(ProcessRewardModel.load(reward, device=device, dtype=dtype, reencode=True))
+            yield ProcessRewardModel.load(reward, device=device, dtype=dtype, retokenize=True)

@@ -13,11 +13,11 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from stepladder.core.config import Config, below, unknown_key
+from stepladder.core.config import Config, key_path, unknown_key
 from stepladder.core.errors import StepladderError, UnknownName, unknown_name
-from stepladder.core.io.files import expanded
+from stepladder.core.io.files import expand_path
 from stepladder.pipeline.resources import BASE, GOLD, SharedConfig
-from stepladder.pipeline.stages import KINDS, StageSpec, stage_kind
+from stepladder.pipeline.stages import STAGES, StageSpec, get_stage
 
 #: A stage's name is a folder's: what every file system tells apart.
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -97,7 +97,7 @@ def load_recipe(source: str | Path, overrides: Iterable[str] = ()) -> Recipe:
 
 def find_recipe(source: str | Path) -> Path:
     """The file of a recipe, by path or by name."""
-    path = expanded(source)
+    path = expand_path(source)
     if path.is_file():
         return path
     if str(source) in shipped():  # also beside a folder of that name: `run NAME --out NAME` is likely
@@ -190,32 +190,32 @@ def with_value(data: object, keys: Sequence[str], value: object, where: str = ""
 
 def _read_stage(name: str, entry: Mapping[str, Any], before: list[Stage], where: str) -> Stage:
     """One stage, with its inputs found among the stages before it."""
-    here = below(where, f"stages.{name}")
+    here = key_path(where, f"stages.{name}")
     if not _NAME.fullmatch(name) or name in (BASE, GOLD):
         raise StepladderError(f"{here}: a stage is called by small letters, digits, - and _, and not {BASE} or {GOLD}")
     kind_name = entry.get("kind", name)
     try:
-        kind = stage_kind(str(kind_name))
+        kind = get_stage(str(kind_name))
     except UnknownName as error:
-        advice = "" if "kind" in entry else f" Say what it is: kind: {' or '.join(sorted(KINDS))}."
+        advice = "" if "kind" in entry else f" Say what it is: kind: {' or '.join(sorted(STAGES))}."
         raise StepladderError(f"{here}: {error}.{advice}") from error
-    own = {key: value for key, value in entry.items() if key != "kind" and key not in kind.takes}
+    own = {key: value for key, value in entry.items() if key != "kind" and key not in kind.inputs}
     for key in own:
         if key not in kind.settings.model_fields:
-            raise unknown_key(here, key, ["kind", *kind.takes, *kind.settings.model_fields])
+            raise unknown_key(here, key, ["kind", *kind.inputs, *kind.settings.model_fields])
     settings = kind.settings.read(own, here)
-    left_out = kind.leaves_out(settings)
+    left_out = kind.unused_inputs(settings)
     for role in left_out:
         if entry.get(role) is not None:
-            raise StepladderError(f"{below(here, role)}: these settings take no {role}; found {entry[role]!r}")
-    inputs = {role: _source(role, entry.get(role), kind, before, here) for role in kind.takes if role not in left_out}
+            raise StepladderError(f"{key_path(here, role)}: these settings take no {role}; found {entry[role]!r}")
+    inputs = {role: _source(role, entry.get(role), kind, before, here) for role in kind.inputs if role not in left_out}
     return Stage(name, str(kind_name), inputs, settings)
 
 
 def _source(role: str, named: object, kind: StageSpec, before: list[Stage], here: str) -> str:
     """Where an input comes from: what was said, or the newest stage that makes one, or the recipe's own policy."""
-    makers = [stage.name for stage in before if role in stage_kind(stage.kind).makes]
-    others = [] if role != "policy" else [BASE, GOLD] if kind.plays_gold else [BASE]
+    makers = [stage.name for stage in before if role in get_stage(stage.kind).outputs]
+    others = [] if role != "policy" else [BASE, GOLD] if kind.accepts_oracle else [BASE]
     if named is None:
         if makers:
             return makers[-1]
@@ -225,7 +225,7 @@ def _source(role: str, named: object, kind: StageSpec, before: list[Stage], here
     if named not in (*others, *makers):
         known = [*others, *makers]
         raise StepladderError(
-            f"{below(here, role)}: expected {' or '.join(known)} (a stage before this one that makes {role}), "
+            f"{key_path(here, role)}: expected {' or '.join(known)} (a stage before this one that makes {role}), "
             f"found {named!r}"
         )
     return str(named)

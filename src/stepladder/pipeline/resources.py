@@ -16,7 +16,7 @@ from rich.console import Console
 from stepladder.agents import Agent, is_agent_file, make_agent
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import expanded
+from stepladder.core.io.files import expand_path
 from stepladder.core.requests import Sampling
 from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, PUBLISHED, SPLITS, DataSet, absolute_name, open_data, open_files
@@ -33,7 +33,7 @@ BASE, GOLD = "base", "gold"
 
 
 def _absolute(path: Path) -> Path:
-    return expanded(path).absolute()
+    return expand_path(path).absolute()
 
 
 def _known_agent(name: str) -> str:

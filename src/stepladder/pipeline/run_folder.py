@@ -19,7 +19,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.pipeline.recipe import Recipe, read_yaml
-from stepladder.pipeline.stages import stage_kind
+from stepladder.pipeline.stages import get_stage
 
 RUN_VERSION = 1
 
@@ -115,7 +115,7 @@ class RunFolder:
     def begin(self, record: StageRecord) -> Path:
         """Note that a stage begins, or goes on; returns its folder."""
         folder = self.path / record.name
-        kept = stage_kind(record.kind).keeps
+        kept = get_stage(record.kind).persistent_files
         if folder.exists() and self.known(record.name) is None and (not folder.is_dir() or _others(folder, *kept)):
             raise StepladderError(f"{folder} is in the way of the stage '{record.name}': it is none of this run's")
         folder.mkdir(exist_ok=True)

@@ -15,13 +15,13 @@ from rich.console import Console
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, GOLD, RunContext
 from stepladder.pipeline.run_folder import DamagedRecord, RunFolder, StageRecord, claim
 from stepladder.pipeline.session import describe_session
-from stepladder.pipeline.stages import Task, stage_kind
+from stepladder.pipeline.stages import Task, get_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ def run_recipe(
         left = [name for name in wanted if name in outdated or run.done(name) is None]
         for stage in recipe.stages:  # what cannot work is refused before hours are spent or anything is removed
             if stage.name in left:
-                stage_kind(stage.kind).check(stage.settings, context)
+                get_stage(stage.kind).check(stage.settings, context)
         session = describe_session(recipe) if left else None
-        kept = {stage.name: stage_kind(stage.kind).keeps for stage in recipe.stages}
+        kept = {stage.name: get_stage(stage.kind).persistent_files for stage in recipe.stages}
         for name, reason in outdated.items():
             run.remove(name, but=kept.get(name, ()))
             _say(console, f"{name}: no longer holds ({reason}), removed")
@@ -134,7 +134,7 @@ def _run_stage(
     )
     folder = run.begin(record)
     _say(console, f"{stage.name}: {'goes on' if before else 'begins'}")
-    kind = stage_kind(stage.kind)
+    kind = get_stage(stage.kind)
     # 31 bits, because the generators of numpy take no more than 32.
     seed = seed_of(recipe.seed, stage.name) % 2**31
     inputs = {role: _path_of(role, source, run, recipe) for role, source in stage.inputs.items()}
@@ -144,7 +144,7 @@ def _run_stage(
     except BaseException:
         run.pause(replace(record, seconds=record.seconds + time.monotonic() - started))
         raise
-    missing = [role for role in kind.makes if role not in result.outputs or not result.outputs[role].exists()]
+    missing = [role for role in kind.outputs if role not in result.outputs or not result.outputs[role].exists()]
     if missing:
         raise StepladderError(f"the stage '{stage.name}' ended without what it makes: {', '.join(missing)}")
     record = replace(
@@ -181,4 +181,4 @@ def _brief(summary: dict[str, Any]) -> str:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(shown(line), highlight=False, soft_wrap=True)
+    console.print(printable(line), highlight=False, soft_wrap=True)

@@ -60,7 +60,7 @@ class ExploreConfig(Config):
     patience: int | None = Field(default=None, ge=1)
     tolerance: float = Field(default=0.01, ge=0)
     #: Trees that grow at once. They are in memory; the others are on disk or not begun.
-    trees_at_once: int = Field(default=64, ge=1)
+    max_concurrent_trees: int = Field(default=64, ge=1)
 
     @model_validator(mode="after")
     def _a_model_grades(self) -> "ExploreConfig":

@@ -1,66 +1,153 @@
-"""The contract of a stage: a function from settings, a context and the outputs of earlier stages to a folder.
+"""The contract of a stage: a function of its settings, the run context and the outputs of earlier stages.
 
-A stage takes things of some roles (a policy, later also trees, pairs or a reward model) and makes things of some
-roles. Who feeds whom follows from that: each role is taken from the newest stage before that makes it.
+A stage takes inputs of some roles (policy, trees, pairs, reward) and writes outputs of some roles. An input is taken
+from the newest earlier stage that writes this role. A stage also declares how it is summarized, what it cost and which
+questions it used, so that tables, reports and comparisons need no knowledge of single stages.
 """
 
-from collections.abc import Callable, Mapping
+import gzip
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepladder.core.config import Config
+from stepladder.core.errors import StepladderError
 from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.stage_summary import Numbers, StageCost, StageSummary, cost_from_summary
 
-#: The role of a reward model, which one kind of stage makes and several take.
-REWARD = "reward"
+#: Roles of inputs and outputs. A policy is a model folder, trees are one file, the others are folders.
+POLICY, TREES, PAIRS, REWARD, EVALUATION, EXAMINATION = (
+    "policy",
+    "trees",
+    "pairs",
+    "reward",
+    "evaluation",
+    "examination",
+)
+#: Files in a folder of pairs.
+TRAIN_PAIRS, DEV_PAIRS, PAIR_STATS = "train.jsonl", "dev.jsonl", "stats.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one stage of one run has to do, apart from its settings."""
+    """One stage of one run, apart from its settings."""
 
     #: The stage's name in the recipe.
     name: str
-    #: Where to write. What an attempt that was cut left there is still there: go on from it.
+    #: Where to write. Partial results of an interrupted attempt are still there: resume from them.
     folder: Path
     seed: int
-    #: By role: the path (or name) of what is taken.
+    #: By role: path or name of each input.
     inputs: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage hands back: numbers for the reader, and where its outputs lie, by role."""
+    """What a stage returns: summary numbers, and the paths of its outputs by role."""
 
     summary: Mapping[str, Any] = field(default_factory=dict)
     outputs: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class StageSpec:
-    """One kind of stage, as the registry knows it."""
+class FinishedStage:
+    """A stage that has been run, as its own `cost` and `questions` functions see it."""
 
-    settings: type[Config]
-    #: (settings, context, task) -> result. The settings are of the class above.
+    settings: Any
+    context: RunContext
+    summary: Numbers
+    seed: int
+    #: Paths by role; inputs that come from a stage whose output was deleted are missing.
+    inputs: Mapping[str, Path]
+    outputs: Mapping[str, Path]
+
+
+def _nothing(settings: Any) -> frozenset[str]:  # noqa: ARG001
+    return frozenset()
+
+
+def _no_check(settings: Any, context: RunContext) -> None:
+    """Accept everything."""
+
+
+def tree_questions(path: Path) -> list[str]:
+    """Question ids of the trees in a file, in order. Nothing else of the trees is parsed."""
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        return [str(json.loads(line)["question"]["id"]) for line in file]
+
+
+def _questions_of_trees(stage: FinishedStage) -> Iterable[str] | None:
+    return tree_questions(stage.outputs[TREES]) if TREES in stage.outputs else None
+
+
+def _no_summary(numbers: Numbers) -> StageSummary | None:  # noqa: ARG001
+    return None
+
+
+def _always(settings: Any) -> bool:  # noqa: ARG001
+    return True
+
+
+def never(settings: Any) -> bool:  # noqa: ARG001
+    """For `generates`: no text is generated."""
+    return False
+
+
+def no_questions(stage: FinishedStage) -> Iterable[str]:  # noqa: ARG001
+    """For `questions`: none beyond those of the inputs."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """One kind of stage. A module in `pipeline/stages` declares it as `STAGE`."""
+
+    config: type[Config]
+    #: (settings, context, task) -> result. The settings are an instance of `config`.
     run: Callable[[Any, RunContext, Task], StageResult]
-    #: Roles that it takes, but for those that its settings leave out.
-    takes: tuple[str, ...] = ("policy",)
-    makes: tuple[str, ...] = ()
-    #: settings -> the roles that are left out, for kinds that do not always need everything they may take.
-    leaves_out: Callable[[Any], frozenset[str]] = lambda settings: frozenset()  # noqa: ARG005
-    #: (settings, context): raises where the stage could not be run, before the first stage of a run begins.
-    check: Callable[[Any, RunContext], None] = lambda settings, context: None  # noqa: ARG005
-    #: Whether `policy: gold`, the oracle, may be taken.
-    plays_gold: bool = False
-    #: Settings that name a file or folder outside of the run: these count by their content.
-    reads: tuple[str, ...] = ()
-    #: Files in the stage's folder that hold under any settings, such as replies that were paid for.
-    keeps: tuple[str, ...] = ()
-    #: Settings that change what a stage costs and not what comes out, such as a budget: they may differ from attempt to
-    #: attempt. A setting of a group is named with a dot.
-    free: frozenset[str] = frozenset()
-    #: settings -> those that have no effect beside the others. They may differ too; runs that do not know them hold.
-    idle: Callable[[Any], frozenset[str]] = lambda settings: frozenset()  # noqa: ARG005
-    #: Raise it when the same settings give another result: done stages are then recomputed.
+    #: Roles it reads, except those that its settings leave unused, and roles it writes.
+    inputs: tuple[str, ...] = (POLICY,)
+    outputs: tuple[str, ...] = ()
+    #: settings -> input roles that these settings do not need.
+    unused_inputs: Callable[[Any], frozenset[str]] = _nothing
+    #: (settings, context): raises if the stage could not run. Called for all stages before the first one starts.
+    check: Callable[[Any, RunContext], None] = _no_check
+    #: Whether `policy: oracle` is accepted.
+    accepts_oracle: bool = False
+    #: Settings that name a file or folder outside of the run: fingerprinted by content.
+    external_files: tuple[str, ...] = ()
+    #: Files in the stage's folder that stay valid under any settings, such as paid LLM responses.
+    persistent_files: tuple[str, ...] = ()
+    #: Settings that change the cost and not the result, such as a budget. Nested settings are named with a dot.
+    not_fingerprinted: frozenset[str] = frozenset()
+    #: settings -> settings without effect given the others; they are not fingerprinted either.
+    inert: Callable[[Any], frozenset[str]] = _nothing
+    #: Increase it when the same settings give another result: finished stages are then recomputed.
     version: int = 1
+    #: summary numbers -> headline and detail lines for tables; None prints nothing.
+    summarize: Callable[[Numbers], StageSummary | None] = _no_summary
+    #: What it consumed.
+    cost: Callable[[FinishedStage], StageCost] = cost_from_summary
+    #: Ids of the questions that it used itself, beyond those of its inputs; None if unknown. By default those of the
+    #: trees that it writes.
+    questions: Callable[[FinishedStage], Iterable[str] | None] = _questions_of_trees
+    #: settings -> whether a model generates text in this stage.
+    generates: Callable[[Any], bool] = _always
+
+
+def expect_dev(stage: str, questions: int, context: RunContext) -> None:
+    """Raise if a stage needs dev questions and the data has no dev split."""
+    if questions and "dev" not in context.data.questions:
+        raise StepladderError(
+            f"{stage} selects a checkpoint on {questions} dev questions, but the data has no dev split: "
+            "give one (--dev, in a recipe data.dev), or set dev_questions to 0"
+        )
+
+
+def expect_answers(split: str, context: RunContext) -> None:
+    """Raise if no question of a split has an answer, or the agent searches and there is no index."""
+    if not any(question.answers for question in context.split(split)):
+        raise StepladderError(f"no question of the split '{split}' has an answer: rewards cannot be computed")
+    context.check_index()

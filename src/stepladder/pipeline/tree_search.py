@@ -7,25 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
-from stepladder.driver import Driver, Scorer
+from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
 from stepladder.explore.tree_runner import Grow, Meter, explore
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import monte_carlo
 from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.judges.llm.llm_scorer import LLMScorer
-from stepladder.judges.sigmoid_scorer import Chances
 from stepladder.oracle.step_judge import GoldScorer
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import REWARD, StageResult, Task
+from stepladder.pipeline.stage import REWARD, TREES, StageResult, Task
 
 if TYPE_CHECKING:
     from stepladder.judges.llm.local_engine import LocalEngine
     from stepladder.judges.llm.spend.paid import PaidEngine
 
-#: What is made.
-TREES = "trees"
+#: The file of trees.
 FILE = "trees.jsonl.gz"
 #: Generations that are remembered: those of a few waves of all trees that grow at once.
 _REMEMBERED = 16_384
@@ -34,7 +33,7 @@ _REMEMBERED = 16_384
 class Grader:
     """Who scores while trees grow: nobody, the gold judge, a reward model, or a language model that may cost."""
 
-    def __init__(self, scorer: Scorer | None, paid: "PaidEngine | LocalEngine | None" = None) -> None:
+    def __init__(self, scorer: StepScorer | None, paid: "PaidEngine | LocalEngine | None" = None) -> None:
         self.scorer = scorer
         self.paid = paid
 
@@ -51,8 +50,8 @@ class Grader:
             from stepladder.judges.prm.reward_model import ProcessRewardModel  # brings torch and transformers
 
             reward = task.inputs[REWARD]
-            loaded = ProcessRewardModel.load(reward, device=shared.device, dtype=shared.dtype, reencode=True)
-            return cls(Chances(loaded))
+            loaded = ProcessRewardModel.load(reward, device=shared.device, dtype=shared.dtype, retokenize=True)
+            return cls(loaded)
         return cls(GoldScorer() if name == "gold" else None)
 
     @property
@@ -124,10 +123,3 @@ def tree_numbers(path: Path) -> dict[str, float]:
         "solved": solved / trees,
         "broken": broken,
     }
-
-
-def expect_answers(split: str, context: RunContext) -> None:
-    """There must be questions with answers, and an index if the agent searches."""
-    if not any(question.answers for question in context.split(split)):
-        raise StepladderError(f"no question of the split '{split}' has an answer: nothing could be valued")
-    context.check_index()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from pydantic import Field
 
-from stepladder.core.answer_metrics import normalise, token_overlap
+from stepladder.core.answer_metrics import normalize, token_overlap
 from stepladder.core.config import Config
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
@@ -86,7 +86,7 @@ def tree_pairs(tree: Tree, judge: Judge, rules: PairRules) -> Algorithm[TreePair
 def judged_groups(tree: Tree, rules: PairRules) -> Iterator[tuple[Node, list[Node]]]:
     """Every state with at least two children worth comparing, and these children."""
     right = _right_branch(tree) if rules.right_branch else None
-    for state, children in zip(tree.nodes, tree.families()):
+    for state, children in zip(tree.nodes, tree.children_by_node()):
         if state.visits < rules.min_state_visits or (right is not None and state.id not in right):
             continue
         siblings = [
@@ -116,7 +116,7 @@ def are_twins(one: Action, other: Action, overlap: float) -> bool:
     """
     if one.kind is not other.kind:
         return False
-    return normalise(one.content) == normalise(other.content) or token_overlap(one.content, other.content)[0] >= overlap
+    return normalize(one.content) == normalize(other.content) or token_overlap(one.content, other.content)[0] >= overlap
 
 
 def balanced(groups: Sequence[object], seed: int) -> list[int]:

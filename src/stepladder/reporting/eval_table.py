@@ -5,7 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stepladder.evaluate.evaluator import Summary
-from stepladder.evaluate.statistics import Comparison, Interval
+from stepladder.evaluate.statistics import Comparison, interval_text
 
 #: Rows of the table, in reading order: metric, label, digits.
 _ROWS = (
@@ -25,15 +25,6 @@ _ROWS = (
     ("tokens_read", "tokens read", 0),
     ("tokens_written", "tokens written", 0),
 )
-
-
-def interval_text(interval: Interval, digits: int = 3) -> str:
-    """A mean with its interval.
-
-    >>> interval_text(Interval(0.5, 0.4, 0.6))
-    '0.500 [0.400, 0.600]'
-    """
-    return f"{interval.mean:,.{digits}f} [{interval.low:,.{digits}f}, {interval.high:,.{digits}f}]"
 
 
 def print_summary(console: Console, summary: Summary, title: str) -> None:

@@ -12,15 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 from stepladder.evaluate.evaluator import compare, load_scores
-from stepladder.evaluate.statistics import Comparison, Interval
+from stepladder.evaluate.statistics import Comparison, Interval, interval_text
 from stepladder.pipeline.resources import BASE, GOLD
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.runner import RunReport
 from stepladder.pipeline.stages.eval import EVALUATION
-from stepladder.reporting.eval_table import interval_text
-from stepladder.reporting.stage_summaries import pair_lines, told_of
+from stepladder.reporting.stage_summaries import pair_lines, stage_summary
 
 _COMPARED = ("em", "f1")
 _PAIR_KINDS = ("pairs", "pairs-file")
@@ -85,7 +84,7 @@ def print_report(console: Console, report: RunReport) -> None:
     evaluations = _evaluations(report)
     if evaluations:
         legend = "mean [95% interval]; EM: exact match, valid: no malformed step"
-        console.print(f"\n[bold]{shown(report.recipe.name)}[/], {legend}", highlight=False, soft_wrap=True)
+        console.print(f"\n[bold]{printable(report.recipe.name)}[/], {legend}", highlight=False, soft_wrap=True)
         console.print(_scores(evaluations, Path(report.recipe.shared.policy).name))
         for stage in evaluations:
             if failed := stage.summary["failed"]:
@@ -117,9 +116,9 @@ def print_report(console: Console, report: RunReport) -> None:
     seconds = ", ".join(f"{stage.name} {stage.seconds:,.0f} s" for stage in report.stages)
     console.print(f"\ntime: {seconds}", highlight=False, soft_wrap=True)
     if report.policy is not None and (evaluations or any("policy" in stage.outputs for stage in report.stages)):
-        console.print(f"trained policy: {shown(str(report.policy))}", highlight=False, soft_wrap=True)
+        console.print(f"trained policy: {printable(str(report.policy))}", highlight=False, soft_wrap=True)
         folder = shlex.quote(str(report.folder))
-        console.print(f"next: stepladder ask --run {shown(folder)}", highlight=False, soft_wrap=True)
+        console.print(f"next: stepladder ask --run {printable(folder)}", highlight=False, soft_wrap=True)
 
 
 def _evaluations(report: RunReport) -> list[StageRecord]:
@@ -133,7 +132,7 @@ def _scores(evaluations: list[StageRecord], base: str) -> Table:
         numbers = stage.summary
         table.add_row(
             stage.name,
-            shown(who.get(stage.inputs["policy"], stage.inputs["policy"])),
+            printable(who.get(stage.inputs["policy"], stage.inputs["policy"])),
             f"{numbers['questions']:,}",
             interval_text(Interval(**numbers["em"]), 2),
             interval_text(Interval(**numbers["f1"]), 2),
@@ -169,17 +168,17 @@ def _pairs(stages: list[StageRecord]) -> Table:
 def _print_told(console: Console, report: RunReport, *, before_pairs: bool) -> None:
     """What stages tell of themselves: first those that pairs are made from, then those that learn from pairs."""
     for stage in report.stages:
-        told = told_of(stage)
+        told = stage_summary(stage)
         if told is not None and (stage.kind in _TREE_KINDS) is before_pairs:
             headline, lines = told
-            console.print(f"\n[bold]{stage.name}[/]: {shown(headline)}", highlight=False, soft_wrap=True)
+            console.print(f"\n[bold]{stage.name}[/]: {printable(headline)}", highlight=False, soft_wrap=True)
             _print_lines(console, lines)
 
 
 def _print_lines(console: Console, lines: Mapping[str, str]) -> None:
     for name, line in lines.items():
         if line:
-            console.print(f"  {name}: {shown(line)}", highlight=False, soft_wrap=True)
+            console.print(f"  {name}: {printable(line)}", highlight=False, soft_wrap=True)
 
 
 #: Columns of names: where there is little room, these are broken and numbers are not.

@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepladder.core.io.auth_token import TOKEN
-from stepladder.core.io.files import expanded
+from stepladder.core.io.auth_token import TOKEN_VARIABLE
+from stepladder.core.io.files import expand_path
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.index.build import open_index
 from stepladder.retrieval.index.manifest import IndexInfo, index_info, read_info
@@ -26,7 +26,7 @@ def is_url(place: str | Path) -> bool:
 
 def absolute_unless_url(place: str) -> str:
     """The place by a name that holds wherever a command is typed."""
-    return place if is_url(place) else str(expanded(place).absolute())
+    return place if is_url(place) else str(expand_path(place).absolute())
 
 
 def open_retriever(place: str, *, device: str = "cpu", rerank: str | None = None) -> Retriever:
@@ -34,7 +34,7 @@ def open_retriever(place: str, *, device: str = "cpu", rerank: str | None = None
 
     Encoders work on the `device`; `rerank` is a cross-encoder.
     """
-    return reranked(_servers(place) if is_url(place) else open_index(expanded(place), device=device), rerank, device)
+    return reranked(_servers(place) if is_url(place) else open_index(expand_path(place), device=device), rerank, device)
 
 
 def reranked(retriever: Retriever, model: str | None, device: str) -> Retriever:
@@ -50,7 +50,7 @@ def reranked(retriever: Retriever, model: str | None, device: str) -> Retriever:
 def info_of(place: str) -> IndexInfo | None:
     """What a place holds; None for a server that does not tell."""
     if not is_url(place):
-        return index_info(expanded(place))
+        return index_info(expand_path(place))
     with closing(_servers(place)) as servers:
         told = servers.info()
     return None if told is None else read_info(told.get("index"))
@@ -59,4 +59,4 @@ def info_of(place: str) -> IndexInfo | None:
 def _servers(urls: str) -> "RemoteRetriever":
     from stepladder.retrieval.remote.client import RemoteRetriever
 
-    return RemoteRetriever([url.strip() for url in urls.split(",") if url.strip()], token=os.environ.get(TOKEN))
+    return RemoteRetriever([url.strip() for url in urls.split(",") if url.strip()], token=os.environ.get(TOKEN_VARIABLE))

@@ -15,7 +15,7 @@ import torch
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
-from stepladder.core.io.files import expanded
+from stepladder.core.io.files import expand_path
 from stepladder.core.trace import Passage
 from stepladder.models.loading import pick_device, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever, check_search
@@ -55,7 +55,7 @@ class RerankedRetriever(Retriever):
             raise StepladderError(
                 f"a cross-encoder needs sentence-transformers, which is not installed: {install_command('dense')}"
             ) from error
-        folder, where = expanded(model), pick_device(device)
+        folder, where = expand_path(model), pick_device(device)
         try:
             with quiet_libraries():
                 self._model = CrossEncoder(

@@ -6,10 +6,10 @@ from pathlib import Path
 from stepladder.core.errors import StepladderError
 
 #: The environment variable with the token of servers, for those who serve and those who ask.
-TOKEN = "STEPLADDER_TOKEN"
+TOKEN_VARIABLE = "STEPLADDER_TOKEN"
 
 
-def checked_token(token: str) -> str:
+def validate_token(token: str) -> str:
     """A token that fits into a header, without the blanks around it. The error does not show it."""
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
@@ -17,13 +17,13 @@ def checked_token(token: str) -> str:
     return token
 
 
-def token_from(file: Path | None) -> str | None:
+def read_token(file: Path | None) -> str | None:
     """The token in a file or else in the environment; None where neither has one."""
     try:
         if file is not None:
-            return checked_token(file.read_text(encoding="utf-8"))
-        text = os.environ.get(TOKEN)
-        return None if text is None else checked_token(text)
+            return validate_token(file.read_text(encoding="utf-8"))
+        text = os.environ.get(TOKEN_VARIABLE)
+        return None if text is None else validate_token(text)
     except (UnicodeDecodeError, StepladderError) as error:
-        source = f"--token-file {file}" if file is not None else TOKEN
+        source = f"--token-file {file}" if file is not None else TOKEN_VARIABLE
         raise StepladderError(f"{source} must hold a token and nothing else: one word, printable ASCII") from error

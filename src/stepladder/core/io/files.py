@@ -69,7 +69,7 @@ def _let_read(folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class PartialFolder:
     """A folder on its way."""
 
     #: What is written here stays.
@@ -83,8 +83,8 @@ def resumable_folder(
     path: Path,
     plan: Mapping[str, object],
     what: str = "folder",
-    keep: Callable[[Unfinished], bool] = lambda _: True,
-) -> Iterator[Unfinished]:
+    keep: Callable[[PartialFolder], bool] = lambda _: True,
+) -> Iterator[PartialFolder]:
     """A folder to write into, with what an attempt with the same `plan` that did not end well has left in it.
 
     It becomes `path` when the block ends well, replacing an older folder there. After a failure `keep` says whether
@@ -92,7 +92,7 @@ def resumable_folder(
     """
     target = path.resolve()
     folder = target.with_name(f".{target.name}.unfinished")
-    unfinished = Unfinished(folder, folder / _NOTES)
+    unfinished = PartialFolder(folder, folder / _NOTES)
     with _explained(path, target, what):
         target.parent.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(target)
@@ -139,7 +139,7 @@ def _alone(folder: Path, what: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _begin(unfinished: Unfinished, plan: Mapping[str, object]) -> None:
+def _begin(unfinished: PartialFolder, plan: Mapping[str, object]) -> None:
     """Write down the plan; what was made by another one is removed."""
     file, text = unfinished.notes / "plan.json", json.dumps(plan, indent=2, sort_keys=True)
     if file.is_file() and file.read_bytes() == text.encode():
@@ -295,7 +295,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def expanded(path: str | Path) -> Path:
+def expand_path(path: str | Path) -> Path:
     """The path with `~` resolved."""
     try:
         return Path(path).expanduser()

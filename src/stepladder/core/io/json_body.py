@@ -31,14 +31,14 @@ def json_object(body: bytes, example: str) -> dict[str, Any]:
     except RecursionError as error:
         raise BadRequest("the body is not a request: it is nested too deeply") from error
     if not isinstance(found, dict):
-        raise BadRequest(f"the body must be an object such as {example}, found {kind_of(found)}")
+        raise BadRequest(f"the body must be an object such as {example}, found {json_type(found)}")
     return found
 
 
-def kind_of(value: object) -> str:
+def json_type(value: object) -> str:
     """What a value of JSON is, in words.
 
-    >>> kind_of(True), kind_of(None)
+    >>> json_type(True), json_type(None)
     ('true or false', 'null')
     """
     names = {

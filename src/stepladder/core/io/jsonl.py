@@ -36,7 +36,7 @@ class Line:
         """The string under a key; the key must be there."""
         value = self.data.get(key)
         if not isinstance(value, str):
-            raise self.wrong(f"{key!r} should be a string, found {shown(value)}")
+            raise self.wrong(f"{key!r} should be a string, found {preview(value)}")
         return value
 
 
@@ -47,7 +47,7 @@ def read_lines(path: str | Path, error: type[StepladderError]) -> Iterator[tuple
     for number, raw in raw_lines(path, error):
         if not raw.strip():
             continue
-        line = Line(path, number, parsed(path, number, raw, error), error)
+        line = Line(path, number, parse_object(path, number, raw, error), error)
         key = _id(line)
         if key in first_seen:
             raise line.wrong(f"id {key!r} was used before, on line {first_seen[key]}; ids must differ")
@@ -57,10 +57,10 @@ def read_lines(path: str | Path, error: type[StepladderError]) -> Iterator[tuple
         raise error(f"{path}: the file is empty; expected one JSON object a line")
 
 
-def shown(value: object) -> str:
+def preview(value: object) -> str:
     """A value of a file as an error message shows it.
 
-    >>> shown(None), shown(["a"])
+    >>> preview(None), preview(["a"])
     ('nothing', '["a"]')
     """
     if value is None:
@@ -85,7 +85,7 @@ def raw_lines(path: Path, error: type[StepladderError]) -> Iterator[tuple[int, b
         raise error(f"{path}: cannot be read: {problem.strerror or problem}") from problem
 
 
-def parsed(path: Path, number: int, raw: bytes, error: type[StepladderError]) -> dict[str, Any]:
+def parse_object(path: Path, number: int, raw: bytes, error: type[StepladderError]) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as problem:
@@ -100,7 +100,7 @@ def parsed(path: Path, number: int, raw: bytes, error: type[StepladderError]) ->
     except (ValueError, RecursionError) as problem:  # a number of thousands of digits, thousands of brackets
         raise _wrong(error, path, number, f"not JSON that can be read: {problem}") from problem
     if not isinstance(data, dict):
-        raise _wrong(error, path, number, f"expected a JSON object, found {shown(data)}")
+        raise _wrong(error, path, number, f"expected a JSON object, found {preview(data)}")
     return data
 
 
@@ -119,7 +119,7 @@ def _id(line: Line) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value.strip():
-        raise line.wrong(f"'id' should be a string that is not empty, found {shown(value)}")
+        raise line.wrong(f"'id' should be a string that is not empty, found {preview(value)}")
     return value
 
 

@@ -7,7 +7,7 @@ numbered from 1 where they have no ids. No passages come with them.
 from dataclasses import replace
 from pathlib import Path
 
-from stepladder.core.io.jsonl import Line, shown
+from stepladder.core.io.jsonl import Line, preview
 from stepladder.core.trace import Question
 from stepladder.data.dataset import Read, ReadPassages, counted
 from stepladder.data.formats.base import Layout, accepted, identifier, question_text, strings
@@ -24,7 +24,7 @@ def _question(number: int, line: Line) -> Question:
     value = line.data.get("answer")
     given = [value] if isinstance(value, str) else strings(value)
     if given is None or not (answers := accepted(*given)):
-        raise line.wrong(f"'answer' should be a string that is not empty, or a list of them; found {shown(value)}")
+        raise line.wrong(f"'answer' should be a string that is not empty, or a list of them; found {preview(value)}")
     return Question(key, question_text(line), answers)
 
 

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from stepladder.core.io.jsonl import Line, shown
+from stepladder.core.io.jsonl import Line, preview
 from stepladder.core.trace import Passage
 from stepladder.data.dataset import Read, ReadPassages
 
@@ -39,7 +39,7 @@ def identifier(line: Line, *names: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value.strip():
-        raise line.wrong(f"{names[0]!r} should be a string that is not empty, found {shown(value)}")
+        raise line.wrong(f"{names[0]!r} should be a string that is not empty, found {preview(value)}")
     return value
 
 

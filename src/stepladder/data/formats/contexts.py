@@ -12,7 +12,7 @@ Out: the paragraphs by title, `Gold` passages, triples. A title stands for one a
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepladder.core.io.jsonl import Line, shown
+from stepladder.core.io.jsonl import Line, preview
 from stepladder.core.trace import Passage
 from stepladder.data.decompositions.gold_passages import Gold
 from stepladder.data.decompositions.triples import Triple
@@ -26,7 +26,7 @@ def context_of(data: Mapping[str, Any], line: Line) -> Context:
     for title, sentences in _pairs(data.get("context"), ("sentences", "content"), "context", line):
         texts = [sentences] if isinstance(sentences, str) else sentences
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise line.wrong(f"'context' should have a list of sentences for each title; found {shown(sentences)}")
+            raise line.wrong(f"'context' should have a list of sentences for each title; found {preview(sentences)}")
         found.setdefault(title.strip(), tuple(text.strip() for text in texts))
     return found
 
@@ -57,7 +57,7 @@ def triples_of(data: Mapping[str, Any], line: Line) -> list[Triple]:
     for each in data.get("evidences") or ():
         parts = list(each.values()) if isinstance(each, dict) else each
         if not isinstance(parts, list) or len(parts) != 3 or not all(isinstance(part, str) for part in parts):
-            raise line.wrong(f"'evidences' should be triples: subject, relation, object; found {shown(each)}")
+            raise line.wrong(f"'evidences' should be triples: subject, relation, object; found {preview(each)}")
         found.append((parts[0].strip(), parts[1].strip(), parts[2].strip()))
     return found
 
@@ -78,5 +78,5 @@ def _pairs(value: Any, seconds: tuple[str, ...], name: str, line: Line) -> Itera
         pairs = list(zip(titles, second)) if isinstance(titles, list) and isinstance(second, list) else None
     for pair in pairs if isinstance(pairs, list) else [None]:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise line.wrong(f"{name!r} should be pairs that begin with a title; found {shown(value)}")
+            raise line.wrong(f"{name!r} should be pairs that begin with a title; found {preview(value)}")
         yield pair[0], pair[1]

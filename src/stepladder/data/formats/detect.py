@@ -6,7 +6,7 @@ In: a file. Out: its questions, and the passages that stand in it. The layout is
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from stepladder.core.io.jsonl import Line, shown
+from stepladder.core.io.jsonl import Line, preview
 from stepladder.core.trace import Passage
 from stepladder.data.dataset import Read, ReadPassages
 from stepladder.data.formats.bamboogle import BAMBOOGLE
@@ -33,10 +33,10 @@ def recognised(path: Path) -> tuple[Layout, Line]:
         if layout.keys <= keys:
             return layout, first
     if is_table(path):
-        raise QuestionFileError(f"{path}: {COLUMNS}; found {shown(list(first.data))}")
+        raise QuestionFileError(f"{path}: {COLUMNS}; found {preview(list(first.data))}")
     known = "; ".join(f"{layout.name} ({', '.join(sorted(layout.keys))})" for layout in LAYOUTS)
     raise QuestionFileError(
-        f"{path}: no set of questions that is known is written like this. Found the keys {shown(sorted(first.data))}; "
+        f"{path}: no set of questions that is known is written like this. Found the keys {preview(sorted(first.data))}; "
         f"expected those of one of these: {known}"
     )
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepladder.core.io.jsonl import Line, read_lines, shown
+from stepladder.core.io.jsonl import Line, preview, read_lines
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.dataset import Read, ReadPassages
 from stepladder.data.decompositions.gold_passages import Gold, Groups, groups, with_aliases
@@ -76,7 +76,7 @@ def _question(key: str, line: Line, shelf: Shelf) -> Question:
 def _metadata(line: Line) -> dict[str, Any]:
     metadata = line.data.get("metadata") or {}
     if not isinstance(metadata, dict):
-        raise line.wrong(f"'metadata' should be an object, found {shown(metadata)}")
+        raise line.wrong(f"'metadata' should be an object, found {preview(metadata)}")
     return metadata
 
 
@@ -84,11 +84,11 @@ def _answers(key: str, line: Line) -> tuple[str, ...]:
     found = line.data.get("golden_answers")
     answers = [found] if isinstance(found, str) else found
     if answers is not None and strings(answers) is None:
-        raise line.wrong(f"'golden_answers' should be a list of strings, found {shown(found)}")
+        raise line.wrong(f"'golden_answers' should be a list of strings, found {preview(found)}")
     kept = accepted(*(answers or ()))
     if not kept:
         raise line.wrong(
-            f"question {key!r} has no answers: expected at least one in 'golden_answers', found {shown(found)}"
+            f"question {key!r} has no answers: expected at least one in 'golden_answers', found {preview(found)}"
         )
     return kept
 
@@ -101,7 +101,7 @@ def _ids(metadata: dict[str, Any], line: Line) -> Groups:
     if not isinstance(found, list) or not all(strings(group) for group in found):
         raise line.wrong(
             "'supporting_facts.ids' should be a list of lists of passage ids, one list for each gold passage; "
-            f"found {shown(found)}"
+            f"found {preview(found)}"
         )
     return tuple(tuple(group) for group in found)
 
@@ -126,7 +126,7 @@ def _given_hops(metadata: dict[str, Any], golds: Sequence[Gold], line: Line) -> 
         isinstance(hop, dict) and strings([hop.get("question"), hop.get("answer")]) is not None for hop in hops
     ):
         raise line.wrong(
-            f"'question_decomposition' should be a list of objects with 'question' and 'answer'; found {shown(hops)}"
+            f"'question_decomposition' should be a list of objects with 'question' and 'answer'; found {preview(hops)}"
         )
     # Which passage states which hop is known only where the file has one group for each hop.
     found = groups(golds)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from stepladder.core.io.jsonl import Line, shown
+from stepladder.core.io.jsonl import Line, preview
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.dataset import Read, ReadPassages, counted
 from stepladder.data.decompositions.gold_passages import with_aliases
@@ -64,7 +64,7 @@ def _question(line: Line) -> Question | str:
 def _hop(hop: object, paragraphs: dict[object, str], line: Line) -> Hop:
     texts = strings([hop.get("question"), hop.get("answer")]) if isinstance(hop, dict) else None
     if texts is None or not isinstance(hop, dict):
-        raise line.wrong(f"'question_decomposition' should have 'question' and 'answer' for each hop; {shown(hop)}")
+        raise line.wrong(f"'question_decomposition' should have 'question' and 'answer' for each hop; {preview(hop)}")
     place = paragraphs.get(hop.get("paragraph_support_idx"))
     return Hop(worded(texts[0]), texts[1].strip(), (place,) if place else ())
 
@@ -76,7 +76,7 @@ def _paragraphs(line: Line) -> Iterator[tuple[object, Passage]]:
         )
         if texts is None:
             raise line.wrong(
-                f"'paragraphs' should have 'title' and 'paragraph_text' for each; found {shown(paragraph)}"
+                f"'paragraphs' should have 'title' and 'paragraph_text' for each; found {preview(paragraph)}"
             )
         title, text = (each.strip() for each in texts)
         yield paragraph.get("idx"), Passage(passage_id(title, text), title, text)

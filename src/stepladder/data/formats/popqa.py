@@ -7,7 +7,7 @@ Out: `Question`s of one hop, the question itself. No passages come with them.
 import json
 from pathlib import Path
 
-from stepladder.core.io.jsonl import Line, shown
+from stepladder.core.io.jsonl import Line, preview
 from stepladder.core.trace import Hop, Question
 from stepladder.data.dataset import Read, ReadPassages, counted
 from stepladder.data.formats.base import Layout, accepted, identifier, question_text, strings
@@ -32,7 +32,7 @@ def _answers(line: Line) -> list[str]:
     except json.JSONDecodeError:
         found = None
     if (answers := strings(found)) is None:
-        raise line.wrong(f"'possible_answers' should be a JSON list of strings, found {shown(value)}")
+        raise line.wrong(f"'possible_answers' should be a JSON list of strings, found {preview(value)}")
     return answers
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.jsonl import Line, parsed, raw_lines, shown
+from stepladder.core.io.jsonl import Line, parse_object, preview, raw_lines
 
 
 class QuestionFileError(StepladderError):
@@ -62,7 +62,7 @@ def rows(path: Path) -> Iterator[Line]:
 def _lines(path: Path) -> Iterator[Line]:
     for number, raw in raw_lines(path, QuestionFileError):
         if raw.strip():
-            yield Line(path, number, parsed(path, number, raw, QuestionFileError), QuestionFileError)
+            yield Line(path, number, parse_object(path, number, raw, QuestionFileError), QuestionFileError)
 
 
 def _table(path: Path, delimiter: str) -> Iterator[Line]:
@@ -83,7 +83,7 @@ def _expect_columns(path: Path, names: Sequence[str]) -> None:
     found = [called for separator, called in _SEPARATORS.items() if len(names) == 1 and separator in names[0]]
     if found:
         raise QuestionFileError(
-            f"{path}: {COLUMNS}; found one column, {shown(names[0])}. Is it separated by {found[0]}? Save it with "
+            f"{path}: {COLUMNS}; found one column, {preview(names[0])}. Is it separated by {found[0]}? Save it with "
             "commas as .csv, or with tabs as .tsv"
         )
 
@@ -104,7 +104,7 @@ def _items(path: Path) -> Iterator[Line]:
         if not begun:
             text = text.lstrip("\ufeff \t\r\n")
             if text and not text.startswith("["):
-                raise QuestionFileError(f"{path}: expected a JSON list of questions, found {shown(text[:40])}")
+                raise QuestionFileError(f"{path}: expected a JSON list of questions, found {preview(text[:40])}")
             begun, text = bool(text), text[1:]
         place, ended = 0, False
         while not ended:
@@ -118,7 +118,7 @@ def _items(path: Path) -> Iterator[Line]:
                 continue
             number += 1
             if not isinstance(data, dict):
-                raise QuestionFileError(f"{path}:{number}: expected a JSON object, found {shown(data)}")
+                raise QuestionFileError(f"{path}:{number}: expected a JSON object, found {preview(data)}")
             yield Line(path, number, _clean(data), QuestionFileError)
         text = text[place:]
         if len(text) > _LONGEST:

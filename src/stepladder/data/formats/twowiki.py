@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stepladder.core.io.jsonl import Line, parsed, raw_lines
+from stepladder.core.io.jsonl import Line, parse_object, raw_lines
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.dataset import Read, ReadPassages, counted
 from stepladder.data.decompositions.gold_passages import groups
@@ -40,7 +40,7 @@ def _aliases(path: Path) -> Aliases:
     found: Aliases = {}
     for number, raw in raw_lines(path, QuestionFileError):
         if raw.strip():
-            line = Line(path, number, parsed(path, number, raw, QuestionFileError), QuestionFileError)
+            line = Line(path, number, parse_object(path, number, raw, QuestionFileError), QuestionFileError)
             names = [*(strings(line.data.get("aliases")) or ()), *(strings(line.data.get("demonyms")) or ())]
             found[line.text("Q_id")] = tuple(names)
     return found

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from stepladder.engines.base import EngineDown
+from stepladder.core.errors import BackendDown
 from stepladder.engines.paged.fused_decode import LeanPass
-from stepladder.engines.paged.kv_cache import WASTE, PagedReading, PageStore, padded, pages_for
+from stepladder.engines.paged.kv_cache import NULL_PAGE, PagedAttentionBatch, PagedKVCache, page_table, pages_for
 from stepladder.engines.transformers.packed_attention import read
 from stepladder.engines.transformers.prefix_cache import layout_mark
 
@@ -53,7 +53,7 @@ def passed_rows(rows: int) -> int:
 class Pool:
     """The rows that write, as the device knows them, and the passes over them that were recorded."""
 
-    def __init__(self, store: PageStore, *, recording: bool = True) -> None:
+    def __init__(self, store: PagedKVCache, *, recording: bool = True) -> None:
         """`recording`: whether passes are worth it, since the pool will be kept."""
         self.store, self.device = store, store.device
         self._recording = recording and self.device.type == "cuda"
@@ -104,7 +104,7 @@ class Pool:
         """Let rows stand from a place on, with these pages, and at these positions so far."""
         self._make_room(first + len(pages), max(map(len, pages)))
         own = slice(first, first + len(pages))
-        table = padded(pages).to(self.device)
+        table = page_table(pages).to(self.device)
         self.table_BP[own, : table.shape[1]] = table
         self.positions_B[own] = torch.tensor(positions, device=self.device)
 
@@ -122,7 +122,7 @@ class Pool:
             self.positions_B[into] = self.positions_B[whence]
         # Passes are made over more rows than there are. Those that nobody asked for write where nobody reads, all of
         # them the same: which of them is the last to write there is not known.
-        self.table_BP[count:before, 0] = WASTE
+        self.table_BP[count:before, 0] = NULL_PAGE
         self.positions_B[count:before] = 0
         self.tokens_B[count:before] = 0
 
@@ -133,7 +133,7 @@ class Pool:
         if passed_rows(rows) > size:
             size = passed_rows(max(rows, min(2 * size, size + 256), _ROWS))
         width = _rounded(max(pages, 2 * width, _PAGES), pages_for(_COLUMNS)) if pages > width else width
-        before, table = self.table_BP, torch.full((size, width), WASTE, dtype=torch.long, device=self.device)
+        before, table = self.table_BP, torch.full((size, width), NULL_PAGE, dtype=torch.long, device=self.device)
         table[: before.shape[0], : before.shape[1]] = before
         positions, self.table_BP = self.positions_B, table
         self.positions_B = torch.zeros(size, dtype=torch.long, device=self.device)
@@ -149,7 +149,7 @@ class Pool:
         `longest`: the greatest position.
         """
         if self._mark[-1] != self.store.epoch:
-            raise EngineDown("the model's precision was changed while it was writing")
+            raise BackendDown("the model's precision was changed while it was writing")
         count = len(tokens_B)
         self.tokens_B[:count] = tokens_B
         self.positions_B[:count] += 1
@@ -245,8 +245,8 @@ class _Pass:
         #: By which it is recorded, if not by the model itself.
         self.lean: LeanPass | None = None
 
-    def _reading(self) -> PagedReading:
-        return PagedReading(
+    def _reading(self) -> PagedAttentionBatch:
+        return PagedAttentionBatch(
             rows=self.rows,
             rows_M=torch.arange(self.rows, device=self.tokens_B.device),
             positions_M=self.positions_B,

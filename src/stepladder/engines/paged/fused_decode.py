@@ -20,14 +20,14 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 from transformers.activations import SiLUActivation
 
 from stepladder.engines.paged.fused_norms import fuse_norms, is_fused
-from stepladder.engines.paged.kv_cache import PagedReading
+from stepladder.engines.paged.kv_cache import PagedAttentionBatch
 from stepladder.engines.paged.triton_kernels import add_and_norm, gated, turn_and_store
 
 #: Kinds of models that were read and found to do this and nothing else.
 _KINDS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
 
-def prepare_to_write(model: nn.Module) -> None:
+def prepare_for_decoding(model: nn.Module) -> None:
     """Let a model on a GPU that only writes do so with fewer kernels."""
     fuse_norms(model)
     if (core := _core_of(model)) is not None:
@@ -65,7 +65,7 @@ class LeanPass:
         kinds = {weights.dtype for weights in model.parameters()}
         return cls(model, core) if len(kinds) == 1 else None
 
-    def run(self, tokens_R: torch.Tensor, reading: PagedReading) -> torch.Tensor:
+    def run(self, tokens_R: torch.Tensor, reading: PagedAttentionBatch) -> torch.Tensor:
         """The logits behind each row's token; keys and values are written to the pages."""
         sum_RE = self.embed(tokens_R)
         cos, sin = self.rotary(sum_RE[None], reading.positions_M[None])

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from stepladder.engines.base import NoRoom
+from stepladder.engines.base import EngineOutOfMemory
 from stepladder.engines.paged.paged_attention import decode_attention
-from stepladder.engines.transformers.packed_attention import Reading, fits
+from stepladder.engines.transformers.packed_attention import AttentionBatch, fits
 from stepladder.models.gpu_memory import free_bytes, own_bytes
 
 #: Tokens of a page.
-PAGE = 16
+PAGE_SIZE = 16
 #: Where rows that nobody asked for write. Nobody reads it.
-WASTE = 0
+NULL_PAGE = 0
 #: The share of a GPU's memory that pages take, unless that is more than this share of what is free.
 SHARE, _OF_FREE = 3 / 8, 0.8
 #: Fewer pages do not help.
@@ -40,18 +40,18 @@ def pages_for(tokens: int) -> int:
     >>> [pages_for(tokens) for tokens in (1, 16, 17)]
     [1, 1, 2]
     """
-    return -(-tokens // PAGE)
+    return -(-tokens // PAGE_SIZE)
 
 
-def padded(pages: Sequence[Sequence[int]], width: int = 0) -> torch.Tensor:
+def page_table(pages: Sequence[Sequence[int]], width: int = 0) -> torch.Tensor:
     """Lists of pages as one table."""
-    table = np.full((len(pages), max(width, *map(len, pages))), WASTE)
+    table = np.full((len(pages), max(width, *map(len, pages))), NULL_PAGE)
     for row, own in zip(table, pages):
         row[: len(own)] = own
     return torch.from_numpy(table)
 
 
-def bytes_of_token(config: Any, dtype: torch.dtype) -> int:
+def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """What the keys and values of a token take, by the configuration of a model."""
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -59,18 +59,18 @@ def bytes_of_token(config: Any, dtype: torch.dtype) -> int:
     return 2 * int(config.num_hidden_layers) * int(kept) * int(size) * dtype.itemsize
 
 
-def page_store(device: torch.device, config: Any, dtype: torch.dtype, prefix_bytes: int | None) -> "PageStore":
+def make_paged_kv_cache(device: torch.device, config: Any, dtype: torch.dtype, prefix_bytes: int | None) -> "PagedKVCache":
     """The store for a model, with three eighths of what a GPU has for us."""
-    return PageStore(device, bytes_of_token(config, dtype), int(own_bytes(device) * SHARE), prefix_bytes)
+    return PagedKVCache(device, kv_bytes_per_token(config, dtype), int(own_bytes(device) * SHARE), prefix_bytes)
 
 
-class PageStore:
+class PagedKVCache:
     """Pages by the tokens that they hold, and those that are free."""
 
     def __init__(self, device: torch.device, token_bytes: int, budget: int, capacity: int | None = None) -> None:
         """`budget`: bytes of all pages. `capacity`: bytes of those that may be kept of rows that have ended."""
         self.device = device
-        self.page_bytes = token_bytes * PAGE
+        self.page_bytes = token_bytes * PAGE_SIZE
         self.budget = budget
         self.capacity = budget if capacity is None else capacity
         #: Counts up when memory that was handed out is given up: what was recorded of it is of no use then.
@@ -108,8 +108,8 @@ class PageStore:
         """The pages that hold the beginning of these tokens, as far as it is known; the caller has them from now on."""
         found: list[int] = []
         before = _START
-        for start in range(0, len(tokens) - PAGE + 1, PAGE):
-            page = self._known.get((before, tuple(tokens[start : start + PAGE])))
+        for start in range(0, len(tokens) - PAGE_SIZE + 1, PAGE_SIZE):
+            page = self._known.get((before, tuple(tokens[start : start + PAGE_SIZE])))
             if page is None:
                 break
             found.append(page)
@@ -129,12 +129,12 @@ class PageStore:
     def tokens(self) -> int:
         """How many tokens there is room for, if one row has all of it."""
         self._begin()
-        return (self.total - 1) * PAGE
+        return (self.total - 1) * PAGE_SIZE
 
     def take(self, count: int) -> list[int]:
         """Pages that hold nothing; those that were kept for longest are given up for them."""
         if count > self.available:
-            raise NoRoom(f"of {self.total} pages of {PAGE} tokens {self.available} are left")
+            raise EngineOutOfMemory(f"of {self.total} pages of {PAGE_SIZE} tokens {self.available} are left")
         while len(self._free) < count:
             self._unlearn(next(iter(self._kept)))
         taken = [self._free.pop() for _ in range(count)]
@@ -147,8 +147,8 @@ class PageStore:
         if not self.capacity:
             return
         before = _START
-        for place, page in enumerate(pages[: len(tokens) // PAGE]):
-            name = before, tuple(tokens[place * PAGE : (place + 1) * PAGE])
+        for place, page in enumerate(pages[: len(tokens) // PAGE_SIZE]):
+            name = before, tuple(tokens[place * PAGE_SIZE : (place + 1) * PAGE_SIZE])
             known = self._known.setdefault(name, page)
             if known == page and page not in self._names:
                 self._names[page] = name
@@ -177,7 +177,7 @@ class PageStore:
         if not rows:
             return
         self.forget()
-        given_up = {WASTE, *(page for pages in rows for page in pages)}
+        given_up = {NULL_PAGE, *(page for pages in rows for page in pages)}
         while rows:
             self.release(rows.pop())
         nobodys = torch.tensor([page for page in given_up if not self._users[page]], device=self.device)
@@ -239,7 +239,7 @@ class PageStore:
             budget = min(budget, int(free_bytes(self.device) * _OF_FREE))
         self.total = max(budget // self.page_bytes, 2)
         self._users = [0] * self.total
-        self._free = list(range(self.total - 1, WASTE, -1))
+        self._free = list(range(self.total - 1, NULL_PAGE, -1))
 
     def write(
         self,
@@ -259,7 +259,7 @@ class PageStore:
         if self._layers.pop(layer, None) is not None:
             self.epoch += 1  # in another precision from now on
         # Zeros, since what is beyond a row's end is read, if with no weight: 0 * nan would be nan.
-        key, value = (each.new_zeros(self.total, each.shape[1], PAGE, each.shape[2]) for each in states)
+        key, value = (each.new_zeros(self.total, each.shape[1], PAGE_SIZE, each.shape[2]) for each in states)
         self._layers[layer] = key, value
 
     def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -268,20 +268,20 @@ class PageStore:
 
 
 @dataclass
-class PagedReading(Reading):
+class PagedAttentionBatch(AttentionBatch):
     """Tokens that are read in one pass by rows whose keys and values are in pages."""
 
-    store: PageStore
+    store: PagedKVCache
     #: The pages of each row, in order.
     table_RP: torch.Tensor
 
     @cached_property
     def _pages_M(self) -> torch.Tensor:
-        return self.table_RP[self.rows_M, self.positions_M // PAGE]
+        return self.table_RP[self.rows_M, self.positions_M // PAGE_SIZE]
 
     @cached_property
     def _offsets_M(self) -> torch.Tensor:
-        return self.positions_M % PAGE
+        return self.positions_M % PAGE_SIZE
 
     @cached_property
     def _seen_RP(self) -> torch.Tensor:

@@ -12,9 +12,9 @@ from weakref import finalize
 
 import torch
 
-from stepladder.engines.base import EngineDown
+from stepladder.core.errors import BackendDown
 from stepladder.engines.paged.cuda_graphs import Pool
-from stepladder.engines.paged.kv_cache import PAGE, PagedReading, PageStore, padded, pages_for
+from stepladder.engines.paged.kv_cache import PAGE_SIZE, PagedAttentionBatch, PagedKVCache, page_table, pages_for
 from stepladder.engines.transformers.decoding import PASS_TOKENS, alike
 from stepladder.engines.transformers.packed_attention import read
 from stepladder.engines.transformers.sampling import Append, Row, Sampler
@@ -34,7 +34,7 @@ class PooledDecoding:
     logits_BV: torch.Tensor
     sampler: Sampler
 
-    def __init__(self, model: Any, store: PageStore, append: Append, idle: list[Pool]) -> None:
+    def __init__(self, model: Any, store: PagedKVCache, append: Append, idle: list[Pool]) -> None:
         """`idle`: pools that nobody uses; one is taken from there as long as rows are under way."""
         self.model, self.store, self.append, self.idle = model, store, append, idle
         self.device = store.device
@@ -93,7 +93,7 @@ class PooledDecoding:
         """The one that rows are in; or else an idle one, or a new one."""
         if self.pool is not None and self.alive:
             if not self.pool.fits(self.model):
-                raise EngineDown("the model was changed while it was writing")
+                raise BackendDown("the model was changed while it was writing")
             return self.pool
         if self.pool is None:
             self.pool = self.idle.pop() if self.idle else Pool(self.store, recording=self.store.capacity > 0)
@@ -110,8 +110,8 @@ class PooledDecoding:
             # The last token of a context is read in any case: its logits are needed.
             pages = self.store.find(context[:-1])
             self.pages.append(pages)
-            known = len(pages) * PAGE
-            pages += self.store.take(pages_for(len(context) + min(row.limit, _AHEAD * PAGE)) - len(pages))
+            known = len(pages) * PAGE_SIZE
+            pages += self.store.take(pages_for(len(context) + min(row.limit, _AHEAD * PAGE_SIZE)) - len(pages))
             # Those who come behind may share what will have been read by then.
             self.store.learn(context, pages)
             pieces.append((place, range(known, len(context))))
@@ -137,18 +137,18 @@ class PooledDecoding:
         readings = [self._reading(pages, run) for some in alike(pieces) for run in _bounded(some)]
         return read(self.model, torch.tensor(line, device=self.device), readings, ends)
 
-    def _reading(self, pages: Sequence[Sequence[int]], pieces: Sequence[tuple[int, range]]) -> PagedReading:
+    def _reading(self, pages: Sequence[Sequence[int]], pieces: Sequence[tuple[int, range]]) -> PagedAttentionBatch:
         sizes = torch.tensor([len(span) for _, span in pieces])
         columns = max(span.stop for _, span in pieces)
         seen = [pages[place][: pages_for(columns)] for place, _ in pieces]
-        return PagedReading(
+        return PagedAttentionBatch(
             rows=len(pieces),
             rows_M=torch.arange(len(pieces)).repeat_interleave(sizes).to(self.device),
             positions_M=torch.tensor([position for _, span in pieces for position in span], device=self.device),
             columns=columns,
             width=int(sizes.max()),
             store=self.store,
-            table_RP=padded(seen, pages_for(columns)).to(self.device),
+            table_RP=page_table(seen, pages_for(columns)).to(self.device),
         )
 
     # --- rows that write --------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class PooledDecoding:
 
     def _extend(self, pool: Pool, positions: Sequence[int]) -> None:
         """More pages for the rows that have filled theirs."""
-        short = [place for place, position in enumerate(positions) if position // PAGE >= len(self.pages[place])]
+        short = [place for place, position in enumerate(positions) if position // PAGE_SIZE >= len(self.pages[place])]
         if not short:
             return
         places, columns, taken = list[int](), list[int](), list[int]()

@@ -13,9 +13,9 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from stepladder.engines.base import EngineError
-from stepladder.engines.transformers.packed_attention import Block, BlockReading, Reading, read
-from stepladder.engines.transformers.prefix_cache import Prefix, PrefixStore
+from stepladder.core.errors import BackendError
+from stepladder.engines.transformers.packed_attention import DenseKVCache, DenseAttentionBatch, AttentionBatch, read
+from stepladder.engines.transformers.prefix_cache import PrefixMatch, PrefixCache
 from stepladder.engines.transformers.sampling import Append, Row, Sampler
 
 #: Rows of one block. A CPU saves by looking at no column too many, a GPU by starting few kernels.
@@ -31,7 +31,7 @@ PASS_TOKENS = {"cpu": 8192, "cuda": 32768}
 class PackedDecoding:
     """Rows under way, in groups that began together."""
 
-    def __init__(self, model: Any, store: PrefixStore, append: Append) -> None:
+    def __init__(self, model: Any, store: PrefixCache, append: Append) -> None:
         self.model = model
         self.store = store
         self.append = append
@@ -91,7 +91,7 @@ class Group:
     logits_BV: torch.Tensor
     tokens_B: torch.Tensor
 
-    def __init__(self, rows: list[Row], store: PrefixStore, device: torch.device) -> None:
+    def __init__(self, rows: list[Row], store: PrefixCache, device: torch.device) -> None:
         self.device = device
         by_context: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
@@ -106,7 +106,7 @@ class Group:
         self.rows = [*leaders, *(row for _, row in followers)]
         self.alive = list(self.rows)
         longest = max(len(row.tokens_in) for row in rows)
-        self.block = Block(len(rows), longest + min(AHEAD, max(row.limit for row in rows)))
+        self.block = DenseKVCache(len(rows), longest + min(AHEAD, max(row.limit for row in rows)))
         #: The different contexts: those of the first rows. The others have the same as one of them.
         self.contexts = [row.tokens_in for row in leaders]
         self.leader = [*range(len(leaders)), *(place for place, _ in followers)]
@@ -117,9 +117,9 @@ class Group:
         #: Rows that have ended and were not yet told to anybody, by their place in the block.
         self.parked: dict[int, Row] = {}
 
-    def _take(self, found: Sequence[Prefix | None]) -> None:
+    def _take(self, found: Sequence[PrefixMatch | None]) -> None:
         """Copy what the store knows of each context."""
-        by_block: dict[Block, list[tuple[int, Prefix]]] = {}
+        by_block: dict[DenseKVCache, list[tuple[int, PrefixMatch]]] = {}
         for place, prefix in enumerate(found):
             if prefix is not None:
                 by_block.setdefault(prefix.block, []).append((place, prefix))
@@ -161,11 +161,11 @@ class Group:
         readings = [self._reading(some) for some in alike(pieces)]
         return read(model, torch.tensor(line, device=device), readings, ends)
 
-    def _reading(self, pieces: Sequence[tuple[int, range]]) -> Reading:
+    def _reading(self, pieces: Sequence[tuple[int, range]]) -> AttentionBatch:
         """Pieces of rows that stand side by side."""
         sizes = torch.tensor([len(positions) for _, positions in pieces])
         positions = [position for _, span in pieces for position in span]
-        return BlockReading(
+        return DenseAttentionBatch(
             rows=len(pieces),
             rows_M=torch.arange(len(pieces)).repeat_interleave(sizes).to(self.device),
             positions_M=torch.tensor(positions, device=self.device),
@@ -203,11 +203,11 @@ class Group:
         self.parked.clear()
         return taken
 
-    def next_reading(self) -> Reading:
+    def next_reading(self) -> AttentionBatch:
         """The token that every living row has just written."""
         positions = [len(row.tokens_in) + len(row.tokens) - 1 for row in self.alive]
         self.block.reserve(max(positions) + 1)
-        return BlockReading(
+        return DenseAttentionBatch(
             rows=len(positions),
             rows_M=torch.arange(len(positions), device=self.device),
             positions_M=torch.tensor(positions, device=self.device),
@@ -260,7 +260,7 @@ def decode_padded(model: Any, config: Any, rows: Sequence[Row], append: Append) 
             logits_to_keep=1,
         ).logits[:, -1]
         if not any(map(_is_filled, cache.layers)):
-            raise EngineError(f"{type(model).__name__} does not keep its memory in transformers' cache")
+            raise BackendError(f"{type(model).__name__} does not keep its memory in transformers' cache")
         tokens_B, logprobs_B = sampler.draw(logits_BV)
         drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()
         for row, token, logprob in zip(alive, *drawn):

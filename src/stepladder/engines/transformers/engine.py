@@ -25,17 +25,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.requests import Generate, Generation
-from stepladder.engines.base import EngineDown, EngineError, NoRoom, Session
+from stepladder.engines.base import EngineOutOfMemory, Session
 from stepladder.engines.paged.cuda_graphs import Pool
-from stepladder.engines.paged.fused_decode import prepare_to_write
-from stepladder.engines.paged.kv_cache import PageStore, page_store
+from stepladder.engines.paged.fused_decode import prepare_for_decoding
+from stepladder.engines.paged.kv_cache import PagedKVCache, make_paged_kv_cache
 from stepladder.engines.paged.paged_decoding import PooledDecoding
 from stepladder.engines.transformers.decoding import PackedDecoding, decode_padded
 from stepladder.engines.transformers.in_process import InProcessEngine
-from stepladder.engines.transformers.packed_attention import CannotPack, can_pack, core_of, packing
-from stepladder.engines.transformers.prefix_cache import PrefixStore, default_capacity, versions_mark, weights_mark
+from stepladder.engines.transformers.packed_attention import CannotPack, can_pack, unwrap_model, packing
+from stepladder.engines.transformers.prefix_cache import PrefixCache, default_capacity, versions_mark, weights_mark
 from stepladder.engines.transformers.sampling import Row
 from stepladder.models.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
 
@@ -46,7 +46,7 @@ _TURNS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
 
 def _turn_of(model: nn.Module) -> threading.Lock:
-    return _TURNS.setdefault(core_of(model) or model, threading.Lock())
+    return _TURNS.setdefault(unwrap_model(model) or model, threading.Lock())
 
 
 class TransformersEngine(InProcessEngine):
@@ -63,14 +63,14 @@ class TransformersEngine(InProcessEngine):
         dtype: str = "auto",
         max_batch: int = 64,
         chat: bool | None = None,
-        chat_options: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         context_limit: int | None = None,
         prefix_bytes: int | None = None,
     ) -> None:
         """`model`: a folder, a hub name, a built-in name; or a model object with its tokenizer, used where it is.
 
         `device`: auto, cpu, cuda, cuda:1 ... `dtype`: fp32, bf16 or auto (bf16 on CUDA, else fp32). `chat`: put prompts
-        into the tokenizer's chat template; by default when it has one. `chat_options` are variables of that template,
+        into the tokenizer's chat template; by default when it has one. `chat_template_kwargs` are variables of that template,
         such as `{"enable_thinking": False}`. `context_limit`: tokens of the window, where the model does not say.
         `prefix_bytes`: memory for what is kept of earlier transcripts; 0 is off. By default an eighth of the machine's,
         and on a GPU all that rows under way leave of three eighths.
@@ -80,7 +80,7 @@ class TransformersEngine(InProcessEngine):
             loaded, words = load_model(model, tokenizer, pick_dtype(dtype, where))
             self.model = cast(Any, loaded.to(where).eval())
             if where.type == "cuda":
-                prepare_to_write(self.model)
+                prepare_for_decoding(self.model)
         elif tokenizer is None:
             raise StepladderError("a model object needs its tokenizer: TransformersEngine(model, tokenizer)")
         elif (device, dtype) != ("auto", "auto"):
@@ -93,14 +93,14 @@ class TransformersEngine(InProcessEngine):
         self.config = self.model.config.get_text_config()
         self.context_limit = context_limit or context_limit_of(self.config)
         self.end_tokens = end_tokens(self.model.generation_config, words)
-        self.read_with(words, chat, chat_options)
+        self.set_tokenizer(words, chat, chat_template_kwargs)
         self._packs = can_pack(self.model)
         #: What is kept of earlier transcripts: of rows in blocks, or in pages.
-        self.prefixes: PrefixStore | PageStore
+        self.prefixes: PrefixCache | PagedKVCache
         if self._packs and self.device.type == "cuda":
-            self.prefixes = page_store(self.device, self.config, self.dtype, prefix_bytes)
+            self.prefixes = make_paged_kv_cache(self.device, self.config, self.dtype, prefix_bytes)
         else:
-            self.prefixes = PrefixStore(default_capacity() if prefix_bytes is None else prefix_bytes)
+            self.prefixes = PrefixCache(default_capacity() if prefix_bytes is None else prefix_bytes)
         self._idle: list[Pool] = []
         self._weights: tuple[Any, ...] = ()
         self._closing_tokens: dict[tuple[str, ...], frozenset[int]] = {}
@@ -108,7 +108,7 @@ class TransformersEngine(InProcessEngine):
 
     # --- generation ----------------------------------------------------------------------------------------
 
-    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         """Answer every request, in order."""
         rows, replies = self.begin(dict(enumerate(requests)))
         rows.sort(key=lambda row: len(row.tokens_in))  # like lengths together
@@ -121,13 +121,13 @@ class TransformersEngine(InProcessEngine):
 
     def begin(
         self, requests: Mapping[Hashable, Generate]
-    ) -> tuple[list[Row], dict[Hashable, Generation | EngineError]]:
+    ) -> tuple[list[Row], dict[Hashable, Generation | BackendError]]:
         """The rows to be written, and the replies to requests that need none or cannot be written."""
         rows, replies = super().begin(requests)
-        if isinstance(self.prefixes, PageStore) and rows:
+        if isinstance(self.prefixes, PagedKVCache) and rows:
             most = self.prefixes.tokens
             for row in [row for row in rows if len(row.tokens_in) >= most]:
-                replies[row.key] = EngineError(
+                replies[row.key] = BackendError(
                     f"a context of {len(row.tokens_in)} tokens does not fit: there is memory for {most}"
                 )
             rows = [row for row in rows if row.key not in replies]
@@ -187,10 +187,10 @@ class TransformersEngine(InProcessEngine):
     @property
     def pools(self) -> bool:
         """Whether keys and values are in pages: a GPU saves by that, and a CPU by rows that lie together."""
-        return isinstance(self.prefixes, PageStore)
+        return isinstance(self.prefixes, PagedKVCache)
 
     def _decoding(self) -> "PackedDecoding | PooledDecoding":
-        if isinstance(self.prefixes, PageStore):
+        if isinstance(self.prefixes, PagedKVCache):
             return PooledDecoding(self.model, self.prefixes, self._append, self._idle)
         return PackedDecoding(self.model, self.prefixes, self._append)
 
@@ -209,7 +209,7 @@ class TransformersEngine(InProcessEngine):
 
     def give_way(self) -> None:
         """Memory has run out: drop all that was kept, and keep less from now on."""
-        if isinstance(self.prefixes, PageStore):
+        if isinstance(self.prefixes, PagedKVCache):
             self.prefixes.shrink()
         self.forget()
 
@@ -225,7 +225,7 @@ class TransformersEngine(InProcessEngine):
     def _append(self, row: Row, token: int, logprob: float) -> None:
         """Add a token to a row and see whether the row has ended with it."""
         if math.isnan(logprob):
-            raise EngineError(
+            raise BackendError(
                 f"the model's output is not a number: its weights are damaged, or {self.dtype} is too narrow for it"
             )
         row.tokens.append(token)
@@ -254,7 +254,7 @@ class _Session(Session):
         #: Rows that have not begun.
         self.waiting: list[Row] = []
         #: Replies that cost no work.
-        self.ready: dict[Hashable, Generation | EngineError] = {}
+        self.ready: dict[Hashable, Generation | BackendError] = {}
 
     def add(self, requests: Mapping[Hashable, Generate]) -> None:
         """Take requests in. The weights must be those that the others under way began with."""
@@ -262,7 +262,7 @@ class _Session(Session):
         self.ready |= replies
         self.waiting += rows
 
-    def work(self) -> dict[Hashable, Generation | EngineError]:
+    def work(self) -> dict[Hashable, Generation | BackendError]:
         """Go on until at least one row has ended."""
         replies, self.ready = self.ready, {}
         if not replies:
@@ -279,7 +279,7 @@ class _Session(Session):
         if not self.decoding.rows:
             self.engine._notice_new_weights()
         elif self.engine._weights_moved():
-            raise EngineDown("the model's weights were changed while it was writing")
+            raise BackendDown("the model's weights were changed while it was writing")
         rows, self.waiting = self.waiting[:count], self.waiting[count:]
         self.decoding.add(rows)
 
@@ -291,7 +291,7 @@ class _Session(Session):
         except torch.OutOfMemoryError as error:
             self.decoding.close()
             self.engine.give_way()
-            raise NoRoom(str(error)) from None
+            raise EngineOutOfMemory(str(error)) from None
         except BaseException:
             self.decoding.close()
             raise

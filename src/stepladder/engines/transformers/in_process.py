@@ -9,9 +9,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from stepladder.core.requests import Finish, Generate, Generation, nothing_written
+from stepladder.core.errors import BackendError
+from stepladder.core.requests import Finish, Generate, Generation, empty_generation
 from stepladder.core.trace import Author, Segment, Usage
-from stepladder.engines.base import Engine, EngineError, cut_at_stop
+from stepladder.engines.base import Engine, cut_at_stop
 from stepladder.engines.transformers.sampling import Row, start_row
 from stepladder.engines.transformers.tokenization import Encoding
 
@@ -25,15 +26,15 @@ class InProcessEngine(Engine):
     #: Every token that ends a turn.
     end_tokens: frozenset[int]
 
-    def read_with(
-        self, tokenizer: PreTrainedTokenizerBase, chat: bool | None, chat_options: Mapping[str, Any] | None
+    def set_tokenizer(
+        self, tokenizer: PreTrainedTokenizerBase, chat: bool | None, chat_template_kwargs: Mapping[str, Any] | None
     ) -> None:
         """Encode with this tokenizer from now on; prompts in its chat template, where it has one, unless told not to.
 
-        `chat_options` are variables of that template.
+        `chat_template_kwargs` are variables of that template.
         """
         self.tokenizer = tokenizer
-        self.encoding = Encoding(tokenizer, chat=chat, chat_options=chat_options)
+        self.encoding = Encoding(tokenizer, chat=chat, chat_template_kwargs=chat_template_kwargs)
 
     def encode(self, segment: Segment) -> Segment:
         """The segment with token ids; one that has them is returned as it is."""
@@ -48,22 +49,22 @@ class InProcessEngine(Engine):
 
     def begin(
         self, requests: Mapping[Hashable, Generate]
-    ) -> tuple[list[Row], dict[Hashable, Generation | EngineError]]:
+    ) -> tuple[list[Row], dict[Hashable, Generation | BackendError]]:
         """The rows to be written, and the replies to requests that need none."""
         rows: list[Row] = []
-        replies: dict[Hashable, Generation | EngineError] = {}
+        replies: dict[Hashable, Generation | BackendError] = {}
         for key, request in requests.items():
             try:
                 context = tuple(self.encode(segment) for segment in request.context)
-            except EngineError as error:
+            except BackendError as error:
                 replies[key] = error
                 continue
             tokens_in = [token for segment in context for token in segment.tokens]
             room = self.context_limit - len(tokens_in)
             if not tokens_in:
-                replies[key] = EngineError("the context is empty: there is nothing to continue")
+                replies[key] = BackendError("the context is empty: there is nothing to continue")
             elif room < 1:
-                replies[key] = nothing_written(context)
+                replies[key] = empty_generation(context)
             else:
                 rows.append(start_row(key, request, context, tokens_in, room))
         return rows, replies
@@ -75,7 +76,7 @@ class InProcessEngine(Engine):
         if row.stops and may_close and cut_at_stop(self.text_of(row), row.stops)[1]:
             return Finish.STOP
         if len(row.tokens) >= row.limit:
-            return Finish.LENGTH if row.limit == row.sampling.max_tokens else Finish.NO_ROOM
+            return Finish.LENGTH if row.limit == row.sampling.max_tokens else Finish.CONTEXT_FULL
         return None
 
     def text_of(self, row: Row) -> str:

@@ -3,7 +3,7 @@
 In: tokens of any number of rows, behind one another in a single line (packed), as a model of transformers reads them
 through its own attention interface. Out: the attention of each token to its own row alone.
 
-A `Block` holds rows of like length, with a buffer of keys and one of values a layer. A token's column is its position,
+A `DenseKVCache` holds rows of like length, with a buffer of keys and one of values a layer. A token's column is its position,
 so that a block can be filled from other blocks, cut anywhere, and written to in place. Linear layers see all rows of
 all blocks as one matrix; attention is computed block by block, each as long as its own longest row.
 """
@@ -41,7 +41,7 @@ class CannotPack(Exception):
     """The model's attention is more than `packed_attention` knows: it has to be run in the ordinary way."""
 
 
-class Block:
+class DenseKVCache:
     """Keys and values of some rows, by layer: buffers of [rows, heads, columns, head size].
 
     Those of all layers lie in one tensor, so that rows are copied in one go. Layers that differ from the first, in size
@@ -87,7 +87,7 @@ class Block:
         self.stacks.append(states_MHD.new_zeros(layers, self.size, heads, self.columns, size))
         return len(self.stacks) - 1
 
-    def copy(self, other: "Block", rows: Sequence[int], from_rows: Sequence[int], columns: int) -> None:
+    def copy(self, other: "DenseKVCache", rows: Sequence[int], from_rows: Sequence[int], columns: int) -> None:
         """Take the first columns of some rows of another block, or of this one."""
         if len(self.stacks) < len(other.stacks):
             for stack in other.stacks[len(self.stacks) :]:
@@ -118,7 +118,7 @@ class Block:
 
 
 @dataclass
-class Reading(ABC):
+class AttentionBatch(ABC):
     """Tokens that rows read in one pass, row after row, at least one for each."""
 
     rows: int
@@ -195,10 +195,10 @@ class Reading(ABC):
 
 
 @dataclass
-class BlockReading(Reading):
+class DenseAttentionBatch(AttentionBatch):
     """Tokens that are read by rows of a block, from `first` on."""
 
-    block: Block
+    block: DenseKVCache
     first: int
 
     def _window(self, buffers: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -223,7 +223,7 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    packed: Sequence[Reading] | None = None,
+    packed: Sequence[AttentionBatch] | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it, for a line of tokens that belong to many rows: [1, heads, tokens, size]."""
@@ -249,7 +249,7 @@ def packed_attention(
 AttentionInterface.register(PACKED, packed_attention)
 
 
-def read(model: Any, ids_M: torch.Tensor, readings: Sequence[Reading], ends: torch.Tensor | int) -> torch.Tensor:
+def read(model: Any, ids_M: torch.Tensor, readings: Sequence[AttentionBatch], ends: torch.Tensor | int) -> torch.Tensor:
     """One pass over a line of tokens; the logits at `ends` (0: everywhere)."""
     positions_M = torch.cat([reading.positions_M for reading in readings])
     output = model(
@@ -265,14 +265,14 @@ def read(model: Any, ids_M: torch.Tensor, readings: Sequence[Reading], ends: tor
     return logits
 
 
-def core_of(model: nn.Module) -> PreTrainedModel | None:
+def unwrap_model(model: nn.Module) -> PreTrainedModel | None:
     """The transformers model within wrappers such as peft's."""
     return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
 
 
 def can_pack(model: nn.Module) -> bool:
     """Whether the model says that it takes attention functions of others, and has plain attention in every layer."""
-    core = core_of(model)
+    core = unwrap_model(model)
     if core is None or not core._supports_attention_backend:
         return False
     layers = DynamicCache(config=core.config.get_text_config()).layers
@@ -282,7 +282,7 @@ def can_pack(model: nn.Module) -> bool:
 @contextmanager
 def packing(model: nn.Module) -> Iterator[None]:
     """Within, the model attends by `packed_attention`. Afterwards as before."""
-    core = core_of(model)
+    core = unwrap_model(model)
     assert core is not None
     parts = {name: part for name in core.config.sub_configs if (part := getattr(core.config, name, None)) is not None}
     before = {"": core.config._attn_implementation}

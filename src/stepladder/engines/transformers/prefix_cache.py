@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepladder.engines.transformers.packed_attention import Block
+from stepladder.engines.transformers.packed_attention import DenseKVCache
 
 #: Beginnings are looked up at multiples of this many tokens; from there on, tokens are compared.
 STRIDE = 16
@@ -27,30 +27,30 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class PrefixMatch:
     """The first `length` columns of a row of a block."""
 
-    block: Block
+    block: DenseKVCache
     row: int
     length: int
 
 
-class PrefixStore:
+class PrefixCache:
     """Blocks by the beginnings of the sequences in them. With a capacity of 0 bytes it stays empty."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         #: Least recently used first; of each block the rows that may be read, by their place.
-        self._blocks: OrderedDict[Block, dict[int, Sequence[int]]] = OrderedDict()
-        self._rows: dict[int, tuple[Block, int]] = {}
+        self._blocks: OrderedDict[DenseKVCache, dict[int, Sequence[int]]] = OrderedDict()
+        self._rows: dict[int, tuple[DenseKVCache, int]] = {}
         #: The memory of each block when a row of it was last kept, and the sum: counting anew takes too long.
-        self._sizes: dict[Block, int] = {}
+        self._sizes: dict[DenseKVCache, int] = {}
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def find(self, tokens: Sequence[int]) -> Prefix | None:
+    def find(self, tokens: Sequence[int]) -> PrefixMatch | None:
         """A stored row that shares a beginning with these tokens: the longest, to within a few tokens."""
         for key in reversed(list(_keys(tokens))):
             if key not in self._rows:
@@ -59,10 +59,10 @@ class PrefixStore:
             length = _common(self._blocks[block][row], tokens)
             if length:  # else two beginnings have the same hash
                 self._blocks.move_to_end(block)
-                return Prefix(block, row, length)
+                return PrefixMatch(block, row, length)
         return None
 
-    def add(self, block: Block, rows: Mapping[int, Sequence[int]]) -> None:
+    def add(self, block: DenseKVCache, rows: Mapping[int, Sequence[int]]) -> None:
         """Keep some rows of a block, which hold these tokens; drop others as long as there are too many bytes."""
         size = block.bytes
         if not rows or (size > self.capacity and block not in self._sizes):
@@ -77,7 +77,7 @@ class PrefixStore:
         while self.bytes > self.capacity:
             self._drop(next(iter(self._blocks)))
 
-    def _drop(self, block: Block) -> None:
+    def _drop(self, block: DenseKVCache) -> None:
         self.bytes -= self._sizes.pop(block)
         for tokens in self._blocks.pop(block).values():
             for key in _keys(tokens):

@@ -11,9 +11,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.trace import Author, Segment
-from stepladder.engines.base import EngineError
 from stepladder.models.loading import fingerprint
 
 #: Stands for the message while the chat template is taken apart.
@@ -28,21 +27,21 @@ class Encoding:
         tokenizer: PreTrainedTokenizerBase,
         *,
         chat: bool | None = None,
-        chat_options: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """`chat`: put prompts into the tokenizer's chat template, by default when it has one. `chat_options` are
+        """`chat`: put prompts into the tokenizer's chat template, by default when it has one. `chat_template_kwargs` are
         variables of that template.
         """
         self.tokenizer = tokenizer
         self.vocabulary = fingerprint(tokenizer)
         self._adds_space = self._decode(list(self._encode_text("x"))) != "x" or self._first_piece("x").startswith("▁")
         in_chat = tokenizer.chat_template is not None if chat is None else chat
-        self._chat_frame = self._take_template_apart(chat_options or {}) if in_chat else None
+        self._chat_frame = self._take_template_apart(chat_template_kwargs or {}) if in_chat else None
 
     def encode(self, segment: Segment) -> Segment:
         """The segment with token ids; one that has them is returned as it is."""
         if segment.tokens and segment.vocabulary != self.vocabulary:
-            raise EngineError(
+            raise BackendError(
                 f"a segment has token ids of another vocabulary ({segment.vocabulary or 'unnamed'}, this model's is "
                 f"{self.vocabulary}): its transcript was made with another tokenizer"
             )
@@ -92,7 +91,7 @@ class Encoding:
             whole = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False, **options)
         except Exception as error:  # templates are programs of others, and fail in their own ways
             raise StepladderError(
-                f"the tokenizer's chat template cannot be used: {error}. Set its variables (chat_options) or chat=False"
+                f"the tokenizer's chat template cannot be used: {error}. Set its variables (chat_template_kwargs) or chat=False"
             ) from error
         before, *behind = str(whole).split(_MESSAGE)
         if len(behind) != 1:

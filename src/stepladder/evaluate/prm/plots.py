@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from stepladder.evaluate.prm.ranking import Bin, brier, calibration_error, reliability
-from stepladder.evaluate.prm.svg_axes import (
+from stepladder.core.svg import (
     BOLD,
     FONT,
     MARGIN,
@@ -18,18 +17,19 @@ from stepladder.evaluate.prm.svg_axes import (
     WIDTH,
     Axis,
     bar,
-    below,
+    chart_page,
+    escape_xml,
+    fit_text,
     line,
     number,
-    page,
-    round_step,
     text,
+    tick_labels,
+    tick_step,
     ticks,
-    upright,
-    xml,
+    vertical_text,
 )
+from stepladder.evaluate.prm.ranking import Bin, brier, calibration_error, reliability
 from stepladder.evaluate.statistics import Values
-from stepladder.reporting.charts.tree_layout import fit
 
 #: Colours of what lies below 0, and of the rest.
 _BELOW, _ABOVE = "s0", "s1"
@@ -61,7 +61,7 @@ def distributions_svg(
         raise ValueError("there is nothing to draw: give at least one group with at least one score")
     span = max(float(np.ptp(everything)), 1e-6)
     # Bars begin at multiples of their width, so that none has scores from both sides of 0.
-    width, step = round_step(span, _BARS), round_step(span, _TICKS)
+    width, step = tick_step(span, _BARS), tick_step(span, _TICKS)
     first, last = int(min(everything.min() // width, -1)), int(max(everything.max() // width, 0))
     across = Axis(first * width, (last + 1) * width, MARGIN + 128, _COLUMNS[0] - 44)
     top = TOP + 16
@@ -74,12 +74,12 @@ def distributions_svg(
     for row, (name, scores) in enumerate(values.items(), start=1):
         parts += _row(name, scores, across, width, top + _ROW * row)
     parts += [
-        *below(across, bottom, step),
+        *tick_labels(across, bottom, step),
         text((across.start + across.end) / 2, bottom + 40, axis, "quiet middle"),
         line(MARGIN + 2, bottom + 55, MARGIN + 2, bottom + 67, "median"),
         text(MARGIN + 10, bottom + 65, "median. The highest bar of every row is drawn equally high.", "small"),
     ]
-    return page(title, subtitle, bottom + 86, parts)
+    return chart_page(title, subtitle, bottom + 86, parts)
 
 
 def _finite(name: str, scores: Sequence[float]) -> Values:
@@ -91,7 +91,7 @@ def _finite(name: str, scores: Sequence[float]) -> Values:
 
 def _row(name: str, values: Values, across: Axis, width: float, base: float) -> Iterator[str]:
     """The histogram of a group above its base line, its highest bar as high as that of any other group."""
-    words = fit(name, across.start - MARGIN - 14, 2, FONT * BOLD)
+    words = fit_text(name, across.start - MARGIN - 14, 2, FONT * BOLD)
     for place, each in enumerate(words):
         yield text(MARGIN, base - 14 - 16 * (len(words) - 1 - place), each, "name")
     first = round(across.low / width)
@@ -141,12 +141,12 @@ def reliability_svg(
         line(left, base, left + _SIDE, base, "rule"),
         text(left - 10, base - _COUNTS + 8, f"{most:,}", "small end"),
         text(left - 10, base, "0", "small end"),
-        upright(MARGIN + 8, base - _COUNTS / 2, "steps"),
-        *below(across, base, 0.2),
+        vertical_text(MARGIN + 8, base - _COUNTS / 2, "steps"),
+        *tick_labels(across, base, 0.2),
         text(left + _SIDE / 2, base + 40, "predicted probability that a step is good", "quiet middle"),
         *_legend(probabilities, labels, bins, left + _SIDE + 36),
     ]
-    return page(title, subtitle, base + 60, parts)
+    return chart_page(title, subtitle, base + 60, parts)
 
 
 def _square(across: Axis, up: Axis) -> Iterator[str]:
@@ -158,7 +158,7 @@ def _square(across: Axis, up: Axis) -> Iterator[str]:
     yield line(across.start, up.start, across.end, up.start, "rule")
     yield line(across.start, up.start, across.start, up.end, "rule")
     yield line(across.start, up.start, across.end, up.end, "aim")
-    yield upright(MARGIN + 8, (up.start + up.end) / 2, "share of good steps")
+    yield vertical_text(MARGIN + 8, (up.start + up.end) / 2, "share of good steps")
 
 
 def _curve(place: int, curve: Sequence[Bin], across: Axis, up: Axis, most: int) -> Iterator[str]:
@@ -169,7 +169,7 @@ def _curve(place: int, curve: Sequence[Bin], across: Axis, up: Axis, most: int) 
         radius = 3 + 5 * (each.count / most) ** 0.5
         tooltip = f"{each.count:,} steps: predicted {each.probability:.3f}, good {each.good:.3f}"
         spot = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"'
-        yield f'<circle class="dot s{place}" {spot}><title>{xml(tooltip)}</title></circle>'
+        yield f'<circle class="dot s{place}" {spot}><title>{escape_xml(tooltip)}</title></circle>'
 
 
 def _counts(
@@ -195,7 +195,7 @@ def _legend(
     for place, (name, chances) in enumerate(probabilities.items()):
         yield line(left, y - 4.5, left + 20, y - 4.5, f"curve s{place}")
         yield f'<circle class="dot s{place}" cx="{left + 10:.1f}" cy="{y - 4.5:.1f}" r="5"/>'
-        yield text(left + 28, y, fit(name, columns[0] - 44 - left - 28, 1, FONT * BOLD)[0], "name")
+        yield text(left + 28, y, fit_text(name, columns[0] - 44 - left - 28, 1, FONT * BOLD)[0], "name")
         measured = calibration_error(chances, labels, bins), brier(chances, labels)
         yield from (text(x, y, f"{value:.3f}", "number end") for x, value in zip(columns, measured))
         y += 26
@@ -207,7 +207,7 @@ def _legend(
         "A dot's area grows with the steps in its bin; the bars beneath count them.",
     )
     for sentence in told:
-        for each in fit(sentence, right - left, 4, SMALL):
+        for each in fit_text(sentence, right - left, 4, SMALL):
             yield text(left, y + 8, each, "small")
             y += 17
         y += 6

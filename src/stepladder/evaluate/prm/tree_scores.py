@@ -39,7 +39,7 @@ _FILE = TypeAdapter(_TreeScores)
 
 def score_tree(tree: Tree, score: ScoreSteps) -> NodeScores:
     """The score of every step, in one pass a branch. Branches that share a step agree on it, but for rounding."""
-    leaves = [node for node, family in zip(tree.nodes, tree.families()) if node.step is not None and not family]
+    leaves = [node for node, family in zip(tree.nodes, tree.children_by_node()) if node.step is not None and not family]
     found: NodeScores = {}
     for leaf, scores in zip(leaves, score([tree.trajectory(leaf) for leaf in leaves])):
         found |= zip((node.id for node in tree.branch(leaf)[1:]), scores, strict=True)

@@ -18,11 +18,10 @@ from functools import partial
 from itertools import permutations
 from typing import Any, Literal, TypeVar, get_args
 
-from stepladder.core.errors import unknown_name
+from stepladder.core.errors import BackendError, unknown_name
 from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Node, Segment, Trajectory, Tree
 from stepladder.driver.gather import together
-from stepladder.engines.base import EngineError
 from stepladder.judges.base import Preference
 from stepladder.judges.llm.prompts import Candidate, choice_prompt, letters, ranking_prompt, repair_prompt, score_prompt
 from stepladder.judges.llm.strict_json import BadReply
@@ -50,7 +49,7 @@ class JudgeCounts:
     disagreed: int = 0
 
 
-class NoVerdict(EngineError):
+class NoVerdict(BackendError):
     """Why a judge that was asked has not judged: there is no reply, or none that can be read."""
 
 
@@ -107,14 +106,14 @@ class LLMJudge:
         return preferences
 
     def grade(self, trajectory: Trajectory) -> Algorithm[tuple[float, ...]]:
-        """A score between 0 and 1 for every step; an `EngineError` where one cannot be had.
+        """A score between 0 and 1 for every step; an `BackendError` where one cannot be had.
 
         A step's prompt depends on nothing but what went before it: steps that trajectories share are equal requests.
         """
         grades = yield from self._grades(self.score_requests(trajectory))
         for number, grade in enumerate(grades, start=1):
             if isinstance(grade, NoVerdict):
-                raise EngineError(f"no score for step {number} of {len(grades)}: {grade}")
+                raise BackendError(f"no score for step {number} of {len(grades)}: {grade}")
         return tuple(grade.score for grade in grades if isinstance(grade, Grade))
 
     def score_requests(self, trajectory: Trajectory) -> list[Generate]:
@@ -205,7 +204,7 @@ class LLMJudge:
         self.counts.asked += 1
         try:
             verdict, repaired = yield from self._reply(request, read)
-        except EngineError as error:
+        except BackendError as error:
             self.counts.failed += 1
             raise self._no_verdict(str(error)) from error
         except BadReply as problem:
@@ -223,14 +222,14 @@ class LLMJudge:
                 return read(reply.text), repairing
             except BadReply as problem:
                 said = self._problem_of(reply, problem)
-                if repairing or reply.finish is Finish.NO_ROOM:
+                if repairing or reply.finish is Finish.CONTEXT_FULL:
                     raise BadReply(said) from problem
             complaint = Segment(Author.ENVIRONMENT, repair_prompt(said))
             request = Generate((*reply.context, reply.written, complaint), sampling=self.sampling)
             repairing = True
 
     def _problem_of(self, reply: Generation, problem: BadReply) -> str:
-        if reply.finish is Finish.NO_ROOM:
+        if reply.finish is Finish.CONTEXT_FULL:
             return "the prompt leaves no room for it in the model's window"
         if reply.finish is Finish.LENGTH:
             return f"it was cut off after {self.sampling.max_tokens} tokens"

@@ -8,14 +8,16 @@ scored: an engine that remembers (`open_judge_engine`) answers those for nothing
 from collections.abc import Sequence
 from functools import partial
 
+from stepladder.core.errors import BackendError
+from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Trajectory
 from stepladder.driver import Driver
-from stepladder.engines.base import Engine, EngineError
+from stepladder.engines.base import Engine
 from stepladder.judges.llm.llm_judge import LLMJudge
 
 
-class LLMScorer:
-    """Implements `driver.Scorer` with a judge in mode `score` and an engine of its own."""
+class LLMScorer(StepScorer):
+    """A step scorer that runs an LLM judge in mode `score` on its own engine."""
 
     #: One call at a time, of many trajectories: the engine is called from as many threads as it allows.
     max_batch = 1024
@@ -26,9 +28,9 @@ class LLMScorer:
         self.judge = judge or LLMJudge("score")
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...] | Exception]:
-        """For each trajectory, one score a step."""
+        """For each trajectory one score per step, or the error of its requests."""
         jobs = [partial(self.judge.grade, trajectory) for trajectory in trajectories]
         return [
-            EngineError(outcome.failure.reason) if outcome.failure is not None else outcome.value or ()
+            BackendError(outcome.failure.reason) if outcome.failure is not None else outcome.value or ()
             for outcome in Driver(self.engine).run(jobs)
         ]

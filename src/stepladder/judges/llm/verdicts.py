@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from stepladder.core.unicode import well_formed
+from stepladder.core.unicode import replace_surrogates
 from stepladder.judges.llm.strict_json import BadReply, read_object
 
 
@@ -88,4 +88,4 @@ def _reason(reply: dict[str, Any]) -> str:
     reason = reply.get("reason", "")
     if not isinstance(reason, str):
         raise BadReply("'reason' must be text")
-    return well_formed(reason)
+    return replace_surrogates(reason)

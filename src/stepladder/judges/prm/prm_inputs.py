@@ -10,8 +10,8 @@ token. What is cut is history, always at the left, and never the newest words; s
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from stepladder.core.errors import BackendError
 from stepladder.core.trace import Segment, Trajectory
-from stepladder.engines.base import EngineError
 from stepladder.engines.transformers.tokenization import Encoding
 
 
@@ -29,17 +29,17 @@ class Reading:
 class StepReader:
     """Turns steps into readings for one model."""
 
-    def __init__(self, encoding: Encoding, window: int, padding: int | None, *, reencode: bool = False) -> None:
+    def __init__(self, encoding: Encoding, window: int, padding: int | None, *, retokenize: bool = False) -> None:
         """`window`: most tokens of a reading. `padding`: the token that the model takes for no word at all.
 
-        `reencode`: text whose ids are of another vocabulary is encoded anew, instead of refused.
+        `retokenize`: text whose ids are of another vocabulary is encoded anew, instead of refused.
         """
         if window < 1:
             raise ValueError(f"a window of {window} tokens has room for nothing")
         self.encoding = encoding
         self.window = window
         self.padding = padding
-        self.reencode = reencode
+        self.retokenize = retokenize
         #: Steps whose history did not fit and was cut, and segments that were encoded anew.
         self.cut = 0
         self.reencoded = 0
@@ -91,18 +91,18 @@ class StepReader:
         for place in range(len(tokens) - 1, -1, -1):
             if tokens[place] != self.padding:
                 return place
-        raise EngineError("a step without a single token cannot be scored")
+        raise BackendError("a step without a single token cannot be scored")
 
     def _ids(self, segments: Iterable[Segment]) -> list[int]:
         return [token for segment in segments for token in self._encoded(segment).tokens]
 
     def _encoded(self, segment: Segment) -> Segment:
         if segment.tokens and segment.vocabulary != self.encoding.vocabulary:
-            if not self.reencode:
-                raise EngineError(
+            if not self.retokenize:
+                raise BackendError(
                     f"a transcript has token ids of another vocabulary ({segment.vocabulary or 'unnamed'}) than the "
                     f"reward model's ({self.encoding.vocabulary}): the policy has another tokenizer. Take a reward "
-                    "model that was trained from this policy, or set reencode to true to encode the text anew"
+                    "model that was trained from this policy, or set retokenize to true to encode the text anew"
                 )
             self.reencoded += 1
             segment = replace(segment, tokens=(), logprobs=(), vocabulary="")

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.io.files import atomic_folder
+from stepladder.core.step_scorer import StepScorer, sigmoid
 from stepladder.core.trace import Trajectory
-from stepladder.engines.base import EngineError
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.judges.prm.prm_inputs import Reading, StepReader
 from stepladder.models.length_batches import padded_width, window_of
@@ -37,8 +37,8 @@ from stepladder.models.stochastic_rounding import round_to
 _CPU_TOKENS = 2048
 
 
-class ProcessRewardModel:
-    """Scores steps; implements `driver.Scorer`."""
+class ProcessRewardModel(StepScorer):
+    """A step scorer whose logits come from a causal model with a scalar head."""
 
     concurrency = 1
 
@@ -49,17 +49,17 @@ class ProcessRewardModel:
         *,
         max_batch: int = 32,
         window: int | None = None,
-        reencode: bool = False,
+        retokenize: bool = False,
     ) -> None:
         """`model` has a scalar head and is used where it is. `max_batch`: most transcripts a pass. `window`: most
-        tokens of one, by default as many as the model takes. `reencode`: take those of another tokenizer, as text.
+        tokens of one, by default as many as the model takes. `retokenize`: take those of another tokenizer, as text.
         """
         self.model = cast(Any, reads_steps(model).eval())
         self.tokenizer = tokenizer
         self.max_batch = max_batch
         config = self.model.config.get_text_config()
         self.reader = StepReader(
-            Encoding(tokenizer), window or context_limit_of(config), config.pad_token_id, reencode=reencode
+            Encoding(tokenizer), window or context_limit_of(config), config.pad_token_id, retokenize=retokenize
         )
 
     @classmethod
@@ -70,7 +70,11 @@ class ProcessRewardModel:
         return cls(model.to(where), tokenizer, **options)
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
-        """One score a step, for each trajectory."""
+        """For each trajectory, one probability per step: the sigmoid of its logits."""
+        return [tuple(map(sigmoid, logits)) for logits in self.score_logits(trajectories)]
+
+    def score_logits(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        """For each trajectory, one logit per step."""
         scores = [[float("nan")] * len(trajectory.steps) for trajectory in trajectories]
         readings = [
             (number, reading)
@@ -108,7 +112,7 @@ class ProcessRewardModel:
         scores = iter(found.float().tolist())
         rows = [tuple(next(scores) for _ in reading.ends) for reading in readings]
         if not all(abs(score) < float("inf") for row in rows for score in row):
-            raise EngineError("a score of the reward model is not a number: its weights are damaged")
+            raise BackendError("a score of the reward model is not a number: its weights are damaged")
         return rows
 
     def save(self, folder: Path, dtype: torch.dtype | None = None) -> None:
@@ -122,10 +126,10 @@ class ProcessRewardModel:
 def expect_same_words(policy: Encoding, reward: ProcessRewardModel) -> None:
     """Refuse a reward model of another tokenizer than the policy's before anything is sampled."""
     ours, theirs = policy.vocabulary, reward.reader.encoding.vocabulary
-    if ours != theirs and not reward.reader.reencode:
+    if ours != theirs and not reward.reader.retokenize:
         raise StepladderError(
             f"the reward model has another tokenizer ({theirs}) than the policy ({ours}). Take one that was trained "
-            "from this policy, or set reencode to true: the policy's text is then encoded anew for it"
+            "from this policy, or set retokenize to true: the policy's text is then encoded anew for it"
         )
 
 

@@ -1,35 +1,29 @@
-"""Stages: the kinds of work that a recipe can name. Adding one is a module with a `KIND`, and a line here."""
+"""The stages that a recipe can contain, one module each: a module `prm_eval` declares the stage `prm-eval` as `STAGE`.
 
-from importlib import import_module
+Modules are found by name and imported on first use. Adding a stage means adding a file here.
+"""
 
-from stepladder.core.errors import unknown_name
+from pkgutil import iter_modules
+
+from stepladder.core.registry import Registry
 from stepladder.pipeline.stage import StageResult, StageSpec, Task
 
-__all__ = ["KINDS", "StageResult", "StageSpec", "Task", "stage_kind"]
+__all__ = ["STAGES", "StageResult", "StageSpec", "Task", "get_stage", "scan_stages"]
 
-#: Kinds by name: the module that holds it as `KIND`, imported when it is used, or the kind itself.
-KINDS: dict[str, str | StageSpec] = {
-    "dpo": "stepladder.pipeline.stages.dpo",
-    "eval": "stepladder.pipeline.stages.eval",
-    "explore": "stepladder.pipeline.stages.explore",
-    "grpo": "stepladder.pipeline.stages.grpo",
-    "pairs": "stepladder.pipeline.stages.pairs",
-    "pairs-file": "stepladder.pipeline.stages.pairs_file",
-    "prm": "stepladder.pipeline.stages.prm",
-    "prm-eval": "stepladder.pipeline.stages.prm_eval",
-    "rank": "stepladder.pipeline.stages.rank",
-    "rft": "stepladder.pipeline.stages.rft",
-    "sft": "stepladder.pipeline.stages.sft",
-}
+STAGES: Registry[StageSpec] = Registry("kind of stage")
 
 
-def stage_kind(name: str) -> StageSpec:
-    """The kind of that name."""
-    if name not in KINDS:
-        raise unknown_name("kind of stage", name, KINDS)
-    found = KINDS[name]
-    if isinstance(found, StageSpec):
-        return found
-    kind = import_module(found).KIND
-    assert isinstance(kind, StageSpec)
-    return kind
+def scan_stages() -> None:
+    """Register every module of this package, also of folders that were added to its `__path__`."""
+    for module in sorted(iter_modules(__path__), key=lambda module: module.name):
+        name = module.name.replace("_", "-")
+        if name not in STAGES:
+            STAGES.register(name, f"{__name__}.{module.name}:STAGE", "")
+
+
+def get_stage(name: str) -> StageSpec:
+    """The stage of that name."""
+    return STAGES.get(name)
+
+
+scan_stages()

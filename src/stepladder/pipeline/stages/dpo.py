@@ -8,9 +8,20 @@ from pathlib import Path
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import StageResult, StageSpec, Task
-from stepladder.pipeline.stages.pairs import DEV, PAIRS, TRAIN
-from stepladder.pipeline.stages.sft import expect_dev
+from stepladder.pipeline.stage import (
+    DEV_PAIRS,
+    PAIRS,
+    POLICY,
+    TRAIN_PAIRS,
+    StageResult,
+    StageSpec,
+    Task,
+    expect_dev,
+    never,
+    no_questions,
+)
+from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
+from stepladder.preferences.pair_stats import listed
 from stepladder.train.dpo.config import DPOConfig
 
 
@@ -22,8 +33,8 @@ def run_dpo(settings: DPOConfig, context: RunContext, task: Task) -> StageResult
     report = train_dpo(
         task.inputs["policy"],
         context.agent,
-        read_records(pairs / TRAIN, Pair),
-        read_records(pairs / DEV, Pair),
+        read_records(pairs / TRAIN_PAIRS, Pair),
+        read_records(pairs / DEV_PAIRS, Pair),
         context.all_questions(),
         context.split("dev") if settings.dev_questions else (),
         context.retriever,
@@ -45,4 +56,28 @@ def check_dpo(settings: DPOConfig, context: RunContext) -> None:
         context.check_index()
 
 
-KIND = StageSpec(DPOConfig, run_dpo, takes=("policy", PAIRS), makes=("policy",), check=check_dpo, idle=DPOConfig.idle)
+def summarize(numbers: Numbers) -> StageSummary:
+    """Pairs, held-out accuracy, and the KL to the initial policy."""
+    measures = {"dev_accuracy": "accuracy", "dev_reward_gap": "reward gap", "dev_loss": "loss"}
+    return (
+        f"trained on {numbers['pairs']:,} pairs of {numbers['questions']:,} questions; "
+        f"held out {numbers['held_out_pairs']:,}{measured(numbers, measures, ': ')}",
+        {
+            "updates": updates(numbers),
+            "refused": listed(numbers["refused"]),
+            "dev": measured(numbers, {"dev_f1": "F1", "dev_kl": "KL per token to the initial policy"}),
+        },
+    )
+
+
+STAGE = StageSpec(
+    DPOConfig,
+    run_dpo,
+    inputs=(POLICY, PAIRS),
+    outputs=(POLICY,),
+    check=check_dpo,
+    inert=DPOConfig.inert,
+    summarize=summarize,
+    questions=no_questions,
+    generates=never,
+)

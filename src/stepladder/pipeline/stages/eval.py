@@ -5,7 +5,7 @@ trajectories), and its main numbers.
 """
 
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import Field
@@ -15,13 +15,11 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.trace import StopReason
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
-from stepladder.evaluate.evaluator import Summary, evaluate
+from stepladder.evaluate.evaluator import Summary, evaluate, load_scores
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import REWARD, StageResult, StageSpec, Task
-
-#: What is made, and its folder inside the stage's.
-EVALUATION = "evaluation"
+from stepladder.pipeline.stage import EVALUATION, POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task
+from stepladder.pipeline.stage_summary import StageCost, cost_from_summary
 
 
 class EvalConfig(Config):
@@ -92,12 +90,24 @@ def _left_out(settings: EvalConfig) -> frozenset[str]:
     return frozenset() if settings.guide is not None and settings.guide.by == "prm" else frozenset({REWARD})
 
 
-KIND = StageSpec(
+def cost(stage: FinishedStage) -> StageCost:
+    """Searches and tokens, added up over the questions. Zero tokens means that the engine does not count them."""
+    rows = load_scores(stage.outputs[EVALUATION])
+    return replace(
+        cost_from_summary(stage),
+        searches=sum(row.searches for row in rows),
+        tokens_read=sum(row.tokens_read for row in rows) or None,
+        tokens_written=sum(row.tokens_written for row in rows) or None,
+    )
+
+
+STAGE = StageSpec(
     EvalConfig,
     run_eval,
-    takes=("policy", REWARD),
-    makes=(EVALUATION,),
+    inputs=(POLICY, REWARD),
+    outputs=(EVALUATION,),
     check=check_eval,
-    leaves_out=_left_out,
-    plays_gold=True,
+    cost=cost,
+    unused_inputs=_left_out,
+    accepts_oracle=True,
 )

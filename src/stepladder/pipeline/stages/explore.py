@@ -12,8 +12,9 @@ from stepladder.explore.mcts import search
 from stepladder.judges.llm.config import COSTS, KEPT
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import ExploreConfig
-from stepladder.pipeline.stage import StageResult, StageSpec, Task
-from stepladder.pipeline.tree_search import TREES, expect_answers, grow_trees
+from stepladder.pipeline.stage import TREES, StageResult, StageSpec, Task, expect_answers
+from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
+from stepladder.pipeline.tree_search import grow_trees
 from stepladder.train.transcripts.demonstrations import pick
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def run_explore(settings: ExploreConfig, context: RunContext, task: Task) -> Sta
         grow,
         judge=settings.evaluate,
         llm=settings.llm,
-        at_once=settings.trees_at_once,
+        at_once=settings.max_concurrent_trees,
     )
 
 
@@ -56,12 +57,24 @@ def check_explore(settings: ExploreConfig, context: RunContext) -> None:
         settings.llm.check()
 
 
-KIND = StageSpec(
+def summarize(numbers: Numbers) -> StageSummary:
+    """Trees, what they cost, and how many questions were solved."""
+    broken = f"; {numbers['broken']:,} simulations failed" if numbers.get("broken") else ""
+    written = "" if numbers["tokens_written"] is None else f"{numbers['tokens_written']:,} tokens written, "
+    return (
+        f"{numbers['trees']:,} trees, on average {numbers['nodes']:.1f} nodes and {numbers['simulations']:.1f} "
+        f"simulations, F1 {numbers['mean_f1']:.2f}; {numbers['solved']:.0%} of the questions solved at least once; "
+        f"{written}{numbers['shared']:.0%} of all requests answered from cache{broken}{failure_note(numbers)}"
+    ), judge_lines(numbers)
+
+
+STAGE = StageSpec(
     ExploreConfig,
     run_explore,
-    makes=(TREES,),
+    outputs=(TREES,),
     check=check_explore,
-    plays_gold=True,
-    keeps=KEPT,
-    free=frozenset({"trees_at_once", *(f"llm.{name}" for name in COSTS)}),
+    summarize=summarize,
+    accepts_oracle=True,
+    persistent_files=KEPT,
+    not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COSTS)}),
 )

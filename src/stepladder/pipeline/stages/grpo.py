@@ -3,25 +3,28 @@
 In: a policy and, where steps are scored by one, a reward model. Out: a policy that has learnt from its own episodes.
 """
 
+from collections.abc import Iterable
+
 from stepladder.core.errors import StepladderError
-from stepladder.oracle.step_judge import GoldLogits
+from stepladder.core.step_scorer import StepScorer
+from stepladder.oracle.step_judge import GoldScorer
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import REWARD, StageResult, StageSpec, Task
-from stepladder.pipeline.stages.sft import expect_dev
+from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, expect_dev
+from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
 from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.transcripts.demonstrations import pick
 
 
 def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResult:
     """Play the train split, learn from what was earned; watch the dev split."""
     from stepladder.judges.prm.reward_model import ProcessRewardModel
-    from stepladder.train.grpo.rollouts import StepScorer
     from stepladder.train.grpo.trainer import train_grpo  # brings torch, transformers and trl
 
     shared = context.settings
-    reward: StepScorer | None = GoldLogits() if settings.scores_steps else None
+    reward: StepScorer | None = GoldScorer() if settings.scores_steps else None
     if settings.needs_reward_model:
         reward = ProcessRewardModel.load(
-            task.inputs[REWARD], device=shared.device, dtype=shared.dtype, reencode=settings.reencode
+            task.inputs[REWARD], device=shared.device, dtype=shared.dtype, retokenize=settings.retokenize
         )
     report = train_grpo(
         task.inputs["policy"],
@@ -47,7 +50,7 @@ def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
     """
     if not any(question.answers for question in context.split("train")):
         raise StepladderError("no question of the split 'train' has an answer: nothing could be earned")
-    if settings.scores_steps and settings.grader == "gold" and not any(each.hops for each in context.split("train")):
+    if settings.scores_steps and settings.scorer == "gold" and not any(each.hops for each in context.split("train")):
         raise StepladderError("grader: gold needs questions with a gold decomposition, and the split 'train' has none")
     from stepladder.train.grpo.rollouts import expect_one_text
 
@@ -60,13 +63,55 @@ def _left_out(settings: GRPOConfig) -> frozenset[str]:
     return frozenset(() if settings.needs_reward_model else {REWARD})
 
 
-KIND = StageSpec(
+def summarize(numbers: Numbers) -> StageSummary:
+    """Episodes, rewards at the start and at the end, where the time went, alarms."""
+    ended = ""
+    if numbers["stopped_by"]:
+        ended = f"; stopped by {numbers['stopped_by']}, update {numbers['kept_update']:,} kept"
+    elif numbers["out_of_time"]:
+        ended = "; stopped by the time limit"
+    no_signal = f"{numbers['dropped_groups']:.0%}: all episodes of a group had the same reward"
+    seconds = {part: numbers[f"{part}_seconds"] for part in ("rollout", "scoring", "update")}
+    return (
+        f"{numbers['mode']}: {numbers['episodes']:,} episodes of {numbers['questions']:,} questions, "
+        f"{numbers['tokens_sampled']:,} tokens sampled; F1 of episodes {numbers['first_f1']:.2f} -> "
+        f"{numbers['last_f1']:.2f}, reward {numbers['first_reward']:.2f} -> {numbers['last_reward']:.2f}{ended}",
+        {
+            "updates": updates(numbers),
+            "groups without signal": no_signal if numbers["dropped_groups"] else "",
+            "seconds": ", ".join(f"{part} {spent:.0f}" for part, spent in seconds.items()),
+            "dev": measured(numbers, {"best_dev_f1": "F1"}),
+            "alarms": ", ".join(numbers["alarms"]),
+        },
+    )
+
+
+def questions_used(stage: FinishedStage) -> Iterable[str]:
+    """The questions that were rolled out before the stage ended."""
+    settings: GRPOConfig = stage.settings
+    answerable = [question for question in stage.context.split("train") if question.answers]
+    chosen = pick(answerable, settings.questions, stage.seed, balance=settings.balance)
+    episodes = stage.summary.get("episodes")
+    if not isinstance(episodes, int):
+        raise StepladderError("the summary of this stage does not say how many episodes were rolled out")
+    groups = episodes // settings.samples
+    if groups < len(chosen):  # the first groups are of distinct questions
+        from stepladder.train.grpo.trainer import schedule  # imports torch and trl
+
+        order, _ = schedule(len(chosen), settings, stage.seed)
+        chosen = [chosen[place] for place in order[:groups]]
+    return (question.id for question in chosen)
+
+
+STAGE = StageSpec(
     GRPOConfig,
     run_grpo,
-    takes=("policy", REWARD),
-    makes=("policy",),
+    inputs=(POLICY, REWARD),
+    outputs=(POLICY,),
     check=check_grpo,
-    leaves_out=_left_out,
-    free=frozenset({"engine", "vllm_memory"}),
-    idle=GRPOConfig.idle,
+    summarize=summarize,
+    questions=questions_used,
+    unused_inputs=_left_out,
+    not_fingerprinted=frozenset({"engine", "vllm_gpu_memory_utilization"}),
+    inert=GRPOConfig.inert,
 )

@@ -18,8 +18,9 @@ from pydantic import Field, model_validator
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
+from stepladder.core.io.records import dumps, loads
 from stepladder.core.requests import Algorithm
-from stepladder.core.trace import Pair, Tree, dumps, loads
+from stepladder.core.trace import Pair, Tree
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
 from stepladder.explore.ranked import RANK
@@ -31,17 +32,24 @@ from stepladder.judges.llm.llm_judge import LLMJudge
 from stepladder.judges.value import ValueJudge
 from stepladder.oracle.step_judge import GoldJudge
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import StageResult, StageSpec, Task
-from stepladder.pipeline.tree_search import TREES
+from stepladder.pipeline.stage import (
+    DEV_PAIRS,
+    PAIR_STATS,
+    PAIRS,
+    TRAIN_PAIRS,
+    TREES,
+    StageResult,
+    StageSpec,
+    Task,
+    never,
+    no_questions,
+)
 from stepladder.preferences.pair_stats import PairStats, listed
 from stepladder.preferences.pairs import PairRules, TreePairs, balanced, dev_questions, judged_groups, tree_pairs
 
 if TYPE_CHECKING:
     from stepladder.judges.llm.spend.estimate import Estimate
 
-#: What is made, and its folder inside the stage's.
-PAIRS = "pairs"
-TRAIN, DEV, STATS = "train.jsonl", "dev.jsonl", "stats.json"
 #: Trees that a judge that takes its time is asked about at once.
 _TREES_AT_ONCE = 64
 
@@ -96,7 +104,7 @@ def run_pairs(settings: PairConfig, context: RunContext, task: Task) -> StageRes
         stats = PairStats()
         counts: Counter[str] = Counter()
         with atomic_folder(task.folder / PAIRS, what="pairs") as folder:
-            with (folder / TRAIN).open("wb") as train, (folder / DEV).open("wb") as dev:
+            with (folder / TRAIN_PAIRS).open("wb") as train, (folder / DEV_PAIRS).open("wb") as dev:
                 for place in kept:
                     line = place.line(heap)
                     stats.add(loads(line.decode(), Pair))
@@ -111,7 +119,7 @@ def run_pairs(settings: PairConfig, context: RunContext, task: Task) -> StageRes
                 "dropped": _by_count(made.dropped + Counter(balance=len(made.places) - len(kept))),
                 **made.judged,
             }
-            (folder / STATS).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            (folder / PAIR_STATS).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return StageResult(summary, {PAIRS: task.folder / PAIRS})
 
 
@@ -228,13 +236,15 @@ def check_pairs(settings: PairConfig, context: RunContext) -> None:  # noqa: ARG
         settings.llm.check()
 
 
-KIND = StageSpec(
+STAGE = StageSpec(
     PairConfig,
     run_pairs,
-    takes=(TREES,),
-    makes=(PAIRS,),
+    inputs=(TREES,),
+    outputs=(PAIRS,),
     check=check_pairs,
-    keeps=KEPT,
-    free=frozenset(f"llm.{name}" for name in COSTS),
+    questions=no_questions,
+    generates=never,
+    persistent_files=KEPT,
+    not_fingerprinted=frozenset(f"llm.{name}" for name in COSTS),
     version=2,  # the gold judge no longer blames a reply for its query
 )

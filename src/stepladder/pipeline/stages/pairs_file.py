@@ -16,11 +16,20 @@ from pydantic import Field
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
-from stepladder.core.io.records import read_records
-from stepladder.core.trace import Pair, dumps
+from stepladder.core.io.records import dumps, read_records
+from stepladder.core.trace import Pair
 from stepladder.pipeline.resources import AbsolutePath, RunContext
-from stepladder.pipeline.stage import StageResult, StageSpec, Task
-from stepladder.pipeline.stages.pairs import DEV, PAIRS, STATS, TRAIN
+from stepladder.pipeline.stage import (
+    DEV_PAIRS,
+    PAIR_STATS,
+    PAIRS,
+    TRAIN_PAIRS,
+    FinishedStage,
+    StageResult,
+    StageSpec,
+    Task,
+    never,
+)
 from stepladder.preferences.export.rag_proguide import read_rag_proguide
 from stepladder.preferences.pair_stats import PairStats
 from stepladder.preferences.pairs import dev_questions
@@ -51,31 +60,31 @@ def run_pairs_file(settings: PairsFileConfig, context: RunContext, task: Task) -
                     counts[name] += 1
                     judges.add(pair.judge)
                     file.write(dumps(pair) + "\n")
-        if not counts[TRAIN]:
+        if not counts[TRAIN_PAIRS]:
             raise StepladderError(f"{task.name}: {settings.path} has no pairs to train on; expected at least one")
         summary = {
             **stats.summary(),
-            "train": counts[TRAIN],
-            "dev": counts[DEV],
+            "train": counts[TRAIN_PAIRS],
+            "dev": counts[DEV_PAIRS],
             "judge": ", ".join(sorted(judges)),
             "dropped": {},
         }
-        (folder / STATS).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        (folder / PAIR_STATS).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return StageResult(summary, {PAIRS: task.folder / PAIRS})
 
 
 def _splits(settings: PairsFileConfig, agent: str) -> dict[str, Iterable[Pair]]:
     """The pairs by the name of the file they go to. They are read as they are written: they may be many."""
     path = settings.path
-    if path.is_dir() and (path / DEV).exists():
-        return {name: read_records(path / name, Pair) for name in (TRAIN, DEV)}
-    read = _reader(path / TRAIN if path.is_dir() else path, agent)
+    if path.is_dir() and (path / DEV_PAIRS).exists():
+        return {name: read_records(path / name, Pair) for name in (TRAIN_PAIRS, DEV_PAIRS)}
+    read = _reader(path / TRAIN_PAIRS if path.is_dir() else path, agent)
     held_out = dev_questions((pair.question_id for pair in read()), settings.dev_share)
 
     def those(held: bool) -> Iterator[Pair]:
         return (pair for pair in read() if (pair.question_id in held_out) is held)
 
-    return {TRAIN: those(False), DEV: those(True)}
+    return {TRAIN_PAIRS: those(False), DEV_PAIRS: those(True)}
 
 
 def _reader(path: Path, agent: str) -> Callable[[], Iterator[Pair]]:
@@ -87,11 +96,26 @@ def _reader(path: Path, agent: str) -> Callable[[], Iterator[Pair]]:
 def check_pairs_file(settings: PairsFileConfig, context: RunContext) -> None:  # noqa: ARG001
     """There must be something to read."""
     path = settings.path
-    expected = f"expected a file of RAG-ProGuide, a file of pairs, or a folder with {TRAIN}"
+    expected = f"expected a file of RAG-ProGuide, a file of pairs, or a folder with {TRAIN_PAIRS}"
     if not path.exists():
         raise StepladderError(f"pairs: {path} does not exist; {expected}")
-    if path.is_dir() and not (path / TRAIN).is_file():
-        raise StepladderError(f"pairs: the folder {path} has no {TRAIN}; {expected}")
+    if path.is_dir() and not (path / TRAIN_PAIRS).is_file():
+        raise StepladderError(f"pairs: the folder {path} has no {TRAIN_PAIRS}; {expected}")
 
 
-KIND = StageSpec(PairsFileConfig, run_pairs_file, takes=(), makes=(PAIRS,), check=check_pairs_file, reads=("path",))
+def questions_used(stage: FinishedStage) -> set[str]:
+    """The questions of the pairs."""
+    files = (stage.outputs[PAIRS] / name for name in (TRAIN_PAIRS, DEV_PAIRS))
+    return {pair.question_id for file in files for pair in read_records(file, Pair)}
+
+
+STAGE = StageSpec(
+    PairsFileConfig,
+    run_pairs_file,
+    inputs=(),
+    outputs=(PAIRS,),
+    check=check_pairs_file,
+    external_files=("path",),
+    questions=questions_used,
+    generates=never,
+)

@@ -5,7 +5,7 @@ In: a policy to begin with, and pairs of steps; or, for objectives that predict 
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +20,22 @@ from stepladder.oracle.control_chains import control_chains
 from stepladder.oracle.corruptions import Corruptor
 from stepladder.pipeline.episodes import sampled_episodes
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import REWARD, StageResult, StageSpec, Task
-from stepladder.pipeline.stages.pairs import DEV, PAIRS, TRAIN
-from stepladder.pipeline.tree_search import TREES
+from stepladder.pipeline.stage import (
+    DEV_PAIRS,
+    PAIRS,
+    POLICY,
+    REWARD,
+    TRAIN_PAIRS,
+    TREES,
+    FinishedStage,
+    StageResult,
+    StageSpec,
+    Task,
+    never,
+    tree_questions,
+)
+from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
+from stepladder.preferences.pair_stats import listed
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_questions import PRMQuestions, choose
 
@@ -49,7 +62,7 @@ def run_prm(settings: PRMConfig, context: RunContext, task: Task) -> StageResult
         if questions.played:
             _expect_same_words(settings, task.inputs["policy"])
             played = sampled_episodes(
-                context, task, questions.played, samples=settings.samples, temperature=settings.temperature
+                context, task, questions.played, samples=settings.num_generations, temperature=settings.temperature
             )
         examples = partial(_from_trees, settings, context, trees, questions, played, task.seed)
     report = train_prm(
@@ -68,9 +81,9 @@ def _from_pairs(settings: PRMConfig, context: RunContext, folder: Path, reader: 
     from stepladder.train.dpo.pair_checks import PairCheck
     from stepladder.train.prm.prm_data import from_pairs
 
-    check = PairCheck(context.agent, context.all_questions(), reader.encoding, None, reencode=settings.reencode)
-    train, dev = (check.sift(read_records(folder / name, Pair)) for name in (TRAIN, DEV))
-    train.expect_some(str(folder / TRAIN))
+    check = PairCheck(context.agent, context.all_questions(), reader.encoding, None, retokenize=settings.retokenize)
+    train, dev = (check.sift(read_records(folder / name, Pair)) for name in (TRAIN_PAIRS, DEV_PAIRS))
+    train.expect_some(str(folder / TRAIN_PAIRS))
     refused = dict((train.refused + dev.refused).most_common())
     counts = {"pairs": len(train.pairs), "held_out_pairs": len(dev.pairs), "refused": refused}
     return (
@@ -108,10 +121,10 @@ def _from_trees(
     counts: dict[str, object] = {}
     if played:
         written = sum(step.usage.written for trajectory in played for step in trajectory.steps)
-        broken = len(questions.played) * settings.samples - len(played)
+        broken = len(questions.played) * settings.num_generations - len(played)
         counts = {"episodes": len(played), "broken": broken, "tokens_sampled": written}
     if questions.chained:
-        train += from_chains(_chains(questions.chained, settings.spoilt, context, seed), reader)
+        train += from_chains(_chains(questions.chained, settings.corruptions, context, seed), reader)
     if not train:
         raise StepladderError(
             f"no step of the trees in {path} has a value for the objective '{settings.objective}'. Verdicts need "
@@ -134,12 +147,12 @@ def _expect_same_words(settings: PRMConfig, policy: str) -> None:
     """Raise before anything is played where the reward model could not read it."""
     from stepladder.models.loading import fingerprint, load_tokenizer
 
-    if settings.model is None or settings.reencode:
+    if settings.model is None or settings.retokenize:
         return
     if fingerprint(load_tokenizer(settings.model)) != fingerprint(load_tokenizer(policy)):
         raise StepladderError(
             f"model {settings.model} has another tokenizer than the policy, whose episodes it is to learn from: set "
-            "reencode to true to have their text encoded anew, or episodes to 0"
+            "retokenize to true to have their text encoded anew, or episodes to 0"
         )
 
 
@@ -163,14 +176,45 @@ def _left_out(settings: PRMConfig) -> frozenset[str]:
     return frozenset(needless | ({"policy"} if settings.model is not None and not settings.episodes else set()))
 
 
-KIND = StageSpec(
+def summarize(numbers: Numbers) -> StageSummary:
+    """What it was trained on, and how well it does on held-out questions."""
+    unit, trained, held_out = (
+        ("pairs", "pairs", "held_out_pairs") if "pairs" in numbers else ("steps", "scored_steps", "held_out_steps")
+    )
+    measures = {f"held_out_{name}": name for name in ("accuracy", "margin", "error", "loss")}
+    return (
+        f"trained on {numbers[trained]:,} {unit}; held out {numbers[held_out]:,}{measured(numbers, measures, ': ')}",
+        {
+            "updates": updates(numbers),
+            "refused": listed(numbers.get("refused", {})),
+            "truncated histories": unless_zero(numbers.get("histories_cut")),
+            "retokenized segments": unless_zero(numbers.get("segments_reencoded")),
+        },
+    )
+
+
+def questions_used(stage: FinishedStage) -> Iterable[str]:
+    """Questions of sampled episodes and gold chains, beyond those of the trees or pairs."""
+    settings: PRMConfig = stage.settings
+    if not (settings.chains or settings.episodes):
+        return ()
+    if TREES not in stage.inputs:
+        raise StepladderError("the trees that this reward model was trained on are missing")
+    chosen = choose(settings, stage.context.split("train"), tree_questions(stage.inputs[TREES]), stage.seed)
+    return (question.id for question in (*chosen.played, *chosen.chained))
+
+
+STAGE = StageSpec(
     PRMConfig,
     run_prm,
-    takes=("policy", PAIRS, TREES),
-    makes=(REWARD,),
-    leaves_out=_left_out,
+    inputs=(POLICY, PAIRS, TREES),
+    outputs=(REWARD,),
+    unused_inputs=_left_out,
     check=check_prm,
-    reads=("model",),
-    idle=lambda settings: frozenset() if settings.episodes else frozenset({"episodes", "samples", "temperature"}),
+    summarize=summarize,
+    questions=questions_used,
+    generates=never,
+    external_files=("model",),
+    inert=lambda settings: frozenset() if settings.episodes else frozenset({"episodes", "samples", "temperature"}),
     version=2,  # the gold judge no longer blames a reply for its query
 )

@@ -30,16 +30,24 @@ from stepladder.evaluate.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
 from stepladder.pipeline.episodes import sampled_episodes
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import REWARD, StageResult, StageSpec, Task
-from stepladder.pipeline.stages.pairs import DEV, PAIRS
-from stepladder.pipeline.tree_search import TREES
+from stepladder.pipeline.stage import (
+    DEV_PAIRS,
+    EXAMINATION,
+    PAIRS,
+    POLICY,
+    REWARD,
+    TREES,
+    StageResult,
+    StageSpec,
+    Task,
+)
+from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
 from stepladder.train.transcripts.demonstrations import pick
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.reward_model import ProcessRewardModel
 
-#: What is made, and its folder inside the stage's.
-EXAMINATION = "examination"
+#: The file of tree scores in the examination.
 TREE_SCORES = "tree_scores.json"
 
 
@@ -58,7 +66,7 @@ class PRMEvalConfig(Config):
     #: the report shows what it thinks of each step.
     score_trees: bool = False
     #: Transcripts of another tokenizer than the reward model's: encode their text anew, instead of refusing them.
-    reencode: bool = False
+    retokenize: bool = False
 
 
 def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> StageResult:
@@ -67,11 +75,13 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
 
     shared = context.settings
     prm = ProcessRewardModel.load(
-        task.inputs[REWARD], device=shared.device, dtype=shared.dtype, reencode=settings.reencode
+        task.inputs[REWARD], device=shared.device, dtype=shared.dtype, retokenize=settings.retokenize
     )
     questions = pick(context.split(settings.split), settings.questions, task.seed)
-    played = sampled_episodes(context, task, questions, samples=settings.samples, temperature=settings.temperature)
-    steps = graded_steps(played, prm.score(played))
+    played = sampled_episodes(
+        context, task, questions, samples=settings.num_generations, temperature=settings.temperature
+    )
+    steps = graded_steps(played, prm.score_logits(played))
     if len({step.good for step in steps}) < 2:
         raise StepladderError(
             f"{task.name}: of {len(steps):,} steps that the gold judge could grade, all are good or all are faulty. "
@@ -105,7 +115,7 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
         )
         (folder / "calibration.svg").write_text(picture, encoding="utf-8")
         if settings.score_trees:
-            write_tree_scores(folder / TREE_SCORES, Path(task.inputs[TREES]), prm.score)
+            write_tree_scores(folder / TREE_SCORES, Path(task.inputs[TREES]), prm.score_logits)
     return StageResult(summary, {EXAMINATION: task.folder / EXAMINATION})
 
 
@@ -114,14 +124,14 @@ def _lowest_of_chains(
 ) -> dict[str, list[float]]:
     """The lowest step's score of every control chain, by its name: a chain is as good as its worst step."""
     chains = control_chains(context.agent, questions, context.retriever, context.episode(), seed=seed)
-    return {name: [min(scores) for scores in prm.score(each)] for name, each in chains.items()}
+    return {name: [min(scores) for scores in prm.score_logits(each)] for name, each in chains.items()}
 
 
 def _on_pairs(prm: "ProcessRewardModel", folder: Path) -> dict[str, float] | None:
     """How often the better step of a held-out pair is scored higher."""
 
     def ranked() -> Iterator[tuple[str, bool]]:
-        for pair in read_records(folder / DEV, Pair):
+        for pair in read_records(folder / DEV_PAIRS, Pair):
             sides = [prm.reader.step(pair.context, side.written) for side in (pair.chosen, pair.rejected)]
             (better,), (worse,) = prm.read(sides)
             yield pair.question_id, better > worse
@@ -145,12 +155,41 @@ def _left_out(settings: PRMEvalConfig) -> frozenset[str]:
     )
 
 
-KIND = StageSpec(
+def summarize(numbers: Numbers) -> StageSummary:
+    """AUC against the gold judge, by kind of step and by fault, calibration and control chains."""
+    pairs = numbers.get("pair_accuracy") or {}
+    corrupted = {name: each for name, each in numbers.get("chains", {}).items() if "auc" in each}
+    lines = {
+        "at a threshold of 0": measured(numbers, {"right_at_0": "accuracy", "good": "share of good steps"}),
+        "by kind": ", ".join(
+            f"{kind} {share(each.get('auc'))} (faulty {each.get('faulty', 0):,} of {each.get('steps', 0):,})"
+            for kind, each in numbers.get("by_kind", {}).items()
+        ),
+        "faults detected at 0": ", ".join(
+            f"{fault} {each.get('below_0', 0):.0%} of {each.get('steps', 0):,}"
+            for fault, each in numbers.get("faults", {}).items()
+        ),
+        "held-out pairs": f"accuracy {share(pairs)} of {pairs.get('pairs', 0):,}" if pairs else "",
+        "calibration error": ", ".join(
+            f"{name} {each['error']:.3f}" for name, each in numbers.get("calibration", {}).items()
+        ),
+        "AUC of gold against corrupted chains": ", ".join(
+            f"{name.replace('_', ' ')} {each['auc']:.2f} of {each.get('chains', 0):,}"
+            for name, each in corrupted.items()
+        ),
+        "truncated histories": unless_zero(numbers.get("histories_cut")),
+    }
+    steps = f"{numbers.get('steps', 0):,} steps of {numbers.get('questions', 0):,} questions"
+    return f"AUC {share(numbers.get('auc'))} against the gold judge, {steps}", lines
+
+
+STAGE = StageSpec(
     PRMEvalConfig,
     run_prm_eval,
-    takes=("policy", REWARD, PAIRS, TREES),
-    makes=(EXAMINATION,),
+    inputs=(POLICY, REWARD, PAIRS, TREES),
+    outputs=(EXAMINATION,),
     check=check_prm_eval,
-    leaves_out=_left_out,
+    summarize=summarize,
+    unused_inputs=_left_out,
     version=2,  # the gold judge no longer blames a reply for its query
 )

@@ -16,8 +16,9 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.ranked import RankedConfig, ranked
 from stepladder.judges.llm.config import COSTS, KEPT, LLMJudgeConfig
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import REWARD, StageResult, StageSpec, Task
-from stepladder.pipeline.tree_search import TREES, expect_answers, grow_trees
+from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, StageSpec, Task, expect_answers
+from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
+from stepladder.pipeline.tree_search import grow_trees
 from stepladder.train.transcripts.demonstrations import pick
 
 
@@ -38,7 +39,7 @@ class RankConfig(Config):
     #: With judge `llm`: which model grades, and what it may cost. Its mode is always `score`.
     llm: LLMJudgeConfig | None = None
     #: Questions that are played at once.
-    trees_at_once: int = Field(default=256, ge=1)
+    max_concurrent_trees: int = Field(default=256, ge=1)
 
     @model_validator(mode="after")
     def _a_model_grades(self) -> "RankConfig":
@@ -64,7 +65,7 @@ def run_rank(settings: RankConfig, context: RunContext, task: Task) -> StageResu
         grow,
         judge=settings.judge,
         llm=settings.llm,
-        at_once=settings.trees_at_once,
+        at_once=settings.max_concurrent_trees,
     )
 
 
@@ -75,13 +76,23 @@ def check_rank(settings: RankConfig, context: RunContext) -> None:
         settings.llm.check()
 
 
-KIND = StageSpec(
+def summarize(numbers: Numbers) -> StageSummary:
+    """Distinct actions per question, and how often a right answer was among them."""
+    written = "" if numbers["tokens_written"] is None else f"; {numbers['tokens_written']:,} tokens written"
+    return (
+        f"{numbers['trees']:,} questions, on average {numbers['nodes'] - 1:.1f} distinct actions; a right answer was "
+        f"among them for {numbers['solved']:.0%}{written}{failure_note(numbers)}"
+    ), judge_lines(numbers)
+
+
+STAGE = StageSpec(
     RankConfig,
     run_rank,
-    takes=("policy", REWARD),
-    makes=(TREES,),
+    inputs=(POLICY, REWARD),
+    outputs=(TREES,),
     check=check_rank,
-    leaves_out=lambda settings: frozenset() if settings.judge == "prm" else frozenset({REWARD}),
-    keeps=KEPT,
-    free=frozenset({"trees_at_once", *(f"llm.{name}" for name in COSTS)}),
+    summarize=summarize,
+    unused_inputs=lambda settings: frozenset() if settings.judge == "prm" else frozenset({REWARD}),
+    persistent_files=KEPT,
+    not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COSTS)}),
 )

@@ -4,11 +4,16 @@ In: a policy and, unless there is no threshold, a reward model. Out: a policy th
 transcripts.
 """
 
+from collections.abc import Iterable
+
 from stepladder.core.errors import StepladderError
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import REWARD, StageResult, StageSpec, Task
-from stepladder.pipeline.stages.sft import expect_dev
+from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, expect_dev
+from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
+from stepladder.preferences.pair_stats import listed
 from stepladder.train.rft.config import RFTConfig
+from stepladder.train.rft.filters import FILTERS
+from stepladder.train.transcripts.demonstrations import pick
 
 
 def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult:
@@ -20,7 +25,7 @@ def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult
     reward = None
     if settings.threshold is not None:
         reward = ProcessRewardModel.load(
-            task.inputs[REWARD], device=shared.device, dtype=shared.dtype, reencode=settings.reencode
+            task.inputs[REWARD], device=shared.device, dtype=shared.dtype, retokenize=settings.retokenize
         )
     report = train_rft(
         task.inputs["policy"],
@@ -52,12 +57,49 @@ def _left_out(settings: RFTConfig) -> frozenset[str]:
     return frozenset({REWARD} if settings.threshold is None else ())
 
 
-KIND = StageSpec(
+#: How many samples are left after each filter.
+_LEFT = {
+    "answered": "answered",
+    "right_answer": "with a right answer",
+    "good_steps": "with good steps only",
+    "distinct": "distinct",
+    "kept": "kept",
+}
+
+
+def summarize(numbers: Numbers) -> StageSummary:
+    """What each filter left, and where rejected episodes went wrong first."""
+    left = "".join(f" -> {numbers[name]:,} {_LEFT[name]}" for name in FILTERS)
+    first_bad = {f"step {step}": count for step, count in numbers["first_bad_step"].items()}
+    return (
+        f"{numbers['sampled']:,} episodes of {numbers['questions']:,} questions sampled, "
+        f"{numbers['tokens_sampled']:,} tokens{left}",
+        {
+            "first bad step": listed(first_bad),
+            "its kind": listed(numbers["first_bad_kind"]),
+            "failed episodes": unless_zero(numbers["broken"]),
+            "too long to train on": unless_zero(numbers["skipped_too_long"]),
+            "updates": updates(numbers),
+            "dev": measured(numbers, {"best_dev_f1": "F1"}),
+        },
+    )
+
+
+def questions_used(stage: FinishedStage) -> Iterable[str]:
+    """The sampled questions."""
+    settings: RFTConfig = stage.settings
+    answerable = [question for question in stage.context.split("train") if question.answers]
+    return (each.id for each in pick(answerable, settings.questions, stage.seed, balance=settings.balance))
+
+
+STAGE = StageSpec(
     RFTConfig,
     run_rft,
-    takes=("policy", REWARD),
-    makes=("policy",),
+    inputs=(POLICY, REWARD),
+    outputs=(POLICY,),
     check=check_rft,
-    leaves_out=_left_out,
-    idle=RFTConfig.idle,
+    summarize=summarize,
+    questions=questions_used,
+    unused_inputs=_left_out,
+    inert=RFTConfig.inert,
 )

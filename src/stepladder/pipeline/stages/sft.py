@@ -4,13 +4,13 @@ In: a policy and, where these are imitated, trees. Out: a policy that has learnt
 by step.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from stepladder.core.errors import StepladderError
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import StageResult, StageSpec, Task
-from stepladder.pipeline.tree_search import TREES
+from stepladder.pipeline.stage import POLICY, TREES, FinishedStage, StageResult, StageSpec, Task, expect_dev
 from stepladder.train.sft.config import SFTConfig
+from stepladder.train.transcripts.demonstrations import pick
 
 
 def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult:
@@ -42,22 +42,23 @@ def check_sft(settings: SFTConfig, context: RunContext) -> None:
     context.check_index()
 
 
-def expect_dev(kind: str, questions: int, context: RunContext) -> None:
-    """Raise where a stage wants dev questions and there are none."""
-    if questions and "dev" not in context.data.questions:
-        raise StepladderError(
-            f"{kind} chooses a checkpoint by {questions} dev questions, and the data has no dev split: "
-            "give one (--dev, in a recipe data.dev), or set dev_questions to 0"
-        )
+def questions_used(stage: FinishedStage) -> Iterable[str]:
+    """The questions of the demonstrations, except those of trees."""
+    settings: SFTConfig = stage.settings
+    if settings.source == "trees":
+        return ()
+    return (each.id for each in pick(stage.context.shown(), settings.questions, stage.seed, balance=settings.balance))
 
 
-KIND = StageSpec(
+STAGE = StageSpec(
     SFTConfig,
     run_sft,
-    takes=("policy", TREES),
-    makes=("policy",),
+    inputs=(POLICY, TREES),
+    outputs=(POLICY,),
     check=check_sft,
-    leaves_out=lambda settings: frozenset() if settings.source == "trees" else frozenset({TREES}),
-    keeps=("teacher.jsonl",),
-    idle=SFTConfig.idle,
+    questions=questions_used,
+    generates=lambda settings: settings.source not in ("gold", "trees"),
+    unused_inputs=lambda settings: frozenset() if settings.source == "trees" else frozenset({TREES}),
+    persistent_files=("teacher.jsonl",),
+    inert=SFTConfig.inert,
 )

@@ -20,7 +20,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from stepladder.core.io.jsonl import shown
+from stepladder.core.io.jsonl import preview
 from stepladder.core.trace import Action, ActionKind, Author, Pair, Segment, Side
 from stepladder.preferences.export.base import ExportError, Format, Row, Written, texts, write_rows
 
@@ -172,5 +172,5 @@ def _wrong(where: str, error: ValidationError) -> ExportError:
         return ExportError(
             f"{where}: {field}is missing; expected a record of RAG-ProGuide (for a run's pairs, name the run)"
         )
-    found = "" if first["type"] == "json_invalid" else f", found {shown(first['input'])}"
+    found = "" if first["type"] == "json_invalid" else f", found {preview(first['input'])}"
     return ExportError(f"{where}: {field}{first['msg']}{found}")

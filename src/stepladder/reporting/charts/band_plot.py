@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from stepladder.evaluate.prm.svg_axes import (
+from stepladder.core.svg import (
     BOLD,
     FONT,
     MARGIN,
@@ -21,8 +21,8 @@ from stepladder.evaluate.prm.svg_axes import (
     line,
     number,
     page,
-    round_step,
     text,
+    tick_step,
     ticks,
     upright,
     xml,
@@ -80,7 +80,7 @@ def bands_svg(
     bottom = TOP + height
     low, high = _range([y for each in everything for y in (each.mean, each.low, each.high)] + [*marks.values()], _AIR)
     upward = Axis(low, high, bottom, TOP)
-    step = round_step(high - low, _TICKS_UP)
+    step = tick_step(high - low, _TICKS_UP)
     heights = ticks(upward, step)
 
     longest = max([length(name, FONT * BOLD) for name in series] + [length(name, SMALL) for name in marks])
@@ -140,7 +140,7 @@ def _scaled(x: float, log: bool) -> float:
 def _below(along: Axis, y: float, occurring: Iterable[float], log: bool) -> Iterator[str]:
     """The numbers below the frame. Between whole numbers, such as updates, there are no fractions."""
     if not log:
-        step = round_step(along.high - along.low, _TICKS_ACROSS)
+        step = tick_step(along.high - along.low, _TICKS_ACROSS)
         yield from below(along, y, max(step, 1.0) if all(x == int(x) for x in occurring) else step)
         return
     free = -math.inf

@@ -45,7 +45,7 @@ class Box:
 
 def layout(tree: Tree, top: float = 0.0) -> list[Box]:
     """A box for every node, by its id; the first one at the top."""
-    depths, families, widths = depths_of(tree), ordered_children(tree), _column_widths(tree)
+    depths, children_by_node, widths = depths_of(tree), ordered_children(tree), _column_widths(tree)
     boxes: dict[int, Box] = {}
 
     def place(node: Node, y: float) -> float:
@@ -58,7 +58,7 @@ def layout(tree: Tree, top: float = 0.0) -> list[Box]:
             height = UNVISITED_HEIGHT
         boxes[node.id] = Box(node, x, y, widths[depth], height, lines)
         end = y
-        for child in families[node.id]:
+        for child in children_by_node[node.id]:
             end = place(child, end)
         return max(end, y + height + BETWEEN)
 
@@ -68,15 +68,15 @@ def layout(tree: Tree, top: float = 0.0) -> list[Box]:
 
 def ordered_children(tree: Tree) -> list[list[Node]]:
     """The children of every node, by its id: the most visited first, of equals the better one."""
-    return [sorted(family, key=lambda node: (-node.visits, -node.value, node.id)) for family in tree.families()]
+    return [sorted(family, key=lambda node: (-node.visits, -node.value, node.id)) for family in tree.children_by_node()]
 
 
 def most_visited_way(tree: Tree) -> list[int]:
     """The nodes where most simulations went, from the root down: what the search holds to be best."""
-    families = ordered_children(tree)
+    children_by_node = ordered_children(tree)
     way = [0]
-    while families[way[-1]] and not is_unvisited(families[way[-1]][0]):
-        way.append(families[way[-1]][0].id)
+    while children_by_node[way[-1]] and not is_unvisited(children_by_node[way[-1]][0]):
+        way.append(children_by_node[way[-1]][0].id)
     return way
 
 

@@ -14,6 +14,6 @@ from stepladder.reporting.compare.compare_json import as_plain
 from stepladder.reporting.compare.compare_page import write_page
 from stepladder.reporting.compare.comparison import Compared, compare_lines
 from stepladder.reporting.compare.evaluations import open_sources
-from stepladder.reporting.compare.groups import lines_of
+from stepladder.reporting.compare.seed_groups import lines_of
 
 __all__ = ["Compared", "as_plain", "compare_lines", "lines_of", "open_sources", "write_page"]

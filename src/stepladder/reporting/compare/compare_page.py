@@ -13,11 +13,10 @@ from markupsafe import Markup
 
 from stepladder import __version__
 from stepladder.core.io.files import atomic_file
-from stepladder.evaluate.statistics import Interval
-from stepladder.reporting.charts.forest_plot import Dot, Row, forest_svg, scatter_svg
+from stepladder.evaluate.statistics import Interval, interval_text
+from stepladder.reporting.charts.interval_plots import Dot, Row, forest_svg, scatter_svg
 from stepladder.reporting.compare.compare_table import brief, decimal, metric_name, notes, p_text
 from stepladder.reporting.compare.comparison import NOISE, Compared, Difference, Line
-from stepladder.reporting.eval_table import interval_text
 
 _UNKNOWN = "–"
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 from stepladder.evaluate.statistics import Interval
 from stepladder.reporting.compare.comparison import NOISE, Compared, Difference, Line
 
@@ -184,7 +184,7 @@ def _score_column(metric: str, lines: Sequence[Line]) -> _Column:
 
 def _label(line: Line) -> str:
     """The label as it will be seen, so that its width is known, and how many seeds it has."""
-    label = Text.from_markup(shown(line.label)).plain
+    label = Text.from_markup(printable(line.label)).plain
     return label if len(line.seeds) == 1 else f"{label} x{len(line.seeds)}"
 
 
@@ -214,4 +214,4 @@ def _table(columns: Sequence[_Column], width: int) -> Table:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(shown(line), highlight=False)
+    console.print(printable(line), highlight=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.errors import StepladderError, unknown_name
-from stepladder.core.io.files import expanded
+from stepladder.core.io.files import expand_path
 from stepladder.core.trace import StopReason
 from stepladder.evaluate.evaluator import load_scores
 from stepladder.pipeline.recipe import Stage
@@ -70,15 +70,15 @@ def parts_of(text: str) -> tuple[str | None, Path, str | None]:
     >>> parts_of("mine=runs/nano:after")
     ('mine', PosixPath('runs/nano'), 'after')
     """
-    if expanded(text).exists():
-        return None, expanded(text), None
+    if expand_path(text).exists():
+        return None, expand_path(text), None
     label, equals, rest = text.partition("=")
     if not equals:
         label, rest = "", text
     before, colon, stage = rest.rpartition(":")
-    if expanded(rest).exists() or not colon or not before:
-        return label.strip() or None, expanded(rest), None
-    return label.strip() or None, expanded(before), stage
+    if expand_path(rest).exists() or not colon or not before:
+        return label.strip() or None, expand_path(rest), None
+    return label.strip() or None, expand_path(before), stage
 
 
 def _open(text: str, stage: str | None, lineages: Lineages) -> list[Source]:
@@ -165,7 +165,7 @@ def _saved(label: str | None, path: Path, lineages: Lineages) -> Source:
     guide = described.get("guide") or {}
     guiding = origin_of(guide.get("reward"))
     own["guide"] = {**guide, "reward": guide.get("reward") and _made_as(guiding, lineages)}
-    if isinstance(model, str) and (origin := origin_of(expanded(model))) is not None:
+    if isinstance(model, str) and (origin := origin_of(expand_path(model))) is not None:
         training = lineages.training_from([origin, *([guiding] if guiding else [])])
         recipe = RunFolder.open(origin[0]).recipe()
         plain = recipe.plain()["stages"]

@@ -20,7 +20,7 @@ from stepladder.data.holdout import WARMUP
 from stepladder.pipeline.recipe import Stage
 from stepladder.pipeline.resources import BASE, GOLD, DataConfig
 from stepladder.pipeline.run_folder import StageRecord
-from stepladder.pipeline.stages import stage_kind
+from stepladder.pipeline.stages import get_stage
 from stepladder.pipeline.stages.pairs import DEV, PAIRS, TRAIN
 from stepladder.pipeline.tree_search import TREES
 from stepladder.reporting.report.cost import Cost, costs_of
@@ -121,7 +121,7 @@ class Lineages:
         if record is None or stage is None:
             found[folder, name] = StageUse(folder, name, "", None, None, None, "nothing is known of this stage")
             return
-        outside = [getattr(stage.settings, setting) for setting in stage_kind(stage.kind).reads]
+        outside = [getattr(stage.settings, setting) for setting in get_stage(stage.kind).external_files]
         for source in record.inputs.values():
             if source == BASE:
                 outside.append(run.report.recipe.shared.policy)

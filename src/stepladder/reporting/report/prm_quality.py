@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepladder.evaluate.statistics import Interval
+from stepladder.evaluate.statistics import Interval, interval_text
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.stages.prm_eval import EXAMINATION
-from stepladder.reporting.eval_table import interval_text
 from stepladder.reporting.report.run_data import Run
-from stepladder.reporting.stage_summaries import told_of
+from stepladder.reporting.stage_summaries import stage_summary
 
 _PICTURES = {
     "chains.svg": "How scores are spread over gold chains and over chains that were spoilt on purpose",
@@ -70,7 +69,7 @@ def examinations_of(run: Run) -> tuple[Examination, ...]:
 
 def _examination(run: Run, stage: StageRecord) -> Examination:
     numbers = stage.summary
-    headline, lines = told_of(stage) or ("", {})
+    headline, lines = stage_summary(stage) or ("", {})
     folder = run.folder / stage.name / EXAMINATION
     return Examination(
         stage.name,

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from stepladder.evaluate.statistics import Comparison, Interval
+from stepladder.evaluate.statistics import Comparison, Interval, interval_text
 from stepladder.pipeline.resources import BASE, GOLD
 from stepladder.pipeline.run_folder import StageRecord
-from stepladder.reporting.charts.learning_curves import Scored, stages_svg
-from stepladder.reporting.eval_table import interval_text
+from stepladder.reporting.charts.line_chart import StageScore, stages_svg
 from stepladder.reporting.report.run_data import Run
 from stepladder.reporting.run_tables import differences
 
@@ -69,7 +68,7 @@ def scores_of(run: Run) -> Scores | None:
         return None
     hops = sorted({each for stage in stages for each in stage.summary["by_hops"]} - {"0"}, key=int)
     base = Path(run.report.recipe.shared.policy).name
-    drawn = [Scored(stage.name, Interval(**stage.summary["f1"]), stage.inputs["policy"] == GOLD) for stage in stages]
+    drawn = [StageScore(stage.name, Interval(**stage.summary["f1"]), stage.inputs["policy"] == GOLD) for stage in stages]
     groups = stages[0].summary["by_hops"]
     return Scores(
         tuple(_row(stage, base, hops) for stage in stages),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stepladder.core.trace import Passage, Step
 from stepladder.oracle.step_rules import Verdict
-from stepladder.reporting.charts.tree_picture import KIND_WORDS
+from stepladder.reporting.charts.tree_diagram import KIND_WORDS
 
 #: Characters of a text that are shown.
 _MOST = 600

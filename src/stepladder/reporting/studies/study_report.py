@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepladder.core.io.files import atomic_file
-from stepladder.evaluate.prm.svg_axes import SERIES
+from stepladder.core.svg import SERIES
 from stepladder.evaluate.statistics import Interval
 from stepladder.reporting.charts.band_plot import Point, bands_svg
 from stepladder.reporting.studies.study_results import Results, curves_of, over_places, questions_to_reach

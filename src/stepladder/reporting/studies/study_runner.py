@@ -19,14 +19,14 @@ from pathlib import Path
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace_printer import shown
+from stepladder.core.trace_printer import printable
 from stepladder.pipeline.recipe import Recipe, load_recipe
-from stepladder.reporting.studies.job import ERROR, Job
+from stepladder.reporting.studies.study_job import ERROR, Job
 from stepladder.reporting.studies.study_spec import Study
 
 SHARED = "shared"
 #: What carries out a job.
-COMMAND = (sys.executable, "-m", "stepladder.reporting.studies.job")
+COMMAND = (sys.executable, "-m", "stepladder.reporting.studies.study_job")
 #: Seconds between looks at the runs, and until one that should stop is killed.
 _LOOK, _PATIENCE = 0.2, 30.0
 #: What tells a process how many threads it may use, and how much of a GPU (engines/memory.py, which needs torch).
@@ -183,4 +183,4 @@ def _environment(jobs: int) -> dict[str, str]:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(shown(line), highlight=False, soft_wrap=True)
+    console.print(printable(line), highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.jsonl import Line, parsed, raw_lines, shown
+from stepladder.core.io.jsonl import Line, parse_object, preview, raw_lines
 from stepladder.core.trace import Passage
 
 _IDS = ("id", "_id", "docid")
@@ -33,7 +33,7 @@ def rows(file: Path, kind: str) -> Iterator[tuple[int, Passage]]:
 def _objects(path: Path) -> Iterator[Line]:
     for number, raw in raw_lines(path, CorpusError):
         if raw.strip():
-            yield Line(path, number, parsed(path, number, raw, CorpusError), CorpusError)
+            yield Line(path, number, parse_object(path, number, raw, CorpusError), CorpusError)
 
 
 def _tsv_rows(path: Path) -> Iterator[Line]:
@@ -47,7 +47,7 @@ def _tsv_rows(path: Path) -> Iterator[Line]:
             if not names:
                 names = row
                 if not set(names) & set(_IDS) or not set(names) & set(_TEXTS):
-                    raise line.wrong(f"expected the names of the columns, 'id', 'text' and 'title'; found {shown(row)}")
+                    raise line.wrong(f"expected the names of the columns, 'id', 'text' and 'title'; found {preview(row)}")
             elif len(row) == len(names):
                 yield line
             elif row:
@@ -115,7 +115,7 @@ def _passage(line: Line) -> Passage:
     if isinstance(found, int) and not isinstance(found, bool):
         found = str(found)
     if not isinstance(found, str) or not found.strip():
-        raise line.wrong(f"{key!r} should be a string that is not empty, found {shown(found)}")
+        raise line.wrong(f"{key!r} should be a string that is not empty, found {preview(found)}")
     if "contents" in line.data:
         title, newline, text = _text(line, "contents").partition("\n")
         return Passage(found, _unquoted(title.strip()), text.strip()) if newline else Passage(found, "", title.strip())

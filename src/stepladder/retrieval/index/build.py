@@ -19,7 +19,7 @@ from typing import Any
 
 from stepladder import __version__
 from stepladder.core.config import Config
-from stepladder.core.io.files import Unfinished, atomic_file, resumable_folder, sync_all
+from stepladder.core.io.files import PartialFolder, atomic_file, resumable_folder, sync_all
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, Watch, unwatched
 from stepladder.retrieval.corpus.passage_store import PassageStore, PassageWriter
@@ -95,7 +95,7 @@ def build_index(
         "version": __version__,
     }
 
-    def worth_keeping(unfinished: Unfinished) -> bool:
+    def worth_keeping(unfinished: PartialFolder) -> bool:
         begun = {each.name for each in unfinished.notes.iterdir()} - {"plan.json", _READ} if known else set()
         return bool(begun) and any(each.resumes for each in kinds.values())
 
@@ -153,7 +153,7 @@ class _Digest:
         return self._hash.hexdigest()
 
 
-def _read(passages: Iterable[Passage], unfinished: Unfinished, watch: Watch) -> _Reading:
+def _read(passages: Iterable[Passage], unfinished: PartialFolder, watch: Watch) -> _Reading:
     """Put the passages into the folder, unless they are there from an earlier attempt."""
     file = unfinished.notes / _READ
     if earlier := _earlier(file, unfinished.folder):
@@ -186,7 +186,7 @@ def _earlier(file: Path, folder: Path) -> _Reading | None:
 
 
 def _make(
-    kinds: dict[str, IndexKind], settings: dict[str, Config], unfinished: Unfinished, memory: int, watch: Watch
+    kinds: dict[str, IndexKind], settings: dict[str, Config], unfinished: PartialFolder, memory: int, watch: Watch
 ) -> dict[str, str | int | float]:
     """Build the parts that are not there yet; returns how all were made."""
     marks = {name: unfinished.notes / _MADE.format(name) for name in kinds}
@@ -201,7 +201,7 @@ def _make(
     return {key: value for mark in marks.values() for key, value in json.loads(mark.read_text("utf-8")).items()}
 
 
-def _sizes(unfinished: Unfinished) -> dict[str, int]:
+def _sizes(unfinished: PartialFolder) -> dict[str, int]:
     (unfinished.folder / MANIFEST).unlink(missing_ok=True)  # of an attempt that failed at its very end
     files = [each for each in unfinished.folder.rglob("*") if each.is_file() and unfinished.notes not in each.parents]
     return {each.relative_to(unfinished.folder).as_posix(): each.stat().st_size for each in sorted(files)}

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import Unfinished, atomic_file
+from stepladder.core.io.files import PartialFolder, atomic_file
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, Watch, check_search, unwatched
 from stepladder.retrieval.corpus.passage_store import Passages, PassageStore
@@ -49,7 +49,7 @@ class DenseIndex(Retriever):
     def build(
         cls,
         passages: Passages,
-        to: Unfinished,
+        to: PartialFolder,
         layout: Layout,
         settings: DenseConfig,
         *,

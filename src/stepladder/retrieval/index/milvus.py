@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import Unfinished, atomic_file
+from stepladder.core.io.files import PartialFolder, atomic_file
 from stepladder.retrieval.base import Watch, unwatched
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.dense import DenseIndex, describe
@@ -52,7 +52,7 @@ _WIDTH = 128
 
 def build_milvus(
     passages: Passages,
-    to: Unfinished,
+    to: PartialFolder,
     settings: MilvusConfig,
     *,
     memory: int = DEFAULT_MEMORY,

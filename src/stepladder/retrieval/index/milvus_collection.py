@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepladder.core.io.files import Unfinished, atomic_file
+from stepladder.core.io.files import PartialFolder, atomic_file
 from stepladder.core.io.retries import retry_wait
 from stepladder.retrieval.base import Watch
 from stepladder.retrieval.index.milvus_server import ANSWER_SECONDS, WORK_SECONDS, Milvus, MilvusError
@@ -53,7 +53,7 @@ class Place:
 class Sending:
     """Puts vectors into their collection."""
 
-    def __init__(self, vectors: StoredVectors, place: Place, to: Unfinished, watch: Watch) -> None:
+    def __init__(self, vectors: StoredVectors, place: Place, to: PartialFolder, watch: Watch) -> None:
         self._vectors, self._place, self._to, self._watch = vectors, place, to, watch
         self._note = to.notes / _NOTE
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError, unknown_name
-from stepladder.core.io.files import Unfinished
+from stepladder.core.io.files import PartialFolder
 from stepladder.retrieval.base import Retriever, Watch
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.bm25 import BM25Config, BM25Index
@@ -31,7 +31,7 @@ class IndexKind:
     #: What can be set of it when it is built.
     settings: type[Config]
     #: (passages, where to, settings, memory, watch) -> how it was made. Writes files of its own.
-    build: Callable[[Passages, Unfinished, Any, int, Watch], Made]
+    build: Callable[[Passages, PartialFolder, Any, int, Watch], Made]
     #: (folder, passages, device) -> the retriever of a folder that `build` wrote.
     open: Callable[[Path, Passages, str], Retriever]
     #: Whether a `build` that was cut off goes on where it was.
@@ -39,7 +39,7 @@ class IndexKind:
 
 
 def _bm25() -> IndexKind:
-    def build(passages: Passages, to: Unfinished, settings: BM25Config, memory: int, watch: Watch) -> Made:
+    def build(passages: Passages, to: PartialFolder, settings: BM25Config, memory: int, watch: Watch) -> Made:
         return BM25Index.build(passages, to.folder, **settings.model_dump(), memory=memory, watch=watch)
 
     def open_(folder: Path, passages: Passages, device: str) -> Retriever:  # noqa: ARG001
@@ -50,7 +50,7 @@ def _bm25() -> IndexKind:
 
 def _dense(layout: Layout) -> IndexKind:
     # Imported when they are needed: the libraries of encoders take seconds to import, and may not be installed.
-    def build(passages: Passages, to: Unfinished, settings: DenseConfig, memory: int, watch: Watch) -> Made:
+    def build(passages: Passages, to: PartialFolder, settings: DenseConfig, memory: int, watch: Watch) -> Made:
         from stepladder.retrieval.index.dense import DenseIndex
 
         return DenseIndex.build(passages, to, layout, settings, memory=memory, watch=watch)
@@ -64,7 +64,7 @@ def _dense(layout: Layout) -> IndexKind:
 
 
 def _milvus() -> IndexKind:
-    def build(passages: Passages, to: Unfinished, settings: MilvusConfig, memory: int, watch: Watch) -> Made:
+    def build(passages: Passages, to: PartialFolder, settings: MilvusConfig, memory: int, watch: Watch) -> Made:
         from stepladder.retrieval.index.milvus import build_milvus
 
         return build_milvus(passages, to, settings, memory=memory, watch=watch)

@@ -22,10 +22,9 @@ from typing import Any
 
 import httpx2
 
-from stepladder.core.errors import StepladderError
-from stepladder.core.io.auth_token import checked_token
+from stepladder.core.errors import BackendDown, StepladderError
+from stepladder.core.io.auth_token import validate_token
 from stepladder.core.trace import Passage
-from stepladder.engines.base import EngineDown
 from stepladder.retrieval.base import Retriever, check_search
 from stepladder.retrieval.remote.limits import LONGEST_QUERY
 from stepladder.retrieval.remote.load_balancer import Host, Hosts, checked_urls
@@ -44,7 +43,7 @@ _PASSING = {
 }
 
 
-class SearchDown(EngineDown):
+class SearchDown(BackendDown):
     """No server can answer, whatever is asked. The run stops."""
 
 
@@ -82,7 +81,7 @@ class RemoteRetriever(Retriever):
         self._closed = threading.Event()
         self._client = httpx2.Client(
             headers={"content-type": "application/json"}
-            | ({"authorization": f"Bearer {checked_token(token)}"} if token is not None else {}),
+            | ({"authorization": f"Bearer {validate_token(token)}"} if token is not None else {}),
             timeout=httpx2.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS)),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=concurrency),
             trust_env=False,

@@ -16,9 +16,9 @@ from hashlib import blake2b
 from typing import Any
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.json_body import BadRequest, json_object, kind_of
+from stepladder.core.io.json_body import BadRequest, json_object, json_type
 from stepladder.core.trace import Passage
-from stepladder.core.unicode import well_formed
+from stepladder.core.unicode import replace_surrogates
 from stepladder.retrieval.remote.limits import LONGEST_QUERY, ServerConfig
 
 #: The passages of one query as JSON: document and score of each.
@@ -43,7 +43,7 @@ class SearchRequest:
 
 def write_request(queries: Iterable[str], k: int) -> bytes:
     """A request for passages with scores."""
-    asked = [well_formed(query)[:LONGEST_QUERY] for query in queries]
+    asked = [replace_surrogates(query)[:LONGEST_QUERY] for query in queries]
     return json.dumps({"queries": asked, "topk": k, "return_scores": True}).encode()
 
 
@@ -61,12 +61,12 @@ def read_request(body: bytes, limits: ServerConfig) -> SearchRequest:
         raise BadRequest('"queries" is missing; expected {"queries": ["..."], "topk": 3, "return_scores": true}')
     queries = asked["queries"]
     if not isinstance(queries, list):
-        raise BadRequest(f'"queries" must be a list of strings, found {kind_of(queries)}')
+        raise BadRequest(f'"queries" must be a list of strings, found {json_type(queries)}')
     if len(queries) > limits.max_queries:
         raise BadRequest(f'"queries" holds {len(queries):,}; this server takes {limits.max_queries:,} a request')
     for position, query in enumerate(queries):
         if not isinstance(query, str):
-            raise BadRequest(f'"queries"[{position}] must be a string, found {kind_of(query)}')
+            raise BadRequest(f'"queries"[{position}] must be a string, found {json_type(query)}')
         if len(query) > limits.max_characters:
             raise BadRequest(
                 f'"queries"[{position}] has {len(query):,} characters; this server takes {limits.max_characters:,}'
@@ -77,13 +77,13 @@ def read_request(body: bytes, limits: ServerConfig) -> SearchRequest:
     if isinstance(k, float) and k.is_integer():
         k = int(k)  # to JSON, 3.0 and 3 are the same number
     if isinstance(k, bool) or not isinstance(k, int):
-        raise BadRequest(f'"topk" must be a whole number, found {kind_of(k)}')
+        raise BadRequest(f'"topk" must be a whole number, found {json_type(k)}')
     if not 1 <= k <= limits.max_topk:
         raise BadRequest(f'"topk" must be from 1 to {limits.max_topk}')
     with_scores = asked.get("return_scores", False)
     if not isinstance(with_scores, bool):
-        raise BadRequest(f'"return_scores" must be true or false, found {kind_of(with_scores)}')
-    return SearchRequest([well_formed(query) for query in queries], k, with_scores)
+        raise BadRequest(f'"return_scores" must be true or false, found {json_type(with_scores)}')
+    return SearchRequest([replace_surrogates(query) for query in queries], k, with_scores)
 
 
 # --- Replies ----------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _passage(item: dict[str, Any]) -> Passage:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"expected text, found {kind_of(value)}")
+        raise TypeError(f"expected text, found {json_type(value)}")
     return value
 
 

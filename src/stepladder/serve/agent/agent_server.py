@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 
 from stepladder import __version__
-from stepladder.core.io.auth_token import checked_token
+from stepladder.core.io.auth_token import validate_token
 from stepladder.serve.agent.agent_openapi import openapi_schema
 from stepladder.serve.agent.chat import Chat
 from stepladder.serve.agent.chat_response import error
@@ -48,7 +48,7 @@ def make_agent_app(agent: ServedAgent, settings: AgentServerConfig, *, local: bo
     """The server as an ASGI application. `local`: it is reached from this machine alone."""
     metrics = PlayMetrics()
     player = Player(agent.driver, max_waiting=settings.max_waiting, metrics=metrics, live=agent.live)
-    token = checked_token(settings.token.get_secret_value()) if settings.token else None
+    token = validate_token(settings.token.get_secret_value()) if settings.token else None
     model = {"id": settings.model, "object": "model", "created": int(time.time()), "owned_by": "stepladder"}
     has_mcp = find_spec("mcp") is not None
     about = {

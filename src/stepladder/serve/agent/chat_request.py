@@ -12,9 +12,9 @@ is refused; other parameters are passed over.
 from dataclasses import dataclass
 from typing import Any
 
-from stepladder.core.io.json_body import BadRequest, json_object, kind_of
+from stepladder.core.io.json_body import BadRequest, json_object, json_type
 from stepladder.core.requests import Sampling
-from stepladder.core.unicode import well_formed
+from stepladder.core.unicode import replace_surrogates
 from stepladder.serve.agent.server_config import AgentServerConfig
 
 EXAMPLE = '{"messages": [{"role": "user", "content": "Who designed Orm Tower?"}]}'
@@ -62,17 +62,17 @@ def read_chat(body: bytes, limits: AgentServerConfig, usual: Sampling) -> ChatRe
 def read_question(text: object, longest: int, name: str = "the question") -> str:
     """A question, or a query, as it is played; lone surrogates, which UTF-8 cannot write, become U+FFFD."""
     if not isinstance(text, str):
-        raise BadRequest(f"{name} must be a string, found {kind_of(text)}")
+        raise BadRequest(f"{name} must be a string, found {json_type(text)}")
     if len(text) > longest:
         raise BadRequest(f"{name} has {len(text):,} characters; this server takes {longest:,}")
     if not text.strip():
         raise BadRequest(f"{name} is empty")
-    return well_formed(text.strip())
+    return replace_surrogates(text.strip())
 
 
 def _check_model(name: object, served: str) -> None:
     if name is not None and not isinstance(name, str):
-        raise BadRequest(f'"model" must be a string, found {kind_of(name)}')
+        raise BadRequest(f'"model" must be a string, found {json_type(name)}')
     if name not in (None, served):
         raise UnknownModel(f"there is no model {name[:200]!r} here; this server has {served!r}")
 
@@ -80,11 +80,11 @@ def _check_model(name: object, served: str) -> None:
 def _question(messages: object) -> object:
     """The content of the last message of the user, parts of text put together."""
     if not isinstance(messages, list):
-        raise BadRequest(f'"messages" must be a list such as {EXAMPLE}, found {kind_of(messages)}')
+        raise BadRequest(f'"messages" must be a list such as {EXAMPLE}, found {json_type(messages)}')
     asked: Any = None
     for position, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BadRequest(f'"messages"[{position}] must be an object with a "role", found {kind_of(message)}')
+            raise BadRequest(f'"messages"[{position}] must be an object with a "role", found {json_type(message)}')
         if message["role"] == "user":
             asked = message
     if asked is None:
@@ -125,7 +125,7 @@ def _number(asked: dict[str, Any], name: str, usual: float) -> float:
     if value is None:
         return usual
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadRequest(f'"{name}" must be a number, found {kind_of(value)}')
+        raise BadRequest(f'"{name}" must be a number, found {json_type(value)}')
     # An integer may be too long for a float, and is out of every range then.
     return float(value) if abs(value) < _LARGEST_SEED else float("inf")
 
@@ -137,7 +137,7 @@ def _whole(asked: dict[str, Any], name: str, least: int, most: int) -> int | Non
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # to JSON, 3.0 and 3 are the same number
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadRequest(f'"{name}" must be a whole number, found {kind_of(value)}')
+        raise BadRequest(f'"{name}" must be a whole number, found {json_type(value)}')
     if not least <= value <= most:
         raise BadRequest(f'"{name}" must be from {least} to {most}')
     return value
@@ -148,5 +148,5 @@ def _typed(asked: dict[str, Any], name: str, kind: type[Any], words: str, usual:
     if value is None:
         return usual
     if not isinstance(value, kind):
-        raise BadRequest(f'"{name}" must be {words}, found {kind_of(value)}')
+        raise BadRequest(f'"{name}" must be {words}, found {json_type(value)}')
     return value

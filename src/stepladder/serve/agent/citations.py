@@ -9,7 +9,7 @@ no less: a passage may hold them by chance, and "yes" or "no" is stated by none.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stepladder.core.answer_metrics import covers, normalise
+from stepladder.core.answer_metrics import covers, normalize
 from stepladder.core.trace import ActionKind, Passage, Trajectory
 
 #: Answers that passages hold by chance.
@@ -38,7 +38,7 @@ def cite(trajectory: Trajectory) -> tuple[Citation, ...]:
     stated = [(trajectory.answer, True), *((each, False) for each in on_the_way)]
     cited: dict[str, Citation] = {}
     for words, final in stated:
-        if normalise(words) in _NOTHING_SAID:
+        if normalize(words) in _NOTHING_SAID:
             continue
         for step, rank, passage in _found(trajectory):
             if passage.id not in cited and covers(f"{passage.title}. {passage.text}", words):

@@ -18,7 +18,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from stepladder import __version__
 from stepladder.agents.base import render_passages
-from stepladder.core.io.json_body import BadRequest, kind_of
+from stepladder.core.io.json_body import BadRequest, json_type
 from stepladder.core.trace import Trajectory
 from stepladder.serve.agent.chat_request import read_question
 from stepladder.serve.agent.citations import cite
@@ -69,7 +69,7 @@ def make_mcp(agent: ServedAgent, player: Player, settings: AgentServerConfig) ->
         query = read_question(arguments.get("query"), settings.max_characters, "the query")
         k = arguments.get("k", min(agent.k, settings.max_topk))
         if isinstance(k, bool) or not isinstance(k, int):
-            raise BadRequest(f"k must be a whole number, found {kind_of(k)}")
+            raise BadRequest(f"k must be a whole number, found {json_type(k)}")
         if not 1 <= k <= settings.max_topk:
             raise BadRequest(f"k must be from 1 to {settings.max_topk}")
         found = await play(context, agent.search(query, k))

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from stepladder import __version__
-from stepladder.core.io.auth_token import checked_token
+from stepladder.core.io.auth_token import validate_token
 from stepladder.core.io.json_body import BadRequest
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.remote.limits import ServerConfig
@@ -41,7 +41,7 @@ def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, ob
         cache_bytes=settings.cache_bytes,
         metrics=metrics,
     )
-    token = checked_token(settings.token.get_secret_value()) if settings.token else None
+    token = validate_token(settings.token.get_secret_value()) if settings.token else None
     about = told({"index": dict(info), "limits": settings.model_dump(exclude={"token"}), "version": __version__})
     schema = told(openapi_schema(settings))
 

@@ -50,16 +50,16 @@ class PairCheck:
         encoding: Encoding,
         window: int | None,
         *,
-        reencode: bool = False,
+        retokenize: bool = False,
     ) -> None:
-        """`window`: most tokens of a state with a step; None where longer ones are cut. `reencode`: take pairs of
+        """`window`: most tokens of a state with a step; None where longer ones are cut. `retokenize`: take pairs of
         another vocabulary as they are; whoever reads them encodes their text anew.
         """
         self.agent = agent
         self.questions: Mapping[str, Question] = {question.id: question for question in questions}
         self.encoding = encoding
         self.window = window
-        self.reencode = reencode
+        self.retokenize = retokenize
 
     def sift(self, pairs: Iterable[Pair]) -> UsablePairs:
         """The pairs that can be used, with token ids, and why the others cannot."""
@@ -81,7 +81,7 @@ class PairCheck:
             return "other agent"
         segments = (*pair.context, pair.chosen.written, pair.rejected.written)
         known = {segment.vocabulary for segment in segments if segment.tokens}
-        if known - {self.encoding.vocabulary} and not self.reencode:
+        if known - {self.encoding.vocabulary} and not self.retokenize:
             return "other vocabulary"
         if not self._renders(pair):
             return "other prompt"

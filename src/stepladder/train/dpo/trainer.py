@@ -105,16 +105,16 @@ def train_dpo(
             trainer,
             [len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in rows],
             settings,
-            settings.lr if settings.lr != "auto" else _lr_for(policy.model, settings.lora),
+            settings.learning_rate if settings.learning_rate != "auto" else _lr_for(policy.model, settings.lora),
             folder,
             place,
             dev_score=dev_score if play is not None or dev_rows else None,
-            score_first=settings.score_first,
+            eval_on_start=settings.eval_on_start,
             best_by="dev_f1" if play is not None else "dev_loss",
             watch=watch,
             arguments=trl.DPOConfig,  # type: ignore[attr-defined]
             beta=settings.beta,
-            loss_type=[settings.loss],
+            loss_type=[settings.loss_type],
             max_length=None,  # what does not fit was refused; nothing is cut
             gradient_checkpointing=False,
             use_cache=policy.model.config.use_cache,  # the trainer puts it into the policy's configuration

@@ -27,7 +27,7 @@ Over = Literal["tokens", "steps", "peers"]
 _FLAT = 1e-6
 
 
-def standardised(values: ArrayLike, weights: ArrayLike | None = None, least_spread: float = 0.0) -> Floats:
+def standardised(values: ArrayLike, weights: ArrayLike | None = None, min_std: float = 0.0) -> Floats:
     """Less the mean, by the standard deviation; zeros where all are alike. Each may count with a weight.
 
     >>> standardised([1.0, 0.0, 1.0, 0.0]).tolist()
@@ -39,13 +39,13 @@ def standardised(values: ArrayLike, weights: ArrayLike | None = None, least_spre
     counts = np.ones(found.shape) if weights is None else np.asarray(weights, dtype=np.float64)
     if counts.sum() <= 0:
         return np.zeros(found.shape)
-    return _scaled(found - np.average(found, weights=counts), counts, least_spread)
+    return _scaled(found - np.average(found, weights=counts), counts, min_std)
 
 
-def _scaled(distances: Floats, weights: Floats, least_spread: float) -> Floats:
+def _scaled(distances: Floats, weights: Floats, min_std: float) -> Floats:
     """Distances from a mean by their spread."""
     spread = float(np.sqrt(np.average(distances**2, weights=weights))) if weights.sum() > 0 else 0.0
-    return distances / max(spread, least_spread) if spread > _FLAT else np.zeros(distances.shape)
+    return distances / max(spread, min_std) if spread > _FLAT else np.zeros(distances.shape)
 
 
 def outcome_advantages(rewards_G: ArrayLike) -> Floats:
@@ -59,12 +59,12 @@ def process_advantages(
     over: Over = "tokens",
     peers: Sequence[Sequence[Hashable | None]] | None = None,
     *,
-    least_spread: float = 0.0,
+    min_std: float = 0.0,
 ) -> list[Floats]:
     """One number a step. `tokens`: how many the policy wrote in each; over them, long steps count more in a mean.
 
     Over `peers`, a step is measured against the mean of those with the same label, and one without against all.
-    Scores that spread less than `least_spread` are divided by that: small differences then stay small.
+    Scores that spread less than `min_std` are divided by that: small differences then stay small.
     """
     lengths = [len(np.asarray(each)) for each in scores]
     together = np.concatenate([np.asarray(each, dtype=np.float64) for each in scores]) if scores else np.zeros(0)
@@ -75,9 +75,9 @@ def process_advantages(
         labels = [label for each in peers or () for label in each]
         if len(labels) != together.size:
             raise ValueError(f"{together.size} scores of steps, but {len(labels)} labels")
-        found = _scaled(together - _peer_means(together, counts, labels), counts, least_spread)
+        found = _scaled(together - _peer_means(together, counts, labels), counts, min_std)
     else:
-        found = standardised(together, None if over == "steps" else counts, least_spread)
+        found = standardised(together, None if over == "steps" else counts, min_std)
     return np.split(found, np.cumsum(lengths)[:-1]) if lengths else []
 
 

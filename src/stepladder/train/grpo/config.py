@@ -1,4 +1,4 @@
-"""What can be set about reinforcement learning."""
+"""Settings of GRPO."""
 
 from typing import Annotated, Literal, Self
 
@@ -6,107 +6,122 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from stepladder.core.config import Config
 from stepladder.train.grpo.advantage import Over
-from stepladder.train.grpo.monitor_config import GuardConfig
+from stepladder.train.grpo.monitor_config import MonitorConfig
 from stepladder.train.loop.config import PolicyTrainingConfig
 
 
 class RewardConfig(Config):
-    """What an episode and its steps earn; ProRAG's constants."""
+    """Rewards of episodes and steps; the defaults are ProRAG's."""
 
-    #: An answer earns this times its F1, if that reaches `min_f1`, else nothing.
+    #: Reward of an answer per unit of F1, if its F1 reaches `min_f1`, else 0.
     f1_weight: PositiveFloat = 2.0
     min_f1: Annotated[float, Field(ge=0, le=1)] = 0.2
-    #: More for an episode that kept its agent's format and came to an answer; as much less for any other.
+    #: Added for an episode that kept its agent's format and reached an answer; subtracted for any other.
     format_bonus: NonNegativeFloat = 1.0
-    #: The same of a step, beside its score between 0 and 1.
+    #: The same for a step, beside its score between 0 and 1.
     step_format_bonus: NonNegativeFloat = 0.5
 
 
 class TreeConfig(Config):
-    """How the episodes of a question share their beginnings, in the mode `tree`."""
+    """How the episodes of a question share prefixes, in the mode `tree`."""
 
-    #: Of the samples of a question so many begin at the question; the others branch off from states along these.
+    #: Episodes of a question that start at the question; the others branch off from states along these.
     stems: PositiveInt = 2
-    #: `steps`: a step earns what it adds to the mean reward of the ends below it, and how that compares with the whole
-    #: tree's (TreeRL's sum). `gains`: the first of these alone; behind the last parting of branches it is 0.
-    #: `branches`: all steps of a branch earn what its end does, against its own tree and against all (Tree-GRPO).
+    #: `steps`: the gain in mean reward of the leaves below, plus the value relative to the root (TreeRL's sum).
+    #: `gains`: the gain alone; 0 behind the last branching point. `branches`: all steps of a branch get the reward of
+    #: its leaf, relative to its own tree and to all trees (Tree-GRPO).
     credit: Literal["steps", "gains", "branches"] = "steps"
 
 
 class GRPOConfig(PolicyTrainingConfig):
-    """Group-relative policy optimisation. Examples of an update are episodes.
+    """Group-relative policy optimization. The examples of an update are episodes.
 
-    lr auto: 1e-4 below 20M parameters, 1e-5 below 1B, else 1e-6; with LoRA 1e-5 (ProRAG's).
+    learning_rate auto: 1e-4 below 20M parameters, 1e-5 below 1B, else 1e-6; with LoRA 1e-5 (ProRAG's).
     """
 
-    #: `dual`: what the answer earned and what each step did (ProRAG). `outcome`: the answer alone (Search-R1).
-    #: `process`: the steps alone. `tree`: steps by the answers that branches below them come to; no reward model.
+    renamed = {
+        **PolicyTrainingConfig.renamed,
+        "passes": "num_iterations",
+        "kl": "beta",
+        "clip": "epsilon",
+        "clip_high": "epsilon_high",
+        "drop_flat": "drop_zero_std_groups",
+        "normalise": "normalize",  # word-check: ignore
+        "least_spread": "min_std",
+        "grader": "scorer",
+        "guards": "monitors",
+        "vllm_memory": "vllm_gpu_memory_utilization",
+    }
+    renamed_values = {"scorer": {"model": "prm"}}
+
+    #: `dual`: outcome and step advantages (ProRAG). `outcome`: the answer alone (Search-R1). `process`: the steps alone.
+    #: `tree`: steps by the answers of the branches below them, without a PRM.
     mode: Literal["dual", "outcome", "process", "tree"] = "dual"
-    #: Questions to learn from.
+    #: Train questions.
     questions: PositiveInt = 256
-    #: Take as many questions of each number of searches needed as there are, instead of a plain sample.
+    #: Sample equally many questions of each number of searches needed, instead of uniformly.
     balance: bool = False
-    #: Episodes of each question in an update.
-    samples: PositiveInt = 8
-    #: Episodes an update; questions an update are this by `samples`.
-    batch: PositiveInt = 64
-    #: How often each question is played; may be a fraction.
-    epochs: PositiveFloat = 1
-    #: End after so many minutes of updates, if that comes first. What is learnt then depends on the machine.
+    #: Episodes per question in an update: the group size.
+    num_generations: PositiveInt = 8
+    #: Episodes per update; the number of questions is this divided by `num_generations`.
+    batch_size: PositiveInt = 64
+    #: Rollouts of each question; may be a fraction.
+    num_train_epochs: PositiveFloat = 1
+    #: Stop after this many minutes of updates, if that is earlier. The result then depends on the machine.
     minutes: PositiveFloat | None = None
-    #: Updates from the same episodes.
-    passes: PositiveInt = 1
+    #: Updates per batch of episodes.
+    num_iterations: PositiveInt = 1
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    #: Who plays: transformers with the weights that are trained, or vLLM with a copy that is renewed every update; and
-    #: the share of the GPU's memory that vLLM takes.
+    #: Rollout engine: transformers with the weights in training, or vLLM with a copy that is synchronized before every
+    #: rollout; and the share of GPU memory for vLLM.
     engine: Literal["transformers", "vllm"] = "transformers"
-    vllm_memory: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    vllm_gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.3
     rewards: RewardConfig = RewardConfig()
-    #: Who scores steps: the reward model; or the gold judge, where questions have a gold decomposition, to see how far
-    #: a perfect reward model would come.
-    grader: Literal["model", "gold"] = "model"
-    #: What a step's own advantage counts beside the answer's.
+    #: Step scorer: the PRM; or the gold judge, for questions with a gold decomposition, as an upper bound.
+    scorer: Literal["prm", "gold"] = "prm"
+    #: Weight of the step advantage beside the outcome advantage.
     process_weight: NonNegativeFloat = 0.3
-    #: Whether, in `dual`, the step that answers earns its score too (ProRAG). What it is worth the outcome says.
+    #: Whether, in `dual`, the answer step gets a step advantage too (ProRAG), besides the outcome advantage.
     grade_answers: bool = True
-    #: Scores of steps are measured against the mean of the group: over all its tokens (ProRAG), over its steps, or over
-    #: the tokens of `peers`, steps of the same kind at the same place. The first two reward what kind a step is: where
-    #: answers score lower than searches, right ones are discouraged too; where late searches do, answering early pays.
-    normalise: Over = "tokens"
-    #: What a score is above or below that mean is divided by the spread of the group (ProRAG), or by this if the spread
-    #: is less: equally good steps differ by noise, and noise should not count as much as good against bad.
-    least_spread: NonNegativeFloat = 0.0
+    #: Baseline of step scores: the mean over all tokens of the group (ProRAG), over its steps, or over the tokens of
+    #: `peers`, steps of the same kind at the same position. The first two compare steps of different kinds: where
+    #: answers score lower than searches, correct ones are discouraged too; where late searches do, early answers pay.
+    normalize: Over = "tokens"
+    #: Lower bound of the standard deviation that step scores are divided by (ProRAG: 0). Equally good steps differ only
+    #: by noise, which should not be scaled up.
+    min_std: NonNegativeFloat = 0.0
     tree: TreeConfig = TreeConfig()
-    #: How strongly the policy is held to where it began; 0 needs no reference.
-    kl: NonNegativeFloat = 0.0
-    #: How far the probability of a token may move within the passes over one batch; upwards by `clip_high` if given.
-    clip: PositiveFloat = 0.2
-    clip_high: PositiveFloat | None = None
-    #: Leave out questions whose episodes all earned the same: they teach nothing and cost as much.
-    drop_flat: bool = True
-    #: Transcripts of another tokenizer than the reward model's: encode their text anew, instead of refusing them.
-    reencode: bool = False
-    schedule: Literal["linear", "cosine", "constant"] = "constant"
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    guards: GuardConfig = GuardConfig()
+    #: KL coefficient; 0 needs no reference model.
+    beta: NonNegativeFloat = 0.0
+    #: Clipping range of the probability ratio; `epsilon_high` is the upper one, if given.
+    epsilon: PositiveFloat = 0.2
+    epsilon_high: PositiveFloat | None = None
+    #: Skip the computation of groups whose rewards are all equal: their advantages are 0.
+    drop_zero_std_groups: bool = True
+    #: Accept transcripts of another tokenizer than the PRM's and tokenize their text again.
+    retokenize: bool = False
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = "constant"
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    monitors: MonitorConfig = MonitorConfig()
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
-        if self.batch % (self.samples * self.accumulate):
+        if self.batch_size % (self.num_generations * self.gradient_accumulation_steps):
             raise ValueError(
-                f"batch {self.batch} is no multiple of samples {self.samples} x accumulate {self.accumulate}: the "
-                "episodes of a question are compared with each other, so they must be together. Set batch, the "
-                "episodes of an update"
+                f"batch_size {self.batch_size} is not a multiple of num_generations {self.num_generations} x "
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps}: the episodes of a question are "
+                "compared with each other, so they must be in one microbatch. Set batch_size, the episodes per update"
             )
-        if self.samples < 2:
-            raise ValueError("samples must be 2 or more: an episode is compared with others of its question")
-        if self.mode == "tree" and self.tree.stems > self.samples:
-            raise ValueError(f"tree.stems {self.tree.stems} is more than samples {self.samples}")
-        if self.questions < self.batch // self.samples:
+        if self.num_generations < 2:
+            raise ValueError("num_generations must be 2 or more: an episode is compared with others of its question")
+        if self.mode == "tree" and self.tree.stems > self.num_generations:
+            raise ValueError(f"tree.stems {self.tree.stems} is more than num_generations {self.num_generations}")
+        if self.questions < self.batch_size // self.num_generations:
             raise ValueError(
-                f"questions {self.questions} do not fill an update, which plays {self.batch // self.samples} (batch "
-                f"{self.batch} by samples {self.samples}); set batch to {self.questions * self.samples} or less"
+                f"questions {self.questions} do not fill an update of {self.batch_size // self.num_generations} "
+                f"(batch_size {self.batch_size} by num_generations {self.num_generations}); set batch_size to "
+                f"{self.questions * self.num_generations} or less"
             )
         return self
 
@@ -117,5 +132,5 @@ class GRPOConfig(PolicyTrainingConfig):
 
     @property
     def needs_reward_model(self) -> bool:
-        """Whether it is a reward model that scores them."""
-        return self.scores_steps and self.grader == "model"
+        """Whether the steps are scored by a PRM."""
+        return self.scores_steps and self.scorer == "prm"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepladder.core.answer_metrics import score
+from stepladder.core.step_scorer import sigmoid
 from stepladder.core.trace import ActionKind, Step, StopReason, Trajectory, Tree
-from stepladder.judges.sigmoid_scorer import sigmoid
 from stepladder.train.grpo.advantage import (
     Floats,
     branch_advantages,
@@ -87,9 +87,9 @@ def _by_scores(group: Sequence[Trajectory], scores: Sequence[Sequence[float]], s
     found = process_advantages(
         [[earned[place] for place in own] for earned, own in zip(rewards, places)],
         [[len(each.steps[place].written.tokens) for place in own] for each, own in zip(group, places)],
-        settings.normalise,
+        settings.normalize,
         [[_label(place, each.steps[place]) for place in own] for each, own in zip(group, places)],
-        least_spread=settings.least_spread,
+        min_std=settings.min_std,
     )
     whole = [np.zeros(len(each.steps)) for each in group]
     for advantages, own, some in zip(whole, places, found):

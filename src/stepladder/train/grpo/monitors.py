@@ -33,7 +33,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
-from stepladder.train.grpo.monitor_config import GuardConfig
+from stepladder.train.grpo.monitor_config import MonitorConfig
 
 #: The file of them in a stage's folder.
 ALARMS = "alarms.jsonl"
@@ -76,7 +76,7 @@ class Alarm:
 class Guards:
     """Looks at every update of a run. The same rows give the same alarms, however often the run was resumed."""
 
-    def __init__(self, settings: GuardConfig, rows: Iterable[Row] = ()) -> None:
+    def __init__(self, settings: MonitorConfig, rows: Iterable[Row] = ()) -> None:
         """Go on from the rows of the updates already made; their alarms are in `raised`."""
         self.settings = settings
         #: Every alarm so far.
@@ -205,7 +205,7 @@ def _measured(rows: Iterable[Row], *columns: str) -> list[Row]:
     return [row for row in rows if all(math.isfinite(row.get(column, math.nan)) for column in columns)]
 
 
-def _change(settings: GuardConfig, measured: Sequence[Row], column: str, start: int = 0) -> _Change:
+def _change(settings: MonitorConfig, measured: Sequence[Row], column: str, start: int = 0) -> _Change:
     """From the window that begins at row `start` to the latest, which must not overlap."""
     window = settings.window
     values = np.array([row[column] for row in measured])
@@ -222,7 +222,7 @@ def _change(settings: GuardConfig, measured: Sequence[Row], column: str, start: 
     )
 
 
-def _from_start(settings: GuardConfig, rows: Sequence[Row], column: str) -> _Change | None:
+def _from_start(settings: MonitorConfig, rows: Sequence[Row], column: str) -> _Change | None:
     """From the first window to the latest; None before there are two."""
     measured = _measured(rows, column)
     return _change(settings, measured, column) if len(measured) >= 2 * settings.window else None
@@ -231,7 +231,7 @@ def _from_start(settings: GuardConfig, rows: Sequence[Row], column: str) -> _Cha
 # --- the rules: settings and all rows so far in, a sign of trouble out -------------------------------------
 
 
-def _format_collapse(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None:
+def _format_collapse(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     what = "the share of valid transcripts"
     advice = "lower the learning rate, hold the policy closer to its beginning (KL), or reward the format more"
     measured, floor = _measured(rows, "valid"), settings.valid_floor
@@ -245,11 +245,11 @@ def _format_collapse(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None
     return None
 
 
-def _reward_hacking(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None:
+def _reward_hacking(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     return _pleasing_steps(settings, rows) or _repeated_steps(settings, rows)
 
 
-def _pleasing_steps(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None:
+def _pleasing_steps(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     """Step scores rise while F1 falls. F1 may have risen before it fell, so it is held against its best window."""
     outcome = "f1" if any("f1" in row for row in rows) else "reward"
     measured, window = _measured(rows, outcome, "step_score"), settings.window
@@ -267,28 +267,28 @@ def _pleasing_steps(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None:
     return sign and replace(sign, since=int(measured[best + window]["step"]))
 
 
-def _repeated_steps(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None:
+def _repeated_steps(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     if settings.repeated_rise is None or not (change := _from_start(settings, rows, "repeated")):
         return None
     advice = "weigh step scores less, or teach the reward model that repeated and empty steps are bad"
     return change.above(change.before + settings.repeated_rise, "the share of repeated or empty steps", advice)
 
 
-def _entropy_collapse(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None:
+def _entropy_collapse(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     if settings.entropy_share is None or not (change := _from_start(settings, rows, "entropy")):
         return None
     advice = "lower the learning rate, sample at a higher temperature, or use harder questions"
     return change.below(settings.entropy_share * change.before, "entropy", advice)
 
 
-def _no_searches(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None:
+def _no_searches(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     if settings.searches_share is None or not (change := _from_start(settings, rows, "searches")):
         return None
     advice = "use questions that need a search, or hold the policy closer to its beginning (KL)"
     return change.below(settings.searches_share * change.before, "searches an episode", advice)
 
 
-def _endless(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None:
+def _endless(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     sign = None
     advice = "reward answers more than steps, or raise the step limit"
     if settings.step_limit is not None and (change := _from_start(settings, rows, "step_limit")):
@@ -298,12 +298,12 @@ def _endless(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None:
     return sign
 
 
-def _kl_blow_up(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None:
+def _kl_blow_up(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     advice = "lower the learning rate, or weigh the KL penalty more"
     return _beyond(settings.kl, rows, "kl", "KL a token to where the policy began", advice)
 
 
-def _logprob_mismatch(settings: GuardConfig, rows: Sequence[Row]) -> _Sign | None:
+def _logprob_mismatch(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     what = "the difference between the engine's and the trainer's log-probs"
     advice = "give both the same weights, precision and sampling temperature"
     return _beyond(settings.logprob_gap, rows, "logprob_gap_mean", what, advice)
@@ -318,7 +318,7 @@ def _beyond(limit: float | None, rows: Sequence[Row], column: str, what: str, ad
     return _Sign(value, limit, int(last[0]["step"]), f"{what} is {value:.3g}, above {limit:.3g}: {advice}")
 
 
-_RULES: dict[AlarmName, Callable[[GuardConfig, Sequence[Row]], _Sign | None]] = {
+_RULES: dict[AlarmName, Callable[[MonitorConfig, Sequence[Row]], _Sign | None]] = {
     AlarmName.FORMAT_COLLAPSE: _format_collapse,
     AlarmName.REWARD_HACKING: _reward_hacking,
     AlarmName.ENTROPY_COLLAPSE: _entropy_collapse,

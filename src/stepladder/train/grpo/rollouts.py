@@ -10,15 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from stepladder.agents.base import Agent
-from stepladder.core.answer_metrics import normalise, score
+from stepladder.core.answer_metrics import normalize, score
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
+from stepladder.core.step_scorer import StepScorer, raise_errors, sigmoid
 from stepladder.core.trace import (
     Action,
     ActionKind,
@@ -34,17 +35,9 @@ from stepladder.core.trace import (
 from stepladder.driver import Driver, Outcome
 from stepladder.explore.branching import branching
 from stepladder.explore.episode import EpisodeConfig, episode, newly_read
-from stepladder.judges.sigmoid_scorer import sigmoid
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit import Credited, credit_group, credit_tree
 from stepladder.train.loop.training_run import Precision
-
-
-class StepScorer(Protocol):
-    """Scores steps by logits: above 0 a step is more likely good than not."""
-
-    def score(self, trajectories: Sequence[Trajectory]) -> Sequence[tuple[float, ...]]:
-        """For each trajectory, one score a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,7 @@ class Rollouts:
             groups = self._credited(sampled, scores)
         ended = time.monotonic()
         if self.driver.engine is not None:
-            self.driver.engine.rest()  # the weights will be others, and learning needs the memory
+            self.driver.engine.on_idle()  # the weights will be others, and learning needs the memory
         if not any(groups):
             raise StepladderError(
                 "no sampled episode has a single step: the prompts leave no room in the model's window. Take a model "
@@ -117,7 +110,7 @@ class Rollouts:
             own = seed_of(seed, questions[place].id, place, sample)  # by place: a question may come twice in an update
             return lambda: episode(self.agent, questions[place], self.episode, own)
 
-        count = self.settings.samples
+        count = self.settings.num_generations
         outcomes = self.driver.run([job(place, sample) for place in range(len(questions)) for sample in range(count)])
         played = [each.value for each in _expect_some(outcomes)]
         groups = [
@@ -128,7 +121,7 @@ class Rollouts:
 
     def _trees(self, questions: Sequence[Question], seed: int) -> tuple[list[list[Credited]], int]:
         stems = self.settings.tree.stems
-        branches = self.settings.samples - stems
+        branches = self.settings.num_generations - stems
 
         def job(place: int) -> Callable[[], Algorithm[Tree]]:
             question, own = questions[place], seed_of(seed, questions[place].id, place)
@@ -136,7 +129,7 @@ class Rollouts:
 
         outcomes = _expect_some(self.driver.run([job(place) for place in range(len(questions))]))
         groups = [[] if each.value is None else credit_tree(each.value, self.settings) for each in outcomes]
-        return groups, len(questions) * self.settings.samples - sum(map(len, groups))
+        return groups, len(questions) * self.settings.num_generations - sum(map(len, groups))
 
     def _scores(self, played: Sequence[Trajectory]) -> list[float] | None:
         """The scores of all steps, one trajectory after the other."""
@@ -144,7 +137,7 @@ class Rollouts:
             return None
         assert self.reward is not None
         with self.scoring():
-            return [score for scores in self.reward.score(played) for score in scores]
+            return [score for scores in raise_errors(self.reward.score_logits(played)) for score in scores]
 
     def _credited(self, groups: Sequence[Sequence[Trajectory]], scores: Sequence[float] | None) -> list[list[Credited]]:
         given = iter(scores or ())
@@ -156,9 +149,9 @@ class Rollouts:
 
     def _filled(self, group: Sequence[Credited], question: Question) -> list[Credited]:
         """As many rows as are expected: in place of a broken episode stands one that teaches nothing."""
-        missing = self.settings.samples - len(group)
+        missing = self.settings.num_generations - len(group)
         if missing <= 0:
-            return list(group[: self.settings.samples])
+            return list(group[: self.settings.num_generations])
         if not group:
             return [Credited(Trajectory(question, self.agent.name), 0.0, (), ())] * missing
         blank = replace(group[0], advantages=(0.0,) * len(group[0].advantages), learns=(False,) * len(group[0].learns))
@@ -214,7 +207,7 @@ def _repeats(trajectory: Trajectory) -> int:
     seen: set[str] = set()
     repeats = 0
     for step in trajectory.steps:
-        said = normalise(step.action.content)
+        said = normalize(step.action.content)
         if step.action.kind is ActionKind.QUERY:
             repeats += said in seen or not said
             seen.add(said)

@@ -28,6 +28,7 @@ from transformers import TrainingArguments
 from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
+from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
 from stepladder.driver import Driver, Watcher
 from stepladder.explore.episode import EpisodeConfig
@@ -37,7 +38,7 @@ from stepladder.retrieval.base import Retriever
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
 from stepladder.train.grpo.rollback import before_trouble
-from stepladder.train.grpo.rollouts import Rollouts, StepScorer
+from stepladder.train.grpo.rollouts import Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer, is_late
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
@@ -87,7 +88,7 @@ def train_grpo(
         if settings.lora is not None:
             expect_targets(policy.model, settings.lora, model)
         engine, playing = player_of(
-            policy, place, max_batch, vllm_memory=settings.vllm_memory if settings.engine == "vllm" else None
+            policy, place, max_batch, vllm_gpu_memory_utilization=settings.vllm_gpu_memory_utilization if settings.engine == "vllm" else None
         )
         if settings.needs_reward_model and isinstance(reward, ProcessRewardModel):
             expect_same_words(engine.encoding, reward)
@@ -129,14 +130,14 @@ def train_grpo(
                 trainer,
                 None,
                 settings,
-                settings.lr if settings.lr != "auto" else _lr_for(policy.model, settings.lora),
+                settings.learning_rate if settings.learning_rate != "auto" else _lr_for(policy.model, settings.lora),
                 folder,
                 place,
                 updates=updates,
-                an_epoch=max(len(chosen) * settings.samples // settings.batch, 1) * settings.passes,
+                an_epoch=max(len(chosen) * settings.num_generations // settings.batch_size, 1) * settings.num_iterations,
                 save_every=_save_every(settings),
                 dev_score=play,
-                score_first=settings.score_first,
+                eval_on_start=settings.eval_on_start,
                 watch=watch,
                 arguments=trl.GRPOConfig,  # type: ignore[attr-defined]
                 **_grpo_arguments(settings, policy),
@@ -157,19 +158,19 @@ def schedule(questions: int, settings: GRPOConfig, seed: int) -> tuple[list[int]
 
     Every epoch is a shuffle of its own; what does not fill an update comes in the next one.
     """
-    an_update = settings.batch // settings.samples
-    batches = max(math.floor(settings.epochs * questions / an_update), 1)
+    an_update = settings.batch_size // settings.num_generations
+    batches = max(math.floor(settings.num_train_epochs * questions / an_update), 1)
     rng = np.random.default_rng(seed_of(seed, "order"))
     order: list[int] = []
     while len(order) < batches * an_update:
         order += rng.permutation(questions).tolist()
-    return order[: batches * an_update], batches * settings.passes
+    return order[: batches * an_update], batches * settings.num_iterations
 
 
 def _save_every(settings: GRPOConfig) -> int:
     """Updates between checkpoints: whole batches of episodes, and at every dev score."""
-    scored = math.ceil(settings.eval_every / settings.passes) if settings.eval_every else _SAVE_EVERY
-    return min(scored, _SAVE_EVERY) * settings.passes
+    scored = math.ceil(settings.eval_steps / settings.num_iterations) if settings.eval_steps else _SAVE_EVERY
+    return min(scored, _SAVE_EVERY) * settings.num_iterations
 
 
 def _chosen(questions: Sequence[Question], settings: GRPOConfig, seed: int, processes: int) -> list[Question]:
@@ -177,23 +178,23 @@ def _chosen(questions: Sequence[Question], settings: GRPOConfig, seed: int, proc
     if not answerable:
         raise StepladderError(f"none of {len(questions):,} questions has an answer: nothing could be earned")
     chosen = pick(answerable, settings.questions, seed, balance=settings.balance)
-    an_update = settings.batch // settings.samples
+    an_update = settings.batch_size // settings.num_generations
     if an_update % processes:
         raise StepladderError(
-            f"an update plays {an_update} questions (batch {settings.batch} by samples {settings.samples}), which "
-            f"{processes} processes cannot share: take a batch that is a multiple of {settings.samples * processes}"
+            f"an update plays {an_update} questions (batch {settings.batch_size} by samples {settings.num_generations}), which "
+            f"{processes} processes cannot share: take a batch that is a multiple of {settings.num_generations * processes}"
         )
     if len(chosen) < an_update:
         raise StepladderError(
-            f"{len(chosen)} questions have an answer, but an update plays {an_update} (batch {settings.batch} by "
-            f"samples {settings.samples}); lower batch or raise samples"
+            f"{len(chosen)} questions have an answer, but an update plays {an_update} (batch {settings.batch_size} by "
+            f"samples {settings.num_generations}); lower batch or raise samples"
         )
     return chosen
 
 
 def _reference(policy: Policy, settings: GRPOConfig, place: Place) -> nn.Module | None:
     """The policy as it came, if it is held to that. With LoRA it is what is left without the adapter."""
-    if not settings.kl or settings.lora is not None:
+    if not settings.beta or settings.lora is not None:
         return None
     model, _ = load_model(policy.source, policy.tokenizer, torch.float32)
     return model.to(place.device).eval()
@@ -202,14 +203,14 @@ def _reference(policy: Policy, settings: GRPOConfig, place: Place) -> nn.Module 
 def _grpo_arguments(settings: GRPOConfig, policy: Policy) -> dict[str, Any]:
     """What trl's configuration has beyond the trainer's."""
     return {
-        "num_generations": settings.samples,
-        "generation_batch_size": settings.batch,
-        "num_iterations": settings.passes,
+        "num_generations": settings.num_generations,
+        "generation_batch_size": settings.batch_size,
+        "num_iterations": settings.num_iterations,
         "shuffle_dataset": False,  # the order is made above: the same after a resume
         "temperature": settings.temperature,
-        "beta": settings.kl if settings.lora is not None else 0.0,  # else the reference is ours
-        "epsilon": settings.clip,
-        "epsilon_high": settings.clip_high,
+        "beta": settings.beta if settings.lora is not None else 0.0,  # else the reference is ours
+        "epsilon": settings.epsilon,
+        "epsilon_high": settings.epsilon_high,
         "loss_type": "dapo",  # the mean over all tokens of the update
         "max_completion_length": None,  # nothing is cut: limits are the episode's
         "gradient_checkpointing": False,
@@ -226,7 +227,7 @@ def _numbers(
     curves: Curves, settings: GRPOConfig, questions: int, alarms: Sequence[Alarm], kept: Path | None
 ) -> dict[str, object]:
     rows = curves.updates
-    played = rows[:: settings.passes]  # the other updates learnt from the same episodes
+    played = rows[:: settings.num_iterations]  # the other updates learnt from the same episodes
     window = min(5, max(len(played) // 2, 1))  # single updates say little: their questions differ
 
     def mean(name: str, some: Sequence[Row]) -> float:
@@ -234,8 +235,8 @@ def _numbers(
 
     numbers: dict[str, object] = {
         "mode": settings.mode,
-        "questions": min(questions, len(played) * settings.batch // settings.samples),
-        "episodes": len(played) * settings.batch,
+        "questions": min(questions, len(played) * settings.batch_size // settings.num_generations),
+        "episodes": len(played) * settings.batch_size,
         "tokens_sampled": round(sum(row["written"] for row in played)),
         "alarms": [alarm.name for alarm in alarms],
         "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),

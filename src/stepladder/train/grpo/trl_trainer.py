@@ -81,7 +81,7 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         options |= {"reward_funcs": [_earned], "rollout_func": self._roll_out}
         super().__init__(*arguments, **options)
         if reference is not None:  # trl would load one by the name of the policy, which may have none
-            self.beta = rollouts.settings.kl
+            self.beta = rollouts.settings.beta
             self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
         self.rollouts = rollouts
         self.asked = questions
@@ -98,10 +98,10 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         """Complete the trainer, and set its guards."""
         settings = self.rollouts.settings
         folder, curves = watching.checkpoints.folder, watching.curves
-        retreat = Retreat(folder, curves, settings.guards.window, settings.passes)
+        retreat = Retreat(folder, curves, settings.monitors.window, settings.num_iterations)
         super().watch_over(lengths, replace(watching, checkpoints=retreat))
         self.alarms = watching.bad_batch.with_name(ALARMS)
-        self.guards = Guards(settings.guards, curves.updates)
+        self.guards = Guards(settings.monitors, curves.updates)
         if curves.writes:
             write_alarms(self.alarms, self.guards.raised)
 
@@ -115,7 +115,7 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
 
     def _roll_out(self, prompts: Sequence[str], _: Any) -> dict[str, list[Any]]:
         """What trl asks for: the prompts come once for every sample, those of a question in a row."""
-        samples = self.rollouts.settings.samples
+        samples = self.rollouts.settings.num_generations
         questions = [self.asked[prompt] for prompt in prompts[::samples]]
         self.questions = [question.id for question in questions]
         training = self.model.training
@@ -148,14 +148,14 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         batch["advantages"] = advantages_BT.to(batch["completion_ids"].device)
         self.tokens = sum(len(row["ids"]) for row in self.rows)
         self.policy_tokens = sum(sum(row["learns"]) for row in self.rows)
-        return self._without_flat(batch) if self.rollouts.settings.drop_flat else batch
+        return self._without_flat(batch) if self.rollouts.settings.drop_zero_std_groups else batch
 
     def _without_flat(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The rows of questions with something to learn, filled up to whole parts by others that do not count.
 
         Where there is nothing at all, some rows stay to be measured.
         """
-        samples, parts = self.rollouts.settings.samples, self.args.steps_per_generation
+        samples, parts = self.rollouts.settings.num_generations, self.args.steps_per_generation
         learnt_BT = batch["completion_mask"] * batch["tool_mask"]
         taught_BT = (batch["advantages"] != 0) & (learnt_BT != 0)
         taught_B = taught_BT.view(-1, samples * taught_BT.shape[1]).any(dim=1).repeat_interleave(samples)

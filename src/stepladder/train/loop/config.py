@@ -1,4 +1,4 @@
-"""What can be set about any training: how long, how fast, in which precision, of which weights."""
+"""Settings shared by all trainers: duration, learning rate, precision, LoRA."""
 
 from typing import Annotated, Literal, Self
 
@@ -8,53 +8,71 @@ from stepladder.core.config import Config
 
 
 class LoraConfig(Config):
-    """Train small matrices beside the frozen weights. They are merged into the weights at the end."""
+    """Train low-rank adapters beside the frozen weights. They are merged into the weights at the end."""
 
-    rank: PositiveInt = 16
-    alpha: PositiveFloat = 32
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    #: Names of the layers that get them, or all linear ones but the output layer.
-    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    renamed = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
+
+    r: PositiveInt = 16
+    lora_alpha: PositiveFloat = 32
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    #: Names of the layers to adapt; all-linear: every linear layer except the output layer.
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
 
 
 class TrainingConfig(Config):
-    """How to train."""
+    """Settings of any training stage."""
 
-    epochs: PositiveFloat = 3
-    #: The highest learning rate; auto suits the size of the model.
-    lr: Literal["auto"] | PositiveFloat = "auto"
-    #: Examples an update.
-    batch: PositiveInt = 8
-    #: Parts that an update is computed in, one after the other: more of them take less memory.
-    accumulate: PositiveInt = 1
-    #: Share of the updates in which the learning rate rises.
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    #: How it falls afterwards.
-    schedule: Literal["linear", "cosine", "constant"] = "cosine"
+    renamed = {
+        "epochs": "num_train_epochs",
+        "lr": "learning_rate",
+        "batch": "batch_size",
+        "accumulate": "gradient_accumulation_steps",
+        "warmup": "warmup_ratio",
+        "schedule": "lr_scheduler_type",
+        "eval_every": "eval_steps",
+        "samples": "num_generations",
+        "reencode": "retokenize",
+    }
+
+    num_train_epochs: PositiveFloat = 3
+    #: Peak learning rate; auto depends on the size of the model.
+    learning_rate: Literal["auto"] | PositiveFloat = "auto"
+    #: Examples per update, over all processes and microbatches.
+    batch_size: PositiveInt = 8
+    #: Microbatches per update; more of them need less memory.
+    gradient_accumulation_steps: PositiveInt = 1
+    #: Share of the updates over which the learning rate rises to its peak.
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = "cosine"
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
     #: None trains all weights.
     lora: LoraConfig | None = None
-    #: bf16 computes in bf16 where the processor can, and keeps the weights in fp32; auto is bf16 on CUDA, else fp32.
+    #: bf16: mixed precision with fp32 master weights. auto: bf16 on CUDA, fp32 elsewhere.
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    #: Updates between dev scores, and between checkpoints; 0: one epoch.
-    eval_every: NonNegativeInt = 0
+    #: Updates between evaluations on dev data and between checkpoints; 0: one epoch.
+    eval_steps: NonNegativeInt = 0
 
     @model_validator(mode="after")
-    def _in_equal_parts(self) -> Self:
-        if self.batch % self.accumulate:
-            raise ValueError(f"batch {self.batch} cannot be computed in {self.accumulate} equal parts (accumulate)")
+    def _equal_microbatches(self) -> Self:
+        if self.batch_size % self.gradient_accumulation_steps:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of gradient_accumulation_steps "
+                f"{self.gradient_accumulation_steps}"
+            )
         return self
 
 
 class PolicyTrainingConfig(TrainingConfig):
-    """How to train a policy, which is watched by playing dev questions."""
+    """Settings of stages that train a policy. Checkpoints are evaluated by episodes on dev questions."""
 
-    #: Dev questions whose F1 decides which checkpoint is the policy; with 0 it is the last.
+    renamed = {**TrainingConfig.renamed, "score_first": "eval_on_start"}
+
+    #: Dev questions used to select the best checkpoint by F1; with 0 the last checkpoint is kept.
     dev_questions: NonNegativeInt = 60
-    #: Score the policy as it came, too, before the first update: where no checkpoint is as good, it stays what it was.
-    score_first: bool = False
+    #: Evaluate the initial policy as well, and keep it if no checkpoint is as good.
+    eval_on_start: bool = False
 
     def idle(self) -> frozenset[str]:
         """Settings without effect."""
-        return frozenset() if self.score_first else frozenset({"score_first"})
+        return frozenset() if self.eval_on_start else frozenset({"eval_on_start"})

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepladder.engines.transformers.packed_attention import core_of
+from stepladder.engines.transformers.packed_attention import unwrap_model
 from stepladder.models.gpu_memory import free_bytes
 
 #: Models with fewer parameters are never split: there is room for any batch of theirs.
@@ -25,7 +25,7 @@ _LEAST = 2048
 
 def tokens_at_once(model: nn.Module, device: torch.device) -> int | None:
     """How many tokens can be computed at once with gradients; None is any number."""
-    core = core_of(model)
+    core = unwrap_model(model)
     if core is None or sum(weights.numel() for weights in model.parameters()) < _SMALL:
         return None
     if device.type == "cuda":

@@ -55,9 +55,9 @@ def expect_targets(model: Any, lora: LoraConfig, source: str | Path) -> None:
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
     name = next((name for name, layer in model.named_modules() if layer is head), "")
-    if config.tie_word_embeddings and not isinstance(lora.targets, str) and name.rpartition(".")[2] in lora.targets:
+    if config.tie_word_embeddings and not isinstance(lora.target_modules, str) and name.rpartition(".")[2] in lora.target_modules:
         raise StepladderError(
-            f"lora.targets has the output layer {name}, which in model '{source}' has the weights of the embeddings; "
+            f"lora.target_modules has the output layer {name}, which in model '{source}' has the weights of the embeddings; "
             "leave it out"
         )
 
@@ -65,10 +65,10 @@ def expect_targets(model: Any, lora: LoraConfig, source: str | Path) -> None:
 def lora_config(lora: LoraConfig, task: str, also_trained: Sequence[str] = ()) -> peft.LoraConfig:
     """Our settings as peft wants them."""
     return peft.LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type] # any number will do
-        lora_dropout=lora.dropout,
-        target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+        r=lora.r,
+        lora_alpha=lora.lora_alpha,  # type: ignore[arg-type] # any number will do
+        lora_dropout=lora.lora_dropout,
+        target_modules=lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules),
         task_type=task,
         modules_to_save=list(also_trained) or None,
     )
@@ -85,7 +85,7 @@ def with_lora(
     except ValueError as error:
         linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
         raise StepladderError(
-            f"lora.targets does not fit model '{source}': {error} Its linear layers are {', '.join(sorted(linear))}"
+            f"lora.target_modules does not fit model '{source}': {error} Its linear layers are {', '.join(sorted(linear))}"
         ) from error
     assert isinstance(adapted, PeftModel)
     return adapted

@@ -21,7 +21,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from stepladder.core.errors import StepladderError
-from stepladder.engines.paged.fused_decode import prepare_to_write
+from stepladder.engines.paged.fused_decode import prepare_for_decoding
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.models.loading import load_model
@@ -35,18 +35,18 @@ _WORTH_A_COPY = 100e6
 
 
 def player_of(
-    policy: Policy, place: Place, max_batch: int, *, vllm_memory: float | None = None
+    policy: Policy, place: Place, max_batch: int, *, vllm_gpu_memory_utilization: float | None = None
 ) -> tuple[InProcessEngine, Precision]:
     """The engine that plays a policy, and the context to play in; vLLM's, where it is given a share of the memory."""
-    if vllm_memory is not None:
-        return _in_vllm(policy, place, max_batch, vllm_memory)
+    if vllm_gpu_memory_utilization is not None:
+        return _in_vllm(policy, place, max_batch, vllm_gpu_memory_utilization)
     if not place.bf16 or sum(weights.numel() for weights in policy.model.parameters()) < _WORTH_A_COPY:
         engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         return engine, partial(as_it_is, policy.model)
     copied, _ = load_model(policy.source, policy.tokenizer, torch.bfloat16)
     copied = copied.to(place.device).eval().requires_grad_(False)
     if place.device.type == "cuda":
-        prepare_to_write(copied)
+        prepare_for_decoding(copied)
     engine = TransformersEngine(copied, policy.tokenizer, max_batch=max_batch)
 
     @contextmanager
@@ -70,7 +70,7 @@ def _in_vllm(policy: Policy, place: Place, max_batch: int, memory: float) -> tup
     @contextmanager
     def playing() -> Iterator[None]:
         weights = plain_weights(policy.model)
-        engine.take_weights((name, rounded(weight, torch.bfloat16, name)) for name, weight in weights)
+        engine.load_weights((name, rounded(weight, torch.bfloat16, name)) for name, weight in weights)
         yield
 
     return engine, playing

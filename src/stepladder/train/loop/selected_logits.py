@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepladder.engines.transformers.packed_attention import core_of
+from stepladder.engines.transformers.packed_attention import unwrap_model
 from stepladder.models.length_batches import WIDTHS
 
 
@@ -47,6 +47,6 @@ def _of(model: Any, ids_BT: torch.Tensor) -> torch.Tensor:
 
 
 def _output_layer(model: Any) -> nn.Module | None:
-    core = core_of(model) if isinstance(model, nn.Module) else None
+    core = unwrap_model(model) if isinstance(model, nn.Module) else None
     layer = core.get_output_embeddings() if core is not None else None  # type: ignore[no-untyped-call]
     return layer if isinstance(layer, nn.Module) else None

@@ -74,7 +74,7 @@ def fit(
     place: Place,
     *,
     dev_score: Callable[[], DevScore] | None,
-    score_first: bool = False,
+    eval_on_start: bool = False,
     best_by: str = "dev_f1",
     updates: int | None = None,
     an_epoch: int | None = None,
@@ -85,13 +85,13 @@ def fit(
 ) -> tuple[Curves, Path | None]:
     """Train from the newest checkpoint on, to the end. `more` goes to the arguments.
 
-    `score_first`: the model as it came has a dev score as well, and where that is the best no checkpoint is returned.
+    `eval_on_start`: the model as it came has a dev score as well, and where that is the best no checkpoint is returned.
     `lengths`: of the examples. A trainer that makes its own examples has none; its `updates`, and those of an epoch,
     are given instead. With `save_every` there are checkpoints at multiples of that, and dev scores only at such.
     """
     if lengths is not None:
-        an_epoch = math.ceil(len(lengths) / settings.batch)
-        updates = math.ceil(settings.epochs * an_epoch)
+        an_epoch = math.ceil(len(lengths) / settings.batch_size)
+        updates = math.ceil(settings.num_train_epochs * an_epoch)
     else:
         more["max_steps"] = updates
     assert updates is not None
@@ -109,13 +109,13 @@ def fit(
             f"them the best is not known. Put the file back, or delete {checkpoints.folder} to train again"
         )
     if done < updates:  # the trainer itself would begin the rest of an epoch of which only a part was wanted
-        every = settings.eval_every or an_epoch
+        every = settings.eval_steps or an_epoch
         if save_every is not None:
             every = math.ceil(every / save_every) * save_every
         made = arguments(
             **_arguments(settings, lr, checkpoints.folder, every, save_every or every, dev_score is not None, place),
-            warmup_steps=min(math.ceil(updates * settings.warmup), updates - 1),  # the first has a rate of 0
-            eval_on_start=score_first and dev_score is not None and not done,
+            warmup_steps=min(math.ceil(updates * settings.warmup_ratio), updates - 1),  # the first has a rate of 0
+            eval_on_start=eval_on_start and dev_score is not None and not done,
             **more,
         )
         if made.n_gpu > 1:
@@ -138,16 +138,16 @@ def _arguments(
     settings: TrainingConfig, lr: float, folder: Path, every: int, save_every: int, scored: bool, place: Place
 ) -> dict[str, Any]:
     """Our settings as the trainer wants them."""
-    parts = settings.accumulate * place.processes.num_processes
-    if settings.batch % parts:
-        raise StepladderError(f"a batch of {settings.batch} cannot be shared by {parts} parts (accumulate x processes)")
+    parts = settings.gradient_accumulation_steps * place.processes.num_processes
+    if settings.batch_size % parts:
+        raise StepladderError(f"a batch of {settings.batch_size} cannot be shared by {parts} parts (accumulate x processes)")
     return {
         "output_dir": str(folder),
-        "per_device_train_batch_size": settings.batch // parts,
-        "gradient_accumulation_steps": settings.accumulate,
-        "num_train_epochs": settings.epochs,
+        "per_device_train_batch_size": settings.batch_size // parts,
+        "gradient_accumulation_steps": settings.gradient_accumulation_steps,
+        "num_train_epochs": settings.num_train_epochs,
         "learning_rate": lr,
-        "lr_scheduler_type": "constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
+        "lr_scheduler_type": "constant_with_warmup" if settings.lr_scheduler_type == "constant" else settings.lr_scheduler_type,
         "weight_decay": settings.weight_decay,
         "max_grad_norm": settings.max_grad_norm,
         "bf16": place.bf16,

@@ -1,4 +1,4 @@
-"""What can be set about a process reward model."""
+"""Settings of process reward model training."""
 
 from typing import Annotated, Literal, Self
 
@@ -17,50 +17,57 @@ from stepladder.train.loop.config import TrainingConfig
 
 
 class PRMConfig(TrainingConfig):
-    """A reward model: what it learns, from what. Examples of an update are states (pairs) or branches (values).
+    """The objective and the data of a PRM. The examples of an update are states (pairs) or branches (values).
 
-    lr auto: 5e-4 below 20M parameters, 1e-4 below 1B, else 2e-5; with LoRA 2e-4.
+    learning_rate auto: 5e-4 below 20M parameters, 1e-4 below 1B, else 2e-5; with LoRA 2e-4.
     """
 
-    #: `pairs`: rank the two steps of a pair. Of the trees: `verdicts`: predict what the gold judge says of every step;
-    #: `values`: predict its Monte-Carlo value; `outcome`: predict what an ended episode earned, from its end alone (an
-    #: outcome reward model, to compare with).
+    renamed = {
+        **TrainingConfig.renamed,
+        "spoilt": "corruptions",  # word-check: ignore
+        "centre": "center_rewards_coefficient",
+        "window": "max_length",
+    }
+
+    #: `pairs`: rank the two steps of a pair. From trees: `verdicts`: predict the gold judge's verdict of every step;
+    #: `values`: predict its Monte-Carlo value; `outcome`: predict the reward of a finished episode from its last step
+    #: alone (an outcome reward model, as a baseline).
     objective: Literal["pairs", "verdicts", "values", "outcome"] = "pairs"
-    #: A model to begin with, causal or already a reward model; null is the policy.
+    #: The initial model, a causal LM or a reward model; null is the policy.
     model: Annotated[str, AfterValidator(absolute_if_folder)] | None = None
-    #: Pairs and trees of another tokenizer than the model's: encode their text anew, instead of refusing them.
-    reencode: bool = False
-    #: Pairs: how far apart two steps are to be, for a difference of 1 in their values.
+    #: Accept pairs and trees of another tokenizer than the model's and tokenize their text again.
+    retokenize: bool = False
+    #: Pairs: margin of the ranking loss per unit of difference between the two values.
     margin: NonNegativeFloat = 0.0
-    #: Pairs: how much it counts that 0 lies between the two, so that a threshold of 0 has a meaning.
-    centre: NonNegativeFloat = 0.01
-    #: Verdicts: questions of the train split whose gold chains, and the same ones spoilt, are learnt from as well. They
-    #: cost no generation, and keep what no policy writes, such as an answer before any search, from being scored well.
+    #: Pairs: weight of the loss that centers the scores of a pair at 0, so that a threshold of 0 is meaningful.
+    center_rewards_coefficient: NonNegativeFloat = 0.01
+    #: Verdicts: train questions whose gold trajectories, intact and corrupted, are added to the data. They need no
+    #: generation, and cover mistakes that the policy does not make, such as an answer before any search.
     chains: NonNegativeInt = 0
-    #: Verdicts: of each of these questions so many more chains, each with one mistake: a name half copied, a search for
-    #: something else, an answer too early.
-    spoilt: NonNegativeInt = 0
-    #: Verdicts: questions of the train split that the policy plays, `samples` times each at this temperature. Every
-    #: step of these episodes is judged and learnt from: trees tell most of first steps, and little of later ones.
+    #: Verdicts: further corrupted copies of each gold trajectory, each with one mistake: a truncated name, an unrelated
+    #: query, a premature answer.
+    corruptions: NonNegativeInt = 0
+    #: Verdicts: train questions on which the policy runs `num_generations` episodes each at this temperature. Every
+    #: step of them is judged and added to the data: trees hold many first steps, and few later ones.
     episodes: NonNegativeInt = 0
-    samples: PositiveInt = 2
+    num_generations: PositiveInt = 2
     temperature: NonNegativeFloat = 1.0
-    #: Of trees: what all other tokens of a step together count in the loss, beside its end, which counts 1. A small
-    #: model learns sooner where a step goes wrong when it is told at every token.
+    #: Trees: total loss weight of the other tokens of a step, relative to its last token. Dense supervision helps small
+    #: models to learn where a step goes wrong.
     dense: NonNegativeFloat = 0.0
-    #: Most tokens of a state with its step; longer histories are cut at the left. Null is the model's window.
-    window: PositiveInt | None = None
-    #: Of trees and episodes: share of the questions that is held out. Pairs come with their own.
+    #: Maximum tokens of a state with its step; longer histories are truncated on the left. Null: the context length.
+    max_length: PositiveInt | None = None
+    #: Trees and episodes: share of the questions that is held out. Pairs have their own split.
     dev_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    epochs: PositiveFloat = 3
+    num_train_epochs: PositiveFloat = 3
 
     @model_validator(mode="after")
-    def _chains_have_verdicts(self) -> Self:
-        if (self.chains or self.spoilt or self.episodes) and self.objective != "verdicts":
+    def _only_with_verdicts(self) -> Self:
+        if (self.chains or self.corruptions or self.episodes) and self.objective != "verdicts":
             raise ValueError(
-                "chains, spoilt and episodes go with the objective 'verdicts', which labels them; "
+                f"chains, corruptions and episodes need the objective 'verdicts', which labels them, "
                 f"not '{self.objective}'"
             )
-        if self.spoilt and not self.chains:
-            raise ValueError("spoilt says how many mistaken copies of each gold chain; set chains to have gold chains")
+        if self.corruptions and not self.chains:
+            raise ValueError("corruptions is the number of corrupted copies of each gold trajectory: set chains as well")
         return self

@@ -89,9 +89,9 @@ def from_trees(
     """
     for tree in trees:
         known = list(values_of(tree))
-        families = tree.families()
+        children_by_node = tree.children_by_node()
         for node in tree.nodes[1:]:
-            if families[node.id]:
+            if children_by_node[node.id]:
                 continue  # inside a branch
             if example := _branch(tree, node, reader, known):
                 yield example

@@ -117,8 +117,8 @@ def train_prm(
         scoring: Any = base if settings.lora is None else with_lora(base, settings.lora, model, "SEQ_CLS", ("score",))
         reads_steps(scoring)
         text = scoring.config.get_text_config()
-        window = settings.window or context_limit_of(text)
-        reader = StepReader(Encoding(tokenizer), window, text.pad_token_id, reencode=settings.reencode)
+        window = settings.max_length or context_limit_of(text)
+        reader = StepReader(Encoding(tokenizer), window, text.pad_token_id, retokenize=settings.retokenize)
         train, dev, counts = examples_for(reader)
         if not train:
             raise StepladderError("there is nothing to train a reward model on")
@@ -128,14 +128,14 @@ def train_prm(
             together: Any = partial(collate_rewards, dense=settings.dense, window=window_of(scoring))
             held_out: Any = [None] if dev else None
             made = RewardTrainer(scoring, arguments, together, train_dataset=list(train), eval_dataset=held_out)
-            made.centre = settings.centre
+            made.centre = settings.center_rewards_coefficient
             return made
 
         curves, checkpoint = fit(
             trainer,
             [example.length for example in train],
             settings,
-            settings.lr if settings.lr != "auto" else lr_for(scoring, settings.lora),
+            settings.learning_rate if settings.learning_rate != "auto" else lr_for(scoring, settings.lora),
             folder,
             place,
             dev_score=dev_score,
@@ -171,7 +171,7 @@ def _held_out_score(
             batch: Any = collate_rewards(ordered[start : start + _HELD_OUT_BATCH], window=window_of(model))
             batch = {name: part.to(place.device) if torch.is_tensor(part) else part for name, part in batch.items()}
             with torch.no_grad(), place.autocast:
-                loss, seen = batch_loss(_scores(model, batch), batch, settings.centre)
+                loss, seen = batch_loss(_scores(model, batch), batch, settings.center_rewards_coefficient)
             for name, value in {"loss": float(loss), **seen}.items():
                 sums[name] = sums.get(name, 0.0) + value
             weight += weight_of(batch)

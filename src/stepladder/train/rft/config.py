@@ -1,28 +1,28 @@
-"""What can be set about refinement by rejection sampling."""
+"""Settings of rejection-sampling fine-tuning."""
 
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from stepladder.train.sft.config import TranscriptTrainingConfig
+from stepladder.train.transcripts.config import TranscriptTrainingConfig
 
 
 class RFTConfig(TranscriptTrainingConfig):
-    """Which questions are sampled, and which samples are good enough to learn from. Examples are transcripts."""
+    """Which questions are sampled, and which samples are kept. The examples of an update are transcripts."""
 
-    #: Questions to sample, and episodes of each.
+    #: Questions to sample, and episodes per question.
     questions: PositiveInt = 256
-    samples: PositiveInt = 8
-    #: Take as many questions of each number of searches needed as there are, instead of a plain sample.
+    num_generations: PositiveInt = 8
+    #: Sample equally many questions of each number of searches needed, instead of uniformly.
     balance: bool = False
     temperature: NonNegativeFloat = 0.8
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    #: The F1 from which an answer counts as right; an exact match always does.
+    #: Minimum F1 of a correct answer; an exact match is always correct.
     min_f1: Annotated[float, Field(gt=0, le=1)] = 1.0
-    #: The score that every step must reach, as the reward model gives it (a logit); null asks no reward model.
+    #: Minimum PRM score (a logit) of every step; null uses no PRM.
     threshold: float | None = 0.0
-    #: Transcripts of another tokenizer than the reward model's: encode their text anew, instead of refusing them.
-    reencode: bool = False
-    #: Most different transcripts kept of a question.
+    #: Accept transcripts of another tokenizer than the PRM's and tokenize their text again.
+    retokenize: bool = False
+    #: The most distinct transcripts kept per question.
     keep: PositiveInt = 2
-    epochs: Annotated[float, Field(gt=0)] = 1
+    num_train_epochs: PositiveFloat = 1

@@ -84,7 +84,7 @@ def train_rft(
         driver = Driver(engine, retriever)
         with (
             place.processes.main_process_first(),
-            shown(watch, "Samples", len(chosen) * settings.samples) as told,
+            shown(watch, "Samples", len(chosen) * settings.num_generations) as told,
             playing(),
         ):
             played, broken = sampled_in(
@@ -93,7 +93,7 @@ def train_rft(
                 agent,
                 chosen,
                 replace(episode, sampling=sampling),
-                samples=settings.samples,
+                samples=settings.num_generations,
                 seed=seed,
                 watch=told,
             )
@@ -118,7 +118,7 @@ def train_rft(
 def _sifted(
     played: Sequence[Trajectory], reward: ProcessRewardModel | None, settings: RFTConfig
 ) -> tuple[Sifted, list[tuple[float, ...]] | None]:
-    scores = None if reward is None else reward.score(played)
+    scores = None if reward is None else reward.score_logits(played)
     sifted = sift(played, scores, min_f1=settings.min_f1, threshold=settings.threshold or 0.0, keep=settings.keep)
     return sifted, scores
 

@@ -107,7 +107,7 @@ def _make(
             questions,
             retriever,
             replace(episode, sampling=replace(episode.sampling, temperature=settings.temperature)),
-            samples=settings.samples,
+            samples=settings.num_generations,
             min_f1=settings.min_f1,
             keep=settings.keep,
             seed=seed,

@@ -77,7 +77,7 @@ def train_sft(
             with shown(watch, "Guesses", len(questions)) as told:
                 questions = mined_questions(questions, retriever, episode.k, told)
         chosen = pick(questions, settings.questions, seed, balance=settings.balance)
-        episodes = len(chosen) * (1 if settings.source in ("gold", "mined") else settings.samples)
+        episodes = len(chosen) * (1 if settings.source in ("gold", "mined") else settings.num_generations)
         with (
             place.processes.main_process_first(),
             shown(watch, "Transcripts", episodes) as told,

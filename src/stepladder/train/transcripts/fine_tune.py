@@ -73,7 +73,7 @@ def fine_tune(
 
     There is none where the policy was best as it came.
     """
-    engine.forget()  # training needs the memory
+    engine.reset_prefix_cache()  # training needs the memory
     examples, too_long = _fitting(transcripts, engine, settings)
     curves, checkpoint = _fit(policy, examples, settings, folder, place, dev_score, watch)
     return {"skipped_too_long": too_long, "examples": len(examples), **curve_numbers(curves)}, checkpoint
@@ -98,11 +98,11 @@ def _fit(
         trainer,
         [len(example.tokens) for example in examples],
         settings,
-        settings.lr if settings.lr != "auto" else lr_for(policy.model, settings.lora),
+        settings.learning_rate if settings.learning_rate != "auto" else lr_for(policy.model, settings.lora),
         folder,
         place,
         dev_score=dev_score,
-        score_first=settings.score_first,
+        eval_on_start=settings.eval_on_start,
         watch=watch,
         use_cache=policy.model.config.use_cache,  # the trainer puts it into the policy's configuration
     )
@@ -133,9 +133,9 @@ def dev_player(
         with playing():
             result = evaluate(Driver(engine, retriever), agent, questions, greedy, seed=seed)
         if plays_on:
-            engine.rest()
+            engine.on_idle()
         else:
-            engine.forget()
+            engine.reset_prefix_cache()
         if result.stopped_by is not None:
             raise result.stopped_by
         failures = [row.failure for row in result.scores if row.failure]

@@ -27,10 +27,9 @@ from typing import ClassVar, Literal, NoReturn
 
 import openai
 
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.requests import Generate
 from stepladder.core.trace import Usage
-from stepladder.engines.base import EngineDown
 from stepladder.engines.openai import OpenAIEngine
 from stepladder.engines.openai_wire import chat_messages, usage_of
 from stepladder.judges.llm.spend.ledger import Ledger
@@ -46,7 +45,7 @@ _TOKENS = {"tok": 1, "ktok": 1_000, "mtok": 1_000_000}
 _LOST_BY_A_GATEWAY = frozenset({408, 502, 504, *range(520, 528)})
 
 
-class BudgetSpent(EngineDown):
+class BudgetSpent(BackendDown):
     """The next call might pass the budget. The run stops; what was paid for is kept."""
 
 

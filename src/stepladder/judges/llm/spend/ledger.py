@@ -14,9 +14,8 @@ from typing import BinaryIO
 
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.trace import Usage
-from stepladder.engines.base import EngineDown
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class Ledger:
             self._file.write(_LINE.dump_json(line) + b"\n")
             self._file.flush()
         except (OSError, ValueError) as error:  # ValueError: the file was closed while a call was under way
-            raise EngineDown(f"{self.path}: what is spent could not be written down: {error}") from error
+            raise BackendDown(f"{self.path}: what is spent could not be written down: {error}") from error
         self._take(line)
 
     def _take(self, line: _Line) -> None:

@@ -16,13 +16,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.core.trace import Author, Segment, Usage
-from stepladder.engines.base import Engine, EngineDown, EngineError
+from stepladder.engines.base import Engine
 
 #: What a request is answered with, once it is.
-_Answer = Future[Generation | EngineError]
+_Answer = Future[Generation | BackendError]
 
 
 class Replies:
@@ -83,7 +83,7 @@ class Replies:
                 file.write(json.dumps(row).encode() + b"\n")
             self._whole = None
         except OSError as error:
-            raise EngineDown(f"{self.path}: a paid reply could not be kept: {error.strerror or error}") from error
+            raise BackendDown(f"{self.path}: a paid reply could not be kept: {error.strerror or error}") from error
         self._known[key] = row
 
 
@@ -101,7 +101,7 @@ class RememberingEngine(Engine):
         self._under_way: dict[str, _Answer] = {}
         self._changed = threading.Condition()
 
-    def generate(self, requests: Sequence[Generate]) -> list[Generation | EngineError]:
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         """Answer every request, in order; those known from the file cost nothing."""
         ours: dict[str, Generate] = {}
         answers: list[_Answer] = []
@@ -146,7 +146,7 @@ class RememberingEngine(Engine):
         with self._changed:
             for key, reply in replies.items():
                 answer = self._under_way.pop(key)
-                if isinstance(reply, Generation | EngineError):
+                if isinstance(reply, Generation | BackendError):
                     answer.set_result(reply)
                 else:
                     answer.set_exception(reply)
@@ -161,7 +161,7 @@ class RememberingEngine(Engine):
         return answer
 
 
-def _handed(reply: Generation | EngineError, request: Generate) -> Generation | EngineError:
+def _handed(reply: Generation | BackendError, request: Generate) -> Generation | BackendError:
     return replace(reply, context=request.context) if isinstance(reply, Generation) else reply
 
 

@@ -1,0 +1,106 @@
+"""The contract of step scorers: anything that grades the steps of a trajectory.
+
+In: trajectories. Out: for each trajectory one probability per step that the step is good (`score`), or the logits
+(`score_logits`). Process reward models (judges/prm), the gold judge (oracle) and LLM judges (judges/llm) implement it.
+`check_step_scorer` tests an implementation against the contract.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from stepladder.core.contract import expect
+from stepladder.core.trace import Trajectory
+
+#: The result for one trajectory: one number per step, or why there is none.
+StepScores = tuple[float, ...] | Exception
+#: Probabilities are clipped to [_CLIP, 1 - _CLIP] before they become logits.
+_CLIP = 1e-6
+
+
+class StepScorer(ABC):
+    """Grades the steps of trajectories. Implement `score`, or both methods where logits are what the model gives."""
+
+    #: The largest number of trajectories per call.
+    max_batch: int
+    #: How many calls may run at the same time, each in its own thread.
+    concurrency: int
+
+    @abstractmethod
+    def score(self, trajectories: Sequence[Trajectory]) -> Sequence[StepScores]:
+        """For each trajectory one probability per step, or the error that prevented it."""
+
+    def score_logits(self, trajectories: Sequence[Trajectory]) -> Sequence[StepScores]:
+        """For each trajectory one logit per step, or an error; by default the inverse sigmoid of `score`."""
+        return [each if isinstance(each, Exception) else tuple(map(logit, each)) for each in self.score(trajectories)]
+
+
+def sigmoid(logit: float) -> float:
+    """The probability of a logit."""
+    return 1 / (1 + math.exp(-logit)) if logit > -500 else 0.0
+
+
+def logit(probability: float) -> float:
+    """The inverse of `sigmoid`, clipped so that it is finite.
+
+    >>> logit(0.5), round(sigmoid(logit(0.25)), 9), round(logit(1.0), 1)
+    (0.0, 0.25, 13.8)
+    """
+    clipped = min(max(probability, _CLIP), 1 - _CLIP)
+    return math.log(clipped / (1 - clipped))
+
+
+def raise_errors(results: Sequence[StepScores]) -> list[tuple[float, ...]]:
+    """The scores of every trajectory; raises the first error among them."""
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return [result for result in results if not isinstance(result, Exception)]
+
+
+# --- the public contract test ---------------------------------------------------------------------------------
+
+
+def check_step_scorer(scorer: StepScorer, trajectories: Sequence[Trajectory], *, tolerance: float = 1e-4) -> None:
+    """Test a step scorer against its contract; raises `ContractViolation` with what is wrong.
+
+    Run it on your own scorer in your own tests, with a few `trajectories` that it can score. `tolerance` is the
+    difference allowed between equal scores.
+    """
+    sizes = scorer.max_batch, scorer.concurrency
+    expect(min(sizes) >= 1, f"max_batch and concurrency are {sizes}; both must be at least 1")
+    expect(any(each.steps for each in trajectories), "at least one of the trajectories must have a step")
+    expect(list(scorer.score([])) == [], "an empty batch must give an empty list")
+    scores = _checked(trajectories, scorer.score(trajectories))
+    logits = _checked(trajectories, scorer.score_logits(trajectories))
+    for own, beside in zip(scores, logits):
+        expect(all(0 <= value <= 1 for value in own), f"scores must be probabilities between 0 and 1: {own}")
+        same_side = all((p - 0.5) * x >= 0 or min(abs(p - 0.5), abs(x)) <= tolerance for p, x in zip(own, beside))
+        expect(same_side, f"a logit must be above 0 where its probability is above 0.5: {own}, {beside}")
+    alone = [_checked([each], scorer.score([each]))[0] for each in trajectories]
+    _expect_same(scores, alone, "depends on its batch", tolerance)
+    without_steps = Trajectory(trajectories[0].question, trajectories[0].agent)
+    expect(tuple(scorer.score([without_steps])) == ((),), "a trajectory without steps must give an empty tuple")
+    if scorer.concurrency > 1:
+        with ThreadPoolExecutor(scorer.concurrency) as pool:
+            for found in pool.map(lambda _: scorer.score(trajectories), range(4 * scorer.concurrency)):
+                _expect_same(scores, _checked(trajectories, found), "depends on concurrent calls", tolerance)
+
+
+def _checked(trajectories: Sequence[Trajectory], results: Sequence[StepScores]) -> list[tuple[float, ...]]:
+    expect(len(results) == len(trajectories), f"{len(trajectories)} trajectories gave {len(results)} results")
+    for trajectory, found in zip(trajectories, results):
+        expect(isinstance(found, tuple), f"a result is not a tuple with one number per step: {found!r}")
+        about = f"a trajectory of {len(trajectory.steps)} steps got {found!r}"
+        expect(len(found) == len(trajectory.steps), about)  # type: ignore[arg-type]
+        expect(all(map(math.isfinite, found)), about)  # type: ignore[arg-type]
+    return raise_errors(results)
+
+
+def _expect_same(
+    expected: Sequence[tuple[float, ...]], found: Sequence[tuple[float, ...]], problem: str, tolerance: float
+) -> None:
+    for ours, theirs in zip(expected, found, strict=True):
+        same = all(math.isclose(a, b, abs_tol=tolerance) for a, b in zip(ours, theirs, strict=True))
+        expect(same, f"a score {problem}: {ours}, {theirs}")

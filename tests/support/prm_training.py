@@ -1,0 +1,71 @@
+"""A short training of a tiny process reward model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stepladder.core.trace import (
+    Action,
+    ActionKind,
+    Author,
+    Pair,
+    Segment,
+    Side,
+)
+from stepladder.driver import Outcome
+from stepladder.engines.transformers.tokenization import Encoding
+from stepladder.judges.prm.prm_inputs import StepReader
+from stepladder.models.tiny import tiny_tokenizer
+from stepladder.train.prm.config import PRMConfig
+from stepladder.train.prm.prm_data import from_pairs
+from stepladder.train.prm.trainer import PRMReport, train_prm
+
+AGENT = "prorag-brief"
+TOKENIZER = tiny_tokenizer()
+END = TOKENIZER.eos_token_id
+
+
+def prompt(question: str) -> Segment:
+    return Segment(Author.PROMPT, f"Question: {question}?\n")
+
+
+def said(text: str) -> Segment:
+    return Segment(Author.POLICY, text)
+
+
+def side(text: str, value: float | None = None) -> Side:
+    return Side(said(text), Action(ActionKind.ANSWER, text), value)
+
+
+def pair(question: str, better: str = "yes", worse: str = "no", **changes: Any) -> Pair:
+    chosen, rejected = side(better, changes.pop("high", None)), side(worse, changes.pop("low", None))
+    made = Pair(question, AGENT, (prompt(question),), chosen, rejected, 0, "hand")
+    return replace(made, **changes)
+
+
+def reader(window: int = 4096, **options: bool) -> StepReader:
+    return StepReader(Encoding(TOKENIZER), window, END, **options)
+
+
+#: Four states, five pairs, of unequal length; two questions are held out.
+PAIRS = [
+    pair("who"), pair("who", "oh yes", "oh no"), pair("where was it"), pair("when"), pair("how many were they in all"),
+]  # fmt: skip
+
+
+HELD_OUT = [pair("why"), pair("whence", "well yes", "well no")]
+#: Two updates an epoch, sixteen in all.
+SETTINGS = PRMConfig(epochs=8, batch=2, lr=5e-3)
+
+
+def train(
+    folder: Path,
+    settings: PRMConfig = SETTINGS,
+    model: str | Path = "tiny",
+    watch: Callable[[Outcome[Any]], None] | None = None,
+) -> PRMReport:
+    def examples(reader: StepReader) -> Any:
+        return from_pairs(PAIRS, reader), from_pairs(HELD_OUT, reader), {}
+
+    return train_prm(model, examples, settings, folder, seed=0, device="cpu", watch=watch)

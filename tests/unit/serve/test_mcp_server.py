@@ -1,0 +1,241 @@
+"""The agent as tools of the Model Context Protocol, asked by its own client: over stdio, over HTTP, in process."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from mcp import Client, MCPError, StdioServerParameters
+
+from stepladder.core.errors import StepladderError
+from stepladder.driver import Driver
+from stepladder.engines.base import Engine
+from stepladder.retrieval.base import Retriever
+from stepladder.serve.agent.mcp_server import make_mcp
+from stepladder.serve.agent.scheduler import Player, PlayMetrics
+from stepladder.serve.agent.served_agent import ServedAgent
+from stepladder.serve.agent.server_config import AgentServerConfig
+from tests.support import ROOT
+from tests.support.agent_servers import COMMAND, Fragile, Oracle, WideOracle, gold_play, running
+from tests.support.samples import PASSAGES, QUESTION, WordRetriever
+from tests.support.search_servers import until
+
+
+@asynccontextmanager
+async def connected(
+    engine: Engine, retriever: Retriever | None = None, **settings: Any
+) -> AsyncIterator[tuple[Client, PlayMetrics]]:
+    """A client of a server in this process."""
+    chosen, metrics = AgentServerConfig.read(settings), PlayMetrics()
+    driver = Driver(engine, WordRetriever() if retriever is None else retriever, in_flight=chosen.max_playing)
+    player = Player(driver, max_waiting=chosen.max_waiting, metrics=metrics)
+    player.start()
+    try:
+        async with Client(make_mcp(ServedAgent(driver, gold_play), player, chosen)) as client:
+            yield client, metrics
+    finally:
+        player.close()
+
+
+def said(result: Any) -> str:
+    (content,) = result.content
+    return str(content.text)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
+
+
+async def check_tools(client: Client) -> None:
+    """What every way to reach the server must give."""
+    answer, search = (await client.list_tools()).tools
+    assert (answer.name, search.name) == ("answer_question", "search")
+    steps: list[str | None] = []
+
+    async def note(_: float, __: float | None, message: str | None) -> None:
+        steps.append(message)
+
+    result = await client.call_tool("answer_question", {"question": QUESTION.text}, progress_callback=note)
+    data: Any = result.structured_content
+    assert not result.is_error
+    assert (said(result), data["answer"], data["stop"]) == ("Velm", "Velm", "answered")
+    assert [step["action"] for step in data["steps"]] == ["query", "sub_answer", "query", "sub_answer", "answer"]
+    assert [each["passage_id"] for each in data["citations"]] == ["p2", "p3", "p1"]
+    assert (len(steps), steps[1]) == (5, "[1] tells it.\nFound: Ada Tarn"), "steps are reported as they are made"
+
+    found = await client.call_tool("search", {"query": "Where was Ada Tarn born?", "k": 1})
+    passage = PASSAGES[1]
+    expected = {"id": "p2", "title": passage.title, "text": passage.text, "score": None}
+    assert found.structured_content == {"passages": [expected]}
+    assert said(found) == f"[1] {passage.title}: {passage.text}"
+
+
+def test_tools_in_process() -> None:
+    async def test() -> None:
+        async with connected(Oracle()) as (client, _):
+            await check_tools(client)
+
+    run(test)
+
+
+def test_tools_over_http() -> None:
+    with running(Oracle()) as server:
+
+        async def test() -> None:
+            async with Client(f"{server.url}/mcp") as client:
+                await check_tools(client)
+            async with Client(f"{server.url}/mcp", mode="legacy") as client:
+                await check_tools(client)
+
+        run(test)
+        elsewhere = server.client.post("/mcp", json={}, headers={"host": "evil.example"})
+        assert elsewhere.status_code == 421, "a web page that points a name of its own at this machine is sent away"
+        assert server.client.get("/mcp").status_code == 405
+
+
+SERVER = """
+import asyncio
+from stepladder.driver import Driver
+from stepladder.serve.agent.served_agent import ServedAgent
+from stepladder.serve.agent.mcp_server import serve_stdio
+from stepladder.serve.agent.scheduler import Player, PlayMetrics
+from stepladder.serve.agent.server_config import AgentServerConfig
+from tests.support.samples import WordRetriever
+from tests.support.agent_servers import Oracle, gold_play
+
+class Noisy(Oracle):
+    def generate(self, requests):
+        print("a library that prints what nobody asked for")
+        return super().generate(requests)
+
+driver = Driver(Noisy(), WordRetriever())
+player = Player(driver, max_waiting=10, metrics=PlayMetrics())
+asyncio.run(serve_stdio(ServedAgent(driver, gold_play), player, AgentServerConfig()))
+"""
+
+
+def test_tools_over_stdio_whatever_else_is_printed() -> None:
+    async def test() -> None:
+        parameters = StdioServerParameters(command=sys.executable, args=["-c", SERVER], cwd=ROOT, env=dict(os.environ))
+        async with Client(parameters) as client:
+            await check_tools(client)
+
+    run(test)
+
+
+def test_the_command_speaks_the_protocol_and_nothing_else_on_stdout() -> None:
+    """The model that it asks is behind a server of the same kind. It ends when its client does."""
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    messages = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
+        {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "answer_question", "arguments": {}}},
+    ]
+    with running(Oracle()) as server:
+        command = [sys.executable, "-c", COMMAND, "--mcp", "--agent", "direct", "--model", "stepladder"]
+        environment = {**os.environ, "OPENAI_API_KEY": "none", "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(
+            [*command, "--base-url", f"{server.url}/v1"],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            replies = []
+            for message in messages:
+                process.stdin.write(json.dumps(message) + "\n")
+                process.stdin.flush()
+                if "id" in message:
+                    replies.append(json.loads(process.stdout.readline()))
+            process.stdin.close()
+            assert process.stdout.read() == ""
+            assert process.wait(20) == 0
+    assert [reply["id"] for reply in replies] == [1, 2, 3]
+    assert [tool["name"] for tool in replies[1]["result"]["tools"]] == ["answer_question"], "direct has no index"
+    assert replies[2]["result"]["isError"] is True
+
+
+# --- Calls that cannot be answered --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("answer_question", {}, "the question must be a string, found null"),
+        ("answer_question", {"question": 7}, "the question must be a string, found a number"),
+        ("answer_question", {"question": " "}, "the question is empty"),
+        ("answer_question", {"question": "x" * 4001}, "the question has 4,001 characters; this server takes 4,000"),
+        ("search", {"query": ["x"]}, "the query must be a string, found a list"),
+        ("search", {"query": "x", "k": 0}, "k must be from 1 to 20"),
+        ("search", {"query": "x", "k": 10**9}, "k must be from 1 to 20"),
+        ("search", {"query": "x", "k": True}, "k must be a whole number, found true or false"),
+    ],
+)
+def test_bad_arguments_are_said_to_the_caller(tool: str, arguments: Any, message: str) -> None:
+    async def test() -> None:
+        async with connected(Oracle()) as (client, _):
+            result = await client.call_tool(tool, arguments)
+            assert result.is_error
+            assert said(result) == message
+
+    run(test)
+
+
+def test_failures_are_said_without_their_insides() -> None:
+    engine = Fragile()
+
+    async def test() -> None:
+        async with connected(engine) as (client, _):
+            bad = await client.call_tool("answer_question", {"question": "bad"})
+            assert (bad.is_error, said(bad)) == (True, "the agent failed at this question; the server's log says why")
+            engine.down = True
+            down = await client.call_tool("answer_question", {"question": "x"})
+            assert "cannot work now" in said(down)
+            with pytest.raises(MCPError, match="there is no tool 'rm' here"):
+                await client.call_tool("rm", {})
+
+    run(test)
+
+
+def test_a_call_that_is_given_up_ends_its_question() -> None:
+    engine = WideOracle()
+    engine.held = "held"
+
+    async def test() -> None:
+        async with connected(engine) as (client, metrics):
+            call = asyncio.create_task(client.call_tool("answer_question", {"question": "held"}))
+            await asyncio.to_thread(engine.begun.wait, 15)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await asyncio.to_thread(until, lambda: metrics.registry.get_sample_value("stepladder_left_total") == 1)
+            engine.go.set()
+            await asyncio.to_thread(until, lambda: metrics.registry.get_sample_value("stepladder_playing") == 0)
+            assert engine.steps_of("held") == 2
+
+    run(test)
+
+
+def test_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepladder.cli import serve_agent
+
+    monkeypatch.setattr(serve_agent, "find_spec", lambda _: None)
+    with pytest.raises(StepladderError, match=r"pip install .*\[mcp\]'"):
+        serve_agent.serve_agent_command(model="nano", mcp=True)
+
+
+def test_a_server_without_the_library_has_no_mcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepladder.serve.agent.agent_server.find_spec", lambda _: None)
+    with running(Oracle()) as server:
+        assert server.client.get("/info").json()["mcp"] is False
+        assert server.client.post("/mcp", json={}).status_code == 404
+        assert server.post().status_code == 200

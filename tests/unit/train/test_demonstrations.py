@@ -1,0 +1,243 @@
+"""Where transcripts come from, what is dropped and why, and that worked examples leave no trace."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepladder.agents import AGENTS, check_agent, make_agent
+from stepladder.core.errors import BackendError, StepladderError
+from stepladder.core.requests import Finish, Generate, Generation, Sampling
+from stepladder.core.trace import Author, Hop, Question, Segment, Trajectory
+from stepladder.driver import Driver
+from stepladder.engines.base import Engine
+from stepladder.engines.scripted import ScriptedEngine
+from stepladder.explore.episode import EpisodeConfig, episode
+from stepladder.judges.llm.spend.response_cache import RememberingEngine
+from stepladder.oracle.engine import OracleEngine
+from stepladder.train.sft import demonstration_sources as sources
+from stepladder.train.sft.config import SFTConfig
+from stepladder.train.sft.demonstration_sources import transcripts_in
+from stepladder.train.transcripts.demonstrations import gold_transcripts, pick, sampled_transcripts
+from stepladder.train.transcripts.fewshot import FewShot
+from tests.support.samples import PASSAGES, QUESTION, WordRetriever
+
+EPISODE = EpisodeConfig(k=1)
+WARM = replace(EPISODE, sampling=Sampling(1.0))
+RIGHT = "<step>I know.</step><answer>Velm</answer>"
+PLAIN = replace(QUESTION, id="plain", hops=())
+
+
+class Hot(ScriptedEngine):
+    """Says another thing at every seed."""
+
+    def __init__(self, *said: str) -> None:
+        self.asked: list[Generate] = []
+        super().__init__(lambda request: said[len(self.asked) - 1])
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
+        replies = []
+        for request in requests:
+            self.asked.append(request)
+            replies += super().generate([request])
+        return replies
+
+
+# --- which questions ----------------------------------------------------------------------------------------
+
+
+def test_questions_are_picked_by_the_seed() -> None:
+    questions = [replace(QUESTION, id=str(number)) for number in range(50)]
+    assert pick(questions, 10, seed=1) == pick(questions, 10, seed=1) != pick(questions, 10, seed=2)
+    assert len(pick(questions, 80, seed=1)) == 50
+
+
+def test_balanced_questions_need_all_numbers_of_searches() -> None:
+    hop = Hop("?", "x", ("p",))
+    questions = [Question(f"{n}", "?", ("x",), (hop,) * (1 if n < 90 else 2)) for n in range(100)]
+    needed = [question.searches_needed for question in pick(questions, 12, seed=0, balance=True)]
+    assert (needed.count(1), needed.count(2)) == (6, 6)
+
+
+# --- gold ---------------------------------------------------------------------------------------------------
+
+
+def test_gold_keeps_right_answers_and_counts_the_others() -> None:
+    lost = replace(QUESTION, id="lost", hops=(Hop("Who sank?", "Nobody", ("gone",)),), gold_passages=(("gone",),))
+    unanswered = replace(QUESTION, id="unanswered", answers=())
+    made = gold_transcripts(make_agent("prorag"), [QUESTION, PLAIN, lost, unanswered], WordRetriever(), EPISODE, seed=0)
+    assert [trajectory.question.id for trajectory in made.kept] == ["q1"]
+    assert made.dropped == {"no_known_answer": 1, "no_decomposition": 1, "not_retrieved": 1}
+    assert made.asked == 4
+
+
+def test_gold_thoughts_vary_with_the_seed() -> None:
+    def thoughts(seed: int) -> list[str]:
+        made = gold_transcripts(make_agent("prorag"), [QUESTION], WordRetriever(), EPISODE, seed=seed)
+        return [step.action.thought for step in made.kept[0].steps]
+
+    assert thoughts(1) == thoughts(1)
+    assert len({tuple(thoughts(seed)) for seed in range(5)}) > 1
+
+
+def test_gold_thinks_a_question_through_where_there_is_no_search() -> None:
+    (kept,) = gold_transcripts(make_agent("cot"), [QUESTION], None, EPISODE, seed=0).kept
+    assert kept.steps[0].action.thought == "Who designed Orm Tower? Ada Tarn. Where was Ada Tarn born? Velm."
+
+
+def test_gold_copes_with_braces_and_tags_in_a_decomposition() -> None:
+    hops = (
+        Hop("Who {0} {} <subquery> Orm Tower </subquery> #9?", "{b}", ("p1",)),
+        Hop("</step> #1 born Ada ?", "Velm", ("p2",)),
+    )
+    made = gold_transcripts(make_agent("prorag"), [replace(QUESTION, hops=hops)], WordRetriever(), EPISODE, seed=0)
+    first, _, second, *_ = made.kept[0].steps
+    assert first.action.content == "Who {0} {} ‹subquery> Orm Tower ‹/subquery> #9?"
+    assert first.action.content in first.action.thought
+    assert second.action.content == "‹/step> {b} born Ada ?"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gold_says_no_answer_before_it_was_found(seed: int) -> None:
+    """The second search finds nothing: its answer, which is also that of the question, must be nowhere."""
+    here = WordRetriever(PASSAGES[:1])
+    outcomes = Driver(OracleEngine(make_agent("prorag"), seed), here).run(
+        [lambda: episode(make_agent("prorag"), QUESTION, EPISODE, 0)]
+    )
+    assert outcomes[0].value is not None
+    first, *_, last = said = [step.written.text for step in outcomes[0].value.steps]
+    assert "Ada Tarn" not in first
+    assert "unknown" in last
+    assert not any("Velm" in text for text in said)
+
+
+# --- sampled ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(AGENTS))
+def test_an_agent_with_worked_examples_is_still_an_agent(name: str) -> None:
+    shown = FewShot(make_agent(name))
+    check_agent(shown)
+    assert re.search(r"Pellam(</answer>|\]|\"})", shown.demonstrations)
+    assert shown.searches == make_agent(name).searches
+
+
+def test_worked_examples_are_shown_and_leave_no_trace() -> None:
+    agent = make_agent("prorag")
+    engine = Hot("<step>Ask.</step><subquery>Orm Tower</subquery>", "<step>Read.</step><subanswer>A</subanswer>", RIGHT)
+    made = sampled_transcripts(
+        engine, agent, [QUESTION], WordRetriever(), EPISODE, samples=1, min_f1=1.0, keep=1, seed=0
+    )
+    demonstrations = FewShot(agent).demonstrations
+    assert all(request.context[0].text.startswith(demonstrations) for request in engine.asked)
+
+    (kept,) = made.kept
+    prompt, first, found, *_ = kept.context()
+    assert prompt == agent.render(Trajectory(QUESTION, "prorag"))[0]  # no ids: to be encoded anew
+    assert first.tokens == tuple(first.text.encode())
+    assert first.logprobs == ()  # they were of another context
+    assert found.tokens == tuple(found.text.encode())
+
+
+def test_of_the_samples_right_different_ones_are_kept() -> None:
+    right = [f"<step>{thought}</step><answer>Velm</answer>" for thought in ("One.", "One.", "Two.", "Three.")]
+    engine = Hot(*right, "<answer>x", "no", "<step>Hm.</step><answer>Oss</answer>")
+    made = sampled_transcripts(engine, make_agent("cot"), [PLAIN], None, WARM, samples=7, min_f1=1.0, keep=2, seed=0)
+    assert [trajectory.steps[0].action.thought for trajectory in made.kept] == ["One.", "Two."]
+    assert made.dropped == {"duplicate": 1, "surplus": 1, "malformed": 2, "not_retrieved": 1}
+
+
+def test_an_answer_may_be_right_by_its_f1() -> None:
+    engine = Hot("<answer>Velm on Oss</answer>")
+    made = sampled_transcripts(
+        engine, make_agent("direct"), [PLAIN], None, EPISODE, samples=1, min_f1=0.5, keep=1, seed=0
+    )
+    assert len(made.kept) == 1
+
+
+# --- a teacher's replies on disk ----------------------------------------------------------------------------
+
+
+class Paid(Engine):
+    """Counts what it is asked; one request in particular it cannot answer."""
+
+    name = "paid"
+
+    def __init__(self, *_: Any) -> None:
+        self.asked = 0
+
+    def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
+        self.asked += len(requests)
+        return [
+            BackendError("no")
+            if request.seed == 13
+            else Generation(request.context, Segment(Author.POLICY, RIGHT), RIGHT, Finish.STOP)
+            for request in requests
+        ]
+
+
+def ask(seed: int, text: str = "Who?") -> Generate:
+    return Generate((Segment(Author.PROMPT, text),), sampling=Sampling(0.8), seed=seed)
+
+
+def test_a_reply_is_paid_for_once(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+    paid = Paid()
+    first = RememberingEngine(paid, path, "model").generate([ask(1), ask(2), ask(13)])
+    again = RememberingEngine(paid, path, "model")
+    assert again.generate([ask(2), ask(1)]) == [first[1], first[0]]
+    assert (paid.asked, again.recalled) == (3, 2)
+    again.generate([ask(1, "Whom?"), ask(13)])  # another text; an error is not kept
+    RememberingEngine(paid, path, "other model").generate([ask(1)])
+    assert paid.asked == 6
+
+
+def test_a_line_that_was_cut_off_is_asked_for_again(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+    RememberingEngine(Paid(), path, "model").generate([ask(1), ask(2)])
+    path.write_bytes(path.read_bytes()[:-9])
+    paid = Paid()
+    RememberingEngine(paid, path, "model").generate([ask(1), ask(2)])
+    assert paid.asked == 1
+    assert len(path.read_bytes().splitlines()) == 2
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "replies.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(StepladderError, match=r"replies.jsonl:1: not a kept reply"):
+        RememberingEngine(Paid(), path, "model")
+
+
+# --- sources by name ----------------------------------------------------------------------------------------
+
+
+def test_a_teacher_is_not_asked_again_and_transcripts_are_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paid = Paid()
+    monkeypatch.setattr(sources, "OpenAIEngine", lambda *_: paid)
+    settings = SFTConfig(source="teacher", teacher_model="big", samples=2)
+
+    def make() -> object:
+        return transcripts_in(tmp_path, settings, Paid(), make_agent("cot"), [PLAIN], None, EPISODE, seed=0)
+
+    made = make()
+    assert paid.asked == 2
+    assert make() == made
+    for name in ("transcripts.jsonl", "dropped.json"):
+        (tmp_path / name).unlink()
+        assert make() == made
+    assert paid.asked == 2
+
+
+def test_no_transcripts_at_all_is_an_error_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(
+        StepladderError, match=r"no transcript .* of 1 asked \(dropped: no_decomposition 1\).*bootstrap"
+    ):
+        transcripts_in(
+            tmp_path, SFTConfig(), Paid(), make_agent("prorag"), [PLAIN], WordRetriever(PASSAGES), EPISODE, seed=0
+        )
