@@ -40,7 +40,7 @@ class Way:
 
 def made(label: str, source: str, device: torch.device, *, bf16: bool, fused: bool) -> Way:
     torch.manual_seed(0)
-    model = load_policy(source, LoraConfig(rank=16, alpha=32), bf16=bf16, device=device).model.train()
+    model = load_policy(source, LoraConfig(r=16, lora_alpha=32), bf16=bf16, device=device).model.train()
     with torch.no_grad():
         for name, weights in model.named_parameters():
             if "lora_B" in name:  # else nothing would flow back to the other matrices

@@ -103,7 +103,7 @@ def reward_models(folder: Path, seeds: Sequence[int], provenance: dict[str, Any]
     """How well steps are told apart, and what is thought of whole chains."""
     rows = []
     for seed in seeds:
-        place = folder / f"seed-{seed}" / "shared" / "examined" / "examination" / "summary.json"
+        place = folder / f"seed-{seed}" / "shared" / "eval-prm" / "examination" / "summary.json"
         found = json.loads(place.read_text(encoding="utf-8"))
         cells: dict[str, Any] = {"seed": str(seed), "steps": found["steps"], "good": found["good"]}
         cells["auc"] = [found["auc"][name] for name in ("mean", "low", "high")]

@@ -28,7 +28,7 @@ from stepladder.reporting.compare.seed_groups import Group
 
 _NOTED = ("command", "device", "cores", "started", "versions", "git")
 #: What makes no other recipe.
-_ASIDE = ("seed", "device", "batch")
+_ASIDE = ("seed", "device", "batch_size")
 
 
 # --- what was measured ------------------------------------------------------------------------------------------

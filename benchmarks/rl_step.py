@@ -124,7 +124,7 @@ class RolloutsByText(Rollouts):
 
     def _episodes(self, questions: Sequence[Question], *, also_ended: bool) -> tuple[list[Trajectory], int]:
         """Episodes, and how many tokens were written for them, with padding and what was thrown away."""
-        count = self.settings.samples
+        count = self.settings.num_generations
         states = [Trajectory(question, self.agent.name) for question in questions for _ in range(count)]
         total = 0
         while any(state.stop is None for state in states):
@@ -279,7 +279,7 @@ class Bench:
             policy.model,
             args=TrlGRPOConfig(
                 output_dir=str(folder),
-                per_device_train_batch_size=settings.batch,
+                per_device_train_batch_size=settings.batch_size,
                 max_steps=1,
                 learning_rate=0.0,
                 bf16=self.place.bf16,
@@ -308,7 +308,7 @@ class Bench:
         reward = ProcessRewardModel.load(reward_folder, device=str(self.place.device))
         plain = AutoModelForSequenceClassification.from_pretrained(reward_folder, dtype=reward.model.dtype)
         plain = plain.to(self.place.device).eval()
-        engine, playing = player_of(policies[0], self.place, self.settings.batch)
+        engine, playing = player_of(policies[0], self.place, self.settings.batch_size)
         assert isinstance(engine, TransformersEngine)
         expect_same_words(engine.encoding, reward)
         ours = OurRollouts(engine, playing, self.context, self.settings, reward)
@@ -401,10 +401,10 @@ def main() -> None:
     given = parser.parse_args()
     settings = GRPOConfig(
         questions=given.questions,
-        samples=given.samples,
-        batch=given.questions * given.samples,
+        num_generations=given.samples,
+        batch_size=given.questions * given.samples,
         precision="bf16",
-        guards=MonitorConfig(stop=False),
+        monitors=MonitorConfig(stop=False),
     )
     context = RunContext(load_recipe(RECIPE).shared)
     with TemporaryDirectory() as temporary:

@@ -28,7 +28,7 @@ LINES = (
 def learnt(model: Any, batch: dict[str, torch.Tensor], lr: float, updates: int, source: str) -> Any:
     """The model after so many updates, LoRA merged, in fp32."""
     torch.manual_seed(0)
-    adapted: Any = with_lora(copy.deepcopy(model), LoraConfig(rank=16, alpha=32), source, "CAUSAL_LM")
+    adapted: Any = with_lora(copy.deepcopy(model), LoraConfig(r=16, lora_alpha=32), source, "CAUSAL_LM")
     optimizer = torch.optim.AdamW([each for each in adapted.parameters() if each.requires_grad], lr=lr, weight_decay=0)
     for _ in range(updates):
         adapted(**batch).loss.backward()

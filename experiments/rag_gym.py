@@ -111,7 +111,7 @@ class Plan:
         ]
         if self.larger is None:
             return runs
-        changes = (f"policy={self.larger}", "stages.sft.lr=1e-4", "batch=64")
+        changes = (f"policy={self.larger}", "stages.sft.learning_rate=1e-4", "batch_size=64")
         return [*runs, run_job("warmup-nano", self.out / "larger-0", *changes)]
 
     def tuning(self) -> list[Command]:

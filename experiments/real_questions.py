@@ -51,7 +51,7 @@ from stepladder.reporting.studies.study_runner import carry_out_all
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
 RECIPE = "prorag-smollm2"
 #: The stages that the arms of a seed begin with. What is evaluated is evaluated apart.
-SHARED = ("sft", "explore", "pairs", "prm", "examined", "rft")
+SHARED = ("sft", "explore", "pairs", "prm", "eval-prm", "rft")
 #: The arms of the reinforcement learning: what is learnt from, and in how many rounds each question is played.
 ARMS = {"outcome": ("outcome", 4), "dual": ("dual", 4), "outcome-4x": ("outcome", 1)}
 #: The arm that learns by DPO from the trees of the warmed-up policy: what it has behind the shared stages.
@@ -60,11 +60,11 @@ DPO: dict[str, Any] = {
     "dpo": {
         "policy": "sft",
         "beta": 0.3,
-        "lr": 3e-4,
-        "epochs": 2,
-        "accumulate": 8,
-        "batch": 16,
-        "lora": {"rank": 16, "alpha": 32},
+        "learning_rate": 3e-4,
+        "num_train_epochs": 2,
+        "gradient_accumulation_steps": 8,
+        "batch_size": 16,
+        "lora": {"r": 16, "lora_alpha": 32},
         "dev_questions": 200,
         "eval_on_start": True,
     },
@@ -137,11 +137,12 @@ def trainings(out: Path, seeds: Sequence[int], repeats: int, changes: Sequence[s
         return Job(plain, place / name, None if name == "shared" else place / "shared")
 
     grpo = load_recipe(RECIPE, changes).plain()["stages"]["grpo"]
-    an_update = grpo["batch"] // grpo["samples"]
+    an_update = grpo["batch_size"] // grpo["num_generations"]
     jobs = [job(seed, "shared", {}) for seed in seeds]
     for arm, (mode, times) in ARMS.items():
         # An alarm is told, and ends nothing: all arms are to play equally many episodes.
-        own = {"mode": mode, "questions": updates * an_update // times, "epochs": times, "guards.stop": "false"}
+        own = {"mode": mode, "questions": updates * an_update // times}
+        own |= {"num_train_epochs": times, "monitors.stop": "false"}
         changed = load_recipe(RECIPE, [*changes, *(f"stages.grpo.{name}={value}" for name, value in own.items())])
         learning = changed.plain()["stages"]["grpo"]
         for run in ROWS[_DUAL].runs(seeds, repeats):

@@ -1,4 +1,4 @@
-"""Things that several tests need."""
+"""Fixtures that several tests need, and the markers `e2e` and `gpu`, which follow from a test's folder."""
 
 import os
 import sys
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepladder.core.trace import Question
+from tests.support import ROOT
 from tests.support.samples import QUESTION, WordRetriever
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # several processes test at once: let each, and its children, have one thread
@@ -14,6 +15,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several processes test at once: let e
 
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for marker in ("e2e", "gpu"):
+            if item.path.is_relative_to(ROOT / "tests" / marker):
+                item.add_marker(marker)
 
 
 @pytest.fixture

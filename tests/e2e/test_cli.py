@@ -210,8 +210,8 @@ def start(command: list[str]) -> subprocess.Popen[str]:
 def test_ctrl_c_ends_a_run_with_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "{policy: tiny, device: cpu, batch: 2, episode: {max_tokens: 200},"
-        " stages: {oracle: {kind: eval, policy: gold, limit: 5}, floor: {kind: eval, temperature: 1}}}"
+        "{policy: tiny, device: cpu, batch_size: 2, episode: {max_tokens: 200},"
+        " stages: {oracle: {kind: eval, policy: oracle, limit: 5}, floor: {kind: eval, temperature: 1}}}"
     )
     command = [sys.executable, "-m", "stepladder", "run", str(recipe), "--out", str(tmp_path / "run")]
     process = start(command)
@@ -414,15 +414,17 @@ def test_train_sft_is_a_recipe_of_one_stage(
 ) -> None:
     monkeypatch.setitem(STAGES._targets, "sft", StageSpec(SFTConfig, save_tiny, outputs=("policy",)))
     arguments = ["train", "sft", "--out", str(tmp_path / "run"), "--model", "tiny", "-k", "2", "--lr", "1e-3", "--lora"]
-    code, printed, _ = run(capsys, *arguments, "--set", "batch=4", "--set", "lora.rank=2", "--questions", "7", "--json")
+    code, printed, _ = run(
+        capsys, *arguments, "--set", "batch_size=4", "--set", "lora.r=2", "--questions", "7", "--json"
+    )
     assert code == 0
     assert json.loads(printed)["policy"] == str(tmp_path / "run" / "sft" / "policy")
     recipe = RunFolder.open(tmp_path / "run").recipe()
     assert (recipe.shared.policy, recipe.shared.search.k) == ("tiny", 2)
-    assert recipe.stages[0].settings == SFTConfig(questions=7, lr=1e-3, batch=4, lora=LoraConfig(rank=2))
-    code, _, err = run(capsys, *arguments, "--set", "epoch=4")
+    assert recipe.stages[0].settings == SFTConfig(questions=7, learning_rate=1e-3, batch_size=4, lora=LoraConfig(r=2))
+    code, _, err = run(capsys, *arguments, "--set", "num_train_epoch=4")
     assert code == 2
-    assert "stages.sft.epoch: unknown key. Did you mean 'epochs'?" in " ".join(err.split())
+    assert "stages.sft.num_train_epoch: unknown key. Did you mean 'num_train_epochs'?" in " ".join(err.split())
     code, _, err = run(capsys, *arguments, "--questions", "8")
     assert code == 2
     assert "stages.sft.questions: 7 -> 8" in " ".join(err.split())
@@ -445,8 +447,8 @@ def test_train_sft_with_question_files_and_what_is_wrong_about_them(
         code, _, err = run(capsys, *arguments, *wrong)
         assert (code, message in " ".join(err.split())) == (2, True), err
     files = ["--data", str(questions), "--dev", str(questions)]
-    assert run(capsys, *arguments, *files, "--set", "stages.sft.epochs=2")[0] == 0  # as `run` has it
-    assert RunFolder.open(Path(folder)).recipe().stages[0].settings == SFTConfig(epochs=2)
+    assert run(capsys, *arguments, *files, "--set", "stages.sft.num_train_epochs=2")[0] == 0  # as `run` has it
+    assert RunFolder.open(Path(folder)).recipe().stages[0].settings == SFTConfig(num_train_epochs=2)
     code, _, err = run(capsys, "eval", "--run", folder)
     assert (code, "has no test split: say --split train or dev" in " ".join(err.split())) == (2, True), err
     assert run(capsys, "eval", "--run", folder, "--split", "dev", "--max-tokens", "4")[0] == 0

@@ -39,7 +39,7 @@ def test_the_demo_shows_a_question_before_and_after_and_the_tables(
                 "before": {"kind": "eval", "limit": 2},
                 "save": {},
                 "after": {"kind": "eval", "limit": 2},
-                "oracle": {"kind": "eval", "policy": "gold", "limit": 2},
+                "oracle": {"kind": "eval", "policy": "oracle", "limit": 2},
             },
         }
     )
@@ -59,11 +59,11 @@ def test_the_demo_shows_a_question_before_and_after_and_the_tables(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], {"name": "prorag-nano", "minutes": None, "questions": 160, "epochs": 1}),
-        (["--size", "large"], {"name": "prorag-nano-large", "minutes": None, "questions": 800, "epochs": 1}),
+        ([], {"name": "prorag-nano", "minutes": None, "questions": 160, "num_train_epochs": 1}),
+        (["--size", "large"], {"name": "prorag-nano-large", "minutes": None, "questions": 800, "num_train_epochs": 1}),
         # at most 120 updates of 8 questions
-        (["--minutes", "2"], {"name": "prorag-nano", "minutes": 2, "questions": 800, "epochs": 1.2}),
-        (["--minutes", "0.1"], {"name": "prorag-nano", "minutes": 0.1, "questions": 160, "epochs": 0.3}),
+        (["--minutes", "2"], {"name": "prorag-nano", "minutes": 2, "questions": 800, "num_train_epochs": 1.2}),
+        (["--minutes", "0.1"], {"name": "prorag-nano", "minutes": 0.1, "questions": 160, "num_train_epochs": 0.3}),
     ],
 )
 def test_the_demo_s_size_and_minutes_change_its_recipe(

@@ -104,9 +104,11 @@ def examine(*arguments: object) -> str:
 
 def test_options_of_a_reward_model(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs")
-    given = ("--objective", "values", "--epochs", 2, "--lr", 1e-3, "--lora", "--set", "window=99")
-    report = shell.json("train", "prm", "--run", run, *given, "--set", "lora.rank=2", "--model", "nano")
-    settings = PRMConfig(objective="values", epochs=2, lr=1e-3, lora=LoraConfig(rank=2), window=99, model="nano")
+    given = ("--objective", "values", "--epochs", 2, "--lr", 1e-3, "--lora", "--set", "max_length=99")
+    report = shell.json("train", "prm", "--run", run, *given, "--set", "lora.r=2", "--model", "nano")
+    settings = PRMConfig(
+        objective="values", num_train_epochs=2, learning_rate=1e-3, lora=LoraConfig(r=2), max_length=99, model="nano"
+    )
     assert stage_of(run, "prm").settings == settings
     assert [(stage["name"], stage["trees"]) for stage in report["stages"]] == [("prm", "explore")]
     shell("train", "prm", "--run", run, "--name", "ranks")
@@ -118,7 +120,9 @@ def test_options_of_a_refinement(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs", "prm")
     given = ("--questions", 20, "--samples", 4, "--threshold", "-0.5", "--keep", 3, "--epochs", 2, "--lr", 1e-4)
     report = shell.json("train", "rft", "--run", run, *given)
-    settings = RFTConfig(questions=20, samples=4, threshold=-0.5, keep=3, epochs=2, lr=1e-4)
+    settings = RFTConfig(
+        questions=20, num_generations=4, threshold=-0.5, keep=3, num_train_epochs=2, learning_rate=1e-4
+    )
     assert stage_of(run, "rft").settings == settings
     assert report["stages"][0]["reward"] == "prm"
     assert report["policy"] == str(run / "rft" / "policy")
@@ -131,7 +135,9 @@ def test_options_of_dpo(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs")
     given = ("--beta", 0.1, "--loss", "ipo", "--epochs", 2, "--lr", 1e-6, "--lora", "--set", "dev_questions=0")
     shell.json("train", "dpo", "--run", run, *given)
-    settings = DPOConfig(beta=0.1, loss="ipo", epochs=2, lr=1e-6, lora=LoraConfig(), dev_questions=0)
+    settings = DPOConfig(
+        beta=0.1, loss_type="ipo", num_train_epochs=2, learning_rate=1e-6, lora=LoraConfig(), dev_questions=0
+    )
     assert stage_of(run, "dpo").settings == settings
     assert stage_of(run, "dpo").inputs == {"policy": "sft", "pairs": "pairs"}
 
@@ -140,7 +146,7 @@ def test_options_of_an_examination(begin: Begin) -> None:
     run = begin("sft", "explore", "pairs", "prm")
     report = json.loads(examine("--run", run, "--split", "dev", "--questions", 7, "--samples", 1, "--json"))
     assert report["stages"][0]["kind"] == "prm-eval"
-    settings = PRMEvalConfig(split="dev", questions=7, samples=1, score_trees=True)
+    settings = PRMEvalConfig(split="dev", questions=7, num_generations=1, score_trees=True)
     assert stage_of(run, "prm-eval").settings == settings
     taken = {"policy": "sft", "reward": "prm", "pairs": "pairs", "trees": "explore"}
     assert stage_of(run, "prm-eval").inputs == taken
@@ -206,7 +212,7 @@ def test_a_stage_that_is_there_may_learn_from_a_file_from_now_on(shell: Shell, b
         (["rft"], "`stepladder train prm --run RUN` makes one, and --threshold none does without"),
         (["rft", "--threshold", "high"], "--threshold: expected a number, or none; found 'high'"),
         (["rft", "--threshold", "nan"], "stages.rft.threshold: expected a finite number"),
-        (["rft", "--threshold", "none", "--set", "sample=2"], "Did you mean 'samples'"),
+        (["rft", "--threshold", "none", "--set", "samples=2"], "stages.rft.samples: renamed to 'num_generations'"),
         (["dpo"], "`stepladder pairs --run RUN` makes them, and --pairs FILE takes those of others"),
         (["dpo", "--beta", "0"], "stages.dpo.beta: expected greater than 0"),
         (["dpo", "--pairs", "none.json"], "none.json does not exist"),
@@ -334,7 +340,7 @@ def test_an_examination_tells_what_there_is() -> None:
 def test_evaluations_are_compared_with_the_first_and_with_the_one_before(tmp_path: Path) -> None:
     heats = {"before": 0.0, "after": 0.5, "refined": 1.0}
     stages: dict[str, Any] = {name: {"kind": "eval", "limit": 3, "temperature": heat} for name, heat in heats.items()}
-    aside = {"oracle": {"kind": "eval", "policy": "gold", "limit": 3}, "quick": {"kind": "eval", "limit": 2}}
+    aside = {"oracle": {"kind": "eval", "policy": "oracle", "limit": 3}, "quick": {"kind": "eval", "limit": 2}}
     stages = {"before": stages["before"], "after": stages["after"], **aside, "refined": stages["refined"]}
     shared = {"policy": "tiny", "agent": "direct", "device": "cpu", "episode": {"max_tokens": 4}}
     recipe = Recipe.read({**shared, "stages": {**stages, "quick-again": {"kind": "eval", "limit": 2}}})

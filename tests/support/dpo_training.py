@@ -39,7 +39,7 @@ def pairs_of(*questions: Any) -> list[Pair]:
 PAIRS = pairs_of(QUESTIONS[0])
 HELD_OUT = pairs_of(QUESTIONS[1])[:2]
 #: Three updates an epoch, six in all; the last of an epoch is not full.
-SETTINGS = DPOConfig(epochs=2, batch=2, lr=1e-4, warmup=0, dev_questions=1)
+SETTINGS = DPOConfig(num_train_epochs=2, batch_size=2, learning_rate=1e-4, warmup_ratio=0, dev_questions=1)
 
 
 def train(

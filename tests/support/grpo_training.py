@@ -57,7 +57,15 @@ EPISODE = EpisodeConfig(max_steps=3, k=1, sampling=Sampling(max_tokens=5))
 ROOMY = replace(EPISODE, sampling=Sampling(max_tokens=80))
 #: Two questions an update, six updates, a checkpoint at every second.
 SETTINGS = GRPOConfig(
-    questions=4, samples=4, batch=8, epochs=3, lr=1e-3, warmup=0, eval_steps=2, dev_questions=1, kl=0.05
+    questions=4,
+    num_generations=4,
+    batch_size=8,
+    num_train_epochs=3,
+    learning_rate=1e-3,
+    warmup_ratio=0,
+    eval_steps=2,
+    dev_questions=1,
+    beta=0.05,
 )
 
 

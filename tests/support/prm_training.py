@@ -56,7 +56,7 @@ PAIRS = [
 
 HELD_OUT = [pair("why"), pair("whence", "well yes", "well no")]
 #: Two updates an epoch, sixteen in all.
-SETTINGS = PRMConfig(epochs=8, batch=2, lr=5e-3)
+SETTINGS = PRMConfig(num_train_epochs=8, batch_size=2, learning_rate=5e-3)
 
 
 def train(

@@ -12,7 +12,7 @@ device: cpu
 episode: {max_tokens: 4}
 stages:
   floor: {kind: eval, limit: 3}
-  oracle: {kind: eval, policy: gold, limit: 3}
+  oracle: {kind: eval, policy: oracle, limit: 3}
 """
 
 

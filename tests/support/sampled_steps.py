@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from stepladder.agents import make_agent
 from stepladder.core.errors import BackendError
 from stepladder.core.requests import Finish, Generate, Generation
+from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Author, Segment, Trajectory, Usage
 from stepladder.engines.base import Engine
 

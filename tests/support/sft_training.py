@@ -15,7 +15,7 @@ from tests.support.samples import QUESTION, WordRetriever
 
 QUESTIONS = [replace(QUESTION, id=f"q{number}") for number in range(5)]
 #: Three updates an epoch, six in all.
-SETTINGS = SFTConfig(epochs=2, batch=2, lr=3e-3, dev_questions=1)
+SETTINGS = SFTConfig(num_train_epochs=2, batch_size=2, learning_rate=3e-3, dev_questions=1)
 EPISODE = EpisodeConfig(max_steps=6, k=1, sampling=Sampling(max_tokens=8))
 
 

@@ -1,47 +1,45 @@
-"""Agents: how a question and its steps are put to a model, and how its text is read back."""
+"""Agents: how a question and its steps are rendered for a model, and how the model's text is parsed.
 
-from stepladder.agents.base import Agent, check_agent
-from stepladder.agents.cot import CoT
-from stepladder.agents.direct import Direct
-from stepladder.agents.own import is_agent_file, load_agent
-from stepladder.agents.prorag import ProRAG, ProRAGBrief
-from stepladder.agents.rag import RAG
-from stepladder.agents.react import ReAct, ReActBrief
-from stepladder.agents.reasonrag import ReasonRAG, ReasonRAGBrief
-from stepladder.agents.research import ReSearch, ReSearchBrief
-from stepladder.agents.search_o1 import SearchO1, SearchO1Brief
-from stepladder.agents.search_r1 import SearchR1, SearchR1Brief
-from stepladder.core.errors import unknown_name
+Each built-in agent is one module of this package: every class in it that sets `name` is registered. Adding an agent
+means adding a file here.
+"""
+
+from functools import cache
+from importlib import import_module
+from inspect import isclass
+from pkgutil import iter_modules
+
+from stepladder.agents.agent_file import Check, is_agent_file, load_agent
+from stepladder.agents.base import Agent
 from stepladder.core.io.files import expand_path
+from stepladder.core.registry import Registry
 
-AGENTS: dict[str, type[Agent]] = {
-    agent.name: agent
-    for agent in (
-        CoT,
-        Direct,
-        ProRAG,
-        ProRAGBrief,
-        RAG,
-        ReAct,
-        ReActBrief,
-        ReasonRAG,
-        ReasonRAGBrief,
-        ReSearch,
-        ReSearchBrief,
-        SearchO1,
-        SearchO1Brief,
-        SearchR1,
-        SearchR1Brief,
-    )
-}
+__all__ = ["AGENTS", "Agent", "is_agent_file", "make_agent"]
 
-__all__ = ["AGENTS", "Agent", "check_agent", "is_agent_file", "make_agent"]
+#: The built-in agents by name. The package is scanned on first access.
+AGENTS: Registry[type[Agent]]
 
 
-def make_agent(name: str) -> Agent:
-    """The agent of that name, or the one in a Python file (`my_agent.py`)."""
-    if is_agent_file(name):
-        return load_agent(expand_path(name))
-    if name not in AGENTS:
-        raise unknown_name("agent", name, AGENTS)
-    return AGENTS[name]()
+def make_agent(name: str, check: Check | None = None) -> Agent:
+    """Build an agent by name, or from a Python file (`my_agent.py`).
+
+    Building an agent from a file executes that file. `check` (`stepladder.oracle.agent_check.check_agent`) then tests
+    it; built-in agents are not tested.
+    """
+    return load_agent(expand_path(name), check) if is_agent_file(name) else _scan().get(name)()
+
+
+@cache
+def _scan() -> Registry[type[Agent]]:
+    registry: Registry[type[Agent]] = Registry("agent")
+    for module in iter_modules(__path__, f"{__name__}."):
+        for each in vars(import_module(module.name)).values():
+            if isclass(each) and issubclass(each, Agent) and each.__module__ == module.name and "name" in vars(each):
+                registry.register(each.name, each, each.summary)
+    return registry
+
+
+def __getattr__(name: str) -> Registry[type[Agent]]:
+    if name == "AGENTS":
+        return _scan()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

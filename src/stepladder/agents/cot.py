@@ -1,4 +1,4 @@
-"""Chain of thought: think aloud once, then answer, without searching."""
+"""Chain of thought: one thought, then the answer, without searching."""
 
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ class CoT(Direct):
     """`<step>thought</step><answer>a</answer>`"""
 
     name: ClassVar[str] = "cot"
-    summary: ClassVar[str] = "thinks aloud, then answers, without searching"
+    summary: ClassVar[str] = "thinks once, then answers, without searching"
     prompt: ClassVar[str] = PROMPT
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002

@@ -1,8 +1,8 @@
-"""Direct: answer at once, from what the model knows. The floor that search has to beat."""
+"""Direct: answer from the model's own knowledge, without searching. The baseline that search has to beat."""
 
 from typing import ClassVar
 
-from stepladder.agents.base import Agent, malformed, neutralise, prompt_segment
+from stepladder.agents.base import Agent, malformed, neutralize, prompt_segment
 from stepladder.agents.tags import read_blocks, write_block
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
@@ -18,15 +18,15 @@ class Direct(Agent):
     """`<answer>a</answer>`"""
 
     name: ClassVar[str] = "direct"
-    summary: ClassVar[str] = "answers at once, without searching"
+    summary: ClassVar[str] = "answers immediately, without searching"
     kinds: ClassVar[frozenset[ActionKind]] = frozenset({ActionKind.ANSWER})
     stops: ClassVar[tuple[str, ...]] = ("</answer>",)
-    #: Instructions, with the place of the question.
+    #: Instructions, with a slot for the question.
     prompt: ClassVar[str] = PROMPT
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """Instructions and the question."""
-        return (prompt_segment(self.prompt.format(question=neutralise(trajectory.question.text))),)
+        return (prompt_segment(self.prompt.format(question=neutralize(trajectory.question.text))),)
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002
         """An answer, or malformed."""

@@ -1,12 +1,12 @@
-"""Agents whose steps each read a prompt of their own, in which the history stands as text.
+"""Agents that build a new prompt for every step. The prompt contains the history as text.
 
-    begin_reasoning     question                                          -> search or answer
-    document_analysis   question, history, passages of the last query     -> what they tell
-    reasoning           question, history                                 -> search or answer
+    begin_reasoning     question                                          -> query or answer
+    document_analysis   question, history, passages of the last query     -> summary of the passages
+    reasoning           question, history                                 -> query or answer
     answer_generation   question, history, after the last search allowed  -> answer
 
-Which one is due follows from the steps alone. Passages are seen once, by the step that says what they tell, so contexts
-stay short. A step is free thought and then exactly one block, in tags that tell what it is.
+The steps so far determine which prompt is next. Passages appear only in the prompt of the step that summarizes them,
+which keeps contexts short. A step is free thought and then exactly one block, whose tag gives the kind of action.
 """
 
 import re
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from stepladder.agents.base import Agent, malformed, neutralise, one_line, prompt_segment, render_passages
-from stepladder.agents.tags import read_blocks, write_block
+from stepladder.agents.base import malformed, neutralize, one_line, prompt_segment, render_passages
+from stepladder.agents.tags import TaggedAgent, read_blocks, write_block
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
-#: Tags around passages in prompts, which no policy may write.
+#: Tag around passages in prompts. The policy may not write it.
 PASSAGES_TAG = "retrieval"
 
 
 class State(StrEnum):
-    """What is due next. Each state has its prompt in `Prompts`, by the same name."""
+    """The state of an episode. Each state has the prompt of the same name in `Prompts`."""
 
     BEGIN_REASONING = "begin_reasoning"
     DOCUMENT_ANALYSIS = "document_analysis"
@@ -33,9 +33,9 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """One prompt a state, with the places of `question`, `history`, `query` (the last) and `passages` (what it found).
+    """One prompt per state, with slots for `question`, `history`, `query` (the last) and `passages` (its results).
 
-    A history ends its last line.
+    A history ends with a line break.
     """
 
     begin_reasoning: str
@@ -44,17 +44,28 @@ class Prompts:
     answer_generation: str
 
 
-class Prompted(Agent):
-    """Free thought, then a query, what passages tell, or an answer, each in its turn and its tag."""
+def brief_prompts(before_passages: str) -> Prompts:
+    """Prompts without instructions, for a model trained on the format."""
+    return Prompts(
+        begin_reasoning="Question: {question}\n",
+        document_analysis=f"Question: {{question}}\n{before_passages}<retrieval>\n{{passages}}\n</retrieval>\n",
+        reasoning="Question: {question}\n{history}",
+        answer_generation="Question: {question}\n{history}No search is left.\n",
+    )
+
+
+class PromptedAgent(TaggedAgent):
+    """Free thought, then a query, a summary of passages or an answer, in a tag and only in the right state.
+
+    In `tag_of`, the kind that is neither query nor answer is the summary of passages.
+    """
 
     prompts: ClassVar[Prompts]
-    #: The tag of each kind of decision. What is neither query nor answer is what passages tell.
-    tag_of: ClassVar[dict[ActionKind, str]]
-    #: Searches before an answer is demanded; an episode that makes them all has 2 x `iterations` + 1 steps.
+    #: Most searches before an answer is required. An episode that uses them all has 2 x `iterations` + 1 steps.
     iterations: ClassVar[int] = 8
 
     def state(self, trajectory: Trajectory) -> State:
-        """What is due after these steps."""
+        """The state after these steps."""
         if not trajectory.steps:
             return State.BEGIN_REASONING
         if trajectory.steps[-1].action.kind is ActionKind.QUERY:
@@ -62,7 +73,7 @@ class Prompted(Agent):
         return State.REASONING if len(trajectory.queries) < self.iterations else State.ANSWER_GENERATION
 
     def allowed(self, state: State) -> frozenset[ActionKind]:
-        """What a step may be in a state."""
+        """The kinds of action that are valid in a state."""
         if state is State.DOCUMENT_ANALYSIS:
             return self.kinds - {ActionKind.QUERY, ActionKind.ANSWER}
         return frozenset(
@@ -70,27 +81,27 @@ class Prompted(Agent):
         )
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
-        """The prompt of the state, a single segment: nothing is carried over but what it quotes."""
+        """The prompt of the state, as a single segment: the context restarts at every step."""
         prompt: str = getattr(self.prompts, self.state(trajectory))
         last = trajectory.steps[-1] if trajectory.steps else None
         text = prompt.format(
-            question=self.quoted_question(trajectory),
-            history="".join(self.quoted(step.action) for step in trajectory.steps),
+            question=self.render_question(trajectory),
+            history="".join(self.render_action(step.action) for step in trajectory.steps),
             query=one_line(last.action.content) if last is not None else "",
             passages=render_passages(last.passages if last is not None else ()),
         )
         return (prompt_segment(text),)
 
-    def quoted_question(self, trajectory: Trajectory) -> str:
-        """The question as it stands in a prompt."""
-        return neutralise(trajectory.question.text)
+    def render_question(self, trajectory: Trajectory) -> str:
+        """The question as prompts show it."""
+        return neutralize(trajectory.question.text)
 
-    def quoted(self, action: Action) -> str:
-        """An earlier step as the policy wrote it, but with no tag in it beside its own and no line broken."""
+    def render_action(self, action: Action) -> str:
+        """An action of an earlier step as the history shows it: with no tags but its own, on one line per part."""
         return self._text(action.kind, one_line(action.content), one_line(action.thought)) + "\n"
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:
-        """A decision in its turn, or malformed."""
+        """An action that is valid in the current state, or malformed."""
         tags = (PASSAGES_TAG, *self.tag_of.values())
         kinds = {tag: kind for kind, tag in self.tag_of.items()}
         mark = re.search(rf"</?({'|'.join(tags)})>", text)
@@ -100,22 +111,22 @@ class Prompted(Agent):
         blocks = read_blocks(text[mark.start() :], tags)
         if isinstance(blocks, str):
             return malformed(text, blocks)
-        decision = blocks[0]
+        action = blocks[0]
         if len(blocks) > 1:
-            return malformed(text, f"<{blocks[1].tag}> after <{decision.tag}>: expected a single block")
-        if decision.tag not in kinds:
-            return malformed(text, f"<{decision.tag}> is not for the policy to write")
-        if not decision.content:
-            return malformed(text, f"empty <{decision.tag}>")
-        state, kind = self.state(trajectory), kinds[decision.tag]
+            return malformed(text, f"<{blocks[1].tag}> after <{action.tag}>: expected a single block")
+        if action.tag not in kinds:
+            return malformed(text, f"<{action.tag}> is not for the policy to write")
+        if not action.content:
+            return malformed(text, f"empty <{action.tag}>")
+        state, kind = self.state(trajectory), kinds[action.tag]
         if kind not in self.allowed(state):
             due = " or ".join(f"<{tag}>" for tag, each in kinds.items() if each in self.allowed(state))
-            return malformed(text, f"<{decision.tag}> where {due} is due ({state})")
-        return Action(kind, decision.content, text[: mark.start()].strip())
+            return malformed(text, f"<{action.tag}> where {due} is due ({state})")
+        return Action(kind, action.content, text[: mark.start()].strip())
 
     def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
-        """The thought, then the decision in its tag on a line of its own."""
-        return self._text(action.kind, action.content, neutralise(action.thought))
+        """The thought, then the action in its tag on a line of its own."""
+        return self._text(action.kind, action.content, neutralize(action.thought))
 
     def _text(self, kind: ActionKind, content: str, thought: str) -> str:
         block = write_block(self.tag_of[kind], content, (PASSAGES_TAG, *self.tag_of.values()))

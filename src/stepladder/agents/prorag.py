@@ -1,7 +1,7 @@
-"""ProRAG: think, ask one sub-question, read what the search found, state the sub-answer; finally answer.
+"""ProRAG: think, ask a sub-question, read the passages, state the sub-answer; repeat, then answer.
 
-The transcript is one growing text. With S a thought, Q a sub-query, R the retrieved passages, A a sub-answer and F the
-final answer, a valid one is (S Q R S A)* S F:
+The context is one growing transcript. With S a thought, Q a sub-query, R the retrieved passages, A a sub-answer and F
+the final answer, a valid transcript is (S Q R S A)* S F:
 
     <step>thought</step><subquery>q</subquery>
     <retrieval>
@@ -13,7 +13,7 @@ final answer, a valid one is (S Q R S A)* S F:
 from typing import ClassVar
 
 from stepladder.agents.base import malformed
-from stepladder.agents.transcript import Transcript
+from stepladder.agents.transcript import TranscriptAgent
 from stepladder.core.trace import Action, ActionKind, Trajectory
 
 PROMPT = """Answer the question by searching, one small step at a time.
@@ -24,24 +24,22 @@ Question: {question}
 """
 
 
-class ProRAG(Transcript):
+class ProRAG(TranscriptAgent):
     """`<step>..</step>` followed by `<subquery>`, `<subanswer>` or `<answer>`."""
 
     name: ClassVar[str] = "prorag"
     summary: ClassVar[str] = "thinks, asks sub-questions, states sub-answers, then answers"
     prompt: ClassVar[str] = PROMPT
     thought_tag: ClassVar[str] = "step"
-    found_tag: ClassVar[str] = "retrieval"
+    passages_tag: ClassVar[str] = "retrieval"
     tag_of: ClassVar[dict[ActionKind, str]] = {
         ActionKind.QUERY: "subquery",
         ActionKind.SUB_ANSWER: "subanswer",
         ActionKind.ANSWER: "answer",
     }
-    kinds: ClassVar[frozenset[ActionKind]] = frozenset(tag_of)
-    stops: ClassVar[tuple[str, ...]] = ("</subquery>", "</subanswer>", "</answer>")
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:
-        """A query, sub-answer or answer in its turn, or malformed."""
+        """A query, sub-answer or answer in the right order, or malformed."""
         action = super().parse(text, trajectory)
         if action.kind is ActionKind.MALFORMED:
             return action
@@ -54,7 +52,7 @@ class ProRAG(Transcript):
 
 
 class ProRAGBrief(ProRAG):
-    """The same without instructions, for a model that has learnt the format: shorter transcripts, faster training."""
+    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
 
     name: ClassVar[str] = "prorag-brief"
     summary: ClassVar[str] = "prorag without instructions, for a model trained on its format"

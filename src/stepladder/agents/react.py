@@ -1,4 +1,4 @@
-"""ReAct: thoughts, actions and observations in turn, line by line.
+"""ReAct: alternating lines of thought, action and observation.
 
     Thought: thought
     Action: Search[query]
@@ -7,8 +7,8 @@
     Thought: thought
     Action: Finish[answer]
 
-One growing text. The environment writes the observations, the policy everything else. The grammar is made of lines, so
-whatever comes from outside stands on lines that begin with something else.
+The context is one growing transcript. The environment writes the observations, the policy everything else. The grammar
+is line-based, so retrieved text is kept on lines that cannot be mistaken for a thought or an action.
 """
 
 import re
@@ -25,25 +25,25 @@ Action: Finish[the answer]
 Question: {question}
 """
 
-_WORD_OF = {ActionKind.QUERY: "Search", ActionKind.ANSWER: "Finish"}
-_KINDS = {word: kind for kind, word in _WORD_OF.items()}
+_KEYWORDS = {ActionKind.QUERY: "Search", ActionKind.ANSWER: "Finish"}
+_KINDS = {word: kind for kind, word in _KEYWORDS.items()}
 _ACTION_LINE = re.compile(r"^Action:", re.MULTILINE)
 _ACTION = re.compile(rf"({'|'.join(_KINDS)})\[(.*)\]")
-#: Another action behind the bracket of the first.
-_MORE = re.compile(rf"\].*\b({'|'.join(_KINDS)})\[")
+#: A second action after the closing bracket of the first.
+_SECOND_ACTION = re.compile(rf"\].*\b({'|'.join(_KINDS)})\[")
 
 
 class ReAct(Agent):
     """`Thought: ..` and `Action: Search[..]` or `Action: Finish[..]`."""
 
     name: ClassVar[str] = "react"
-    summary: ClassVar[str] = "takes turns of a thought and a search, then answers"
+    summary: ClassVar[str] = "alternates thoughts and searches, then answers"
     prompt: ClassVar[str] = PROMPT
-    kinds: ClassVar[frozenset[ActionKind]] = frozenset(_WORD_OF)
+    kinds: ClassVar[frozenset[ActionKind]] = frozenset(_KEYWORDS)
     stops: ClassVar[tuple[str, ...]] = ("]\n",)
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
-        """The transcript so far; the observation of the last search is appended."""
+        """The transcript so far, with the observation of the last search appended."""
         if not trajectory.steps:
             return (prompt_segment(self.prompt.format(question=one_line(trajectory.question.text))),)
         last = trajectory.steps[-1]
@@ -65,7 +65,7 @@ class ReAct(Agent):
         if action is None:
             return malformed(text, "expected `Action: Search[...]` or `Action: Finish[...]`, on one line and last")
         content = action[2].strip()
-        if _MORE.search(content):
+        if _SECOND_ACTION.search(content):
             return malformed(text, "more than one action on a line")
         if not content:
             return malformed(text, f"empty {action[1]}[]")
@@ -74,12 +74,12 @@ class ReAct(Agent):
     def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
         """Two lines, thought and action."""
         thought, content = (" ".join(each.splitlines()) for each in (action.thought, action.content))
-        full_stop = " ." if thought.endswith("]") else ""  # a line that ends in a bracket would end the step
-        return f"Thought: {thought}{full_stop}\nAction: {_WORD_OF[action.kind]}[{content}]\n"
+        full_stop = " ." if thought.endswith("]") else ""  # a line that ends with a bracket would match the stop string
+        return f"Thought: {thought}{full_stop}\nAction: {_KEYWORDS[action.kind]}[{content}]\n"
 
 
 class ReActBrief(ReAct):
-    """The same without instructions, for a model that has learnt the format: shorter transcripts, faster training."""
+    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
 
     name: ClassVar[str] = "react-brief"
     summary: ClassVar[str] = "react without instructions, for a model trained on its format"

@@ -1,12 +1,12 @@
-"""ReasonRAG: four prompts that take turns. Search or answer; take the evidence out of what was found; go on from there.
+"""ReasonRAG: search or answer; after a search, extract the evidence from the passages; repeat.
 
-Every step reads a prompt of its own (`prompted.py` has the turns), in which the history stands as text: the thoughts,
+Every step has its own prompt (`prompted.py` defines the states), which contains the history as text: the thoughts,
 queries and evidence so far. A step is free thought and then exactly one block, `<query>`, `<evidence>` or `<answer>`.
 """
 
 from typing import ClassVar
 
-from stepladder.agents.prompted import Prompted, Prompts
+from stepladder.agents.prompted import PromptedAgent, Prompts, brief_prompts
 from stepladder.core.trace import ActionKind
 
 FULL = Prompts(
@@ -47,33 +47,23 @@ Question: {question}
 {history}""",
 )
 
-#: For a model that has learnt the format: no instructions, and each prompt begins like the one before it.
-BRIEF = Prompts(
-    begin_reasoning="Question: {question}\n",
-    document_analysis="Question: {question}\n{history}<retrieval>\n{passages}\n</retrieval>\n",
-    reasoning="Question: {question}\n{history}",
-    answer_generation="Question: {question}\n{history}No search is left.\n",
-)
 
-
-class ReasonRAG(Prompted):
-    """Free thought, then `<query>`, `<evidence>` or `<answer>`, each in its turn."""
+class ReasonRAG(PromptedAgent):
+    """Free thought, then `<query>`, `<evidence>` or `<answer>`, depending on the state."""
 
     name: ClassVar[str] = "reasonrag"
-    summary: ClassVar[str] = "searches, takes the evidence out of what it found, and goes on from there"
+    summary: ClassVar[str] = "searches, extracts evidence from the passages, then searches again or answers"
     prompts: ClassVar[Prompts] = FULL
     tag_of: ClassVar[dict[ActionKind, str]] = {
         ActionKind.QUERY: "query",
         ActionKind.EVIDENCE: "evidence",
         ActionKind.ANSWER: "answer",
     }
-    kinds: ClassVar[frozenset[ActionKind]] = frozenset(tag_of)
-    stops: ClassVar[tuple[str, ...]] = ("</query>", "</evidence>", "</answer>")
 
 
 class ReasonRAGBrief(ReasonRAG):
-    """The same without instructions, for a model that has learnt the format: shorter prompts, faster training."""
+    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
 
     name: ClassVar[str] = "reasonrag-brief"
     summary: ClassVar[str] = "reasonrag without instructions, for a model trained on its format"
-    prompts: ClassVar[Prompts] = BRIEF
+    prompts: ClassVar[Prompts] = brief_prompts("{history}")

@@ -1,14 +1,13 @@
-"""ReSearch: answer first, name the first claim that nothing found so far grounds, and search for that (RAG-Gym).
+"""ReSearch: draft an answer, find its first claim without support in the results, and search for that (RAG-Gym).
 
-Every step is one JSON object, read by a JSON parser:
+Every step is one JSON object:
 
     {"reasoning": "..", "answer": "as far as known", "claim": "what is not grounded yet", "query": "what to search for"}
     {"result": "what the passages answer to the query"}
-    {"reasoning": "..", "answer": "the answer"}                   every claim is grounded: the end
+    {"reasoning": "..", "answer": "the answer"}                   all claims have support: the end
 
-Between the steps only the searches and their results are kept: each answer is reasoned out anew from what is known.
-Text that is not quite JSON (a fence around it, a comma too many, a bracket that is missing) is repaired once; what
-cannot be is malformed.
+The history holds only queries and their results; every step reasons from scratch. Almost valid JSON (a code fence, a
+trailing comma, a missing bracket) is repaired. What cannot be repaired is malformed.
 """
 
 import json
@@ -18,13 +17,13 @@ from typing import Any, ClassVar
 from json_repair import repair_json
 
 from stepladder.agents.base import malformed, one_line
-from stepladder.agents.prompted import Prompted, Prompts, State
+from stepladder.agents.prompted import PromptedAgent, Prompts, State
 from stepladder.agents.search_o1 import BRIEF
 from stepladder.core.trace import Action, ActionKind, Trajectory
 
 UNKNOWN = "unknown"
-#: Characters: a step is far shorter, and a repair takes its time.
-_LONGEST_REPAIR = 20_000
+#: In characters. A step is far shorter, and repairing long text is slow.
+_MAX_REPAIR_LENGTH = 20_000
 
 _REASONING = """You answer a question with the help of a search engine. What was searched for and found so far is below.
 Reason step by step to an answer, as if you had to answer now. Then check each claim that you made: is it grounded in
@@ -61,33 +60,32 @@ Question: {question}
 _HISTORY_LINE = {ActionKind.QUERY: "Search: ", ActionKind.SUB_ANSWER: "Result: ", ActionKind.ANSWER: "Answer: "}
 
 
-class ReSearch(Prompted):
-    """One JSON object a step."""
+class ReSearch(PromptedAgent):
+    """One JSON object per step."""
 
     name: ClassVar[str] = "research"
-    summary: ClassVar[str] = "answers first, then searches for the first claim that nothing found grounds"
+    summary: ClassVar[str] = "drafts an answer, then searches for its first unsupported claim"
     prompts: ClassVar[Prompts] = FULL
-    #: The field that makes an object an action of that kind; a query comes with an answer, and goes first.
+    #: The JSON field of each kind of action. An object with a query also has an answer, so the query is tested first.
     tag_of: ClassVar[dict[ActionKind, str]] = {
         ActionKind.QUERY: "query",
         ActionKind.SUB_ANSWER: "result",
         ActionKind.ANSWER: "answer",
     }
-    kinds: ClassVar[frozenset[ActionKind]] = frozenset(tag_of)
-    #: Line breaks inside of JSON strings are written as \\n, so this ends an object, on one line or on several.
+    #: JSON strings have no raw line breaks, so this ends an object, whether it has one line or several.
     stops: ClassVar[tuple[str, ...]] = ("}\n",)
     remembers_thoughts: ClassVar[bool] = False
 
-    def quoted_question(self, trajectory: Trajectory) -> str:
-        """On one line, because those of the history are told by how they begin."""
+    def render_question(self, trajectory: Trajectory) -> str:
+        """On one line, because the history has one entry per line."""
         return one_line(trajectory.question.text)
 
-    def quoted(self, action: Action) -> str:
-        """A search or its result, on a line."""
+    def render_action(self, action: Action) -> str:
+        """A query or its result, on one line."""
         return f"{_HISTORY_LINE[action.kind]}{one_line(action.content)}\n"
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:
-        """The action of an object in its turn, or malformed."""
+        """An action that is valid in the current state, or malformed."""
         if not text.strip():
             return malformed(text, "nothing was written")
         fields = _read_object(text)
@@ -104,7 +102,7 @@ class ReSearch(Prompted):
         return Action(kind, fields[self.tag_of[kind]], " ".join(filter(None, thoughts)))
 
     def write(self, action: Action, trajectory: Trajectory) -> str:
-        """An object on one line. The answer of one who still searches is not known."""
+        """An object on one line. While searching, the drafted answer is "unknown"."""
         fields: dict[str, str] = {}
         if self.state(trajectory) is not State.DOCUMENT_ANALYSIS:
             fields["reasoning"] = action.thought
@@ -114,7 +112,7 @@ class ReSearch(Prompted):
 
 
 class ReSearchBrief(ReSearch):
-    """The same without instructions, for a model that has learnt the format: shorter prompts, faster training."""
+    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
 
     name: ClassVar[str] = "research-brief"
     summary: ClassVar[str] = "research without instructions, for a model trained on its format"
@@ -122,16 +120,16 @@ class ReSearchBrief(ReSearch):
 
 
 def _read_object(text: str) -> dict[str, str] | str:
-    """The fields of an object that are text, or what is wrong with it."""
+    """The text fields of a JSON object, or a description of the problem."""
     begin = text.find("{")
-    if begin < 0:  # the repair would make an object of anything
+    if begin < 0:  # repair_json would turn any text into an object
         return "no JSON object"
     try:
         found, end = json.JSONDecoder().raw_decode(text, begin)
         if "{" in text[end:]:
             return "more than one JSON object"
     except (ValueError, RecursionError):
-        if len(text) > _LONGEST_REPAIR:
+        if len(text) > _MAX_REPAIR_LENGTH:
             return f"not JSON, and too long to repair: {len(text):,} characters"
         try:
             found = repair_json(text[begin:], return_objects=True, skip_json_loads=True)
@@ -143,7 +141,7 @@ def _read_object(text: str) -> dict[str, str] | str:
 
 
 def _text(value: Any) -> str:
-    """A value as text; numbers are answers too, what else there is in JSON is none."""
+    """A string or number as text; empty for all other JSON values."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

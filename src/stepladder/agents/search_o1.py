@@ -1,13 +1,12 @@
-"""Search-o1: reason and search; what a search finds is condensed to an answer to the query before reasoning goes on.
+"""Search-o1: reason and search; the results of each search are condensed to a short answer.
 
-The reasoning never sees a passage. A prompt of its own shows the passages of one query to the model, which says in a
-few words what they answer; the reasoning goes on with that. A step is free thought and then `<search>`, `<result>` or
-`<answer>`.
+Reasoning prompts contain no passages. A separate prompt shows the model the passages of one query; its short answer to
+the query becomes part of the history. A step is free thought and then `<search>`, `<result>` or `<answer>`.
 """
 
 from typing import ClassVar
 
-from stepladder.agents.prompted import Prompted, Prompts
+from stepladder.agents.prompted import PromptedAgent, Prompts, brief_prompts
 from stepladder.core.trace import ActionKind
 
 _REASONING = """You answer a question by reasoning, with the help of a search engine.
@@ -42,32 +41,25 @@ Question: {question}
 {history}""",
 )
 
-#: For a model that has learnt the format.
-BRIEF = Prompts(
-    begin_reasoning="Question: {question}\n",
-    document_analysis="Question: {question}\nSearch: {query}\n<retrieval>\n{passages}\n</retrieval>\n",
-    reasoning="Question: {question}\n{history}",
-    answer_generation="Question: {question}\n{history}No search is left.\n",
-)
+#: For a model trained on the format.
+BRIEF = brief_prompts("Search: {query}\n")
 
 
-class SearchO1(Prompted):
-    """Free thought, then `<search>`, `<result>` or `<answer>`, each in its turn."""
+class SearchO1(PromptedAgent):
+    """Free thought, then `<search>`, `<result>` or `<answer>`, depending on the state."""
 
     name: ClassVar[str] = "search-o1"
-    summary: ClassVar[str] = "reasons and searches; each search is condensed to an answer before it goes on"
+    summary: ClassVar[str] = "reasons and searches; the results of each search are condensed to a short answer"
     prompts: ClassVar[Prompts] = FULL
     tag_of: ClassVar[dict[ActionKind, str]] = {
         ActionKind.QUERY: "search",
         ActionKind.SUB_ANSWER: "result",
         ActionKind.ANSWER: "answer",
     }
-    kinds: ClassVar[frozenset[ActionKind]] = frozenset(tag_of)
-    stops: ClassVar[tuple[str, ...]] = ("</search>", "</result>", "</answer>")
 
 
 class SearchO1Brief(SearchO1):
-    """The same without instructions, for a model that has learnt the format: shorter prompts, faster training."""
+    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
 
     name: ClassVar[str] = "search-o1-brief"
     summary: ClassVar[str] = "search-o1 without instructions, for a model trained on its format"

@@ -1,6 +1,7 @@
-"""Search-R1: think, search, think about what was found, search again; finally answer.
+"""Search-R1: think, search and read the results; repeat, then answer.
 
-One growing text. With T a thought, S a search, I what was found and A the answer, a valid one is (T S I)* T A:
+The context is one growing transcript. With T a thought, S a search, I the retrieved passages and A the answer, a valid
+transcript is (T S I)* T A:
 
     <think>thought</think><search>query</search>
     <information>
@@ -11,7 +12,7 @@ One growing text. With T a thought, S a search, I what was found and A the answe
 
 from typing import ClassVar
 
-from stepladder.agents.transcript import Transcript
+from stepladder.agents.transcript import TranscriptAgent
 from stepladder.core.trace import ActionKind
 
 PROMPT = """Answer the question. Think whenever there is something new to think about: <think>thought</think>.
@@ -21,21 +22,19 @@ Question: {question}
 """
 
 
-class SearchR1(Transcript):
+class SearchR1(TranscriptAgent):
     """`<think>..</think>` followed by `<search>` or `<answer>`."""
 
     name: ClassVar[str] = "search-r1"
-    summary: ClassVar[str] = "thinks and searches in turn, then answers"
+    summary: ClassVar[str] = "alternates thoughts and searches, then answers"
     prompt: ClassVar[str] = PROMPT
     thought_tag: ClassVar[str] = "think"
-    found_tag: ClassVar[str] = "information"
+    passages_tag: ClassVar[str] = "information"
     tag_of: ClassVar[dict[ActionKind, str]] = {ActionKind.QUERY: "search", ActionKind.ANSWER: "answer"}
-    kinds: ClassVar[frozenset[ActionKind]] = frozenset(tag_of)
-    stops: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
 
 
 class SearchR1Brief(SearchR1):
-    """The same without instructions, for a model that has learnt the format: shorter transcripts, faster training."""
+    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
 
     name: ClassVar[str] = "search-r1-brief"
     summary: ClassVar[str] = "search-r1 without instructions, for a model trained on its format"

@@ -1,19 +1,36 @@
-"""Text made of tagged blocks, such as `<step>...</step><answer>...</answer>`: written, and read without raising."""
+"""Text made of tagged blocks, such as `<step>...</step><answer>...</answer>`: reading, writing, and agents that use it."""
 
 import re
 from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from stepladder.agents.base import Agent
+from stepladder.core.trace import ActionKind
+
+
+class TaggedAgent(Agent):
+    """An agent whose actions are blocks. `kinds` and `stops` follow from `tag_of` unless the class sets them."""
+
+    #: The tag of each kind of action.
+    tag_of: ClassVar[dict[ActionKind, str]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "tag_of" in vars(cls):
+            cls.kinds = vars(cls).get("kinds", frozenset(cls.tag_of))
+            cls.stops = vars(cls).get("stops", tuple(f"</{tag}>" for tag in cls.tag_of.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`<tag>content</tag>`, the content without surrounding space."""
+    """`<tag>content</tag>`, the content stripped of surrounding whitespace."""
 
     tag: str
     content: str
 
 
 def read_blocks(text: str, tags: tuple[str, ...]) -> tuple[Block, ...] | str:
-    """The blocks of a text that consists of nothing else, or what is wrong with it.
+    """The blocks of a text that consists only of blocks, or a description of the problem. Never raises.
 
     >>> read_blocks("<step>Look it up.</step> <answer>Rome</answer>", ("step", "answer"))
     (Block(tag='step', content='Look it up.'), Block(tag='answer', content='Rome'))
@@ -41,10 +58,10 @@ def read_blocks(text: str, tags: tuple[str, ...]) -> tuple[Block, ...] | str:
 
 
 def write_block(tag: str, content: str, tags: tuple[str, ...]) -> str:
-    """The text of a block that `read_blocks` gives back. Tags of the grammar in the content lose their brackets.
+    """The text of a block that `read_blocks` parses back. Tags of the grammar inside the content lose their brackets.
 
     >>> write_block("answer", "List<String> </answer>", ("step", "answer"))
     '<answer>List<String> ‹/answer></answer>'
     """
-    harmless = re.sub(rf"<(?=/?({'|'.join(tags)})>)", "‹", content)
-    return f"<{tag}>{harmless}</{tag}>"
+    escaped = re.sub(rf"<(?=/?({'|'.join(tags)})>)", "‹", content)
+    return f"<{tag}>{escaped}</{tag}>"

@@ -28,10 +28,10 @@ from rich.console import Console
 from stepladder import __version__
 from stepladder.cli.about import demo, doctor
 from stepladder.cli.adapter import adapter_command
+from stepladder.cli.ask_eval import ask, evaluate_command
 from stepladder.cli.compare import compare_command
 from stepladder.cli.explore import explore_command, export_command, pairs_command
 from stepladder.cli.index import app as index_app
-from stepladder.cli.ask_eval import ask, evaluate_command
 from stepladder.cli.prm_eval import prm_command
 from stepladder.cli.report import report_command
 from stepladder.cli.serve import serve_command

@@ -68,10 +68,10 @@ def _for(minutes: float, recipe: Recipe) -> list[str]:
     (stage,) = (stage for stage in recipe.stages if isinstance(stage.settings, GRPOConfig))
     settings = stage.settings
     assert isinstance(settings, GRPOConfig)
-    asked = math.ceil(minutes * 60 / _FAST) * (settings.batch // settings.samples)
+    asked = math.ceil(minutes * 60 / _FAST) * (settings.batch_size // settings.num_generations)
     questions = min(max(asked, settings.questions), _MOST_QUESTIONS)
     begin = f"stages.{stage.name}"
-    return [f"{begin}.minutes={minutes}", f"{begin}.questions={questions}", f"{begin}.epochs={asked / questions}"]
+    return [f"{begin}.minutes={minutes}", f"{begin}.questions={questions}", f"{begin}.num_train_epochs={asked / questions}"]
 
 
 def doctor(as_json: AsJson = False) -> None:

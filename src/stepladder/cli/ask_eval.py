@@ -215,7 +215,7 @@ def evaluate_command(
             "episode.max_tokens": max_tokens,
             "device": device,
             "dtype": dtype,
-            "batch": batch,
+            "batch_size": batch,
         },
         model,
     )
@@ -249,7 +249,7 @@ def evaluate_command(
     options = {
         "device": shared.device,
         "dtype": shared.dtype,
-        "max_batch": shared.batch,
+        "max_batch": shared.batch_size,
         "concurrency": concurrency,
     }
     with (

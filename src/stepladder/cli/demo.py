@@ -17,7 +17,7 @@ from stepladder.driver import Driver
 from stepladder.explore.episode import episode, watched
 from stepladder.pipeline import RunReport, run_recipe
 from stepladder.pipeline.recipe import Recipe
-from stepladder.pipeline.resources import GOLD, RunContext
+from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.reporting.report import write_report
 from stepladder.reporting.run_tables import print_report
 
@@ -30,7 +30,7 @@ def run_demo(console: Console, recipe: Recipe, folder: Path, *, update: bool = F
     _say(console, f"A fictional encyclopedia, {recipe.shared.data.name}: {passages}{splits} questions.")
     example = _example(context.split("test"))
     _say(console, "\nA question, as the oracle answers it, which knows what to search for but not what is found:\n")
-    _play(context, GOLD, example, recipe.seed)
+    _play(context, ORACLE, example, recipe.seed)
 
     _say(console, f"\nNow {recipe.shared.policy}, a small model, learns to do that. The run is kept in {folder}.\n")
     report = run_recipe(recipe, folder, update=update, console=console)

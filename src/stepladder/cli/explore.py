@@ -33,9 +33,9 @@ from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.search_config import PRESETS, ExploreConfig
+from stepladder.pipeline.stage import PAIRS, TREES
 from stepladder.pipeline.stages.explore import dry_run as dry_run_growth
-from stepladder.pipeline.stages.pairs import PAIRS, PairConfig, dry_run
-from stepladder.pipeline.tree_search import TREES
+from stepladder.pipeline.stages.pairs import PairConfig, dry_run
 from stepladder.preferences.export import EXPORTS, SPLITS, export, read_rag_proguide
 
 if TYPE_CHECKING:

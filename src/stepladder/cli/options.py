@@ -94,7 +94,7 @@ Device = Annotated[str | None, typer.Option("--device", help=_unset("auto, cpu, 
 DType = Annotated[str | None, typer.Option("--dtype", help=_unset("auto, fp32 or bf16.", _DEFAULTS.dtype))]
 Batch = Annotated[
     int | None,
-    typer.Option("--batch", min=1, help=_unset("Most questions in one batch of a local model.", _DEFAULTS.batch)),
+    typer.Option("--batch", min=1, help=_unset("Most questions in one batch of a local model.", _DEFAULTS.batch_size)),
 ]
 Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Most calls to a server at once.")]
 DataName = Annotated[str | None, typer.Option("--data", help=_unset(_DATA, _DEFAULTS.data.name))]

@@ -7,9 +7,8 @@ import typer
 from stepladder.cli.options import AsJson, Overrides, Update
 from stepladder.cli.recipes import RunToExtend, StageName, extended, given, stages_before
 from stepladder.cli.train import carry_out
+from stepladder.pipeline.stage import PAIRS, TREES
 from stepladder.pipeline.stages import get_stage
-from stepladder.pipeline.stages.pairs import PAIRS
-from stepladder.pipeline.tree_search import TREES
 
 
 def prm_command(
@@ -31,7 +30,7 @@ def prm_command(
         kind="prm-eval",
         split=split,
         questions=questions,
-        samples=samples,
+        num_generations=samples,
         held_out_pairs=None if PAIRS in made else False,
         score_trees=True if TREES in made else None,
     )

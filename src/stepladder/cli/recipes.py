@@ -16,10 +16,8 @@ from stepladder.core.errors import StepladderError
 from stepladder.data import DATA_SETS
 from stepladder.pipeline.recipe import Recipe, override
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.pipeline.stage import REWARD
+from stepladder.pipeline.stage import PAIRS, REWARD, TREES
 from stepladder.pipeline.stages import get_stage
-from stepladder.pipeline.stages.pairs import PAIRS
-from stepladder.pipeline.tree_search import TREES
 
 _RUN = typer.Option(
     "--run", parser=path_of, help="A run to add the stage to: its newest policy, its agent, its data.", metavar="DIR"
@@ -155,8 +153,8 @@ def _lacking(stages: Mapping[str, Any], name: str) -> list[str]:
 def _taken(entry: Mapping[str, Any], where: str) -> list[str]:
     """The roles that a stage takes with the settings that it has."""
     kind = get_stage(str(entry["kind"]))
-    own = {key: value for key, value in entry.items() if key in kind.settings.model_fields}
-    left_out = kind.unused_inputs(kind.settings.read(own, where))
+    own = {key: value for key, value in entry.items() if key in kind.config.model_fields}
+    left_out = kind.unused_inputs(kind.config.read(own, where))
     return [role for role in kind.inputs if role not in left_out]
 
 

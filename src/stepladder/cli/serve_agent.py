@@ -185,7 +185,7 @@ def serve_agent_command(
             "episode.max_tokens": max_tokens,
             "device": device,
             "dtype": dtype,
-            "batch": batch,
+            "batch_size": batch,
         },
         model,
     )
@@ -210,7 +210,7 @@ def serve_agent_command(
     options = {
         "device": shared.device,
         "dtype": shared.dtype,
-        "max_batch": shared.batch,
+        "max_batch": shared.batch_size,
         "concurrency": concurrency,
     }
     with ExitStack() as opened:

@@ -33,7 +33,7 @@ from stepladder.data import DATA_SETS
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe, load_recipe, shipped
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.pipeline.stages.pairs import PAIRS
+from stepladder.pipeline.stage import PAIRS
 from stepladder.reporting.run_tables import as_json as report_as_json
 from stepladder.reporting.run_tables import print_report
 
@@ -96,8 +96,8 @@ def train_sft_command(
         source=source or ("teacher" if teacher or teacher_model else None),
         teacher_url=teacher,
         teacher_model=teacher_model,
-        epochs=epochs,
-        lr=lr,
+        num_train_epochs=epochs,
+        learning_rate=lr,
         lora={} if lora else None,
     )
     recipe = new_run(
@@ -140,7 +140,14 @@ def train_prm_command(
 ) -> None:
     """Train a process reward model on a run's pairs or trees; --set changes any other setting of the stage."""
     name = name or "prm"
-    entry = given(kind="prm", objective=objective, model=model, epochs=epochs, lr=lr, lora={} if lora else None)
+    entry = given(
+        kind="prm",
+        objective=objective,
+        model=model,
+        num_train_epochs=epochs,
+        learning_rate=lr,
+        lora={} if lora else None,
+    )
     carry_out(extended(run, name, entry, overrides), run, update, as_json, only=name)
 
 
@@ -169,7 +176,13 @@ def train_rft_command(
     """Refine a run's policy on its own transcripts that are right in every step; --set changes any other setting."""
     name = name or "rft"
     entry = given(
-        kind="rft", questions=questions, samples=samples, keep=keep, epochs=epochs, lr=lr, lora={} if lora else None
+        kind="rft",
+        questions=questions,
+        num_generations=samples,
+        keep=keep,
+        num_train_epochs=epochs,
+        learning_rate=lr,
+        lora={} if lora else None,
     )
     if threshold is not None:
         entry["threshold"] = _number_or_none("--threshold", threshold)
@@ -203,7 +216,9 @@ def train_dpo_command(
 ) -> None:
     """Make the better step of each pair likelier (DPO); --set changes any other setting of the stage."""
     name = name or "dpo"
-    entry = given(kind="dpo", beta=beta, loss=loss, epochs=epochs, lr=lr, lora={} if lora else None)
+    entry = given(
+        kind="dpo", beta=beta, loss_type=loss, num_train_epochs=epochs, learning_rate=lr, lora={} if lora else None
+    )
     sources = {}
     if pairs is not None:
         entry[PAIRS], stage = _stage_of_file(run, name, pairs.absolute())
@@ -238,7 +253,13 @@ def train_grpo_command(
     """Reinforce what earned more than other episodes of its question did; --set changes any other setting."""
     name = name or "grpo"
     entry = given(
-        kind="grpo", mode=mode, questions=questions, samples=samples, epochs=epochs, lr=lr, lora={} if lora else None
+        kind="grpo",
+        mode=mode,
+        questions=questions,
+        num_generations=samples,
+        num_train_epochs=epochs,
+        learning_rate=lr,
+        lora={} if lora else None,
     )
     recipe = extended(run, name, entry, overrides, otherwise=", and --mode outcome or tree does without")
     carry_out(recipe, run, update, as_json, only=name)

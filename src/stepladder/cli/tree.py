@@ -20,9 +20,9 @@ from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import spre
 from stepladder.oracle.step_judge import judge_tree
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.pipeline.tree_search import TREES
-from stepladder.reporting.charts.tree_diagram import KIND_WORDS, tree_svg
-from stepladder.reporting.charts.tree_layout import content_of, is_unvisited, most_visited_way, ordered_children
+from stepladder.pipeline.stage import TREES
+from stepladder.reporting.charts.tree_diagram import KIND_LABELS, tree_svg
+from stepladder.reporting.charts.tree_layout import content_of, is_unvisited, most_visited_path, ordered_children
 
 out = Console()
 
@@ -100,7 +100,7 @@ def print_tree(console: Console, tree: Tree) -> None:
     for name in ("N", "Q", "SPRE", "F1"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("gold judge", no_wrap=True)
-    best, judged, shortest = most_visited_way(tree), judge_tree(tree), spre(tree)
+    best, judged, shortest = most_visited_path(tree), judge_tree(tree), spre(tree)
     for node, guide in _lines(tree):
         verdict = judged[node.id]
         table.add_row(
@@ -140,7 +140,7 @@ def _step(node: Node, guide: str, best: bool) -> Text:
     text.append("* " if best else "", style="bold yellow")
     if node.step is None:
         return text.append("question", style="bold")
-    text.append(f"{KIND_WORDS[node.step.action.kind]} ", style=_STYLES[node.step.action.kind])
+    text.append(f"{KIND_LABELS[node.step.action.kind]} ", style=_STYLES[node.step.action.kind])
     return text.append_text(Text.from_markup(printable(content_of(node)), style="bold" if best else ""))
 
 

@@ -1,1 +1,1 @@
-"""What every other package stands on: trajectories, requests, settings, errors, seeds, files and answer metrics."""
+"""The base of every other package: traces, requests, config, errors, registry, seeds, files and answer metrics."""

@@ -1,11 +1,11 @@
-"""How good an answer is, and how it was come by.
+"""Answer metrics (EM, F1) and episode metrics.
 
-In: a prediction and the accepted answers, or a whole finished `Trajectory`. Out: numbers. `score` gives everything
-that is measured of one question as a `QuestionScore`; means, intervals and tests over many are in `stats.py`.
+In: a prediction and the accepted answers, or a finished `Trajectory`. Out: numbers. `score` returns all metrics of one
+question as a `QuestionScore`; means, intervals and tests over questions are in evaluate/statistics.py.
 
-Exact match, F1, precision and recall are those of HotpotQA's official script (`hotpot_evaluate_v1.py`), down to its
-corners: yes, no and noanswer earn nothing unless equal, and an answer of articles and punctuation alone ("The The")
-can match exactly but has no token to earn an F1 with.
+Exact match, F1, precision and recall follow HotpotQA's official script (`hotpot_evaluate_v1.py`), including its edge
+cases: yes, no and noanswer get no partial credit, and an answer of only articles and punctuation ("The The") can match
+exactly but has F1 0.
 """
 
 import re
@@ -29,7 +29,7 @@ _ALL_OR_NOTHING = frozenset({"yes", "no", "noanswer"})
 
 
 def normalize(text: str) -> str:
-    """Lower case, without ASCII punctuation, without articles, with single spaces; in that order.
+    """Lower-case, remove ASCII punctuation, remove articles, collapse whitespace; in that order.
 
     >>> normalize("The  Tower, of an U.S.A. town")
     'tower of usa town'
@@ -39,7 +39,7 @@ def normalize(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AnswerScore:
-    """A prediction against the accepted answers, each number between 0 and 1."""
+    """Metrics of a prediction against the accepted answers, each between 0 and 1."""
 
     em: float = 0.0
     f1: float = 0.0
@@ -49,7 +49,7 @@ class AnswerScore:
 
 
 def token_overlap(prediction: str, answer: str) -> tuple[float, float, float]:
-    """F1, precision and recall over the tokens of both texts, repeats counted.
+    """Token-level F1, precision and recall, repeats counted.
 
     >>> token_overlap("the tower of London", "Tower Bridge, London")
     (0.6666666666666666, 0.6666666666666666, 0.6666666666666666)
@@ -66,7 +66,7 @@ def token_overlap(prediction: str, answer: str) -> tuple[float, float, float]:
 
 
 def covers(prediction: str, answer: str) -> bool:
-    """Whether the answer occurs in the prediction as a run of whole tokens, both normalised.
+    """Whether the answer occurs in the prediction as a sequence of whole tokens, both normalized.
 
     >>> covers("It was built in 1889.", "1889"), covers("It was built in 18890.", "1889")
     (True, False)
@@ -77,8 +77,8 @@ def covers(prediction: str, answer: str) -> bool:
 def score_answer(prediction: str | None, answers: Sequence[str]) -> AnswerScore:
     """The best match over the accepted answers; no prediction scores 0.
 
-    F1, precision and recall come together from the answer with the best F1 (the first of equals). Exact match and
-    cover-EM count when any accepted answer has them.
+    F1, precision and recall are those of the answer with the best F1 (the first in a tie). Exact match and cover-EM
+    are 1 if any accepted answer matches.
 
     >>> score_answer("Edson", ("Edson Arantes do Nascimento", "Pelé")).precision
     1.0
@@ -103,22 +103,22 @@ def score_answer(prediction: str | None, answers: Sequence[str]) -> AnswerScore:
 class Miss(StrEnum):
     """Why a question was not answered exactly."""
 
-    FAILED = "failed"  # the episode broke or was cancelled: no word on the policy
-    NO_ANSWER = "no_answer"  # the episode ended without an answer; its stop reason says how
-    RETRIEVAL = "retrieval"  # answered wrongly, and some gold passage was never found
-    READING = "reading"  # answered wrongly with every gold passage in view
-    UNKNOWN = "unknown"  # answered wrongly, and the data set names no gold passages
+    FAILED = "failed"  # the episode failed or was cancelled: says nothing about the policy
+    NO_ANSWER = "no_answer"  # the episode ended without an answer; see its stop reason
+    RETRIEVAL = "retrieval"  # wrong answer, and some gold passage was never retrieved
+    READING = "reading"  # wrong answer with every gold passage retrieved
+    UNKNOWN = "unknown"  # wrong answer, and the data set has no gold passages
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionScore:
-    """Everything measured of one question. None marks what the question's annotation cannot tell."""
+    """All metrics of one question. None where the question lacks the gold annotation."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="forbid")
 
     question_id: str
     kind: str
-    #: Hops that need a search, by the gold decomposition; 0 when none is known.
+    #: Hops that need a search; 0 without a gold decomposition.
     hops: int
     prediction: str | None
     stop: StopReason
@@ -127,32 +127,32 @@ class QuestionScore:
     precision: float = 0.0
     recall: float = 0.0
     cover_em: float = 0.0
-    #: Share of the gold passages among those found; None without gold passages.
+    #: Share of gold passages retrieved; None without gold passages.
     gold_recall: float | None = None
     steps: int = 0
-    #: Queries written, and one more when passages were given before the first step.
+    #: Number of queries, plus one if passages were retrieved before the first step.
     searches: int = 0
-    #: Queries that repeat an earlier one of the same episode, up to normalisation.
+    #: Queries that repeat an earlier one of the same episode after normalization.
     redundant_queries: int = 0
-    #: Searches beyond those the gold decomposition needs; None without one.
+    #: Searches beyond those of the gold decomposition; None without one.
     over_search: int | None = None
-    #: 1 when answered with fewer searches than needed, else 0; None without a gold decomposition.
+    #: 1 if answered with fewer searches than needed, else 0; None without a gold decomposition.
     under_search: int | None = None
     malformed_steps: int = 0
-    #: Of everything that was played, also what was not chosen in the end.
+    #: Tokens of all generations, including candidates that were not selected.
     tokens_read: int = 0
     tokens_written: int = 0
-    #: Searches of everything that was played; None in files that do not tell.
+    #: Searches of all candidates, selected or not; None in files without it.
     searches_made: int | None = None
-    #: What broke, for episodes that failed or were cancelled.
+    #: The error, for episodes that failed or were cancelled.
     failure: str = ""
 
     @property
     def miss(self) -> Miss | None:
-        """The cause of a wrong answer; None when the answer matches exactly.
+        """The cause of a wrong answer; None if the answer matches exactly.
 
-        The first that holds in the order of `Miss` counts. An episode without an answer is `NO_ANSWER` even if gold
-        passages are missing too: it was still on its way, so what it had not found yet explains nothing.
+        The first that applies, in the order of `Miss`. An episode without an answer is `NO_ANSWER` even if gold
+        passages are missing too: it was not finished, so its retrieval was not either.
         """
         if self.em == 1:
             return None
@@ -166,13 +166,13 @@ class QuestionScore:
 
 
 def score(trajectory: Trajectory) -> QuestionScore:
-    """Measure a finished trajectory."""
+    """The metrics of a finished trajectory."""
     question = trajectory.question
     if trajectory.stop is None:
         raise ValueError(f"the trajectory of question {question.id!r} has not ended; only finished ones have a score")
     answer = score_answer(trajectory.answer, question.answers)
     searches = len(trajectory.queries) + bool(trajectory.given)
-    too_many = searches - question.searches_needed
+    excess = searches - question.searches_needed
     answered = trajectory.answer is not None
     return QuestionScore(
         question_id=question.id,
@@ -189,8 +189,8 @@ def score(trajectory: Trajectory) -> QuestionScore:
         steps=len(trajectory.steps),
         searches=searches,
         redundant_queries=len(trajectory.queries) - len({normalize(query) for query in trajectory.queries}),
-        over_search=max(too_many, 0) if question.hops else None,
-        under_search=int(answered and too_many < 0) if question.hops else None,
+        over_search=max(excess, 0) if question.hops else None,
+        under_search=int(answered and excess < 0) if question.hops else None,
         malformed_steps=sum(step.action.kind is ActionKind.MALFORMED for step in trajectory.steps),
         tokens_read=sum(step.usage.read for step in trajectory.steps),
         tokens_written=sum(step.usage.written for step in trajectory.steps),
@@ -198,9 +198,9 @@ def score(trajectory: Trajectory) -> QuestionScore:
 
 
 def failed_score(question: Question, stop: StopReason, reason: str) -> QuestionScore:
-    """The score of an episode that left no trajectory: 0 everywhere, so that failures are never averaged away."""
+    """The score of an episode without a trajectory: all 0, so that failures lower the mean."""
     if stop not in (StopReason.FAILED, StopReason.CANCELLED):
-        raise ValueError(f"an episode that stopped as {stop.value!r} has a trajectory; give it to score()")
+        raise ValueError(f"an episode with stop reason {stop.value!r} has a trajectory; pass it to score()")
     return QuestionScore(
         question_id=question.id,
         kind=question.kind,
@@ -215,7 +215,7 @@ def failed_score(question: Question, stop: StopReason, reason: str) -> QuestionS
 
 
 def gold_recall(question: Question, found: set[str] | frozenset[str]) -> float | None:
-    """Share of the question's gold passages with one of their ids among those found; None when it has none."""
+    """Share of the question's gold passages with an id among those found; None without gold passages."""
     groups = question.gold_passages
     if not groups:
         return None

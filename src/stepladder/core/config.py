@@ -1,7 +1,7 @@
-"""The base of everything a user can set: typed, frozen, and strict about names.
+"""The base class of all settings: typed, frozen, and strict about names.
 
-In: plain data, as YAML gives it. Out: an object whose fields are checked, or a `StepladderError` that names the field,
-what was found, what was expected and, for an unknown key, the nearest valid one.
+In: plain data, as parsed from YAML. Out: a validated object, or a `StepladderError` that names the field, the value
+found, the value expected and, for an unknown key, the nearest valid one.
 """
 
 import re
@@ -16,7 +16,7 @@ from stepladder.core.errors import StepladderError
 
 
 class _WrongField(ValueError):
-    """Found while looking at all fields together; pydantic knows only which model it was."""
+    """Raised by a validator of the whole model, for which pydantic does not report the field."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(problem)
@@ -43,20 +43,22 @@ class Config(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_truth_is_no_number(cls, data: Any) -> Any:
-        # pydantic takes true for 1 and YAML takes `yes` for true: a `limit: yes` would play one question.
+    def _reject_bool_for_number(cls, data: Any) -> Any:
+        # pydantic reads true as 1 and YAML reads `yes` as true: `limit: yes` would mean one question.
         for name, value in data.items() if isinstance(data, Mapping) else ():
             if isinstance(value, bool) and name in cls.model_fields:
-                wanted = _alternatives(cls.model_fields[name].annotation)
-                if bool not in wanted and not {int, float}.isdisjoint(wanted):
+                types = _union_members(cls.model_fields[name].annotation)
+                if bool not in types and not {int, float}.isdisjoint(types):
                     raise _WrongField(name, f"expected a number, found {str(value).lower()}")
         return data
 
     @classmethod
     def read(cls, data: object, where: str = "") -> Self:
-        """Config from plain data. `where` goes before the name of a wrong field, as in `recipe.yaml: stages.sft`."""
+        """Config from plain data. `where` prefixes field names in errors, as in `recipe.yaml: stages.sft`."""
         if not isinstance(data, Mapping):
-            raise StepladderError(f"{where or cls.__name__}: expected settings as `name: value`, found {_shown(data)}")
+            raise StepladderError(
+                f"{where or cls.__name__}: expected settings as `name: value`, found {_preview(data)}"
+            )
         try:
             return cls.model_validate(dict(data))
         except ValidationError as error:
@@ -71,7 +73,7 @@ def unknown_key(where: str, key: str, known: Sequence[str], config: type[BaseMod
 
 
 def key_path(where: str, key: str) -> str:
-    """The name of a key: `recipe.yaml` and `seed` make `recipe.yaml: seed`, `recipe.yaml: data` and `name` a dot.
+    """The full name of a key, for error messages.
 
     >>> key_path("", "seed"), key_path("recipe.yaml", "seed"), key_path("recipe.yaml: data", "name")
     ('seed', 'recipe.yaml: seed', 'recipe.yaml: data.name')
@@ -82,9 +84,9 @@ def key_path(where: str, key: str) -> str:
 
 
 def _explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
-    """The first thing that is wrong, in one line."""
+    """The first validation error, in one line."""
     first, *others = error.errors()
-    path, model = _trace(first["loc"], cls)
+    path, model = _follow(first["loc"], cls)
     context = first.get("ctx", {})
     problem = context.get("error")
     if isinstance(problem, _WrongField):
@@ -92,11 +94,11 @@ def _explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
     name = key_path(where, ".".join(path)) if path else where or cls.__name__
     match first["type"]:
         case "extra_forbidden":
-            outside = key_path(where, ".".join(path[:-1])) if path[:-1] else where
-            return str(unknown_key(outside, path[-1], list((model or cls).model_fields), model or cls))
+            parent = key_path(where, ".".join(path[:-1])) if path[:-1] else where
+            return str(unknown_key(parent, path[-1], list((model or cls).model_fields), model or cls))
         case "missing":
             return f"{name}: is missing"
-        case "value_error":  # raised by a validator of ours, which says what it found
+        case "value_error":  # raised by our own validators, with a complete message
             return f"{name}: {problem}"
         case "union_tag_invalid":
             tags = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
@@ -104,10 +106,11 @@ def _explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
             key = context["discriminator"].strip("'")
             return f"{key_path(name, key)}: expected one of {', '.join(tags)}, found {context['tag']!r}.{hint}"
         case _:
-            # A union has one error for each of its members: all of them are expected.
-            same = [each for each in others if _trace(each["loc"], cls)[0] == path]
+            # A union has one error per member: list all of them.
+            same = [each for each in others if _follow(each["loc"], cls)[0] == path]
             expected = " or ".join(dict.fromkeys(_expected(each["msg"]) for each in (first, *same)))
-            return f"{name}: expected {expected}, found {_shown(first['input'])}{_new_value(model, path, first['input'])}"
+            found = f"{_preview(first['input'])}{_new_value(model, path, first['input'])}"
+            return f"{name}: expected {expected}, found {found}"
 
 
 def _new_value(model: type[BaseModel] | None, path: Sequence[str], value: object) -> str:
@@ -117,8 +120,8 @@ def _new_value(model: type[BaseModel] | None, path: Sequence[str], value: object
     return f", which was renamed to '{new}'" if new else ""
 
 
-#: Words of pydantic, and how they read to someone who writes YAML.
-_WORDS = (
+#: pydantic's wording, and its replacement for users who write YAML.
+_REWORDINGS = (
     (r"^Input should be ", ""),
     (r", unable to parse .*| or instance of \w+$", ""),
     (r"a valid (dictionary|mapping)", "settings as `name: value`"),
@@ -131,8 +134,8 @@ _WORDS = (
 
 
 def _expected(message: str) -> str:
-    """What pydantic would have liked, in plain words."""
-    for pattern, plain in _WORDS:
+    """The expected value from pydantic's message, reworded."""
+    for pattern, plain in _REWORDINGS:
         message = re.sub(pattern, plain, message)
     return message
 
@@ -142,25 +145,25 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
-def _shown(value: object) -> str:
+def _preview(value: object) -> str:
     if value is None:
         return "nothing"
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _trace(location: Sequence[str | int], cls: type[BaseModel]) -> tuple[list[str], type[BaseModel] | None]:
-    """Follow pydantic's location: the path as the user wrote it, and the model in which its last key stands.
+def _follow(location: Sequence[str | int], cls: type[BaseModel]) -> tuple[list[str], type[BaseModel] | None]:
+    """Follow pydantic's error location: the path as the user wrote it, and the model that contains its last key.
 
-    Locations hold a part more than the path where pydantic chose between the members of a union.
+    pydantic's locations have an extra part for each member of a union that was tried.
     """
     path: list[str] = []
     kind: Any = cls
     model: type[BaseModel] | None = None
     for part in location:
-        members = [member for member in _alternatives(kind) if member is not NoneType]
+        members = [member for member in _union_members(kind) if member is not NoneType]
         if len(members) > 1:
-            kind = next((member for member in members if _is_called(member, part)), None)
+            kind = next((member for member in members if _has_tag(member, part)), None)
             continue
         path.append(str(part))
         kind = members[0] if members else None
@@ -174,18 +177,18 @@ def _trace(location: Sequence[str | int], cls: type[BaseModel]) -> tuple[list[st
     return path, model
 
 
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    """The members of a union; any other type is its only alternative."""
+def _union_members(kind: Any) -> tuple[Any, ...]:
+    """The members of a union; any other type is its only member."""
     if get_origin(kind) is Annotated:
-        return _alternatives(get_args(kind)[0])
+        return _union_members(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return tuple(each for member in get_args(kind) for each in _alternatives(member))
+        return tuple(each for member in get_args(kind) for each in _union_members(member))
     return (kind,)
 
 
-def _is_called(member: Any, tag: str | int) -> bool:
-    """Whether pydantic means this member of a union by the tag: its name, or a value of the field that tells them."""
+def _has_tag(member: Any, tag: str | int) -> bool:
+    """Whether pydantic's tag means this union member: by class name, or by a value of its discriminator field."""
     if not (isinstance(member, type) and issubclass(member, BaseModel)):
         return False
-    told_by = (field.annotation for field in member.model_fields.values() if get_origin(field.annotation) is Literal)
-    return member.__name__ == tag or any(tag in get_args(values) for values in told_by)
+    literals = (field.annotation for field in member.model_fields.values() if get_origin(field.annotation) is Literal)
+    return member.__name__ == tag or any(tag in get_args(values) for values in literals)

@@ -1,8 +1,8 @@
-"""How the public contract tests (`check_engine`, `check_agent`, `check_retriever`) say that something is broken."""
+"""The assertion behind the public contract tests (`check_engine`, `check_agent`, `check_retriever`)."""
 
 
 class ContractViolation(AssertionError):
-    """What an implementation does is not what the others rely on."""
+    """An implementation breaks its interface's contract."""
 
 
 def expect(condition: bool, message: str) -> None:

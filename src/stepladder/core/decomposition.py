@@ -1,8 +1,7 @@
-"""What a gold decomposition needs, and whether the passages found so far have it.
+"""Gold decompositions: resolve references between hops and check which evidence the retrieved passages contain.
 
-In: questions with their hops, and passages. Out: sub-questions with their references filled in, and yes or no: is this
-hop a conclusion, do these passages state it, do they hold all the question needs. The gold engine plays by these rules
-and the gold judge judges by them.
+In: questions with their hops, and passages. Out: sub-questions with references filled in, and booleans: is a hop a
+conclusion, do the passages support a hop, do they contain all evidence. Used by the oracle engine and the gold judge.
 """
 
 import re
@@ -14,7 +13,7 @@ _REFERENCE = re.compile(r"#(\d+)")
 
 
 def references(text: str) -> tuple[int, ...]:
-    """The numbers of the hops that a sub-question refers to, each once.
+    """The hop numbers that a sub-question refers to, without repeats.
 
     >>> references("Which city lies in #1 and had #3 as its mayor?")
     (1, 3)
@@ -23,7 +22,7 @@ def references(text: str) -> tuple[int, ...]:
 
 
 def fill_references(text: str, answers: Mapping[int, str]) -> str:
-    """The sub-question with `#1`, `#2` ... replaced by the answers of those hops, as far as they are known.
+    """The sub-question with `#1`, `#2` ... replaced by the answers of those hops. Unknown hops stay as they are.
 
     >>> fill_references("Where was #1 born?", {1: "Ada Orm"})
     'Where was Ada Orm born?'
@@ -32,17 +31,17 @@ def fill_references(text: str, answers: Mapping[int, str]) -> str:
 
 
 def is_conclusion(hop: Hop, question: Question) -> bool:
-    """Whether a hop needs no search: it has no passage, though others have."""
+    """Whether a hop needs no search: it has no gold passage, although other hops have."""
     return not hop.passages and any(other.passages for other in question.hops)
 
 
 def hop_answers(question: Question) -> dict[int, str]:
-    """The answer of every hop, by its number from 1."""
+    """The answer of each hop, keyed by hop number (from 1)."""
     return {number: hop.answer for number, hop in enumerate(question.hops, start=1)}
 
 
 def answerable(question: Question, found: Sequence[Passage]) -> bool:
-    """Whether passages hold all that the question needs: every gold passage or, where none is known, the answer."""
+    """Whether passages contain all evidence: every gold passage or, without gold passages, every hop or the answer."""
     if question.gold_passages:
         ids = {passage.id for passage in found}
         return all(not ids.isdisjoint(group) for group in question.gold_passages)
@@ -52,14 +51,14 @@ def answerable(question: Question, found: Sequence[Passage]) -> bool:
 
 
 def supports(hop: Hop, found: Sequence[Passage]) -> bool:
-    """Whether the passages state the hop's answer: by gold id, or by its words where no ids are known."""
+    """Whether the passages state the hop's answer: by gold passage id or, without gold ids, by string match."""
     if hop.passages:
         return any(passage.id in hop.passages for passage in found)
     return mentions((hop.answer, *hop.aliases), found)
 
 
 def mentions(answers: Sequence[str], found: Sequence[Passage]) -> bool:
-    """Whether a passage has one of the answers in it, as whole words."""
+    """Whether a passage contains one of the answers as whole words."""
     return any(
         re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", f"{passage.title} {passage.text}", re.IGNORECASE)
         for passage in found

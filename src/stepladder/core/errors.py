@@ -1,4 +1,4 @@
-"""Errors meant for the person at the keyboard: what was found, what was expected, what to do next."""
+"""Errors for the user: what was found, what was expected, what to do next."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class StepladderError(Exception):
-    """A mistake in the input or the set-up. The command line prints its message without a traceback."""
+    """An error in the input or the setup. The command line prints its message without a traceback."""
 
 
 class UnknownName(StepladderError):
-    """A name that nothing answers to."""
+    """A name that is not registered."""
 
 
 class BackendError(StepladderError):
@@ -25,7 +25,7 @@ class BackendDown(StepladderError):
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
-    """The error for a misspelt name, with the nearest valid one.
+    """The error for an unknown name, with the nearest valid one.
 
     >>> print(unknown_name("agent", "proragg", ["prorag", "rag", "cot"]))
     unknown agent 'proragg'. Did you mean 'prorag'? Known: cot, prorag, rag

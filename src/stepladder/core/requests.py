@@ -1,15 +1,15 @@
-"""What an algorithm may ask for, and what it gets back.
+"""The requests that an algorithm may yield, and the replies it receives.
 
-Algorithms are generators: they yield requests and receive replies. They do no I/O themselves, so every one of
-them runs unchanged on a scripted engine in a test and on a cluster.
+Algorithms are generators: they yield requests and receive replies. They do no I/O themselves, so each runs unchanged
+on a scripted engine in a test and on a cluster.
 
     request     reply
-    Generate    Generation: what the engine wrote, with token ids and log-probs
+    Generate    Generation: the generated text with token ids and log-probs
     Retrieve    tuple[Passage, ...]: best first
-    Score       tuple[float, ...]: for each step of the trajectory the probability that it is good
+    Score       tuple[float, ...]: for each step of the trajectory, the probability that it is good
 
-Yielding a list of requests gives the list of their replies, in the same order; where one of them fails, its error is
-raised. Yielding `BestEffort` of them gives replies and errors side by side, for algorithms that can do without some.
+A list of requests gets a list of replies in the same order; if one fails, its error is raised. `BestEffort` gets
+replies and errors side by side, for algorithms that tolerate failed requests.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -22,11 +22,11 @@ from stepladder.core.trace import Author, Segment, Trajectory, Usage
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens. Temperature 0 is greedy."""
+    """Sampling parameters. Temperature 0 is greedy."""
 
     temperature: float = 0.0
     top_p: float = 1.0
-    #: Most tokens of one generation.
+    #: Maximum tokens per generation.
     max_tokens: int = 256
 
     def __post_init__(self) -> None:
@@ -40,14 +40,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Write on from a context until one of the stop strings, the end of sequence or the token limit."""
+    """Continue a context until a stop string, the end-of-sequence token or the token limit."""
 
     context: tuple[Segment, ...]
     stop: tuple[str, ...] = ()
     sampling: Sampling = Sampling()
-    #: Draws depend on this alone, never on what else is in the batch.
+    #: Sampling depends on this seed alone, never on the rest of the batch.
     seed: int = 0
-    #: The state that the context renders, for engines that play by rule (gold, scripted) and for onlookers.
+    #: The state that the context renders, for rule-based engines (oracle, scripted) and for live display.
     trajectory: Trajectory | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Retrieve:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Grade every step of a trajectory."""
+    """Score every step of a trajectory."""
 
     trajectory: Trajectory
 
@@ -75,66 +75,66 @@ Request = Generate | Retrieve | Score
 
 @dataclass(frozen=True, slots=True)
 class BestEffort:
-    """Requests made together, of which some may fail: a failed one is answered with its error."""
+    """Requests of which some may fail: the reply to a failed request is its error."""
 
     requests: Sequence[Request]
 
 
-#: What an algorithm may yield.
+#: Anything an algorithm may yield.
 AnyRequest = Request | Sequence[Request] | BestEffort
 
 
 class Finish(StrEnum):
     """Why a generation ended."""
 
-    STOP = "stop"  # a stop string was written
+    STOP = "stop"  # a stop string was generated
     END = "end"  # the model ended its turn
     LENGTH = "length"  # max_tokens reached
-    CONTEXT_FULL = "no_room"  # the model's window was full before the generation came to an end
+    CONTEXT_FULL = "no_room"  # the context window was full before the generation ended (value: stored in caches)
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """The reply to `Generate`."""
 
-    #: The request's context as the engine read it, with the token ids of every segment.
+    #: The request's context as the engine read it, with token ids for every segment.
     context: tuple[Segment, ...]
-    #: What the policy wrote, tokens and all.
+    #: The generated segment, with its tokens.
     written: Segment
-    #: The text to parse: as written, cut right behind the first stop string. The last token may reach further.
+    #: The text to parse: truncated right after the first stop string. The last token may extend beyond it.
     text: str
     finish: Finish
     usage: Usage = Usage()
 
 
 def empty_generation(context: tuple[Segment, ...]) -> Generation:
-    """The reply when the context fills the model's window."""
+    """The reply when the prompt already fills the context window."""
     return Generation(context, Segment(Author.POLICY, ""), "", Finish.CONTEXT_FULL)
 
 
 Result = TypeVar("Result")
 #: A generator that yields a request (or a list of them) and receives the reply (or the list of replies).
 Algorithm = Generator[AnyRequest, Any, Result]
-#: Makes a fresh algorithm; called when its turn comes, so that a million jobs cost no memory in advance.
+#: Creates an algorithm. Called lazily, so that a million queued jobs take no memory.
 Job = Callable[[], Algorithm[Result]]
 
 
-def requests_in(asking: AnyRequest) -> list[Request]:
-    """The single requests of what an algorithm yielded."""
-    if isinstance(asking, Request):
-        return [asking]
-    return list(asking.requests if isinstance(asking, BestEffort) else asking)
+def requests_in(yielded: AnyRequest) -> list[Request]:
+    """What an algorithm yielded, as a flat list of requests."""
+    if isinstance(yielded, Request):
+        return [yielded]
+    return list(yielded.requests if isinstance(yielded, BestEffort) else yielded)
 
 
-def send_replies(algorithm: Algorithm[Any], asking: AnyRequest, replies: Sequence[Any]) -> AnyRequest:
-    """Hand an algorithm the replies to what it asked, some of which may be errors; returns what it asks next."""
-    if isinstance(asking, BestEffort):
+def send_replies(algorithm: Algorithm[Any], yielded: AnyRequest, replies: Sequence[Any]) -> AnyRequest:
+    """Send an algorithm the replies (or errors) to what it yielded; returns what it yields next."""
+    if isinstance(yielded, BestEffort):
         return algorithm.send(list(replies))
     failed = next((reply for reply in replies if isinstance(reply, Exception)), None)
     if failed is None:
-        return algorithm.send(replies[0] if isinstance(asking, Request) else list(replies))
+        return algorithm.send(replies[0] if isinstance(yielded, Request) else list(replies))
     raised_at = failed.__traceback__
     try:
         return algorithm.throw(failed)
     finally:
-        failed.__traceback__ = raised_at  # others may get the same error: it must not collect all their frames
+        failed.__traceback__ = raised_at  # algorithms may share the error: it must not accumulate their frames

@@ -1,10 +1,10 @@
-"""Seeds that depend on what is being done, never on when or in which batch it is done."""
+"""Seeds derived from what is computed, independent of order and batching."""
 
 from hashlib import blake2b
 
 
 def seed_of(*parts: str | int) -> int:
-    """A 63-bit seed from the parts that name a piece of work (run seed, question id, sample, step ...).
+    """A 63-bit seed from the parts that identify a piece of work (run seed, question id, sample, step ...).
 
     Equal parts give equal seeds on every machine; changing any part gives an unrelated seed.
 

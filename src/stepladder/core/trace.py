@@ -1,19 +1,18 @@
-"""The vocabulary of Stepladder: what a question, a step, a trajectory and a search tree are.
+"""The core data types: questions, steps, trajectories, search trees and preference pairs.
 
-Everything else produces or consumes these frozen records. Map of the file:
+All other modules produce or consume these frozen records (io/records.py reads and writes them as JSON):
 
-    Question, Hop          what is asked, its accepted answers, its gold decomposition where one is known
-    Passage                a piece of the corpus
-    Segment, Author        tokens with the mark of who wrote them: prompt, policy or environment
-    Action, ActionKind     what the policy decided in one step, parsed from its text
-    Step                   one turn: what was read, what was written, the action, what the search returned
+    Question, Hop          a question with its accepted answers and, where known, its gold decomposition
+    Passage                a passage of the corpus
+    Segment, Author        tokens and their author: prompt, policy or environment
+    Action, ActionKind     the policy's decision in one step, parsed from its text
+    Step                   one turn: context read, text generated, parsed action, passages retrieved
     Trajectory, StopReason the steps of one episode and why it ended
-    Node, Rollout, Tree    many trajectories of one question that share beginnings
-    Pair, Side             two steps from one state, of which one is preferred
-    dumps, loads           exact JSON both ways (records.py reads and writes files of them)
+    Node, Rollout, Tree    trajectories of one question that share prefixes
+    Pair, Side             two steps from the same state, one preferred
 
-The unit of everything is the step: rewards, advantages, preference pairs and scores attach to steps. The
-token ids in a segment are those that the engine consumed or produced. They are never decoded and re-encoded.
+The step is the unit: rewards, advantages, preference pairs and scores attach to steps. The token ids in a segment
+are those that the engine consumed or produced. They are never decoded and re-encoded.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,26 +24,26 @@ _STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 class TraceError(ValueError):
-    """A record that is not what this version of Stepladder writes."""
+    """A record that this version of Stepladder cannot have written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One link of a gold decomposition. `#1`, `#2` in the question stand for answers of earlier hops."""
+    """One hop of a gold decomposition. `#1`, `#2` in the question refer to the answers of earlier hops."""
 
     __pydantic_config__ = _STRICT
 
     question: str
     answer: str
-    #: Passages that state the answer; empty when the hop is a conclusion that needs no search.
+    #: Ids of passages that state the answer; empty when the hop is a conclusion that needs no search.
     passages: tuple[str, ...] = ()
-    #: Other accepted spellings of the answer.
+    #: Other accepted forms of the answer.
     aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with its accepted answers and whatever gold annotation its data set has."""
+    """A question with its accepted answers and the gold annotations of its data set."""
 
     __pydantic_config__ = _STRICT
 
@@ -53,23 +52,23 @@ class Question:
     #: Accepted answers: the first is canonical, the others are aliases. Empty when no answer is known.
     answers: tuple[str, ...]
     hops: tuple[Hop, ...] = ()
-    #: One group a gold passage; any id of a group counts as having found it.
+    #: One group of ids per gold passage; any id of a group counts as a hit.
     gold_passages: tuple[tuple[str, ...], ...] = ()
-    #: Kind of question in its data set: bridge, comparison, ...
+    #: Question type in its data set: bridge, comparison, ...
     kind: str = ""
 
     @property
     def searches_needed(self) -> int:
-        """How many hops of the gold decomposition need a search; 0 when no decomposition is known.
+        """Number of hops that need a search; 0 without a gold decomposition.
 
-        Where a data set names no passages at all, every hop is taken to need one.
+        If the data set names no gold passages at all, every hop counts.
         """
         return sum(1 for hop in self.hops if hop.passages) or len(self.hops)
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of the corpus; `score` says how well it matched, when it comes from a search."""
+    """A passage of the corpus. `score` is its retrieval score when it comes from a search."""
 
     __pydantic_config__ = _STRICT
 
@@ -80,7 +79,7 @@ class Passage:
 
 
 class Author(StrEnum):
-    """Who wrote a segment. Only the policy's tokens are parsed for actions and trained on."""
+    """The author of a segment. Only the policy's tokens are parsed for actions and trained on."""
 
     PROMPT = "prompt"
     POLICY = "policy"
@@ -89,12 +88,12 @@ class Author(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of text by one author, with the token ids the engine used for it.
+    """Text by one author, with the token ids that the engine used for it.
 
-    `tokens` is empty until an engine has read the segment, and stays empty for engines that do not tell
-    (remote APIs). `logprobs` belong to policy tokens: log p(token | context) under the model itself, before
-    temperature and top-p. A policy's text is the exact decoding of its tokens less a final end-of-sequence token. A
-    prompt's text is the agent's; its tokens include what the model's chat template puts around it.
+    `tokens` is empty until an engine has read the segment, and stays empty for engines that do not report tokens
+    (remote APIs). `logprobs` belong to policy tokens: log p(token | context) under the model, before temperature and
+    top-p. A policy's text is the exact decoding of its tokens without a final end-of-sequence token. A prompt's text is
+    the agent's; its tokens include what the chat template adds around it.
     """
 
     __pydantic_config__ = _STRICT
@@ -103,7 +102,7 @@ class Segment:
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    #: Fingerprint of the vocabulary that the ids belong to. Another engine's ids are refused, not misread.
+    #: Fingerprint of the vocabulary of the ids. An engine with another vocabulary rejects them.
     vocabulary: str = ""
 
     def __post_init__(self) -> None:
@@ -112,7 +111,7 @@ class Segment:
 
 
 class ActionKind(StrEnum):
-    """What a step can do."""
+    """The type of a step's action."""
 
     QUERY = "query"
     EVIDENCE = "evidence"
@@ -123,20 +122,20 @@ class ActionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A decision of the policy: its kind, its content, and the thought written before it."""
+    """The policy's decision in a step: its kind, its content, and the thought before it."""
 
     __pydantic_config__ = _STRICT
 
     kind: ActionKind
     content: str
     thought: str = ""
-    #: For malformed text only: what is wrong with it.
+    #: For malformed actions only: what is wrong.
     problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that one generation cost: read (context) and written. Zero when the engine does not count."""
+    """Token usage of one generation: prompt tokens (`read`) and completion tokens (`written`). 0 if not reported."""
 
     __pydantic_config__ = _STRICT
 
@@ -149,17 +148,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One turn of the policy: what it newly read, what it wrote, what that means, what the search returned."""
+    """One turn of the policy: new context, generated text, parsed action, retrieved passages."""
 
     __pydantic_config__ = _STRICT
 
-    #: Segments the engine read before writing, beyond those of the steps before.
+    #: Segments that the engine read before generating, beyond those of earlier steps.
     read: tuple[Segment, ...]
     written: Segment
     action: Action
-    #: What the environment returned for a query. The next step reads it, as its agent renders it.
+    #: Passages returned for a query. The next step reads them as rendered by the agent.
     passages: tuple[Passage, ...] = ()
-    #: True when the context began anew here, with `read`, instead of going on from the steps before.
+    #: True if the context restarts here with `read` instead of continuing from earlier steps.
     restarts: bool = False
     usage: Usage = Usage()
 
@@ -168,22 +167,22 @@ class StopReason(StrEnum):
     """Every way an episode can end."""
 
     ANSWERED = "answered"
-    MALFORMED = "malformed"  # the policy broke its agent's grammar
+    MALFORMED = "malformed"  # the policy broke its agent's format
     STEP_LIMIT = "step_limit"  # all steps used without an answer
-    TOKEN_LIMIT = "token_limit"  # a step did not come to an end within its tokens
-    CONTEXT_LIMIT = "context_limit"  # the transcript outgrew the model's context
-    FAILED = "failed"  # something broke around the policy; the reason is recorded beside it
+    TOKEN_LIMIT = "token_limit"  # a step exceeded its token limit
+    CONTEXT_LIMIT = "context_limit"  # the transcript exceeded the model's context window
+    FAILED = "failed"  # an error outside of the policy; its reason is recorded with the outcome
     CANCELLED = "cancelled"  # the run was stopped before the episode ended
 
     @property
     def is_truncation(self) -> bool:
-        """Whether a limit or an outside event ended the episode, rather than the policy itself."""
+        """Whether a limit or an external event ended the episode, not the policy."""
         return self not in (StopReason.ANSWERED, StopReason.MALFORMED)
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The steps of one episode. Unfinished (`stop is None`) it is the state an agent renders and acts from."""
+    """The steps of one episode. While unfinished (`stop is None`), it is the state that an agent renders."""
 
     __pydantic_config__ = _STRICT
 
@@ -191,7 +190,7 @@ class Trajectory:
     agent: str
     steps: tuple[Step, ...] = ()
     stop: StopReason | None = None
-    #: Passages that an agent asked for before its first step (plain RAG).
+    #: Passages retrieved before the first step (plain RAG).
     given: tuple[Passage, ...] = ()
     seed: int = 0
 
@@ -204,19 +203,18 @@ class Trajectory:
 
     @property
     def queries(self) -> tuple[str, ...]:
-        """Every query the policy wrote, in order."""
+        """All queries of the policy, in order."""
         return tuple(step.action.content for step in self.steps if step.action.kind is ActionKind.QUERY)
 
     @property
     def found(self) -> tuple[Passage, ...]:
-        """Every passage the environment returned, in order, repeats included."""
+        """All retrieved passages, in order, repeats included."""
         return self.given + tuple(passage for step in self.steps for passage in step.passages)
 
     def context(self, upto: int | None = None) -> tuple[Segment, ...]:
-        """What an engine has in view after the first `upto` steps (all of them by default).
+        """The engine's context after the first `upto` steps (default: all).
 
-        The context that step k was generated from is `context(k)` followed by its own `read` segments,
-        or these alone when the step restarts.
+        Step k was generated from `context(k)` followed by its own `read` segments, or from these alone if it restarts.
         """
         segments: list[Segment] = []
         for step in self.steps[:upto]:
@@ -227,7 +225,7 @@ class Trajectory:
         return tuple(segments)
 
     def consumed(self, index: int) -> tuple[Segment, ...]:
-        """Exactly the segments the engine read to write step `index`."""
+        """Exactly the segments that the engine read to generate step `index`."""
         step = self.steps[index]
         return step.read if step.restarts else self.context(index) + step.read
 
@@ -238,13 +236,13 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How an episode that was played on from a node ended: one sample of what the node is worth."""
+    """The outcome of a rollout from a node: one sample of the node's value."""
 
     __pydantic_config__ = _STRICT
 
-    #: What the end earned (F1), before any discount.
+    #: Final reward (F1), undiscounted.
     reward: float
-    #: Steps from the node to the end.
+    #: Steps from the node to the end of the episode.
     steps: int
     stop: StopReason
     answer: str | None = None
@@ -252,7 +250,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A state in a search tree: the step that led here from its parent, and what the search learnt of it."""
+    """A state in a search tree: the step from its parent to here, and its search statistics."""
 
     __pydantic_config__ = _STRICT
 
@@ -260,25 +258,25 @@ class Node:
     id: int
     #: None for the root.
     parent: int | None
-    #: None for the root, which is the bare question.
+    #: None for the root, which is the question alone.
     step: Step | None
     visits: int = 0
     #: Mean value Q of the simulations through this node.
     value: float = 0.0
     prior: float | None = None
-    #: Set where an episode ended.
+    #: Set for terminal nodes.
     stop: StopReason | None = None
-    #: What an end earned (F1), before any discount; None elsewhere. explore/values.py spreads it to the other nodes.
+    #: Final reward (F1) of a terminal node, undiscounted; else None. explore/values.py propagates it to other nodes.
     reward: float | None = None
-    #: Episodes that were played on from here to value this node, and not kept as nodes.
+    #: Rollouts from here that estimate the node's value and are not kept as nodes.
     rollouts: tuple[Rollout, ...] = ()
-    #: Further scores by name, such as a PRM's or a judge's.
+    #: Other scores by name, such as those of a PRM or a judge.
     scores: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """All states visited for one question. `trajectory(node)` gives the branch that leads to a node."""
+    """All states visited for one question. `trajectory(node)` is the branch that leads to a node."""
 
     __pydantic_config__ = _STRICT
 
@@ -287,7 +285,7 @@ class Tree:
     nodes: tuple[Node, ...]
     given: tuple[Passage, ...] = ()
     seed: int = 0
-    #: Simulations that broke, for reasons around the policy (a server that failed). They left nothing in the tree.
+    #: Simulations that failed outside of the policy (such as a server error). They add nothing to the tree.
     failures: int = 0
 
     def __post_init__(self) -> None:
@@ -296,14 +294,14 @@ class Tree:
             if node.id != position or root != (node.parent is None) or root != (node.step is None):
                 raise TraceError(f"tree of {self.question.id!r}: node at position {position} is out of place")
             if node.parent is not None and not 0 <= node.parent < position:
-                raise TraceError(f"tree of {self.question.id!r}: node {node.id} stands before its parent {node.parent}")
+                raise TraceError(f"tree of {self.question.id!r}: node {node.id} comes before its parent {node.parent}")
 
     def children(self, node: Node) -> tuple[Node, ...]:
-        """The nodes one step further, in the order they were made."""
+        """The children of a node, in order of creation."""
         return tuple(other for other in self.nodes[node.id + 1 :] if other.parent == node.id)
 
     def children_by_node(self) -> tuple[tuple[Node, ...], ...]:
-        """The children of every node, by its id."""
+        """The children of every node, indexed by node id."""
         found: list[list[Node]] = [[] for _ in self.nodes]
         for node in self.nodes[1:]:
             assert node.parent is not None
@@ -311,55 +309,55 @@ class Tree:
         return tuple(map(tuple, found))
 
     def branch(self, node: Node) -> tuple[Node, ...]:
-        """The nodes from the root to this one, both included."""
+        """The nodes from the root to this one, inclusive."""
         path = [node]
         while path[-1].parent is not None:
             path.append(self.nodes[path[-1].parent])
         return tuple(reversed(path))
 
     def trajectory(self, node: Node) -> Trajectory:
-        """The branch to a node as a trajectory: the same tokens that a single episode would hold."""
+        """The branch to a node as a trajectory, with the same tokens as a single episode."""
         steps = tuple(each.step for each in self.branch(node) if each.step is not None)
         return Trajectory(self.question, self.agent, steps, node.stop, self.given, self.seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two steps of a pair."""
+    """One step of a preference pair."""
 
     __pydantic_config__ = _STRICT
 
     written: Segment
     action: Action
-    #: What the step is worth by whoever made the pair; None where only the order is known.
+    #: The step's value according to the pair's judge; None where only the order is known.
     value: float | None = None
     visits: int = 0
-    #: Further scores by name: other values, a judge's grade.
+    #: Other scores by name: other values, a judge's score.
     scores: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two steps from one state, of which one is preferred. What DPO and reward models learn from."""
+    """A preference pair: two steps from the same state. Training data of DPO and reward models."""
 
     __pydantic_config__ = _STRICT
 
     question_id: str
     agent: str
-    #: Exactly what the policy had in view when it wrote either step, token ids and all.
+    #: The exact context of both steps, with token ids.
     context: tuple[Segment, ...]
     chosen: Side
     rejected: Side
-    #: Steps before this one.
+    #: Number of earlier steps.
     depth: int
-    #: Who preferred: the name of a value or a judge.
+    #: Source of the preference: the name of a value or a judge.
     judge: str
-    #: Why, in the judge's words, where it gives any.
+    #: The judge's explanation, if any.
     reason: str = ""
 
     @property
     def margin(self) -> float | None:
-        """By how much the chosen step is worth more, where both values are known."""
+        """Value of the chosen step minus that of the rejected one; None if either is unknown."""
         if self.chosen.value is None or self.rejected.value is None:
             return None
         return self.chosen.value - self.rejected.value

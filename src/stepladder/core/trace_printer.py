@@ -1,6 +1,6 @@
-"""Shows an episode to a person, step by step, as it happens.
+"""Print an episode to the console step by step, while it runs.
 
-In: the growing trajectory, as often as one likes. Out: text on a console; what was shown is not shown again.
+In: the trajectory, after each step. Out: console text for the steps that are new.
 """
 
 from rich.console import Console
@@ -15,29 +15,29 @@ _LABELS = {
     ActionKind.ANSWER: "[bold green]answer[/]  ",
     ActionKind.MALFORMED: "[bold red]malformed[/]",
 }
-#: Characters of a passage that are shown.
-_SHOWN = 100
+#: Characters printed per passage.
+_MAX_CHARACTERS = 100
 
 
 class TracePrinter:
-    """Prints the steps of one trajectory that it has not printed yet."""
+    """Prints the new steps of one trajectory."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.told = 0
+        self.printed = 0
         self.ended = False
 
     def question(self, question: Question) -> None:
-        """Announce the question."""
+        """Print the question."""
         self._line(f"[bold]question[/] {printable(question.text)}")
 
     def show(self, trajectory: Trajectory) -> None:
-        """Print what is new; at the end also how the episode ended and what the answer should have been."""
+        """Print the new steps and, at the end, the stop reason and the accepted answers."""
         if trajectory.given and not trajectory.steps:
             self._passages(trajectory.given)
-        for step in trajectory.steps[self.told :]:
+        for step in trajectory.steps[self.printed :]:
             self._step(step)
-        self.told = len(trajectory.steps)
+        self.printed = len(trajectory.steps)
         if trajectory.stop is not None and not self.ended:
             self.ended = True
             expected = trajectory.question.answers
@@ -50,7 +50,7 @@ class TracePrinter:
         if action.thought:
             self._line(f"[dim]thought  {printable(action.thought)}[/]")
         if action.kind is ActionKind.MALFORMED:
-            self._line(f"{_LABELS[action.kind]} {printable(action.content[:_SHOWN])}")
+            self._line(f"{_LABELS[action.kind]} {printable(action.content[:_MAX_CHARACTERS])}")
             self._line(f"         [red]{printable(action.problem)}[/]")
         else:
             self._line(f"{_LABELS[action.kind]} {printable(action.content)}")
@@ -60,18 +60,18 @@ class TracePrinter:
     def _passages(self, passages: tuple[Passage, ...]) -> None:
         for passage in passages:
             text = " ".join(passage.text.split())
-            text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+            text = text if len(text) <= _MAX_CHARACTERS else text[: _MAX_CHARACTERS - 1] + "…"
             self._line(f"         [dim]{printable(passage.title)}: {printable(text)}[/]")
         if not passages:
-            self._line("         [dim]nothing was found[/]")
+            self._line("         [dim]no results[/]")
 
     def _line(self, markup: str) -> None:
         self.console.print(markup, highlight=False, soft_wrap=True)
 
 
 def printable(text: str) -> str:
-    """Text as it may be put into markup for a terminal: brackets escaped, control characters made visible.
+    """Text that is safe in terminal markup: brackets escaped, control characters replaced.
 
-    Documents and untrained models write what a terminal would obey: colours, titles, a cleared screen.
+    Documents and model output may contain terminal escape codes (colors, titles, clear screen).
     """
     return escape("".join(character if character.isprintable() else "·" for character in text))

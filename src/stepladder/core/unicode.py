@@ -1,8 +1,8 @@
-"""Text that can leave the process: Python's strings hold lone surrogates, UTF-8 does not."""
+"""Make text encodable as UTF-8: Python strings may hold lone surrogates, UTF-8 cannot."""
 
 
 def replace_surrogates(text: str) -> str:
-    r"""The text with lone surrogates replaced by U+FFFD.
+    r"""Replace lone surrogates by U+FFFD.
 
     >>> replace_surrogates("Orl\u00e9ans \ud800")
     'Orléans �'

@@ -33,14 +33,14 @@ class Engine(ABC):
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         """Answer every request, in order."""
 
-    def open(self) -> "Session | None":
+    def open_session(self) -> "Session | None":
         """Room for requests that come and go one by one; None where a batch begins and ends together."""
         return None
 
     def cancel(self) -> None:  # noqa: B027 - nothing to do unless an engine has long calls
         """Ask running calls to end soon; their replies will not be used."""
 
-    def rest(self) -> None:  # noqa: B027
+    def on_idle(self) -> None:  # noqa: B027
         """Nothing will be asked for a while: free what the next requests can do without."""
 
     def close(self) -> None:  # noqa: B027
@@ -55,7 +55,7 @@ class Session(ABC):
         """Begin with requests, each under a key of the caller's."""
 
     @abstractmethod
-    def work(self) -> dict[Hashable, Generation | BackendError]:
+    def step(self) -> dict[Hashable, Generation | BackendError]:
         """Go on until at least one of those under way is answered; the replies by key."""
 
 
@@ -112,11 +112,13 @@ def _check_reply(request: Generate, reply: Generation) -> None:
         expect(len(reply.written.tokens) <= request.sampling.max_tokens, "more tokens than max_tokens")
 
 
-def _check_stop(engine: Engine, request: Generate, free: str) -> None:
+def _check_stop(engine: Engine, request: Generate, unstopped_text: str) -> None:
     """Ask again, with a stop string that the model is known to write."""
-    for stop in {free[middle : middle + 2] for middle in (len(free) // 2, len(free) // 3)} - {""}:
+    for stop in {
+        unstopped_text[middle : middle + 2] for middle in (len(unstopped_text) // 2, len(unstopped_text) // 3)
+    } - {""}:
         (reply,) = _generate(engine, [replace(request, stop=("\x00never", stop))])
-        expected, _ = cut_at_stop(free, [stop])
+        expected, _ = cut_at_stop(unstopped_text, [stop])
         expect(
             reply.text == expected and reply.finish is Finish.STOP,
             f"with the stop {stop!r} the text must be {expected!r}, not {reply.text!r} ({reply.finish.value})",
@@ -125,17 +127,17 @@ def _check_stop(engine: Engine, request: Generate, free: str) -> None:
 
 
 def _check_seeds(engine: Engine, request: Generate) -> None:
-    hot = replace(request.sampling, temperature=1.0)
-    requests = [replace(request, sampling=hot, seed=seed) for seed in range(6)]
+    sampled = replace(request.sampling, temperature=1.0)
+    requests = [replace(request, sampling=sampled, seed=seed) for seed in range(6)]
     first, second = ([reply.text for reply in _generate(engine, requests)] for _ in range(2))
     expect(first == second, f"equal seeds gave different texts: {first} and {second}")
     expect(len(set(first)) > 1, f"six seeds at temperature 1 all gave {first[0]!r}")
 
 
-def _check_second_turn(engine: Engine, request: Generate, spoken: Generation) -> None:
+def _check_second_turn(engine: Engine, request: Generate, first: Generation) -> None:
     """The ids of the first turn must be used again as they are."""
     more = Segment(Author.ENVIRONMENT, " It is here. ")
-    known = (*spoken.context, spoken.written)
+    known = (*first.context, first.written)
     (reply,) = _generate(engine, [replace(request, context=(*known, more))])
     expect(reply.context[:-1] == known, "segments that had token ids were changed")
     expect(reply.context[-1].text == more.text, "the new segment's text was changed")

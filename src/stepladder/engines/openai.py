@@ -34,19 +34,19 @@ from stepladder.core.requests import Generate, Generation, empty_generation
 from stepladder.core.trace import Author, Segment
 from stepladder.core.unicode import replace_surrogates
 from stepladder.engines.base import Engine
-from stepladder.engines.openai_wire import MAX_STOPS, chat_messages, finished_text, usage_of
+from stepladder.engines.openai_protocol import MAX_STOPS, chat_messages, finished_text, usage_of
 
 OPENAI_URL = "https://api.openai.com/v1"
 #: Tries to reach a server that has never answered: it is more likely absent than busy.
-FIRST_TRIES = 3
+FIRST_ATTEMPTS = 3
 #: After so many requests in a row that failed in spite of all their retries, the server is taken to be down.
-GIVE_UP_AFTER = 10
+MAX_CONSECUTIVE_FAILURES = 10
 
 _TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum (model|input) length|max_model_len|max_total_tokens"
     r"|(prompt|input) is too long|inputs.? tokens"
 )
-_REFUSED = re.compile(r"unsupported|not supported|does not support", re.IGNORECASE)
+_UNSUPPORTED = re.compile(r"unsupported|not supported|does not support", re.IGNORECASE)
 
 
 class OpenAIEngine(Engine):
@@ -97,9 +97,9 @@ class OpenAIEngine(Engine):
         self._context_limit, self._extra_body = context_limit, extra_body
         self._key = key
         self._url = re.sub(r"//[^/@]*@", "//***@", url)  # as shown: without a password
-        self._limit_name = "max_tokens"
+        self._max_tokens_name = "max_tokens"
         self._reached = False
-        self._failed_in_a_row = 0
+        self._consecutive_failures = 0
         self._client = openai.AsyncOpenAI(
             base_url=url,
             api_key=key or "none",
@@ -108,7 +108,7 @@ class OpenAIEngine(Engine):
         )
         endpoint = self._client.chat.completions if api == "chat" else self._client.completions
         self._create: Callable[..., Awaitable[Any]] = endpoint.with_raw_response.create
-        self._slots = asyncio.Semaphore(concurrency)
+        self._semaphore = asyncio.Semaphore(concurrency)
         self._lock = threading.Lock()
         self._closed = False
         self._calls: set[Future[list[Generation | BackendError]]] = set()
@@ -126,7 +126,7 @@ class OpenAIEngine(Engine):
         with self._lock:
             if self._closed:
                 raise BackendDown(f"{self!r} is closed; make a new engine")
-            call = asyncio.run_coroutine_threadsafe(self._answer_all(requests), self._loop)
+            call = asyncio.run_coroutine_threadsafe(self._complete_all(requests), self._loop)
             self._calls.add(call)
         try:
             return call.result()
@@ -150,22 +150,22 @@ class OpenAIEngine(Engine):
             if self._closed:
                 return
             self._closed = True
-        asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._shutdown(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     # --- On the event loop ------------------------------------------------------------------------------
 
-    async def _answer_all(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
-        tasks = [asyncio.ensure_future(self._answer(request)) for request in requests]
+    async def _complete_all(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
+        tasks = [asyncio.ensure_future(self._complete(request)) for request in requests]
         try:
             return await asyncio.gather(*tasks)
         finally:
             for task in tasks:  # one that found the engine down ends the others
                 task.cancel()
 
-    async def _wind_up(self) -> None:
+    async def _shutdown(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -173,118 +173,122 @@ class OpenAIEngine(Engine):
         await self._client.close()
         await self._loop.shutdown_default_executor()
 
-    async def _answer(self, request: Generate) -> Generation | BackendError:
-        async with self._slots:
-            tries = 0
+    async def _complete(self, request: Generate) -> Generation | BackendError:
+        async with self._semaphore:
+            attempts = 0
             while True:
                 reply = await self._call(request)
-                tries += 1
+                attempts += 1
                 self._reached |= isinstance(reply, bytes | openai.APIStatusError)
                 if isinstance(reply, bytes):
-                    self._failed_in_a_row = 0
-                    return self._read(request, reply)
-                wait = self._wait(reply, tries)
-                most = self._max_retries if self._reached else min(self._max_retries, FIRST_TRIES - 1)
-                if wait is None or tries > most:
-                    return self._judge(request, reply, tries, gave_up=wait is not None)
+                    self._consecutive_failures = 0
+                    return self._parse(request, reply)
+                delay = self._retry_delay(reply, attempts)
+                max_retries = self._max_retries if self._reached else min(self._max_retries, FIRST_ATTEMPTS - 1)
+                if delay is None or attempts > max_retries:
+                    return self._handle_failure(request, reply, attempts, exhausted=delay is not None)
                 self.retries += 1
-                await asyncio.sleep(wait)
+                await asyncio.sleep(delay)
 
     async def _call(self, request: Generate) -> bytes | openai.APIError | TimeoutError:
         """The body of the server's answer, or what went wrong.
 
         Errors are returned, not raised, so that no error of ours is chained to one that holds the request's headers.
         """
-        limit_name = self._limit_name
-        settings: dict[str, Any] = {
+        max_tokens_name = self._max_tokens_name
+        payload: dict[str, Any] = {
             "model": self.model,
             "temperature": request.sampling.temperature,
             "top_p": request.sampling.top_p,
             "seed": request.seed & 0x7FFFFFFF,  # many servers take 31 bits at most
-            limit_name: request.sampling.max_tokens,
+            max_tokens_name: request.sampling.max_tokens,
             "extra_body": self._extra_body,
         }
         if request.stop:
-            settings["stop"] = list(request.stop[:MAX_STOPS])
+            payload["stop"] = list(request.stop[:MAX_STOPS])
         if self.api == "chat":
-            settings["messages"] = chat_messages(request.context)
+            payload["messages"] = chat_messages(request.context)
         else:
-            settings["prompt"] = replace_surrogates("".join(segment.text for segment in request.context))
+            payload["prompt"] = replace_surrogates("".join(segment.text for segment in request.context))
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await self._create(**settings)
-                return bytes(answer.http_response.content)
+                response = await self._create(**payload)
+                return bytes(response.http_response.content)
         except (openai.APIError, TimeoutError) as error:
             failure = error
-        if limit_name == "max_tokens" and _wants_other_limit_name(failure):
-            self._limit_name = "max_completion_tokens"
+        if max_tokens_name == "max_tokens" and _needs_max_completion_tokens(failure):
+            self._max_tokens_name = "max_completion_tokens"
             return await self._call(request)
         return failure
 
-    def _wait(self, error: Exception, tries: int) -> float | None:
+    def _retry_delay(self, error: Exception, attempts: int) -> float | None:
         """Seconds to wait before trying again; None when trying again is no use."""
         if not isinstance(error, openai.APIStatusError):
-            return retry_wait(tries, {}, self._backoff)
+            return retry_wait(attempts, {}, self._backoff)
         if error.code == "insufficient_quota" or (error.status_code not in (408, 429) and error.status_code < 500):
             return None
-        return retry_wait(tries, error.response.headers, self._backoff)
+        return retry_wait(attempts, error.response.headers, self._backoff)
 
-    def _judge(self, request: Generate, error: Exception, tries: int, gave_up: bool) -> Generation | BackendError:
+    def _handle_failure(
+        self, request: Generate, error: Exception, attempts: int, exhausted: bool
+    ) -> Generation | BackendError:
         """What a failure means: no room in the context, this request's error, or (raised) the end of the engine."""
-        verdict = self._meaning(request, error, tries)
-        self._failed_in_a_row += gave_up
-        if self._failed_in_a_row >= GIVE_UP_AFTER:
-            self._down(f"{verdict}. So ended {self._failed_in_a_row} requests in a row.")
+        verdict = self._classify(request, error, attempts)
+        self._consecutive_failures += exhausted
+        if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
+            self._raise_down(f"{verdict}. So ended {self._consecutive_failures} requests in a row.")
         return verdict
 
-    def _meaning(self, request: Generate, error: Exception, tries: int) -> Generation | BackendError:
-        said, after = self._said(error), f"after {tries} tries" if tries > 1 else "at the first try"
+    def _classify(self, request: Generate, error: Exception, attempts: int) -> Generation | BackendError:
+        detail, after = self._error_text(error), f"after {attempts} tries" if attempts > 1 else "at the first try"
         if not isinstance(error, openai.APIStatusError):
             # By name: which HTTP library the client uses depends on its version.
             if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
-                self._down(f"no server answers at {self._url} ({after}: {said}). Start it, or correct base_url.")
+                self._raise_down(
+                    f"no server answers at {self._url} ({after}: {detail}). Start it, or correct base_url."
+                )
             if isinstance(error, TimeoutError | openai.APITimeoutError):
                 return BackendError(f"{self._url} did not answer within {self._timeout:g} s ({after})")
-            return BackendError(f"the connection to {self._url} broke ({after}: {said})")
+            return BackendError(f"the connection to {self._url} broke ({after}: {detail})")
         status = error.status_code
         if status in (401, 403):
-            self._down(f"{self._url} refused the key ({status}: {said}). Set OPENAI_API_KEY or give api_key.")
+            self._raise_down(f"{self._url} refused the key ({status}: {detail}). Set OPENAI_API_KEY or give api_key.")
         if status == 404:
-            self._down(
-                f"{self._url} has no model {self.model!r} or no {self.api} API (404: {said}). Compare the model's name "
+            self._raise_down(
+                f"{self._url} has no model {self.model!r} or no {self.api} API (404: {detail}). Compare the model's name "
                 f"with {self._url}/models; base_url mostly ends in /v1."
             )
         if error.code == "insufficient_quota":
-            self._down(f"the account at {self._url} has no credit left ({status}: {said}).")
+            self._raise_down(f"the account at {self._url} has no credit left ({status}: {detail}).")
         if status in (400, 413, 422):
-            if _TOO_LONG.search(f"{said} {error.code} {error.type}".lower()):
+            if _TOO_LONG.search(f"{detail} {error.code} {error.type}".lower()):
                 return empty_generation(request.context)
             for parameter in ("temperature", "top_p", "seed", "stop"):
-                if _refuses(error, parameter):
-                    self._down(
-                        f"model {self.model!r} at {self._url} does not accept {parameter!r} ({status}: {said}). "
+                if _rejects(error, parameter):
+                    self._raise_down(
+                        f"model {self.model!r} at {self._url} does not accept {parameter!r} ({status}: {detail}). "
                         "Its steps cannot be controlled; choose a model that accepts it."
                     )
-        return BackendError(f"{self._url} answered {status} ({after}): {said}")
+        return BackendError(f"{self._url} answered {status} ({after}): {detail}")
 
-    def _down(self, message: str) -> NoReturn:
-        raise BackendDown(self._without_key(message))
+    def _raise_down(self, message: str) -> NoReturn:
+        raise BackendDown(self._redact(message))
 
-    def _said(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         """The server's own words, or else the name of what broke."""
         if isinstance(error, openai.APIStatusError):
             body = error.body
-            words = body.get("message") if isinstance(body, dict) else body
-            return self._without_key(str(words or body or "no message"))[:500]
+            message = body.get("message") if isinstance(body, dict) else body
+            return self._redact(str(message or body or "no message"))[:500]
         cause = error.__cause__ or error
-        return self._without_key(f"{type(cause).__name__}: {cause}".removesuffix(": "))
+        return self._redact(f"{type(cause).__name__}: {cause}".removesuffix(": "))
 
-    def _without_key(self, text: str) -> str:
+    def _redact(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
 
     # --- AttentionBatch a reply --------------------------------------------------------------------------------
 
-    def _read(self, request: Generate, body: bytes) -> Generation | BackendError:
+    def _parse(self, request: Generate, body: bytes) -> Generation | BackendError:
         try:
             reply = json.loads(body.decode("utf-8", "replace"))
             choice = reply["choices"][0]
@@ -293,7 +297,7 @@ class OpenAIEngine(Engine):
             usage = usage_of(reply.get("usage"))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             problem = f"{type(error).__name__}: {error}"
-            start = self._without_key(body.decode("utf-8", "replace"))[:200]
+            start = self._redact(body.decode("utf-8", "replace"))[:200]
             return BackendError(f"{self._url} sent what is not a completion ({problem}): {start!r}")
         if finish == "content_filter":
             return BackendError(f"{self._url} withheld the reply: its content filter objected")
@@ -307,22 +311,22 @@ class OpenAIEngine(Engine):
             return BackendError(f"{self._url} ended its reply with finish_reason {finish!r}, neither stop nor length")
         if self._context_limit is not None and usage.read > self._context_limit:
             return replace(empty_generation(request.context), usage=usage)
-        text, ending = finished_text(replace_surrogates(content), request.stop, finish, choice)
-        return Generation(request.context, Segment(Author.POLICY, text), text, ending, usage)
+        text, finish_reason = finished_text(replace_surrogates(content), request.stop, finish, choice)
+        return Generation(request.context, Segment(Author.POLICY, text), text, finish_reason, usage)
 
 
-def _wants_other_limit_name(error: Exception) -> bool:
+def _needs_max_completion_tokens(error: Exception) -> bool:
     """Whether a model refused max_tokens, which newer models of OpenAI call max_completion_tokens."""
     return (
         isinstance(error, openai.BadRequestError)
-        and _refuses(error, "max_tokens")
+        and _rejects(error, "max_tokens")
         and "max_completion_tokens" in str(error.body)
     )
 
 
-def _refuses(error: openai.APIStatusError, parameter: str) -> bool:
+def _rejects(error: openai.APIStatusError, parameter: str) -> bool:
     named = error.param == parameter or re.search(rf"['\"`]{parameter}['\"`]", str(error.body))
-    return bool(named) and bool(_REFUSED.search(f"{error.code} {error.body}"))
+    return bool(named) and bool(_UNSUPPORTED.search(f"{error.code} {error.body}"))
 
 
 def _host(url: str) -> str:

@@ -31,10 +31,10 @@ class ScriptedEngine(Engine):
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: Generate) -> Generation | BackendError:
-        said = self._say(request)
-        if isinstance(said, BackendError):
-            return said
-        text, stopped = cut_at_stop(said, request.stop)
+        scripted = self._scripted_text(request)
+        if isinstance(scripted, BackendError):
+            return scripted
+        text, stopped = cut_at_stop(scripted, request.stop)
         tokens = tuple(text.encode())
         finish = Finish.STOP if stopped else Finish.END
         if len(tokens) > request.sampling.max_tokens:
@@ -48,7 +48,7 @@ class ScriptedEngine(Engine):
         usage = Usage(sum(len(segment.tokens) for segment in context), len(tokens))
         return Generation(context, written, text, finish, usage)
 
-    def _say(self, request: Generate) -> str | BackendError:
+    def _scripted_text(self, request: Generate) -> str | BackendError:
         if callable(self.script):
             return self.script(request)
         if request.trajectory is None:

@@ -25,6 +25,7 @@ from stepladder.gym import ENV_ID
 from stepladder.gym.rewards import Metric, Reward, RewardKind, open_scorer
 from stepladder.gym.spaces import AnyText
 from stepladder.gym.turn import Turn
+from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.factory import open_retriever
 from stepladder.retrieval.index.bm25 import BM25Index
@@ -72,7 +73,7 @@ class Game:
         settings = GameConfig.read(arguments, ENV_ID)
         _expect_no_contradiction(settings)
         self.settings = settings
-        self.agent = make_agent(settings.agent)
+        self.agent = make_agent(settings.agent, check_agent)
         self.limits = EpisodeConfig(settings.max_steps, settings.k)
         self.reward = Reward(settings.reward, settings.metric, settings.process_weight)
         own = settings.questions

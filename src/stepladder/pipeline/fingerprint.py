@@ -1,8 +1,8 @@
-"""When does a stage's result still hold? When everything that it was made from is as it was.
+"""Fingerprints: a stage is stale when anything it was computed from has changed.
 
-In: a recipe. Out: for each stage its ingredients, by the names a user knows them by (`stages.sft.epochs`,
-`data.train`), and a fingerprint of them. Files and folders count by their content, not by their place. Device and
-batch size are no ingredients: they change results by rounding at most, so a run may go on elsewhere.
+In: a recipe. Out: the ingredients of each stage, under the names users know (`stages.sft.num_train_epochs`,
+`data.train`), and a fingerprint of them. Files and folders count by content, not by path. Device and batch size are not
+included: they change results only by rounding, so a run may be resumed on another machine.
 """
 
 import json
@@ -19,7 +19,7 @@ from stepladder.data import DATA_SETS, data_files
 from stepladder.models import NAMED, built_in_folder, is_gguf_file, is_model_folder
 from stepladder.models.adapters import base_of, is_adapter
 from stepladder.pipeline.recipe import Recipe, Stage
-from stepladder.pipeline.resources import BASE, GOLD, DataConfig
+from stepladder.pipeline.resources import BASE, ORACLE, DataConfig
 from stepladder.pipeline.stages import get_stage
 from stepladder.retrieval.factory import info_of
 
@@ -29,7 +29,7 @@ _CHUNK = 1 << 20
 
 
 def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
-    """What each stage is made from, by stage. An outside file that is missing is an error."""
+    """The ingredients of each stage. A missing external file is an error."""
     shared = {
         "seed": recipe.seed,
         "agent": agent_content(recipe.shared.agent),
@@ -53,13 +53,13 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
 
 
 def fingerprint(ingredients: Ingredients) -> str:
-    """Equal for equal ingredients, whatever their order."""
+    """Equal for equal ingredients, regardless of their order."""
     text = json.dumps(ingredients, sort_keys=True, ensure_ascii=True, allow_nan=False)
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def changes(before: Ingredients, now: Ingredients) -> list[str]:
-    """What differs, each as `name: old -> new`."""
+    """The differences, each as `name: old -> new`."""
     return [
         f"{name}: {_shown(before, name)} -> {_shown(now, name)}"
         for name in {**before, **now}
@@ -83,13 +83,13 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _outside(stage: Stage) -> Ingredients:
-    """Files and folders that a stage's own settings name, by their content."""
+    """External files named by a stage's settings, by content."""
     paths = {setting: Path(getattr(stage.settings, setting) or "") for setting in get_stage(stage.kind).external_files}
     return {setting: f"content {content(path)}" for setting, path in paths.items() if path.name and path.exists()}
 
 
 def _stages_taken(stage: Stage) -> list[str]:
-    return [source for source in stage.inputs.values() if source not in (BASE, GOLD)]
+    return [source for source in stage.inputs.values() if source not in (BASE, ORACLE)]
 
 
 def _needs_base(recipe: Recipe) -> bool:
@@ -97,7 +97,7 @@ def _needs_base(recipe: Recipe) -> bool:
 
 
 def agent_content(agent: str) -> str:
-    """What tells one agent from another: its name or, of one in a file, what is in it."""
+    """The identity of an agent: its name, or the content of its file."""
     return f"content {content(Path(agent))}" if is_agent_file(agent) else agent
 
 
@@ -105,7 +105,7 @@ def _policy_content(policy: str) -> str:
     is_local = is_model_folder(policy) or (policy not in NAMED and is_gguf_file(expand_path(policy)))
     place = built_in_folder(policy) or (expand_path(policy) if is_local else None)
     if place is None:
-        if policy[0] in "./~":  # no hub name begins like this
+        if policy[0] in "./~":  # not a hub name
             raise StepladderError(f"policy: the model {policy} does not exist")
         return policy
     if is_adapter(place):
@@ -125,7 +125,7 @@ def _data_ingredients(data: DataConfig) -> Ingredients:
             shown = "data.name" if len(files) == 1 else f"data.name.{path.parent.name}/{path.name}"
             found[shown] = _file_content(path)
         if len(parts := data.name.split("+")) > 1 and not Path(data.name).exists():
-            # The order of the sets is that of their questions; where they lie does not matter.
+            # The order of the sets decides the order of the questions; their location does not matter.
             found["data.joined"] = "+".join(part if part in DATA_SETS else Path(part).name for part in parts)
             if any(part in DATA_SETS for part in parts):
                 found["data.world_seed"] = data.world_seed
@@ -147,7 +147,7 @@ def _file_content(path: Path) -> str:
 
 
 def content(path: Path) -> str:
-    """A hash of a file, or of all files of a folder: their names and what is in them."""
+    """A hash of a file, or of the names and contents of all files in a folder."""
     digest = blake2b(digest_size=16)
     if path.is_file():
         _add_file(digest, path)

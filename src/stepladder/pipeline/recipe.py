@@ -1,8 +1,8 @@
 """Recipes: which stages, in which order, with which settings.
 
-In: a YAML file or the name of a recipe that comes with Stepladder, and overrides such as `stages.sft.epochs=5`. Out:
-a `Recipe` in which every value is known and every stage knows where its inputs come from; or an error that names the
-file, the key, what was found and what was expected.
+In: a YAML file or the name of a built-in recipe, and overrides such as `stages.sft.num_train_epochs=5`. Out: a `Recipe`
+with every value filled in and the inputs of every stage resolved, or an error that names the file, the key, the value
+found and the value expected.
 """
 
 import re
@@ -16,15 +16,25 @@ import yaml  # type: ignore[import-untyped]
 from stepladder.core.config import Config, key_path, unknown_key
 from stepladder.core.errors import StepladderError, UnknownName, unknown_name
 from stepladder.core.io.files import expand_path
-from stepladder.pipeline.resources import BASE, GOLD, SharedConfig
+from stepladder.core.seeding import seed_of
+from stepladder.pipeline.resources import BASE, ORACLE, SharedConfig
 from stepladder.pipeline.stages import STAGES, StageSpec, get_stage
 
 #: A stage's name is a folder's: what every file system tells apart.
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
+#: Former names of stages of the shipped recipes, and of the oracle.
+_RENAMED = {
+    "after": ("eval-sft",),
+    "refined": ("eval-rft", "eval-dpo"),
+    "trained": ("eval-grpo",),
+    "examined": ("eval-prm",),
+    "gold": (ORACLE,),
+}
+
 
 class _RecipeFile(SharedConfig):
-    """A recipe as it is written."""
+    """A recipe file as written."""
 
     name: str = "run"
     seed: int = 0
@@ -37,18 +47,18 @@ class Stage:
 
     name: str
     kind: str
-    #: By role: the stage it is taken from; for a policy also `base`, the recipe's own, or `gold`, the oracle.
+    #: By role: the stage an input is taken from; for a policy also `base` (the recipe's policy) or `oracle`.
     inputs: Mapping[str, str]
     settings: Config
 
     def plain(self) -> dict[str, Any]:
-        """As it is written in a recipe."""
+        """The entry of a recipe file."""
         return {"kind": self.kind, **self.inputs, **self.settings.model_dump(mode="json")}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a run does."""
+    """The stages of a run with all settings."""
 
     name: str
     seed: int
@@ -57,7 +67,7 @@ class Recipe:
 
     @classmethod
     def read(cls, data: object, where: str = "recipe") -> "Recipe":
-        """A recipe from plain data. `where` begins every error message."""
+        """A recipe from plain data. `where` is the prefix of error messages."""
         written = _RecipeFile.read(data, where)
         if not written.stages:
             raise StepladderError(f"{where}: stages: expected at least one stage, found none")
@@ -67,8 +77,12 @@ class Recipe:
         shared = SharedConfig(**{name: getattr(written, name) for name in SharedConfig.model_fields})
         return cls(written.name, written.seed, shared, tuple(stages))
 
+    def stage_seed(self, stage: str) -> int:
+        """The seed of a stage: 31 bits, because numpy's generators take at most 32."""
+        return seed_of(self.seed, stage) % 2**31
+
     def plain(self) -> dict[str, Any]:
-        """As it is written in YAML, with every value."""
+        """Plain data with every value, as in YAML."""
         return {
             "name": self.name,
             "seed": self.seed,
@@ -77,13 +91,13 @@ class Recipe:
         }
 
     def as_yaml(self) -> str:
-        """The text of a recipe file that gives this recipe again."""
+        """The text of a recipe file equal to this recipe."""
         text: str = yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True)
         return text
 
 
 def load_recipe(source: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe in a file, or of a name that comes with Stepladder, with the overrides applied in their order."""
+    """The recipe in a file or the built-in recipe of this name, with overrides applied in order."""
     path = find_recipe(source)
     data = read_yaml(path)
     changes = tuple(overrides)
@@ -92,7 +106,7 @@ def load_recipe(source: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     return Recipe.read(data, f"{path.name} with --set {' '.join(changes)}" if changes else str(path))
 
 
-# --- where recipes are ------------------------------------------------------------------------------------------
+# --- finding recipes --------------------------------------------------------------------------------------------
 
 
 def find_recipe(source: str | Path) -> Path:
@@ -100,17 +114,17 @@ def find_recipe(source: str | Path) -> Path:
     path = expand_path(source)
     if path.is_file():
         return path
-    if str(source) in shipped():  # also beside a folder of that name: `run NAME --out NAME` is likely
+    if str(source) in shipped():  # also if a folder has this name: `run NAME --out NAME` is common
         return shipped()[str(source)]
     if path.is_dir():
         raise StepladderError(f"{path} is a folder; expected a recipe file (.yaml) or one of: {', '.join(shipped())}")
     if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
-        raise StepladderError(f"recipe file {path} does not exist. With Stepladder come: {', '.join(shipped())}")
+        raise StepladderError(f"recipe file {path} does not exist. Built-in recipes: {', '.join(shipped())}")
     raise unknown_name("recipe", source, shipped())
 
 
 def shipped() -> dict[str, Path]:
-    """The recipes that come with Stepladder, by name."""
+    """The built-in recipes, by name."""
     here = Path(__file__).parents[1]
     installed, checkout = here / "recipes", here.parents[1] / "recipes"
     return {path.stem: path for path in sorted((installed if installed.is_dir() else checkout).glob("*.yaml"))}
@@ -120,7 +134,7 @@ def shipped() -> dict[str, Path]:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Plain data only; a key that is given twice is an error, where YAML would keep the last."""
+    """A safe loader that rejects duplicate keys, where YAML would keep the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -150,11 +164,11 @@ def _parse(text: str) -> object:
     try:
         return yaml.load(text, _Loader)  # a SafeLoader
     except (ValueError, RecursionError) as error:  # a date with a thirteenth month, thousands of brackets
-        raise yaml.YAMLError(f"a value that cannot be read: {error}") from error
+        raise yaml.YAMLError(f"invalid value: {error}") from error
 
 
 def override(data: object, change: str, within: Sequence[str] = ()) -> object:
-    """The data of a recipe with one value changed: `a.b=c`, where c is read as YAML and a stands below `within`.
+    """The data of a recipe with one value changed by `a.b=c`: c is parsed as YAML, a is a key below `within`.
 
     >>> override({"search": {"k": 3}}, "search.k=1")
     {'search': {'k': 1}}
@@ -166,17 +180,19 @@ def override(data: object, change: str, within: Sequence[str] = ()) -> object:
     try:
         value = _parse(text)
     except yaml.YAMLError as error:
-        raise StepladderError(f"--set {change}: the value cannot be read as YAML; put it in quotes") from error
+        raise StepladderError(f"--set {change}: the value is not valid YAML; put it in quotes") from error
     if keys[0] == "stages" and len(keys) > 1 and isinstance(data, dict):
         stages = data.get("stages")
         known = [str(name) for name in stages] if isinstance(stages, dict) else []
         if keys[1] not in known:  # one that is misspelt must not become a stage of its own
+            if new := _new_name(keys[1], known):
+                raise StepladderError(f"--set {change}: stage '{keys[1]}' was{new}")
             raise unknown_name(f"stage in --set {change}:", keys[1], known)
     return with_value(data, keys, value, f"--set {change}")
 
 
 def with_value(data: object, keys: Sequence[str], value: object, where: str = "") -> object:
-    """The data with one value changed, groups of settings on the way made where they are missing."""
+    """The data with one value changed; missing parent groups are created."""
     if not keys:
         return value
     if data is not None and not isinstance(data, dict):
@@ -189,21 +205,23 @@ def with_value(data: object, keys: Sequence[str], value: object, where: str = ""
 
 
 def _read_stage(name: str, entry: Mapping[str, Any], before: list[Stage], where: str) -> Stage:
-    """One stage, with its inputs found among the stages before it."""
+    """One stage, with its inputs resolved to earlier stages."""
     here = key_path(where, f"stages.{name}")
-    if not _NAME.fullmatch(name) or name in (BASE, GOLD):
-        raise StepladderError(f"{here}: a stage is called by small letters, digits, - and _, and not {BASE} or {GOLD}")
+    if not _NAME.fullmatch(name):
+        raise StepladderError(f"{here}: a stage name has lower-case letters, digits, - and _")
     kind_name = entry.get("kind", name)
     try:
         kind = get_stage(str(kind_name))
     except UnknownName as error:
-        advice = "" if "kind" in entry else f" Say what it is: kind: {' or '.join(sorted(STAGES))}."
+        advice = "" if "kind" in entry else f" Add `kind:` with one of: {', '.join(sorted(STAGES))}."
         raise StepladderError(f"{here}: {error}.{advice}") from error
+    if name in (BASE, ORACLE) and "policy" in kind.outputs:
+        raise StepladderError(f"{here}: a stage that trains a policy cannot be called {BASE} or {ORACLE}")
     own = {key: value for key, value in entry.items() if key != "kind" and key not in kind.inputs}
     for key in own:
-        if key not in kind.settings.model_fields:
-            raise unknown_key(here, key, ["kind", *kind.inputs, *kind.settings.model_fields])
-    settings = kind.settings.read(own, here)
+        if key not in kind.config.model_fields:
+            raise unknown_key(here, key, ["kind", *kind.inputs, *kind.config.model_fields], kind.config)
+    settings = kind.config.read(own, here)
     left_out = kind.unused_inputs(settings)
     for role in left_out:
         if entry.get(role) is not None:
@@ -213,19 +231,25 @@ def _read_stage(name: str, entry: Mapping[str, Any], before: list[Stage], where:
 
 
 def _source(role: str, named: object, kind: StageSpec, before: list[Stage], here: str) -> str:
-    """Where an input comes from: what was said, or the newest stage that makes one, or the recipe's own policy."""
+    """The source of an input: the named stage, else the newest stage that writes this role, else the base policy."""
     makers = [stage.name for stage in before if role in get_stage(stage.kind).outputs]
-    others = [] if role != "policy" else [BASE, GOLD] if kind.accepts_oracle else [BASE]
+    others = [] if role != "policy" else [BASE, ORACLE] if kind.accepts_oracle else [BASE]
     if named is None:
         if makers:
             return makers[-1]
         if others:
             return BASE
-        raise StepladderError(f"{here}: needs {role} of a stage before it, and none of them makes any")
+        raise StepladderError(f"{here}: needs {role}, and no earlier stage writes any")
     if named not in (*others, *makers):
         known = [*others, *makers]
+        new = _new_name(named, [*known, *(stage.name for stage in before)])
         raise StepladderError(
-            f"{key_path(here, role)}: expected {' or '.join(known)} (a stage before this one that makes {role}), "
-            f"found {named!r}"
+            f"{key_path(here, role)}: expected {' or '.join(known)} (an earlier stage that writes {role}), "
+            f"found {named!r}{':' * bool(new)}{new}"
         )
     return str(named)
+
+
+def _new_name(name: object, known: Sequence[str]) -> str:
+    """The end of an error message if a name was renamed to a known one."""
+    return next((f" renamed to '{new}'" for new in _RENAMED.get(str(name), ()) if new in known), "")

@@ -1,7 +1,7 @@
-"""The folder of a run: what is in it, who may write to it, and what is known of each stage.
+"""The folder of a run: its files, its lock, and the record of each stage.
 
-In: a path. Out: a `RunFolder`: its recipe, the records of its stages, and the policy that was made last. `claim` gives
-it to one process at a time.
+In: a path. Out: a `RunFolder` with the recipe, the stage records and the newest outputs. `claim` locks it for one
+process.
 """
 
 import json
@@ -16,12 +16,14 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from stepladder import __version__
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.pipeline.recipe import Recipe, read_yaml
 from stepladder.pipeline.stages import get_stage
 
-RUN_VERSION = 1
+#: Increased when the layout of run folders or recipe keys change. Format 1 was written by Stepladder 0.1.
+RUN_VERSION = 2
 
 _VERSION_KEY = "stepladder_run"
 _RECIPE, _RUN, _LOCK = "recipe.yaml", "run.json", ".lock"
@@ -31,7 +33,7 @@ _OUTDATED = ".outdated"
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """What is known of a stage: what it was made from and, once it is done, what came out."""
+    """The record of a stage: its fingerprinted ingredients and, once it is done, its results."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -39,15 +41,15 @@ class StageRecord:
     kind: str
     fingerprint: str
     ingredients: dict[str, Any]
-    #: By role: the stage it was taken from, `base` or `gold`.
+    #: By role: the stage an input was taken from, `base` or `oracle`.
     inputs: dict[str, str]
-    #: Attempts, with the one that ended well.
+    #: Attempts, including the successful one.
     attempts: int = 1
-    #: Seconds of work, over all attempts that ended in good order.
+    #: Wall-clock seconds, over all attempts that were not killed.
     seconds: float = 0.0
-    #: Numbers for the reader.
+    #: Summary numbers for tables and reports.
     summary: dict[str, Any] = field(default_factory=dict)
-    #: By role: the path of what was made, inside the stage's folder, and a hash of it.
+    #: By role: path of each output inside the stage's folder, and its content hash.
     outputs: dict[str, str] = field(default_factory=dict)
     contents: dict[str, str] = field(default_factory=dict)
 
@@ -60,83 +62,83 @@ class DamagedRecord(StepladderError):
 
 
 class RunFolder:
-    """The files of one run. Reading needs no claim."""
+    """The files of one run. Reading needs no lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """The run in a folder; an error when there is none."""
+        """The run in a folder; raises if there is none."""
         if not (path / _RUN).is_file():
             if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
                 raise StepladderError(
-                    f"{path} is not a run but a model: `ask`, `eval` and `serve-agent` take it as --model"
+                    f"{path} is a model, not a run: pass it to `ask`, `eval` and `serve-agent` as --model"
                 )
             found = "has no run.json" if path.is_dir() else "does not exist"
-            raise StepladderError(f"{path} is not a run: it {found} (`stepladder run RECIPE --out {path}` makes one)")
+            raise StepladderError(f"{path} is not a run: it {found} (`stepladder run RECIPE --out {path}` creates one)")
         _check_version(path / _RUN)
         return cls(path)
 
     def recipe(self) -> Recipe:
-        """The recipe that the run was last told to carry out."""
+        """The recipe of the last session."""
         path = self.path / _RECIPE
         if not path.is_file():
-            raise StepladderError(f"the run {self.path} has no {_RECIPE}: the command that made it writes it again")
+            raise StepladderError(f"the run {self.path} has no {_RECIPE}: repeat the command that created the run")
         return Recipe.read(read_yaml(path), str(path))
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Keep the recipe, with every value."""
+        """Write the recipe with every value."""
         with atomic_file(self.path / _RECIPE) as file:
             file.write("# The recipe of this run, with every value.\n" + recipe.as_yaml())
 
     def add_session(self, session: Mapping[str, Any]) -> None:
-        """Note who works on the run from now on, and where."""
+        """Append a session (versions, machine, command line) to run.json."""
         path = self.path / _RUN
         sessions = _read_json(path).get("sessions", []) if path.exists() else []
         _write_json(path, {_VERSION_KEY: RUN_VERSION, "sessions": [*sessions, dict(session)]})
 
     def stage_names(self) -> list[str]:
-        """Every stage that was begun here, also those that the recipe no longer has."""
+        """Every stage that was started here, also those that are no longer in the recipe."""
         found = {path.parent.name for name in (_DONE, _STARTED) for path in self.path.glob(f"*/{name}")}
         return sorted(name for name in found if not name.startswith("."))
 
     def done(self, name: str) -> StageRecord | None:
-        """The record of a stage that is done, with its outputs where they were put."""
+        """The record of a finished stage whose outputs still exist."""
         record = self._record(name, _DONE)
         if record is None or not all((self.path / name / output).exists() for output in record.outputs.values()):
             return None
         return record
 
     def known(self, name: str) -> StageRecord | None:
-        """The record of a stage that was begun at least."""
+        """The record of a stage that was started, finished or not."""
         return self._record(name, _DONE) or self._record(name, _STARTED)
 
     def begin(self, record: StageRecord) -> Path:
-        """Note that a stage begins, or goes on; returns its folder."""
+        """Record that a stage starts or resumes; returns its folder."""
         folder = self.path / record.name
         kept = get_stage(record.kind).persistent_files
         if folder.exists() and self.known(record.name) is None and (not folder.is_dir() or _others(folder, *kept)):
-            raise StepladderError(f"{folder} is in the way of the stage '{record.name}': it is none of this run's")
+            raise StepladderError(f"{folder} blocks the stage '{record.name}': it was not created by this run")
         folder.mkdir(exist_ok=True)
         _write_json(folder / _STARTED, asdict(record))
-        (folder / _DONE).unlink(missing_ok=True)  # there only if an output has gone
+        (folder / _DONE).unlink(missing_ok=True)  # exists only if an output was deleted
         return folder
 
     def pause(self, record: StageRecord) -> None:
-        """Note how far a stage came. One that has left nothing is forgotten: then its settings may still change."""
+        """Record an interrupted stage. If it left no files it is forgotten, so its settings may still change."""
         if _others(self.path / record.name, _STARTED):
             _write_json(self.path / record.name / _STARTED, asdict(record))
         else:
             self.remove(record.name)
 
     def finish(self, record: StageRecord) -> None:
-        """Note that a stage is done; the last thing that is written of it."""
+        """Record that a stage is done; the last file written of it."""
         _write_json(self.path / record.name / _DONE, asdict(record))
         (self.path / record.name / _STARTED).unlink(missing_ok=True)
 
     def remove(self, name: str, but: Sequence[str] = ()) -> None:
-        """Remove a stage, `but` for some files. Renamed first: cut half-way, it is no stage to go on with."""
+        """Remove a stage except the files in `but`. It is renamed first, so a half-removed stage is never resumed."""
         folder, hidden = self.path / name, self.path / f".{name}-{token_hex(4)}{_OUTDATED}"
         folder.rename(hidden)
         for kept in but:
@@ -146,7 +148,7 @@ class RunFolder:
         shutil.rmtree(hidden)
 
     def newest(self, role: str) -> Path | None:
-        """The output of that role that the last of the done stages made."""
+        """The output of this role from the last finished stage that has one."""
         for stage in reversed(self.recipe().stages):
             record = self.done(stage.name)
             if record is not None and role in record.outputs:
@@ -160,17 +162,17 @@ class RunFolder:
         try:
             return _RECORD.validate_python(_read_json(path))
         except (ValidationError, StepladderError) as error:
-            raise DamagedRecord(f"{path} cannot be read as the record of a stage") from error
+            raise DamagedRecord(f"{path} is not a valid stage record") from error
 
 
 @contextmanager
 def claim(path: Path) -> Iterator[RunFolder]:
-    """A folder for a run, for this process alone while the block runs. A folder with other files in it is refused."""
+    """Create or open a run folder, locked for this process. A folder with unrelated files is refused."""
     if path.exists() and not path.is_dir():
         raise StepladderError(f"{path} is a file; a run needs a folder")
     if path.is_dir() and not (path / _RUN).is_file() and (others := _others(path, _LOCK)):
         raise StepladderError(
-            f"{path} has other files in it ({', '.join(others[:3])}) and is not a run; choose another --out"
+            f"{path} contains other files ({', '.join(others[:3])}) and is not a run; choose another --out"
         )
     path.mkdir(parents=True, exist_ok=True)
     with _locked(path):
@@ -201,16 +203,20 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _others(folder: Path, *known: str) -> list[str]:
-    """What a folder holds besides the names that are known and what a killed process left half-written."""
+    """Files in a folder besides these names and partial files of killed processes."""
     return sorted(each.name for each in folder.iterdir() if each.name not in known and each.suffix != ".partial")
 
 
 def _check_version(path: Path) -> None:
-    found = _read_json(path).get(_VERSION_KEY)
-    if found != RUN_VERSION:
-        raise StepladderError(
-            f"{path}: found a run of version {found}, expected version {RUN_VERSION}; choose another --out"
-        )
+    data = _read_json(path)
+    if (found := data.get(_VERSION_KEY)) == RUN_VERSION:
+        return
+    versions = [session.get("versions", {}).get("stepladder") for session in data.get("sessions", [])]
+    writer = f"Stepladder {versions[-1]}" if versions and versions[-1] else "another version of Stepladder"
+    raise StepladderError(
+        f"{path.parent} was written by {writer} (run format {found}); this is Stepladder {__version__}, which reads run "
+        f"format {RUN_VERSION}. Use the version that wrote it, or run the recipe again with another --out"
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Carries out a recipe in a folder: what is done is kept, what was cut goes on, what follows is run.
+"""Runs a recipe in a folder: finished stages are skipped, interrupted ones resume, the others run.
 
-In: a `Recipe` and a folder. Out: a `RunReport`. The same call again computes nothing that still holds. A recipe that
-has changed since is refused, with what changed, unless `update` allows to remove and recompute what no longer holds.
+In: a `Recipe` and a folder. Out: a `RunReport`. Running the same recipe again recomputes nothing. If the recipe or its
+input files changed, the stale stages are an error that lists the changes, unless `update` allows recomputing them.
 """
 
 import time
@@ -14,11 +14,10 @@ from typing import Any
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.seeding import seed_of
 from stepladder.core.trace_printer import printable
 from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
 from stepladder.pipeline.recipe import Recipe, Stage
-from stepladder.pipeline.resources import BASE, GOLD, RunContext
+from stepladder.pipeline.resources import BASE, ORACLE, RunContext
 from stepladder.pipeline.run_folder import DamagedRecord, RunFolder, StageRecord, claim
 from stepladder.pipeline.session import describe_session
 from stepladder.pipeline.stages import Task, get_stage
@@ -26,24 +25,24 @@ from stepladder.pipeline.stages import Task, get_stage
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """A run that has been carried out."""
+    """A finished run."""
 
     recipe: Recipe
     folder: Path
-    #: One record a stage that is done, in the recipe's order.
+    #: One record per finished stage, in the recipe's order.
     stages: tuple[StageRecord, ...]
-    #: Stages that were done before.
+    #: Stages that had been finished before.
     skipped: tuple[str, ...]
-    #: The policy that was made last.
+    #: The policy of the last stage that wrote one.
     policy: Path | None
 
 
 def run_recipe(
     recipe: Recipe, folder: Path, *, update: bool = False, only: str | None = None, console: Console | None = None
 ) -> RunReport:
-    """Run every stage that is not done yet; with `only`, that one, what it is made from, and what no longer holds.
+    """Run every stage that is not done; with `only`, this stage, the stages it depends on, and stale stages.
 
-    `console` is told what happens.
+    Progress is printed to `console`.
     """
     console = console or Console(stderr=True)
     ingredients = all_ingredients(recipe)
@@ -52,39 +51,39 @@ def run_recipe(
         for name, reason in outdated.items():
             if not update:
                 raise StepladderError(
-                    f"the stage '{name}' in {folder} no longer holds: {reason}. "
-                    "Say --update to compute it and what follows from it again, or choose another --out or --name"
+                    f"the stage '{name}' in {folder} is stale: {reason}. "
+                    "Pass --update to recompute it and the stages that depend on it, or choose another --out or --name"
                 )
         wanted = _needed(recipe, [only, *outdated] if only is not None else [stage.name for stage in recipe.stages])
         left = [name for name in wanted if name in outdated or run.done(name) is None]
-        for stage in recipe.stages:  # what cannot work is refused before hours are spent or anything is removed
+        for stage in recipe.stages:  # fail before hours are spent or anything is deleted
             if stage.name in left:
                 get_stage(stage.kind).check(stage.settings, context)
         session = describe_session(recipe) if left else None
         kept = {stage.name: get_stage(stage.kind).persistent_files for stage in recipe.stages}
         for name, reason in outdated.items():
             run.remove(name, but=kept.get(name, ()))
-            _say(console, f"{name}: no longer holds ({reason}), removed")
+            _print(console, f"{name}: stale ({reason}), removed")
         if session is not None:
-            run.add_session(session)  # first: it makes the folder a run
+            run.add_session(session)  # first, because run.json marks the folder as a run
         run.write_recipe(recipe)
         records, skipped = [], []
         for stage in recipe.stages:
             record = run.done(stage.name)
             if record is None and stage.name not in left:
-                _say(console, f"{stage.name}: not done, left as it is")
+                _print(console, f"{stage.name}: not done, unchanged")
                 continue
             if record is None:
                 record = _run_stage(stage, run, recipe, context, ingredients[stage.name], console)
             else:
                 skipped.append(stage.name)
-                _say(console, f"{stage.name}: done, {record.seconds:,.0f} s, skipped")
+                _print(console, f"{stage.name}: done, {record.seconds:,.0f} s, skipped")
             records.append(record)
         return RunReport(recipe, folder, tuple(records), tuple(skipped), run.newest("policy"))
 
 
 def _needed(recipe: Recipe, names: Iterable[str]) -> list[str]:
-    """These stages and all that they are made from, in order."""
+    """These stages and the stages they depend on, in order."""
     needed = set(names)
     for stage in reversed(recipe.stages):
         if stage.name in needed:
@@ -93,7 +92,7 @@ def _needed(recipe: Recipe, names: Iterable[str]) -> list[str]:
 
 
 def _outdated(run: RunFolder, recipe: Recipe, ingredients: dict[str, Ingredients]) -> dict[str, str]:
-    """Stages in the folder that no longer hold, in order, each with what has changed."""
+    """Stale stages in the folder, in order, each with what changed."""
     found: dict[str, str] = {}
     wanted = [stage.name for stage in recipe.stages]
     for name in sorted(run.stage_names(), key=lambda name: wanted.index(name) if name in wanted else len(wanted)):
@@ -109,12 +108,12 @@ def _outdated(run: RunFolder, recipe: Recipe, ingredients: dict[str, Ingredients
         elif record.fingerprint != fingerprint(ingredients[name]):
             found[name] = "; ".join(changes(record.ingredients, ingredients[name]))
         elif touched := _touched(run.path / name, record):
-            found[name] = f"{', '.join(touched)} was changed after it was made (delete it, and it is made again)"
+            found[name] = f"{', '.join(touched)} was modified after the stage ended (delete it to have it recomputed)"
     return found
 
 
 def _touched(folder: Path, record: StageRecord) -> list[str]:
-    """Outputs that are there, and not as the stage left them."""
+    """Outputs that were modified after the stage ended."""
     paths = {role: folder / record.outputs[role] for role in record.contents}
     return [str(path) for role, path in paths.items() if path.exists() and content(path) != record.contents[role]]
 
@@ -133,20 +132,18 @@ def _run_stage(
         seconds=before.seconds if before else 0.0,
     )
     folder = run.begin(record)
-    _say(console, f"{stage.name}: {'goes on' if before else 'begins'}")
+    _print(console, f"{stage.name}: {'resumes' if before else 'starts'}")
     kind = get_stage(stage.kind)
-    # 31 bits, because the generators of numpy take no more than 32.
-    seed = seed_of(recipe.seed, stage.name) % 2**31
     inputs = {role: _path_of(role, source, run, recipe) for role, source in stage.inputs.items()}
     started = time.monotonic()
     try:
-        result = kind.run(stage.settings, context, Task(stage.name, folder, seed, inputs))
+        result = kind.run(stage.settings, context, Task(stage.name, folder, recipe.stage_seed(stage.name), inputs))
     except BaseException:
         run.pause(replace(record, seconds=record.seconds + time.monotonic() - started))
         raise
     missing = [role for role in kind.outputs if role not in result.outputs or not result.outputs[role].exists()]
     if missing:
-        raise StepladderError(f"the stage '{stage.name}' ended without what it makes: {', '.join(missing)}")
+        raise StepladderError(f"the stage '{stage.name}' ended without its outputs: {', '.join(missing)}")
     record = replace(
         record,
         seconds=record.seconds + time.monotonic() - started,
@@ -157,14 +154,14 @@ def _run_stage(
         contents={role: content(path) for role, path in result.outputs.items()},
     )
     run.finish(record)
-    _say(console, f"{stage.name}: done, {record.seconds:,.0f} s{_brief(record.summary)}")
+    _print(console, f"{stage.name}: done, {record.seconds:,.0f} s{_brief(record.summary)}")
     return record
 
 
 def _path_of(role: str, source: str, run: RunFolder, recipe: Recipe) -> str:
-    """Where an input lies; a model's name, or `gold`, stays as it is."""
-    if source == GOLD:
-        return GOLD
+    """The path of an input; a model name and `oracle` are returned unchanged."""
+    if source == ORACLE:
+        return ORACLE
     if source == BASE:
         return recipe.shared.policy
     record = run.done(source)
@@ -173,12 +170,12 @@ def _path_of(role: str, source: str, run: RunFolder, recipe: Recipe) -> str:
 
 
 def _brief(summary: dict[str, Any]) -> str:
-    """The first numbers of a summary, and what dev questions said, for a line of the log."""
+    """The first numbers of a summary and the dev score, for one line of the log."""
     means = {name: value.get("mean") if isinstance(value, dict) else value for name, value in summary.items()}
     numbers = [(name, value) for name, value in means.items() if isinstance(value, int | float)]
-    told = numbers[:4] + [each for each in numbers[4:] if each[0] == "best_dev_f1"]
-    return "".join(f", {name} {value:.4g}" for name, value in told)
+    brief = numbers[:4] + [each for each in numbers[4:] if each[0] == "best_dev_f1"]
+    return "".join(f", {name} {value:.4g}" for name, value in brief)
 
 
-def _say(console: Console, line: str) -> None:
+def _print(console: Console, line: str) -> None:
     console.print(printable(line), highlight=False, soft_wrap=True)

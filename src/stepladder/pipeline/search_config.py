@@ -28,6 +28,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 class ExploreConfig(Config):
     """Which questions, and how their trees grow."""
 
+    renamed = {"trees_at_once": "max_concurrent_trees"}
+
     #: The values below that are not given are taken from it.
     preset: Literal["reasonrag", "prorag", "laptop"] = "laptop"
     split: str = "train"

@@ -1,4 +1,4 @@
-"""What a result may depend on besides the recipe: versions, machine, command line. Out: plain data for run.json."""
+"""Provenance of a session: versions, git revision, machine, command line. Out: plain data for run.json."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ _LIBRARIES = ("torch", "transformers", "peft", "accelerate")
 
 
 def describe_session(recipe: Recipe) -> dict[str, Any]:
-    """This process, here and now. A device that this machine lacks is an error."""
+    """Describe the current process. Raises if the requested device does not exist."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -35,7 +35,7 @@ def describe_session(recipe: Recipe) -> dict[str, Any]:
 
 
 def _device(name: str) -> str:
-    import torch  # takes seconds, so not before it is needed
+    import torch  # slow to import
 
     from stepladder.models.loading import pick_device
 
@@ -44,7 +44,7 @@ def _device(name: str) -> str:
 
 
 def _git(checkout: Path) -> dict[str, Any] | None:
-    """The revision of Stepladder's own sources, where it runs from a checkout and git is there to ask."""
+    """The git revision of Stepladder, if it runs from a checkout and git is installed."""
     if not (checkout / ".git").exists():
         return None
     try:

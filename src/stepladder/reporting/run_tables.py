@@ -1,6 +1,6 @@
-"""What a run brought: a table of its evaluations, paired differences, what each stage tells, the time it took.
+"""The results of a run on the console: evaluations, paired differences, stage summaries, time.
 
-In: a `RunReport`. Out: text on a console, or the same as plain data. What a kind of stage tells is in stage_lines.py.
+In: a `RunReport`. Out: text, or the same as JSON-compatible data. Stages declare their own summaries.
 """
 
 import shlex
@@ -15,48 +15,46 @@ from rich.table import Table
 from stepladder.core.trace_printer import printable
 from stepladder.evaluate.evaluator import compare, load_scores
 from stepladder.evaluate.statistics import Comparison, Interval, interval_text
-from stepladder.pipeline.resources import BASE, GOLD
+from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.runner import RunReport
-from stepladder.pipeline.stages.eval import EVALUATION
+from stepladder.pipeline.stage import EVALUATION, PAIRS, TREES
 from stepladder.reporting.stage_summaries import pair_lines, stage_summary
 
-_COMPARED = ("em", "f1")
-_PAIR_KINDS = ("pairs", "pairs-file")
-_TREE_KINDS = ("explore", "rank")
+_METRICS = ("em", "f1")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One evaluation less another, on the same questions."""
+    """The paired difference between two evaluations, on the same questions."""
 
     stage: str
-    against: str
+    baseline: str
     metric: str
     comparison: Comparison
 
 
 def differences(report: RunReport) -> list[Difference]:
-    """Every evaluation of a model against the first one, and against the one just before it.
+    """Every evaluation of a model vs. the first one and vs. the previous one on the same questions.
 
-    Only those of the same questions are compared. No oracle takes part.
+    The oracle is not compared.
     """
-    played = [stage.name for stage in _evaluations(report) if stage.inputs["policy"] != GOLD]
-    if len(played) < 2:
+    names = [stage.name for stage in _evaluations(report) if stage.inputs["policy"] != ORACLE]
+    if len(names) < 2:
         return []
-    scores = {name: load_scores(report.folder / name / EVALUATION) for name in played}
-    asked = {name: {row.question_id for row in rows} for name, rows in scores.items()}
+    scores = {name: load_scores(report.folder / name / EVALUATION) for name in names}
+    questions = {name: {row.question_id for row in rows} for name, rows in scores.items()}
     found = []
-    for place, name in enumerate(played):
-        alike = [each for each in played[:place] if asked[each] == asked[name]]
-        for against in dict.fromkeys([*alike[:1], *alike[-1:]]):
-            for metric in _COMPARED:
-                found.append(Difference(name, against, metric, compare(scores[name], scores[against], metric)))
+    for index, name in enumerate(names):
+        comparable = [each for each in names[:index] if questions[each] == questions[name]]
+        for baseline in dict.fromkeys([*comparable[:1], *comparable[-1:]]):
+            for metric in _METRICS:
+                found.append(Difference(name, baseline, metric, compare(scores[name], scores[baseline], metric)))
     return found
 
 
 def as_json(report: RunReport) -> dict[str, Any]:
-    """The report as plain data."""
+    """The report as JSON-compatible data."""
     return {
         "name": report.recipe.name,
         "seed": report.recipe.seed,
@@ -80,10 +78,10 @@ def as_json(report: RunReport) -> dict[str, Any]:
 
 
 def print_report(console: Console, report: RunReport) -> None:
-    """Tables and lines for a person."""
+    """Print the tables and stage summaries."""
     evaluations = _evaluations(report)
     if evaluations:
-        legend = "mean [95% interval]; EM: exact match, valid: no malformed step"
+        legend = "mean [95% CI]; EM: exact match, valid: share of transcripts without a malformed step"
         console.print(f"\n[bold]{printable(report.recipe.name)}[/], {legend}", highlight=False, soft_wrap=True)
         console.print(_scores(evaluations, Path(report.recipe.shared.policy).name))
         for stage in evaluations:
@@ -92,7 +90,7 @@ def print_report(console: Console, report: RunReport) -> None:
         for each in differences(report):
             change = each.comparison.difference
             console.print(
-                f"{each.stage} - {each.against}: {each.metric} {change.mean:+.3f} [{change.low:+.3f}, "
+                f"{each.stage} vs. {each.baseline}: {each.metric} {change.mean:+.3f} [{change.low:+.3f}, "
                 f"{change.high:+.3f}], p = {each.comparison.p_value:.4f} (paired)",
                 highlight=False,
                 markup=False,
@@ -102,17 +100,17 @@ def print_report(console: Console, report: RunReport) -> None:
         if hops:
             console.print("\n[bold]F1 by searches needed[/]", highlight=False)
             console.print(_by_hops(evaluations, hops))
-    _print_told(console, report, before_pairs=True)
-    judged = [stage for stage in report.stages if stage.kind in _PAIR_KINDS]
-    if judged:
-        legend = "where the gold judge prefers one of the two steps, how often it agrees [95% interval]"
+    _print_summaries(console, report, before_pairs=True)
+    with_pairs = [stage for stage in report.stages if PAIRS in stage.outputs]
+    if with_pairs:
+        legend = "agreement with the gold judge where it has a preference [95% CI]"
         console.print(f"\n[bold]Preference pairs[/]: {legend}", highlight=False, soft_wrap=True)
-        console.print(_pairs(judged))
-        for stage in judged:
-            if len(judged) > 1:
+        console.print(_pairs(with_pairs))
+        for stage in with_pairs:
+            if len(with_pairs) > 1:
                 console.print(f"\n[bold]{stage.name}[/]", highlight=False)
             _print_lines(console, pair_lines(stage.summary))
-    _print_told(console, report, before_pairs=False)
+    _print_summaries(console, report, before_pairs=False)
     seconds = ", ".join(f"{stage.name} {stage.seconds:,.0f} s" for stage in report.stages)
     console.print(f"\ntime: {seconds}", highlight=False, soft_wrap=True)
     if report.policy is not None and (evaluations or any("policy" in stage.outputs for stage in report.stages)):
@@ -122,17 +120,17 @@ def print_report(console: Console, report: RunReport) -> None:
 
 
 def _evaluations(report: RunReport) -> list[StageRecord]:
-    return [stage for stage in report.stages if stage.kind == "eval"]
+    return [stage for stage in report.stages if EVALUATION in stage.outputs]
 
 
 def _scores(evaluations: list[StageRecord], base: str) -> Table:
-    who = {BASE: base, GOLD: "oracle"}
+    labels = {BASE: base, ORACLE: "oracle"}
     table = _table("stage", "policy", "questions", "EM", "F1", "valid", "searches")
     for stage in evaluations:
         numbers = stage.summary
         table.add_row(
             stage.name,
-            printable(who.get(stage.inputs["policy"], stage.inputs["policy"])),
+            printable(labels.get(stage.inputs["policy"], stage.inputs["policy"])),
             f"{numbers['questions']:,}",
             interval_text(Interval(**numbers["em"]), 2),
             interval_text(Interval(**numbers["f1"]), 2),
@@ -151,7 +149,7 @@ def _by_hops(evaluations: list[StageRecord], hops: list[str]) -> Table:
 
 
 def _pairs(stages: list[StageRecord]) -> Table:
-    table = _table("stage", "judge", "pairs", "questions", "agrees")
+    table = _table("stage", "judge", "pairs", "questions", "agreement")
     for stage in stages:
         numbers, gold = stage.summary, stage.summary["gold"] or {}
         known = gold.get("agrees") is not None
@@ -165,12 +163,12 @@ def _pairs(stages: list[StageRecord]) -> Table:
     return table
 
 
-def _print_told(console: Console, report: RunReport, *, before_pairs: bool) -> None:
-    """What stages tell of themselves: first those that pairs are made from, then those that learn from pairs."""
+def _print_summaries(console: Console, report: RunReport, *, before_pairs: bool) -> None:
+    """Stage summaries: before the pairs table those of stages that make trees, after it all others."""
     for stage in report.stages:
-        told = stage_summary(stage)
-        if told is not None and (stage.kind in _TREE_KINDS) is before_pairs:
-            headline, lines = told
+        summary = stage_summary(stage)
+        if summary is not None and (TREES in stage.outputs) is before_pairs:
+            headline, lines = summary
             console.print(f"\n[bold]{stage.name}[/]: {printable(headline)}", highlight=False, soft_wrap=True)
             _print_lines(console, lines)
 
@@ -181,14 +179,14 @@ def _print_lines(console: Console, lines: Mapping[str, str]) -> None:
             console.print(f"  {name}: {printable(line)}", highlight=False, soft_wrap=True)
 
 
-#: Columns of names: where there is little room, these are broken and numbers are not.
-_NAMES = ("stage", "policy", "judge")
+#: Columns that wrap on a narrow terminal; numbers never do.
+_TEXT_COLUMNS = ("stage", "policy", "judge")
 
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        if column in _NAMES:
+        if column in _TEXT_COLUMNS:
             table.add_column(column, overflow="fold", min_width=len(column))
         else:
             table.add_column(column, justify="right", no_wrap=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepladder.agents import Agent, check_agent, make_agent
+from stepladder.agents import Agent, make_agent
 from stepladder.agents.prompted import State
 from stepladder.agents.react import ReAct
 from stepladder.agents.research import ReSearch
@@ -19,6 +19,7 @@ from stepladder.core.trace import Action, ActionKind, Author, Passage, Question,
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig, episode
+from stepladder.oracle.agent_check import check_agent
 from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import judge
 from stepladder.pipeline import run_recipe
@@ -222,29 +223,28 @@ def test_numbers_are_answers_too() -> None:
 def test_the_example_is_short_and_keeps_the_contract() -> None:
     path = EXAMPLES / "self_ask.py"
     assert len(path.read_text().splitlines()) < 100
-    agent = make_agent(str(path))
-    check_agent(agent)
+    agent = make_agent(str(path), check_agent)
     assert agent.name == "self-ask"
     assert played(agent).answer == "Velm"
-    assert make_agent(str(path)) is agent  # the file is run once
+    assert make_agent(str(path), check_agent) is agent  # the file is run once
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("x = 1", "must hold one class that implements Agent; it holds 0"),
-        ("x = 1 / 0", "does not run: ZeroDivisionError"),
+        ("x = 1", "must define one class that implements Agent; found 0"),
+        ("x = 1 / 0", "cannot be executed: ZeroDivisionError"),
         (
             "from stepladder.agents.base import Agent\nclass A(Agent): pass",
-            r"it holds 0 \(parse, render, write missing\)",
+            r"found 0 \(parse, render, write missing\)",
         ),
         (
             "from stepladder.agents.cot import CoT\nclass A(CoT): pass\nclass B(CoT): pass",
-            "it holds 2: A, B",
+            "found 2: A, B",
         ),
         (
             "from stepladder.agents.cot import CoT\nclass A(CoT):\n    stops = ()",
-            "breaks the contract of agents: name, summary, kinds and stops must be set",
+            "violates the agent contract: name, summary, kinds and stops must be set",
         ),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_file_that_holds_no_agent_says_why(tmp_path: Path, source: str, messag
     path = tmp_path / "mine.py"
     path.write_text(source)
     with pytest.raises(StepladderError, match=message):
-        make_agent(str(path))
+        make_agent(str(path), check_agent)
 
 
 def test_an_agent_file_that_is_not_there(tmp_path: Path) -> None:
@@ -264,19 +264,19 @@ def test_mistakes_in_an_agent_file_name_the_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     head = "from stepladder.agents.cot import CoT\n"
     for source, message in (
-        ("import sys\nsys.exit(0)", r"does not run: SystemExit: 0 \(line 2\)"),
-        (f"{head}class A(CoT):\n    def __init__(self, x): pass", "fails when it is tried: TypeError"),
+        ("import sys\nsys.exit(0)", r"cannot be executed: SystemExit: 0 \(line 2\)"),
+        (f"{head}class A(CoT):\n    def __init__(self, x): pass", "failed its check: TypeError"),
         (
             f"{head}class A(CoT):\n    def parse(self, text, trajectory):\n        return {{}}['x']",
             r"'x' \(line 4",
         ),
-        (f"{head}class A(CoT):\n    stops = '\\n'", "stops must be a tuple of strings"),
-        (f"{head}class A(CoT):\n    stops = ('',)", "stops must be a tuple of strings"),
-        (f"{head}class A(CoT):\n    name = 5", "name and summary are text"),
+        (f"{head}class A(CoT):\n    stops = '\\n'", "stops must be a tuple of non-empty strings"),
+        (f"{head}class A(CoT):\n    stops = ('',)", "stops must be a tuple of non-empty strings"),
+        (f"{head}class A(CoT):\n    name = 5", "name and summary must be strings"),
     ):
         path.write_text(source)
         with pytest.raises(StepladderError, match=message):
-            make_agent(str(path))
+            make_agent(str(path), check_agent)
     path.write_text(f"{head}class A(CoT): pass\nAlias = A")
     assert make_agent(str(path)).name == "cot"
 
@@ -287,7 +287,7 @@ def test_a_run_is_not_played_with_another_agent_than_it_was_made_with(
     path = tmp_path / "mine.py"
     path.write_text((EXAMPLES / "self_ask.py").read_text())
     shared = {"agent": str(path), "data": {"name": "atlas-small"}}
-    recipe = Recipe.read({**shared, "stages": {"oracle": {"kind": "eval", "policy": "gold", "limit": 2}}})
+    recipe = Recipe.read({**shared, "stages": {"oracle": {"kind": "eval", "policy": "oracle", "limit": 2}}})
     run_recipe(recipe, tmp_path / "run")
     ask = ["ask", "--run", str(tmp_path / "run"), "--engine", "gold"]
     assert main(ask) == 0

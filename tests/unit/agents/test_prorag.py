@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepladder.agents import AGENTS, Agent, check_agent, make_agent
-from stepladder.agents.base import neutralise, render_passages
+from stepladder.agents import AGENTS, Agent, make_agent
+from stepladder.agents.base import neutralize, render_passages
 from stepladder.agents.prorag import ProRAG
 from stepladder.core.contract import ContractViolation
 from stepladder.core.errors import UnknownName
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, Trajectory
+from stepladder.oracle.agent_check import check_agent
 from tests.support.samples import PASSAGES
 
 every_agent = pytest.mark.parametrize("agent", [make_agent(name) for name in AGENTS], ids=list(AGENTS))
@@ -91,8 +92,8 @@ def test_parsing_never_raises(agent: Agent, text: str) -> None:
 def test_neutral_text_holds_no_tag_whatever_it_was(text: str) -> None:
     import re
 
-    assert not re.search(r"<\s*[/|!?]?\s*[^\W\d]|<\||\|>", neutralise(text))
-    assert len(neutralise(text)) == len(text), "nothing is lost"
+    assert not re.search(r"<\s*[/|!?]?\s*[^\W\d]|<\||\|>", neutralize(text))
+    assert len(neutralize(text)) == len(text), "nothing is lost"
 
 
 @pytest.mark.parametrize(
@@ -161,9 +162,9 @@ class RepeatingAgent(ProRAG):
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        (ForgetfulAgent(), "use neutralise"),
+        (ForgetfulAgent(), "use neutralize"),
         (RaisingAgent(), "which is not in kinds"),
-        (RepeatingAgent(), "goes on from the stored segments as they are"),
+        (RepeatingAgent(), "continue the stored segments unchanged"),
     ],
 )
 def test_the_contract_test_finds_broken_agents(agent: Agent, message: str) -> None:
@@ -194,7 +195,7 @@ def test_angle_brackets_that_are_no_tags_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("text", ["＜/retrieval＞", "﹤answer﹥", "<｜User｜>", "＜｜end｜＞"])
 def test_brackets_that_tokenizers_fold_are_brackets(text: str) -> None:
-    assert not set(neutralise(text)) & set("<＜﹤")
+    assert not set(neutralize(text)) & set("<＜﹤")
 
 
 def test_an_empty_answer_is_malformed() -> None:

@@ -23,12 +23,10 @@ from transformers import (
 )
 
 from stepladder.engines.paged import cuda_graphs as passes
-from stepladder.engines.paged import paged_attention as decode_kernel
-from stepladder.engines.paged.cuda_graphs import Pool
-from stepladder.engines.paged.fused_decode import LeanPass, prepare_for_decoding
+from stepladder.engines.paged.cuda_graphs import GraphRunner
+from stepladder.engines.paged.fused_decode import FusedDecoder, prepare_for_decoding
 from stepladder.engines.paged.kv_cache import PAGE_SIZE, PagedAttentionBatch, PagedKVCache, kv_bytes_per_token
-from stepladder.engines.paged.triton_kernels import add_and_norm, gated, turn_and_store
-from stepladder.engines.transformers.packed_attention import packing, read
+from stepladder.engines.transformers.packed_attention import forward_packed, use_packed_attention
 from stepladder.train.loop.rollout_engine import take_over
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,15 +55,15 @@ class Rows:
         self.model = model
         a_token = kv_bytes_per_token(model.config, model.dtype)
         self.store = PagedKVCache(torch.device(DEVICE), a_token, 400 * a_token, None)
-        self.pages = [self.store.take(5) for _ in LENGTHS]
+        self.pages = [self.store.allocate(5) for _ in LENGTHS]
         self.table = torch.tensor(self.pages, device=DEVICE)
         generator = torch.Generator().manual_seed(1)
         self.contexts = [torch.randint(5, 299, (length,), generator=generator) for length in LENGTHS]
         self.tokens = torch.tensor([7, 8, 9], device=DEVICE)
-        with torch.inference_mode(), packing(model):
+        with torch.inference_mode(), use_packed_attention(model):
             for row, context in enumerate(self.contexts):
                 reading = self._reading([row], torch.arange(len(context)), len(context))
-                read(model, context.to(DEVICE), [reading], 0)
+                forward_packed(model, context.to(DEVICE), [reading], 0)
 
     def _reading(self, rows: list[int], positions: torch.Tensor, width: int) -> PagedAttentionBatch:
         return PagedAttentionBatch(
@@ -73,8 +71,8 @@ class Rows:
             rows_M=torch.arange(len(rows), device=DEVICE).repeat_interleave(width),
             positions_M=positions.to(DEVICE),
             columns=int(positions.max()) + 1,
-            width=width,
-            store=self.store,
+            max_query_len=width,
+            cache=self.store,
             table_RP=self.table[rows],
         )
 
@@ -96,10 +94,10 @@ class Rows:
     @torch.inference_mode()
     def both(self) -> None:
         """What the model says and writes, and what the lean pass does."""
-        lean = LeanPass.of(self.model)
+        lean = FusedDecoder.for_model(self.model)
         assert lean is not None
-        with packing(self.model):
-            theirs = read(self.model, self.tokens, [self.next()], 0)
+        with use_packed_attention(self.model):
+            theirs = forward_packed(self.model, self.tokens, [self.next()], 0)
         written = self.written()
         ours = lean.run(self.tokens, self.next())
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
@@ -122,10 +120,10 @@ def test_weights_that_lie_together_are_the_same_weights(config: Any) -> None:
     model = made(config)
     before = {name: weights.clone() for name, weights in model.named_parameters()}
     prepare_for_decoding(model)
-    lean = LeanPass.of(model)
+    lean = FusedDecoder.for_model(model)
     assert lean is not None
-    assert all(layer.query_key_value.weight is not None for layer in lean.layers)
-    assert all(layer.gate_and_up.weight is not None for layer in lean.layers)
+    assert all(layer.qkv_proj.weight is not None for layer in lean.layers)
+    assert all(layer.gate_up_proj.weight is not None for layer in lean.layers)
     assert all(torch.equal(weights, before[name]) for name, weights in model.named_parameters())
     # New values are put where the old ones lie.
     other = {name: torch.randn_like(weights) * 0.2 for name, weights in before.items()}
@@ -134,9 +132,9 @@ def test_weights_that_lie_together_are_the_same_weights(config: Any) -> None:
 
 
 def test_weights_elsewhere_are_multiplied_one_by_one() -> None:
-    lean = LeanPass.of(made(LlamaConfig))
+    lean = FusedDecoder.for_model(made(LlamaConfig))
     assert lean is not None
-    assert lean.layers[0].query_key_value.weight is None
+    assert lean.layers[0].qkv_proj.weight is None
 
 
 def test_models_that_are_built_in_another_way_have_none() -> None:
@@ -159,17 +157,17 @@ def test_models_that_are_built_in_another_way_have_none() -> None:
     mixed = made(LlamaConfig)
     mixed.lm_head.to(torch.float16)
     for model in (*others, heard, wrapped, mixed):
-        assert LeanPass.of(model) is None
+        assert FusedDecoder.for_model(model) is None
         prepare_for_decoding(copy.deepcopy(model))  # does no harm
     with torch.autocast(DEVICE, torch.bfloat16):
-        assert LeanPass.of(made(LlamaConfig)) is None
+        assert FusedDecoder.for_model(made(LlamaConfig)) is None
 
 
-def wrong(_: LeanPass, tokens: torch.Tensor, __: PagedAttentionBatch) -> torch.Tensor:
+def wrong(_: FusedDecoder, tokens: torch.Tensor, __: PagedAttentionBatch) -> torch.Tensor:
     return torch.full((len(tokens), 300), 7.0, device=DEVICE)
 
 
-def no_room(_: LeanPass, tokens: torch.Tensor, reading: PagedAttentionBatch) -> torch.Tensor:
+def no_room(_: FusedDecoder, tokens: torch.Tensor, reading: PagedAttentionBatch) -> torch.Tensor:
     """Fails when it has written other keys and values."""
     key, value = (torch.ones(len(tokens), 2, 16, device=DEVICE) for _ in range(2))
     reading.write(0, 2, key, value)
@@ -183,20 +181,20 @@ class Unrecorded:
         self.fails, self.tried = fails, list[bool]()
 
     def record(self, found: Any, model: Any, logits_BV: torch.Tensor, _: Any) -> None:
-        self.tried.append(found.lean is not None)
+        self.tried.append(found.fused is not None)
         if len(self.tried) <= self.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         found.graph = self
-        self.replay = lambda: logits_BV[: found.rows].copy_(found.again(model))
+        self.replay = lambda: logits_BV[: found.rows].copy_(found.run_selected(model))
 
 
 @pytest.mark.parametrize(
     ("run", "fails", "tried", "lean", "told"),
     [
-        (LeanPass.run, 0, [True], True, ""),
+        (FusedDecoder.run, 0, [True], True, ""),
         (wrong, 0, [False], False, "its logits differ by"),
         (no_room, 0, [False], True, ""),
-        (LeanPass.run, 1, [True, False], False, "not permitted"),
+        (FusedDecoder.run, 1, [True, False], False, "not permitted"),
     ],
     ids=["the same logits", "others", "no memory", "cannot be recorded"],
 )
@@ -211,23 +209,23 @@ def test_a_pool_takes_it_where_it_leaves_the_same_logits(
 ) -> None:
     model = made(LlamaConfig)
     rows, graph = Rows(model), Unrecorded(fails)
-    monkeypatch.setattr(LeanPass, "run", run)
-    monkeypatch.setattr(passes._Pass, "record", lambda *given: graph.record(*given))
-    pool = Pool(rows.store)
-    pool.begin(model)
-    pool.records, pool._lean = True, LeanPass.of(model)
-    pool.put(0, rows.pages, [length - 1 for length in LENGTHS])
-    with torch.inference_mode(), packing(model):
-        theirs = read(model, rows.tokens, [rows.next()], 0)
+    monkeypatch.setattr(FusedDecoder, "run", run)
+    monkeypatch.setattr(passes._DecodePass, "capture", lambda *given: graph.record(*given))
+    pool = GraphRunner(rows.store)
+    pool.reset(model)
+    pool.capture_enabled, pool._fused = True, FusedDecoder.for_model(model)
+    pool.set_rows(0, rows.pages, [length - 1 for length in LENGTHS])
+    with torch.inference_mode(), use_packed_attention(model):
+        theirs = forward_packed(model, rows.tokens, [rows.next()], 0)
         written = rows.written()
-        ours = pool.read(model, rows.tokens, max(LENGTHS))
+        ours = pool.decode(model, rows.tokens, max(LENGTHS))
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
         for mine, other in zip(rows.written(), written):
             torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
     assert graph.tried == tried
-    assert (pool._lean is not None) is lean
-    assert pool.records
-    assert pool._passes
+    assert (pool._fused is not None) is lean
+    assert pool.capture_enabled
+    assert pool._graphs
     assert [told in each.message for each in caplog.records] == ([] if lean else [True])
 
 
@@ -242,47 +240,4 @@ def test_rounding_is_no_reason_to_refuse_it_unless_other_words_are_drawn(
     again_BV = logits_BV.clone()
     again_BV[0, 1] += likely
     again_BV[0, 3] += unlikely
-    assert (passes._unlike(logits_BV, again_BV) is None) is alike
-
-
-# --- the kernels ------------------------------------------------------------------------------------------------
-
-needs_triton = pytest.mark.skipif(
-    decode_kernel.triton is None or not (torch.cuda.is_available() or decode_kernel.INTERPRETED),
-    reason="Triton is not installed, or there is no GPU (TRITON_INTERPRET=1)",
-)
-
-
-@needs_triton
-@pytest.mark.parametrize("size", [48, 576, 1536])
-def test_the_kernels_say_what_torch_says(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-
-    def some(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(DEVICE)
-
-    wide, more, weight = some(5, 2 * size), some(5, size), some(size)
-    near, far = wide.split(size, dim=1)
-    heads = some(5, 10, 16)
-    query, key, value = heads.split((6, 2, 2), dim=1)
-    pages, offsets = torch.tensor([3, 1, 2, 4, 0], device=DEVICE), torch.tensor([0, 5, 15, 1, 7], device=DEVICE)
-    cos, sin = some(5, 16), some(5, 16)
-
-    def results() -> list[torch.Tensor]:
-        total, alone = near.clone(), near.clone()
-        keys, values = torch.zeros(5, 2, PAGE_SIZE, 16, device=DEVICE), torch.zeros(5, 2, PAGE_SIZE, 16, device=DEVICE)
-        turned = turn_and_store(query, key, value, cos, sin, keys, values, pages, offsets)
-        return [
-            add_and_norm(total, more, weight, 1e-5),
-            total,
-            add_and_norm(alone, None, weight, 1e-5),
-            gated(near, far),
-            turned,
-            keys,
-            values,
-        ]
-
-    ours = results()
-    monkeypatch.setattr("stepladder.engines.paged.triton_kernels.by_kernels", lambda _: False)
-    for mine, other in zip(ours, results()):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+    assert (passes._mismatch(logits_BV, again_BV) is None) is alike

@@ -7,7 +7,7 @@ import torch
 
 from stepladder.engines.base import EngineOutOfMemory
 from stepladder.engines.paged import kv_cache as module
-from stepladder.engines.paged.kv_cache import PAGE_SIZE, NULL_PAGE, PagedKVCache
+from stepladder.engines.paged.kv_cache import NULL_PAGE, PAGE_SIZE, PagedKVCache
 
 A_TOKEN = 8
 
@@ -15,7 +15,9 @@ A_TOKEN = 8
 def store_of(pages: int, *, capacity: int | None = None) -> PagedKVCache:
     """With so many pages that can be taken."""
     size = (pages + 1) * PAGE_SIZE * A_TOKEN
-    return PagedKVCache(torch.device("cpu"), A_TOKEN, size, None if capacity is None else capacity * PAGE_SIZE * A_TOKEN)
+    return PagedKVCache(
+        torch.device("cpu"), A_TOKEN, size, None if capacity is None else capacity * PAGE_SIZE * A_TOKEN
+    )
 
 
 def text(*parts: int) -> list[int]:
@@ -26,8 +28,8 @@ def text(*parts: int) -> list[int]:
 def played(store: PagedKVCache, tokens: list[int]) -> list[int]:
     """A row that reads this and ends; the pages that it had."""
     pages = store.find(tokens)
-    pages += store.take(-(-len(tokens) // PAGE_SIZE) - len(pages))
-    store.learn(tokens, pages)
+    pages += store.allocate(-(-len(tokens) // PAGE_SIZE) - len(pages))
+    store.insert(tokens, pages)
     store.release(pages)
     return pages
 
@@ -57,7 +59,7 @@ def test_pages_that_rows_have_are_not_given_up_and_others_last_used_last() -> No
     assert store.find(text(1, 2)) == kept
     store.release(kept)  # used after the others
     assert len(store) == 4
-    taken = store.take(2)
+    taken = store.allocate(2)
     assert set(taken) == set(old)
     assert store.find(text(5, 6)) == []
     assert store.find(text(1, 2)) == kept
@@ -66,7 +68,7 @@ def test_pages_that_rows_have_are_not_given_up_and_others_last_used_last() -> No
 def test_the_end_of_a_transcript_goes_first() -> None:
     store = store_of(4)
     pages = played(store, text(1, 2, 3, 4))
-    (taken,) = store.take(1)
+    (taken,) = store.allocate(1)
     assert taken == pages[3]
     assert store.find(text(1, 2, 3, 4)) == pages[:3]
 
@@ -75,18 +77,18 @@ def test_what_comes_behind_a_page_that_is_given_up_is_not_found_by_another() -> 
     """A page that is used again has the number of one that others came behind."""
     store = store_of(3)
     first = played(store, text(1, 2))
-    store._unlearn(first[0])
-    assert not store._names
+    store._evict(first[0])
+    assert not store._key_by_page
     again = [played(store, text(number)) for number in (7, 8, 9)]
     assert store.find(text(7, 2)) == again[0]
 
 
 def test_what_two_rows_have_read_at_once_is_kept_once() -> None:
     store = store_of(8)
-    rows = [store.take(2) for _ in range(2)]
+    rows = [store.allocate(2) for _ in range(2)]
     for pages in rows:
-        store.learn(text(1, 2), pages)
-    store.learn(text(1, 2, 3), [*rows[1], *store.take(1)])
+        store.insert(text(1, 2), pages)
+    store.insert(text(1, 2, 3), [*rows[1], *store.allocate(1)])
     for pages in rows:
         store.release(pages)
     assert len(store) == 2
@@ -110,11 +112,11 @@ def test_without_capacity_nothing_is_kept_and_with_little_the_last() -> None:
 def test_more_than_there_is_cannot_be_had() -> None:
     store = store_of(3)
     played(store, text(1))
-    pages = store.take(3)
+    pages = store.allocate(3)
     with pytest.raises(EngineOutOfMemory, match="of 4 pages of 16 tokens 0 are left"):
-        store.take(1)
+        store.allocate(1)
     store.release(pages)
-    assert len(store.take(3)) == 3
+    assert len(store.allocate(3)) == 3
 
 
 def states(pages: int, value: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -124,7 +126,7 @@ def states(pages: int, value: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, 
 
 def test_keys_and_values_are_written_to_their_places() -> None:
     store = store_of(3)
-    store.take(2)
+    store.allocate(2)
     store.write(0, *states(2))
     key, value = store.layer(0)
     assert key.shape == (4, 2, PAGE_SIZE, 4)
@@ -135,7 +137,7 @@ def test_keys_and_values_are_written_to_their_places() -> None:
 
 def test_what_is_recorded_of_memory_that_is_given_up_is_told_by_the_epoch() -> None:
     store = store_of(3)
-    pages = store.take(1)
+    pages = store.allocate(1)
     store.write(0, *states(1))
     store.close()
     assert store.epoch == 0, "a row is under way"
@@ -146,15 +148,15 @@ def test_what_is_recorded_of_memory_that_is_given_up_is_told_by_the_epoch() -> N
     store.close()
     assert store.epoch == 2
     assert not store._layers
-    assert len(store.take(3)) == 3, "and it begins anew"
+    assert len(store.allocate(3)) == 3, "and it begins anew"
 
 
 def test_with_too_little_memory_there_are_half_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LEAST", 3)
+    monkeypatch.setattr(module, "_MIN_PAGES", 3)
     store = store_of(7)
     store.shrink()
     assert store.tokens == 7 * PAGE_SIZE, "nobody knows yet how many there are"
-    pages = store.take(2)
+    pages = store.allocate(2)
     store.shrink()
     assert store.available == 5, "as long as rows are under way nothing changes"
     store.release(pages)
@@ -166,8 +168,8 @@ def test_with_too_little_memory_there_are_half_as_many(monkeypatch: pytest.Monke
 
 def test_what_is_discarded_is_not_known_and_holds_nothing() -> None:
     store = store_of(5)
-    kept, bad = played(store, text(1)), store.take(2)
-    store.learn(text(2, 3), bad)
+    kept, bad = played(store, text(1)), store.allocate(2)
+    store.insert(text(2, 3), bad)
     store.write(0, *states(3, float("nan")))
     rows = [bad]
     store.discard(rows)
@@ -176,15 +178,15 @@ def test_what_is_discarded_is_not_known_and_holds_nothing() -> None:
     assert not store.find(text(1)), "nor is anything else: who knows who has read what"
     assert store.layer(0)[0][bad].eq(0).all()
     assert store.layer(0)[0][kept].isnan().any()
-    before = store.forgotten
+    before = store.clear_count
     store.discard([])
-    assert store.forgotten == before, "without rows nothing has failed"
+    assert store.clear_count == before, "without rows nothing has failed"
 
 
 def test_what_another_row_has_is_not_discarded() -> None:
     store = store_of(5)
-    held = store.take(1)
-    store.learn(text(1), held)
+    held = store.allocate(1)
+    store.insert(text(1), held)
     both = store.find(text(1))
     assert both == held
     store.write(0, *states(5))
@@ -201,24 +203,26 @@ def test_whatever_rows_do_no_page_is_lost_and_none_holds_anything_else() -> None
     for _ in range(3000):
         if under_way and (len(under_way) > 6 or rng.random() < 0.5):
             tokens, pages = under_way.pop(rng.randrange(len(under_way)))
-            store.learn(tokens, pages)
+            store.insert(tokens, pages)
             store.release(pages)
         else:
             tokens = text(*(rng.randint(1, 3) for _ in range(rng.randint(1, 5)))) + [9] * rng.randint(0, PAGE_SIZE - 1)
             pages = store.find(tokens)
             for place, page in enumerate(pages):
-                assert holds[page] == tuple(tokens[: (place + 1) * PAGE_SIZE]), "what it holds comes behind all before it"
+                assert holds[page] == tuple(tokens[: (place + 1) * PAGE_SIZE]), (
+                    "what it holds comes behind all before it"
+                )
             known = len(pages)
-            pages += store.take(-(-len(tokens) // PAGE_SIZE) - known)
+            pages += store.allocate(-(-len(tokens) // PAGE_SIZE) - known)
             for place, page in enumerate(pages[known:], start=known):
                 holds[page] = tuple(tokens[: (place + 1) * PAGE_SIZE])
             if rng.random() < 0.5:
-                store.learn(tokens, pages)
+                store.insert(tokens, pages)
             under_way.append((tokens, pages))
         if rng.random() < 0.01:
-            store.forget()
+            store.clear()
         have = [page for _, pages in under_way for page in pages]
-        assert all(store._users[page] == have.count(page) for page in set(have))
-        assert sorted({*have, *store._free, *store._kept}) == list(range(1, 41))
-        assert len(store._free) + len(store._kept) + len(set(have)) == 40
-        assert store._names.keys() == set(store._known.values())
+        assert all(store._ref_counts[page] == have.count(page) for page in set(have))
+        assert sorted({*have, *store._free, *store._evictable}) == list(range(1, 41))
+        assert len(store._free) + len(store._evictable) + len(set(have)) == 40
+        assert store._key_by_page.keys() == set(store._page_by_key.values())

@@ -18,8 +18,8 @@ from stepladder.core.io.retries import retry_wait
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.base import check_engine
-from stepladder.engines.openai import FIRST_TRIES, GIVE_UP_AFTER, OpenAIEngine
-from stepladder.engines.openai_wire import CONTINUE_PROMPT, chat_messages, finished_text
+from stepladder.engines.openai import FIRST_ATTEMPTS, MAX_CONSECUTIVE_FAILURES, OpenAIEngine
+from stepladder.engines.openai_protocol import CONTINUE_PROMPT, chat_messages, finished_text
 from tests.support.openai_server import Answer, Server, fails, says
 
 KEY = "sk-very-secret-0123456789"
@@ -326,25 +326,25 @@ def test_no_server_at_all(server: Server) -> None:
 
 def test_a_server_that_never_answered_is_not_waited_for_as_long(server: Server) -> None:
     with closing(OpenAIEngine("m", "http://127.0.0.1:9/v1", max_retries=5, backoff=0.01)) as engine:
-        with pytest.raises(BackendDown, match=f"after {FIRST_TRIES} tries"):
+        with pytest.raises(BackendDown, match=f"after {FIRST_ATTEMPTS} tries"):
             engine.generate([ask()])
-        assert engine.retries == FIRST_TRIES - 1
+        assert engine.retries == FIRST_ATTEMPTS - 1
 
 
 def test_after_many_failures_in_a_row_the_server_is_taken_to_be_down(server: Server) -> None:
     server.answer = lambda body, n: fails(500, "broken for good")
     with closing(OpenAIEngine("m", server.url, max_retries=1, backoff=0.001, concurrency=1)) as engine:
-        for _ in range(GIVE_UP_AFTER - 1):
+        for _ in range(MAX_CONSECUTIVE_FAILURES - 1):
             assert "broken for good" in error_of(engine.generate([ask()]))
-        with pytest.raises(BackendDown, match=f"So ended {GIVE_UP_AFTER} requests in a row"):
+        with pytest.raises(BackendDown, match=f"So ended {MAX_CONSECUTIVE_FAILURES} requests in a row"):
             engine.generate([ask()])
 
 
 def test_a_success_in_between_starts_the_count_anew(server: Server) -> None:
     server.answer = lambda body, n: says("fine") if n % 5 == 4 else fails(500, "now and then")
     with closing(OpenAIEngine("m", server.url, max_retries=0, concurrency=1)) as engine:
-        replies = [engine.generate([ask()])[0] for _ in range(3 * GIVE_UP_AFTER)]
-    assert sum(isinstance(reply, Generation) for reply in replies) == 3 * GIVE_UP_AFTER // 5
+        replies = [engine.generate([ask()])[0] for _ in range(3 * MAX_CONSECUTIVE_FAILURES)]
+    assert sum(isinstance(reply, Generation) for reply in replies) == 3 * MAX_CONSECUTIVE_FAILURES // 5
 
 
 def test_a_refused_request_is_not_tried_again(server: Server, engine: OpenAIEngine) -> None:

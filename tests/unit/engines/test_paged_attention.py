@@ -1,102 +1,12 @@
-"""The kernel for one new token a row: on a GPU, or acted out by Triton on a CPU (TRITON_INTERPRET=1)."""
+"""The attention kernel for one new token per row: what it leaves to torch. The kernel itself: tests/gpu."""
 
-import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from stepladder.engines.paged import paged_attention as decode_kernel
-from stepladder.engines.paged.kv_cache import PAGE_SIZE
 from stepladder.engines.paged.paged_attention import decode_attention
-
-_HERE = decode_kernel.triton is not None and (torch.cuda.is_available() or decode_kernel.INTERPRETED)
-needs_triton = pytest.mark.skipif(
-    not _HERE, reason="there is no Triton, or no GPU for it (TRITON_INTERPRET=1 does too)"
-)
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # Triton acts bf16 out wrongly
-
-
-def states(
-    rows: int, kept: int, groups: int, size: int, columns: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
-
-    query_RHD = drawn(kept * groups, rows, size).transpose(0, 1)  # as transformers hands it over
-    each = -(-columns // PAGE_SIZE)
-    keys_NKTD, values_NKTD = (drawn(rows * each + 5, kept, PAGE_SIZE, size) for _ in range(2))
-    table_RP = torch.randperm(rows * each + 5, generator=generator)[: rows * each].view(rows, each)
-    positions_R = torch.randint(0, columns, (rows,), generator=generator)
-    positions_R[0], positions_R[-1] = columns - 1, 0
-    return query_RHD, keys_NKTD, values_NKTD, table_RP.to(DEVICE), positions_R.to(DEVICE)
-
-
-def together(states_NKTD: torch.Tensor, table_RP: torch.Tensor) -> torch.Tensor:
-    """The pages of each row behind one another."""
-    return torch.stack([torch.cat([states_NKTD[page] for page in pages], dim=1) for pages in table_RP])
-
-
-@needs_triton
-@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=["fp32", "half"])
-@pytest.mark.parametrize("shape", [(5, 3, 3, 64, 150), (2, 2, 6, 128, 70), (3, 4, 1, 16, 64)], ids=str)
-def test_it_attends_as_torch_does(shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> None:
-    rows, kept, groups, size, _ = shape
-    query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R = states(*shape, dtype)
-    found = decode_attention(query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, 0.2)
-    assert found is not None
-    keys_RKTD, values_RKTD = together(keys_NKTD, table_RP), together(values_NKTD, table_RP)
-    seen = (torch.arange(keys_RKTD.shape[2], device=DEVICE) <= positions_R[:, None])[:, None, None]
-    grouped = query_RHD.reshape(rows, kept, groups, size)
-    expected = scaled_dot_product_attention(grouped, keys_RKTD, values_RKTD, attn_mask=seen, scale=0.2)
-    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
-    assert torch.allclose(found, expected.reshape(rows, kept * groups, size), atol=tolerance)
-
-
-@needs_triton
-def test_what_lies_beyond_a_row_is_not_looked_at() -> None:
-    asked = states(3, 1, 2, 16, 80, torch.float32)
-    _, keys_NKTD, values_NKTD, table_RP, positions_R = asked
-    before = decode_attention(*asked, None)
-    for pages, position in zip(table_RP.tolist(), positions_R.tolist()):
-        for place, page in enumerate(pages):
-            for buffer in (keys_NKTD, values_NKTD):
-                buffer[page, :, max(position + 1 - place * PAGE_SIZE, 0) :] = float("nan")
-    after = decode_attention(*asked, None)
-    assert before is not None
-    assert after is not None
-    assert torch.equal(before, after)
+from tests.support.kv_pages import states
 
 
 def test_what_it_does_not_know_is_left_to_torch() -> None:
     assert decode_attention(*states(2, 1, 1, 24, 32, torch.float32), None) is None  # no power of two
     query_RHD, keys_NKTD, *others = states(2, 1, 1, 16, 32, torch.float32)
     assert decode_attention(query_RHD, keys_NKTD.to(torch.bfloat16), *others, None) is None  # type: ignore[call-arg]
-
-
-@needs_triton
-def test_a_kernel_that_computes_something_else_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def wrong(*asked: torch.Tensor) -> None:
-        asked[6].fill_(7.0)  # what it leaves
-
-    monkeypatch.setattr(decode_kernel, "_launch", wrong)
-    monkeypatch.setattr(decode_kernel, "_broken", False)
-    monkeypatch.setattr(decode_kernel, "_checked", set())
-    assert decode_attention(*states(2, 1, 1, 16, 32, torch.float32), None) is None
-    assert decode_kernel._broken
-    assert "differs from torch's" in caplog.text
-
-
-@needs_triton
-def test_a_kernel_that_cannot_be_made_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("no C compiler was found")
-
-    monkeypatch.setattr(decode_kernel, "_launch", fail)
-    monkeypatch.setattr(decode_kernel, "_broken", False)
-    arguments = states(2, 1, 1, 16, 32, torch.float32)
-    assert decode_attention(*arguments, None) is None
-    assert decode_kernel._broken

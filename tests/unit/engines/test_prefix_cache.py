@@ -21,7 +21,7 @@ from stepladder.engines.transformers import decoding
 from stepladder.engines.transformers import packed_attention as blocks
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.packed_attention import DenseKVCache
-from stepladder.engines.transformers.prefix_cache import STRIDE, PrefixCache, weights_mark
+from stepladder.engines.transformers.prefix_cache import STRIDE, PrefixCache, weights_fingerprint
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from tests.support.prompts import FOUND, QUESTIONS, assert_alike, exact, generate, sliding, tokens_read
 
@@ -99,7 +99,7 @@ def test_whatever_was_read_before_a_reply_is_that_of_a_plain_pass(name: str, rng
         ]
         engine.max_batch = rng.choice([2, 64])
         replies = generate(engine, *requests)
-        assert 0 < engine.prefixes.bytes <= engine.prefixes.capacity
+        assert 0 < engine.prefix_cache.bytes <= engine.prefix_cache.capacity
         assert_alike(replies, [generate(alone, request)[0] for request in requests])
         for reply in replies:
             assert reply.written.logprobs == pytest.approx(one_pass(engine, reply), abs=1e-4)
@@ -172,7 +172,7 @@ def test_contexts_too_long_for_one_pass_are_read_in_several(monkeypatch: pytest.
         Generate((Segment(Author.PROMPT, "abc" * length),), sampling=Sampling(max_tokens=4)) for length in (9, 2, 3, 40)
     ]
     at_once = generate(TransformersEngine("tiny", device="cpu"), *requests)
-    monkeypatch.setitem(decoding.PASS_TOKENS, "cpu", 20)
+    monkeypatch.setitem(decoding.PREFILL_TOKENS, "cpu", 20)
     engine = TransformersEngine("tiny", device="cpu")
     with tokens_read(engine) as sizes:
         assert_alike(generate(engine, *requests), at_once)
@@ -229,19 +229,19 @@ def test_an_adapter_that_is_switched_off_is_noticed() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_smallest_change_of_one_weight_is_noticed(dtype: torch.dtype) -> None:
     model = tiny_model().to(dtype)
-    before = weights_mark(model)
-    assert weights_mark(model) == before
+    before = weights_fingerprint(model)
+    assert weights_fingerprint(model) == before
     bias = model.model.norm.weight.data
     bias[3] = bias[3] + torch.finfo(dtype).eps
-    assert weights_mark(model) != before
+    assert weights_fingerprint(model) != before
 
 
 def test_a_scaled_adapter_is_noticed() -> None:
     model = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-    before = weights_mark(model)
+    before = weights_fingerprint(model)
     with rescale_adapter_scale(model, 0.5):
-        assert weights_mark(model) != before
-    assert weights_mark(model) == before
+        assert weights_fingerprint(model) != before
+    assert weights_fingerprint(model) == before
 
 
 def test_a_change_of_precision_is_noticed() -> None:
@@ -278,7 +278,7 @@ def test_memory_stays_within_its_bound_and_the_oldest_goes_first() -> None:
         request = Generate((Segment(Author.PROMPT, letter * 64),), sampling=Sampling(max_tokens=1))
         with tokens_read(engine) as sizes:
             generate(engine, request)
-        assert engine.prefixes.bytes <= 200_000
+        assert engine.prefix_cache.bytes <= 200_000
         return sizes[0]
 
     assert read("a") == 64
@@ -288,15 +288,15 @@ def test_memory_stays_within_its_bound_and_the_oldest_goes_first() -> None:
     assert read("h") == 1
     assert read("a") == 64, "what was not used for longest is gone"
     engine.reset_prefix_cache()
-    assert (read("h"), len(engine.prefixes)) == (64, 1)
+    assert (read("h"), len(engine.prefix_cache)) == (64, 1)
     engine.close()
-    assert engine.prefixes.bytes == 0
+    assert engine.prefix_cache.bytes == 0
 
 
 def test_a_batch_that_does_not_fit_makes_room_and_raises() -> None:
     engine = TransformersEngine("tiny", device="cpu")
     generate(engine, Generate((Segment(Author.PROMPT, QUESTIONS[1]),), sampling=Sampling(max_tokens=2)))
-    assert engine.prefixes.bytes > 0
+    assert engine.prefix_cache.bytes > 0
 
     def full(*args: Any, **inputs: Any) -> Any:
         raise torch.OutOfMemoryError
@@ -304,7 +304,7 @@ def test_a_batch_that_does_not_fit_makes_room_and_raises() -> None:
     engine.model.forward = full
     with pytest.raises(torch.OutOfMemoryError):
         engine.generate([Generate((Segment(Author.PROMPT, "Who?"),))])
-    assert engine.prefixes.bytes == 0, "the driver tries halves of the batch next"
+    assert engine.prefix_cache.bytes == 0, "the driver tries halves of the batch next"
     assert engine.model.config._attn_implementation == "sdpa"
 
 
@@ -378,12 +378,12 @@ def test_models_with_a_sliding_window_go_without_reuse() -> None:
     engine = TransformersEngine(sliding(), tiny_tokenizer())
     check_engine(engine)
     play(engine, sampling=Sampling(max_tokens=20))
-    assert len(engine.prefixes) == 0
+    assert len(engine.prefix_cache) == 0
 
 
 def test_attention_that_asks_for_more_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model may look plain and turn out otherwise when it calls attention."""
-    monkeypatch.setattr("stepladder.engines.transformers.engine.can_pack", lambda model: True)
+    monkeypatch.setattr("stepladder.engines.transformers.engine.supports_packing", lambda model: True)
     fooled = TransformersEngine(sliding(), tiny_tokenizer())
     monkeypatch.undo()
     sampling = Sampling(max_tokens=20)

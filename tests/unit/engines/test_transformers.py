@@ -657,12 +657,6 @@ def test_a_model_object_needs_its_tokenizer() -> None:
         TransformersEngine(tiny_model())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_it_keeps_the_contract_on_cuda() -> None:
-    check_engine(TransformersEngine("tiny", device="cuda", dtype="fp32"))
-    check_engine(TransformersEngine("tiny", device="cuda", dtype="bf16"), logprob_tolerance=0.2)
-
-
 @pytest.mark.parametrize(("has_bf16", "found"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_a_processor_without_bf16_computes_in_fp32(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_bf16: bool, found: torch.dtype

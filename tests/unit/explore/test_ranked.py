@@ -113,7 +113,7 @@ def test_the_gold_judge_ranks_by_the_decomposition() -> None:
 
 def test_a_run_ranks_then_imitates_prefers_and_scores(tmp_path: Path) -> None:
     """All three uses of the data, with the tiny model: what matters is who takes what from whom."""
-    quick = {"epochs": 0.5, "batch": 2, "dev_questions": 0}
+    quick = {"num_train_epochs": 0.5, "batch_size": 2, "dev_questions": 0}
     recipe = Recipe.read(
         {
             "policy": "nano",
@@ -123,11 +123,11 @@ def test_a_run_ranks_then_imitates_prefers_and_scores(tmp_path: Path) -> None:
             "episode": {"max_steps": 4, "max_tokens": 60},
             "device": "cpu",
             "stages": {
-                "warm": {"kind": "sft", "questions": 24, "epochs": 4, "batch": 4, "dev_questions": 0},
+                "warm": {"kind": "sft", "questions": 24, "num_train_epochs": 4, "batch_size": 4, "dev_questions": 0},
                 "rank": {"questions": 12, "n": 4},
                 "pairs": {"judge": "rank", "per_state": 1},
                 "imitated": {"kind": "sft", "source": "trees", "policy": "warm", "min_f1": 0.01, **quick},
-                "prm": {"policy": "warm", "epochs": 0.5, "batch": 2},
+                "prm": {"policy": "warm", "num_train_epochs": 0.5, "batch_size": 2},
                 "reranked": {"kind": "rank", "policy": "warm", "judge": "prm", "questions": 4, "n": 2},
                 "after": {"kind": "eval", "policy": "imitated", "limit": 4, "guide": {"n": 2}},
             },

@@ -95,7 +95,7 @@ def test_a_model_that_has_learnt_little_does_not_forget_it() -> None:
 def test_the_copy_that_plays_has_the_weights_that_are_written(tmp_path: Path) -> None:
     tiny_model().bfloat16().save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
-    policy = load_policy(tmp_path / "base", LoraConfig(rank=4, alpha=8), bf16=True, device=torch.device("cpu"))
+    policy = load_policy(tmp_path / "base", LoraConfig(r=4, lora_alpha=8), bf16=True, device=torch.device("cpu"))
     for name, weight in policy.model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(weight, std=1e-4)

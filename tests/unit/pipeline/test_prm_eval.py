@@ -46,7 +46,7 @@ from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import GoldScorer, judge
 from stepladder.pipeline.recipe import Recipe
-from stepladder.pipeline.resources import GOLD, RunContext, SearchConfig, SharedConfig
+from stepladder.pipeline.resources import ORACLE, RunContext, SearchConfig, SharedConfig
 from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.prm_eval import EXAMINATION, STAGE, TREE_SCORES, PRMEvalConfig
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
@@ -183,7 +183,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
 
     @contextmanager
     def engine(self: RunContext, policy: str) -> Iterator[Engine]:
-        yield OracleEngine(self.agent) if policy == GOLD else ScriptedEngine(stroll)
+        yield OracleEngine(self.agent) if policy == ORACLE else ScriptedEngine(stroll)
 
     monkeypatch.setattr(RunContext, "engine", engine)
     monkeypatch.setattr(RunContext, "split", lambda self, name: questions)
@@ -210,7 +210,7 @@ def pairs_in(folder: Path) -> Path:
 def examine(context: RunContext, reward: Path, folder: Path, **settings: Any) -> dict[str, Any]:
     inputs = {"policy": "tiny", "reward": str(reward), "pairs": str(pairs_in(folder / "pairs"))}
     inputs |= {"trees": str(folder / "trees.jsonl.gz")} if settings.get("score_trees") else {}
-    chosen = PRMEvalConfig(**{"questions": 8, "samples": 3, "retokenize": True, **settings})
+    chosen = PRMEvalConfig(**{"questions": 8, "num_generations": 3, "retokenize": True, **settings})
     STAGE.check(chosen, context)
     result = STAGE.run(chosen, context, Task("prm-eval", folder / "stage", 0, inputs))
     assert result.outputs == {EXAMINATION: folder / "stage" / EXAMINATION}

@@ -7,7 +7,7 @@ import pytest
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.pipeline.recipe import Recipe, find_recipe, load_recipe, override, shipped
-from stepladder.pipeline.resources import BASE, GOLD
+from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.stages import STAGES, StageResult, StageSpec
 
 
@@ -38,7 +38,7 @@ stages:
   learn:
   after: {kind: look}
   first: {kind: look, policy: base}
-  oracle: {kind: look, policy: gold}
+  oracle: {kind: look, policy: oracle}
 """
 
 
@@ -56,7 +56,7 @@ def test_each_stage_takes_the_newest_policy_before_it_unless_told_otherwise(path
         "learn": BASE,
         "after": "learn",
         "first": BASE,
-        "oracle": GOLD,
+        "oracle": ORACLE,
     }
     assert recipe.shared.search.k == 1
     assert recipe.stages[0].settings == LookConfig(limit=5)
@@ -118,12 +118,14 @@ def test_question_files_by_split_take_the_place_of_a_data_set(path: Path, tmp_pa
         (["policy=''"], "policy: expected a string with at least 1 character"),
         (["policy=~nobody-of-that-name/model"], "~nobody-of-that-name/model: there is no such user"),
         (["data.name=null"], "a question file) or files by split"),
-        (["stages.before.policy=learn"], "stages.before.policy: expected base or gold"),
-        (["stages.after.policy=before"], "stages.after.policy: expected base or gold or learn"),
+        (["stages.before.policy=learn"], "stages.before.policy: expected base or oracle"),
+        (["stages.after.policy=before"], "stages.after.policy: expected base or oracle or learn"),
         (
-            ["stages.learn.policy=gold"],
+            ["stages.learn.policy=oracle"],
             "stages.learn.policy: expected base (a stage before this one that makes policy)",
         ),
+        (["stages.after.policy=gold"], "found 'gold': renamed to 'oracle'"),
+        (["batch=2"], "batch: renamed to 'batch_size'"),
         (["stages.before.kind=sort"], "stages.before: needs pairs of a stage before it, and none of them makes any"),
         (["agent=proragg"], "unknown agent 'proragg'. Did you mean 'prorag'?"),
         (["data.train=x.jsonl", "data.name=atlas"], "data: found both the name 'atlas' and files by split"),
@@ -150,8 +152,8 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, changes: list[str], m
         ("", "expected settings as `name: value`, found nothing"),
         ("seed: 1\n", "stages: is missing"),
         ("stages: {1: {kind: look}}\n", "expected a string, found 1"),
-        ("stages: {Learn: }\n", "stages.Learn: a stage is called by small letters"),
-        ("stages: {base: {kind: look}}\n", "and not base or gold"),
+        ("stages: {Learn: }\n", "stages.Learn: a stage name has lower-case letters"),
+        ("stages: {base: {kind: learn}}\n", "stages.base: a stage that trains a policy cannot be called base or oracle"),
         ("stages: {warm: {epochs: 1}}\n", "stages.warm: unknown kind of stage 'warm'. "),
         ("stages: {learn: 5}\n", "stages.learn: expected settings as `name: value`, found 5"),
     ],

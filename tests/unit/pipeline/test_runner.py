@@ -188,7 +188,7 @@ def test_stages_can_be_added_but_not_lost_unsaid(stages: Stages, tmp_path: Path)
 
 @pytest.mark.usefixtures("stages")
 def test_where_a_run_is_computed_is_no_part_of_its_results() -> None:
-    one, other = recipe(), recipe(device="cuda", batch=7, name="other")
+    one, other = recipe(), recipe(device="cuda", batch_size=7, name="other")
     assert all_ingredients(one) == all_ingredients(other)
 
 
@@ -384,7 +384,7 @@ def evaluations() -> Recipe:
                 "floor": {"kind": "eval", "limit": 4},
                 "warm": {"kind": "eval", "limit": 4, "temperature": 1.0},
                 "other": {"kind": "eval", "limit": 3},
-                "oracle": {"kind": "eval", "policy": "gold", "limit": 4},
+                "oracle": {"kind": "eval", "policy": "oracle", "limit": 4},
             },
         }
     )

@@ -91,9 +91,11 @@ def test_arms_begin_with_what_they_share_and_play_as_many_episodes(tmp_path: Pat
         "dual-2": "grpo-2",
     }, "stages are seeded by their names"
     settings = {name: stage.settings.model_dump() for name, stage in learning.items()}
-    assert {name: each["questions"] * each["epochs"] for name, each in settings.items()} == dict.fromkeys(settings, 128)
+    assert {name: each["questions"] * each["num_train_epochs"] for name, each in settings.items()} == dict.fromkeys(
+        settings, 128
+    )
     assert settings["outcome-4x"]["questions"] == 4 * settings["dual"]["questions"]
-    assert not any(each["guards"]["stop"] for each in settings.values()), "none is cut short"
+    assert not any(each["monitors"]["stop"] for each in settings.values()), "none is cut short"
 
 
 def test_a_trial_with_few_questions_is_no_evaluation_of_all(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from stepladder.core.trace import StopReason
 from stepladder.evaluate.evaluator import Evaluation
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import StageRecord, claim
-from stepladder.pipeline.stages.eval import EVALUATION
+from stepladder.pipeline.stage import EVALUATION
 from tests.support import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))  # scripts, which find each other beside them

@@ -176,7 +176,7 @@ def test_what_cannot_be_drawn_is_refused_by_its_name() -> None:
 
     with pytest.raises(ValueError, match="0 series"):
         draw({})
-    with pytest.raises(ValueError, match="6 series to draw; 1 to 5"):
+    with pytest.raises(ValueError, match="6 series: expected 1 to 5"):
         draw(dict.fromkeys("abcdef", DUAL))
     with pytest.raises(ValueError, match="'outcome' has no points"):
         draw({"dual": DUAL, "outcome": []})

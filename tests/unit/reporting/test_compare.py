@@ -309,7 +309,7 @@ RUN_STAGES = {
     "before": {"kind": "eval"},
     "sft": {"questions": 3},
     "after": {"kind": "eval"},
-    "oracle": {"kind": "eval", "policy": "gold"},
+    "oracle": {"kind": "eval", "policy": "oracle"},
 }
 
 
@@ -461,7 +461,7 @@ def test_the_questions_of_a_warm_up_are_those_that_it_took(tmp_path: Path, warmu
             "device": "cpu",
             "seed": 3,
             "data": {"train": str(questions_file(tmp_path / "train.jsonl", 30)), "warmup": warmup},
-            "stages": {"sft": {"questions": 7, "epochs": 1, "batch": 8, "dev_questions": 0}},
+            "stages": {"sft": {"questions": 7, "num_train_epochs": 1, "batch_size": 8, "dev_questions": 0}},
         }
     )
     run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
@@ -476,7 +476,7 @@ def test_a_question_counts_once_however_its_data_is_parted(tmp_path: Path) -> No
     file = questions_file(tmp_path / "train.jsonl", 12)
     policy = "tiny"
     for name, warmup in (("first", 0), ("second", 5)):
-        sft = {"questions": 12, "epochs": 1, "batch": 8, "dev_questions": 0}
+        sft = {"questions": 12, "num_train_epochs": 1, "batch_size": 8, "dev_questions": 0}
         data = {"train": str(file), "warmup": warmup}
         plain = {"policy": policy, "agent": "direct", "device": "cpu", "data": data, "stages": {"sft": sft}}
         run_recipe(Recipe.read(plain), tmp_path / name, console=Console(file=StringIO()))
@@ -516,7 +516,7 @@ def test_the_questions_of_reinforcement_learning_are_those_that_had_their_turn(
 ) -> None:
     from stepladder.train.grpo.trainer import _chosen, schedule
 
-    settings = {"mode": "outcome", "questions": 20, "samples": 8, "batch": 16, "epochs": 3}
+    settings = {"mode": "outcome", "questions": 20, "num_generations": 8, "batch_size": 16, "num_train_epochs": 3}
     file = questions_file(tmp_path / "train.jsonl", 30)
     run = Made(tmp_path / "run", {"grpo": settings}, data={"train": str(file), "index": "http://localhost:1"})
     run.finish("grpo", {"episodes": episodes, "tokens_sampled": 5}, "policy")

@@ -43,7 +43,8 @@ from stepladder.pipeline.run_folder import RunFolder, StageRecord, claim
 from stepladder.pipeline.stages import STAGES, StageResult, StageSpec
 from stepladder.pipeline.stages.eval import EVALUATION, main_numbers
 from stepladder.pipeline.stages.prm_eval import TREE_SCORES
-from stepladder.reporting.charts.line_chart import StageScore, curve_svg, ends, stages_svg
+from stepladder.reporting.charts.interval_plots import StageScore, stages_svg
+from stepladder.reporting.charts.line_chart import curve_svg, first_and_last
 from stepladder.reporting.report import write_report
 from stepladder.reporting.report.tree_view import shown_tree, telling
 from stepladder.train.grpo.monitors import Alarm, AlarmName, write_alarms
@@ -69,7 +70,7 @@ RECIPE = {
         "examined": {"kind": "prm-eval", "held_out_pairs": False},
         "rft": {},
         "refined": {"kind": "eval"},
-        "oracle": {"kind": "eval", "policy": "gold"},
+        "oracle": {"kind": "eval", "policy": "oracle"},
     },
 }
 
@@ -393,8 +394,8 @@ def test_long_and_noisy_curves_are_thinned_and_smoothed() -> None:
     drawing = ElementTree.fromstring(curve_svg("loss", points, []))
     raw, smooth = (each.attrib["d"] for each in drawing.iter("path") if "curve" in each.attrib["class"])
     assert raw.count("L") == smooth.count("L") < 200
-    assert ends(points) == pytest.approx((1.0, 1.0), abs=0.05)
-    assert ends(points[:3]) == (0.0, 0.0)
+    assert first_and_last(points) == pytest.approx((1.0, 1.0), abs=0.05)
+    assert first_and_last(points[:3]) == (0.0, 0.0)
 
 
 NUMBERS = st.floats(-1e30, 1e30).filter(lambda value: value == 0 or abs(value) > 1e-30)

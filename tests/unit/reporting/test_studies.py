@@ -37,13 +37,13 @@ def study(tmp_path: Path) -> Study:
         "episode": {"max_tokens": 4},
         "stages": {
             "before": {"kind": "eval", "limit": 3},
-            "sft": {"questions": 4, "epochs": 1, "dev_questions": 2, "eval_steps": 1, "batch": 4},
+            "sft": {"questions": 4, "num_train_epochs": 1, "dev_questions": 2, "eval_steps": 1, "batch_size": 4},
             "after": {"kind": "eval", "limit": 3},
         },
     }
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))
-    arms = {"short": ("stages.sft.epochs=1",), "long": ("stages.sft.epochs=2",)}
+    arms = {"short": ("stages.sft.num_train_epochs=1",), "long": ("stages.sft.num_train_epochs=2",)}
     return Study("small", "whether longer is better", str(path), arms, "before", "sft", "after", {"long": "short"})
 
 
@@ -162,7 +162,7 @@ def test_differences_are_taken_within_a_seed_and_between_the_right_arms(
 
 
 def test_what_the_arms_set_cannot_be_set_for_all(study: Study, tmp_path: Path) -> None:
-    for change in ("stages.sft.epochs=3", "seed=4"):
+    for change in ("stages.sft.num_train_epochs=3", "seed=4"):
         with pytest.raises(StepladderError, match="the study small sets this itself"):
             run_study(study, tmp_path, seeds=[0], changes=[change])
 

@@ -78,7 +78,7 @@ def test_a_run_may_go_on_behind_a_server(folder: Path) -> None:
 
     def ingredients(index: str) -> object:
         recipe = Recipe.read(
-            {"name": "r", "data": {"index": index}, "stages": {"eval": {"kind": "eval", "policy": "gold"}}}
+            {"name": "r", "data": {"index": index}, "stages": {"eval": {"kind": "eval", "policy": "oracle"}}}
         )
         return all_ingredients(recipe)
 

@@ -20,7 +20,7 @@ from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.retrieval import check_retriever
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.retrieval.remote.client import FIRST_TRIES, RemoteRetriever, SearchDown
+from stepladder.retrieval.remote.client import FIRST_ATTEMPTS, RemoteRetriever, SearchDown
 from stepladder.retrieval.remote.load_balancer import Hosts
 from stepladder.retrieval.remote.protocol import BadReply
 from stepladder.serve.http.run_server import listen
@@ -264,7 +264,7 @@ def test_giving_up_names_every_server_and_its_trouble() -> None:
 
 
 def test_servers_that_were_never_there_are_given_up_soon() -> None:
-    with remote(nowhere(), retries=100) as retriever, pytest.raises(SearchDown, match=f"after {FIRST_TRIES} tries"):
+    with remote(nowhere(), retries=100) as retriever, pytest.raises(SearchDown, match=f"after {FIRST_ATTEMPTS} tries"):
         retriever.search([TOWER], 1)
 
 

@@ -96,7 +96,7 @@ GOOD, BAD = 1000.0, -1000.0  # logits of scores 1 and 0
 
 
 def settings(**changes: Any) -> GRPOConfig:
-    return GRPOConfig.read({"samples": 4, "batch": 4, "questions": 4, **changes})
+    return GRPOConfig.read({"num_generations": 4, "batch_size": 4, "questions": 4, **changes})
 
 
 def advantages(rows: Sequence[Credited]) -> list[list[float]]:
@@ -130,7 +130,7 @@ def test_by_the_process_steps_are_measured_against_all_tokens_of_the_group() -> 
 
 def test_by_the_process_steps_may_be_measured_against_all_steps_of_the_group() -> None:
     # two steps above and one below: 1/sqrt(2) and -sqrt(2)
-    rows = credit_group(PAIR, PAIR_SCORES, settings(mode="process", normalise="steps"))
+    rows = credit_group(PAIR, PAIR_SCORES, settings(mode="process", normalize="steps"))
     assert advantages(rows) == [pytest.approx([2**-0.5] * 2), pytest.approx([-(2**0.5)])]
 
 
@@ -138,7 +138,7 @@ def test_by_the_process_steps_may_be_measured_against_their_peers() -> None:
     # Answers score lower than queries, and are not blamed for it: they are an eighth above and below their mean.
     low, high = math.log(0.5 / 0.5), math.log(0.75 / 0.25)
     group = [ended(step(QUERY), step(ANSWER, "Velm")), ended(step(QUERY), step(ANSWER, "Oss"))]
-    rows = credit_group(group, [[GOOD, high], [GOOD, low]], settings(mode="process", normalise="peers"))
+    rows = credit_group(group, [[GOOD, high], [GOOD, low]], settings(mode="process", normalize="peers"))
     root = math.sqrt(2)
     assert advantages(rows) == [pytest.approx([0, root]), pytest.approx([0, -root])]
 
@@ -147,7 +147,7 @@ def test_peers_stand_at_the_same_place() -> None:
     # The second searches score lower than the first. Only the two of them are compared, and so are the first ones.
     low, high = math.log(0.5 / 0.5), math.log(0.75 / 0.25)
     group = [ended(step(QUERY), step(QUERY)), ended(step(QUERY), step(QUERY))]
-    rows = credit_group(group, [[GOOD, high], [GOOD, low]], settings(mode="process", normalise="peers"))
+    rows = credit_group(group, [[GOOD, high], [GOOD, low]], settings(mode="process", normalize="peers"))
     root = math.sqrt(2)
     assert advantages(rows) == [pytest.approx([0, root]), pytest.approx([0, -root])]
 
@@ -155,7 +155,7 @@ def test_peers_stand_at_the_same_place() -> None:
 def test_a_step_without_a_format_is_measured_against_all_steps() -> None:
     # two steps at 1.0 of one token each, and a malformed one at 0.25: the mean of all is 0.75, so that one is at -0.5
     group = [ended(step(QUERY)), ended(step(QUERY)), ended(step(MALFORMED), stop=StopReason.MALFORMED)]
-    rows = credit_group(group, [[0.0], [0.0], [math.log(3)]], settings(mode="process", normalise="peers"))
+    rows = credit_group(group, [[0.0], [0.0], [math.log(3)]], settings(mode="process", normalize="peers"))
     assert advantages(rows) == [[0], [0], pytest.approx([-math.sqrt(3)])]
 
 
@@ -344,7 +344,7 @@ def test_steps_that_say_nothing_new_are_counted() -> None:
 
 def test_episodes_that_have_ended_cost_nothing_more_and_scores_are_asked_for_once() -> None:
     engine, taste = Counted(lambda sample, number: FOUR[sample % 4][number]), Taste()
-    found = rollouts(engine, taste, batch=8).play(QUESTIONS, seed=0)
+    found = rollouts(engine, taste, batch_size=8).play(QUESTIONS, seed=0)
     assert [row.trajectory.question.id for row in found.rows] == ["q1"] * 4 + ["q2"] * 4
     assert engine.asked == sum(len(row.trajectory.steps) for row in found.rows) == 24
     assert taste.calls == [8]
@@ -381,7 +381,7 @@ def test_an_episode_that_breaks_is_counted_and_replaced_by_one_that_teaches_noth
 
 def test_a_question_of_which_nothing_is_left_does_not_stop_the_others() -> None:
     engine = Counted(lambda sample, number: BackendError("busy") if sample < 4 else FOUR[sample - 4][number])
-    found = rollouts(engine, Taste(), batch=8).play(QUESTIONS, seed=0)
+    found = rollouts(engine, Taste(), batch_size=8).play(QUESTIONS, seed=0)
     assert [len(row.trajectory.steps) for row in found.rows] == [0, 0, 0, 0, 3, 4, 1, 4]
     assert found.measures["failed"] == 4
     assert found.measures["dropped_groups"] == 0.5
@@ -406,7 +406,7 @@ def test_where_no_prompt_fits_the_window_that_is_told(mode: str) -> None:
 
 
 def test_a_flat_question_is_counted() -> None:
-    found = rollouts(Counted(lambda sample, _: say("Velm" if sample else "Oss")), batch=8).play(QUESTIONS, seed=0)
+    found = rollouts(Counted(lambda sample, _: say("Velm" if sample else "Oss")), batch_size=8).play(QUESTIONS, seed=0)
     assert found.measures["dropped_groups"] == 0.5
 
 
@@ -415,7 +415,7 @@ def test_the_same_seed_plays_the_same_and_a_question_that_comes_twice_is_played_
         return say(str(request.seed))
 
     def texts(seed: int) -> list[str]:
-        found = rollouts(ScriptedEngine(by_seed), batch=8).play([QUESTION, QUESTION], seed)
+        found = rollouts(ScriptedEngine(by_seed), batch_size=8).play([QUESTION, QUESTION], seed)
         return [row.trajectory.steps[0].written.text for row in found.rows]
 
     assert texts(1) == texts(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepladder.agents import AGENTS, check_agent, make_agent
+from stepladder.agents import AGENTS, make_agent
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Hop, Question, Segment, Trajectory
@@ -17,6 +17,7 @@ from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.judges.llm.spend.response_cache import RememberingEngine
+from stepladder.oracle.agent_check import check_agent
 from stepladder.oracle.engine import OracleEngine
 from stepladder.train.sft import demonstration_sources as sources
 from stepladder.train.sft.config import SFTConfig
@@ -220,7 +221,7 @@ def test_a_teacher_is_not_asked_again_and_transcripts_are_made_once(
 ) -> None:
     paid = Paid()
     monkeypatch.setattr(sources, "OpenAIEngine", lambda *_: paid)
-    settings = SFTConfig(source="teacher", teacher_model="big", samples=2)
+    settings = SFTConfig(source="teacher", teacher_model="big", num_generations=2)
 
     def make() -> object:
         return transcripts_in(tmp_path, settings, Paid(), make_agent("cot"), [PLAIN], None, EPISODE, seed=0)

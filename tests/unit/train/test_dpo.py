@@ -100,7 +100,7 @@ def dpo_loss(policy: Any, reference: Any, pairs: Sequence[Pair], settings: DPOCo
     total = 0.0
     for prompt, chosen, rejected in map(ids, pairs):
         gains = [logp(policy, prompt, side) - logp(reference, prompt, side) for side in (chosen, rejected)]
-        if settings.loss == "ipo":
+        if settings.loss_type == "ipo":
             total += (gains[0] / len(chosen) - gains[1] / len(rejected) - 1 / (2 * settings.beta)) ** 2
         else:
             total += math.log1p(math.exp(-settings.beta * (gains[0] - gains[1])))
@@ -114,16 +114,18 @@ def loaded(policy: Path) -> Any:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"beta": 0.3}, {"loss": "ipo", "beta": 0.1}, {"beta": 0.05, "lora": LoraConfig(rank=2)}],
+    [{"beta": 0.3}, {"loss_type": "ipo", "beta": 0.1}, {"beta": 0.05, "lora": LoraConfig(r=2)}],
     ids=["sigmoid", "ipo", "lora"],
 )
 def test_the_loss_is_dpo_s_against_the_policy_as_it_came(tmp_path: Path, changes: dict[str, Any]) -> None:
     """The first update begins at the reference, where nothing is told apart; the second is one update away from it."""
-    settings = changed(batch=3, epochs=1, lr=1e-3, schedule="constant", dev_questions=0, **changes)
+    settings = changed(
+        batch_size=3, num_train_epochs=1, learning_rate=1e-3, lr_scheduler_type="constant", dev_questions=0, **changes
+    )
     one = train(tmp_path / "one", settings, pairs=SHORT, held_out=())
-    train(tmp_path / "two", settings.model_copy(update={"epochs": 2}), pairs=SHORT, held_out=())
+    train(tmp_path / "two", settings.model_copy(update={"num_train_epochs": 2}), pairs=SHORT, held_out=())
     first, second = updates(tmp_path / "two")
-    start = math.log(2) if settings.loss == "sigmoid" else (1 / (2 * settings.beta)) ** 2
+    start = math.log(2) if settings.loss_type == "sigmoid" else (1 / (2 * settings.beta)) ** 2
     assert first["loss"] == pytest.approx(start, abs=1e-4)
     expected = dpo_loss(loaded(one.policy), tiny_model(), SHORT, settings)
     assert abs(expected - start) > 1e-2, "the policy has moved"
@@ -191,7 +193,7 @@ def test_a_batch_has_all_chosen_steps_first_and_marks_the_steps() -> None:
     assert batch["question_ids"] == ["a", "b"]
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=2)], ids=["full", "lora"])
 def test_only_the_words_of_the_step_have_a_gradient(tmp_path: Path, lora: LoraConfig | None) -> None:
     """Prompt, earlier steps and what was retrieved are read, and not learnt from."""
     trainer = moved(trainer_for(tmp_path, lora))
@@ -255,7 +257,7 @@ def example(pair: Pair) -> Example:
     return Example(pair.question_id, (*prompt, *chosen), policy, tuple(map(float, policy)))
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=2)], ids=["full", "lora"])
 def test_the_divergence_is_nothing_at_first_and_then_that_of_another_implementation(
     tmp_path: Path, lora: LoraConfig | None
 ) -> None:
@@ -323,12 +325,14 @@ def test_nothing_is_said_but_by_us_and_nobody_is_called(
 ) -> None:
     monkeypatch.delenv("CI", raising=False)  # where trl would not call anyway
     monkeypatch.setattr(base_trainer, "send_telemetry", lambda *_, **__: pytest.fail("somebody was told"))
-    train(tmp_path, changed(epochs=1, lora=LoraConfig(rank=2)), pairs=SHORT)
+    train(tmp_path, changed(num_train_epochs=1, lora=LoraConfig(r=2)), pairs=SHORT)
     assert capfd.readouterr() == ("", "")
 
 
 def test_lora_is_merged_into_an_ordinary_model(tmp_path: Path) -> None:
-    report = train(tmp_path, changed(lr=1e-3, lora=LoraConfig(rank=2), dev_questions=0), pairs=SHORT, held_out=())
+    report = train(
+        tmp_path, changed(learning_rate=1e-3, lora=LoraConfig(r=2), dev_questions=0), pairs=SHORT, held_out=()
+    )
     assert not (report.policy / "adapter_config.json").exists()
     assert "best_step" not in report.numbers
     with quiet_libraries():
@@ -343,7 +347,7 @@ def test_lora_is_merged_into_an_ordinary_model(tmp_path: Path) -> None:
 def test_an_update_in_parts_is_the_same_update(tmp_path: Path) -> None:
     """Every pair counts the same, also in a part that has fewer of them."""
     for accumulate in (1, 2):
-        settings = changed(batch=4, lr=1e-3, accumulate=accumulate, dev_questions=0)
+        settings = changed(batch_size=4, learning_rate=1e-3, gradient_accumulation_steps=accumulate, dev_questions=0)
         train(tmp_path / str(accumulate), settings, pairs=SHORT, held_out=())
     for ours, theirs in zip(updates(tmp_path / "2"), updates(tmp_path / "1"), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3)
@@ -392,7 +396,9 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_weights(finished: DPOReport
 
 
 def test_an_adapter_is_resumed_and_its_reference_with_it(tmp_path: Path) -> None:
-    settings = changed(batch=1, lr=1e-3, lora=LoraConfig(rank=2, dropout=0.3), dev_questions=0, eval_steps=2)
+    settings = changed(
+        batch_size=1, learning_rate=1e-3, lora=LoraConfig(r=2, lora_dropout=0.3), dev_questions=0, eval_steps=2
+    )
     whole = train(tmp_path / "whole", settings, pairs=SHORT, held_out=())
 
     class Stop(Exception):
@@ -444,7 +450,7 @@ REASONS = ("other agent", "other vocabulary", "other prompt", "other tokens", "t
 
 
 def test_pairs_that_do_not_fit_are_refused_and_counted(tmp_path: Path) -> None:
-    settings = changed(epochs=1, dev_questions=0)
+    settings = changed(num_train_epochs=1, dev_questions=0)
     report = train(tmp_path, settings, pairs=[*spoilt(), *SHORT], held_out=[*HELD_OUT, spoilt()[0]])
     assert report.numbers["pairs"] == 3
     assert report.numbers["held_out_pairs"] == 2
@@ -501,7 +507,7 @@ def test_published_pairs_are_trained_on_in_a_recipe(tmp_path: Path) -> None:
             "episode": {"max_tokens": 4, "max_steps": 2},
             "stages": {
                 "theirs": {"kind": "pairs-file", "path": str(published), "dev_share": 0.2},
-                "dpo": {"batch": 2, "lr": 1e-3, "dev_questions": 1},
+                "dpo": {"batch_size": 2, "learning_rate": 1e-3, "dev_questions": 1},
             },
         }
     )

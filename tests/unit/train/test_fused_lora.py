@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig as PeftLoraConfig
-from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
-from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from stepladder.agents import make_agent
 from stepladder.core.requests import Sampling
@@ -21,49 +19,11 @@ from stepladder.train.loop.fused_lora import fuse_lora
 from stepladder.train.loop.watched_trainer import WatchedTrainer
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import train_sft
+from tests.support.lora_models import IDS, check_autocast, far, learnt, made
 from tests.support.samples import QUESTION
 
-SHAPE = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-IDS = torch.arange(5, 65).view(3, 20)
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 #: The linear layers of two layers.
 PLAIN = 14
-
-
-def made(config: Any = LlamaConfig, dtype: torch.dtype = torch.float32, **lora: Any) -> PeftModel:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config(**SHAPE, **HEADS)).to(dtype)
-    settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    adapted = get_peft_model(model, PeftLoraConfig(**{**settings, **lora}))
-    with torch.no_grad():
-        for name, weights in adapted.named_parameters():
-            if "lora_B" in name:
-                weights.normal_(std=0.1)
-            elif name.endswith("proj.base_layer.bias"):
-                weights.normal_()
-    assert isinstance(adapted, PeftModel)
-    return adapted
-
-
-def learnt(model: nn.Module, *, bf16: bool = False) -> tuple[float, dict[str, torch.Tensor]]:
-    """The loss, and the gradients of all that is trained."""
-    model.zero_grad()
-    device = next(model.parameters()).device
-    ids = IDS.to(device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-        loss = model(input_ids=ids, labels=ids).loss
-    loss.backward()
-    return float(loss.detach()), {
-        name: weights.grad for name, weights in model.named_parameters() if weights.grad is not None
-    }
-
-
-def far(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """How far gradients are apart, as a share of them, where that is most."""
-    assert ours.keys() == theirs.keys()
-    assert all("lora_" in name for name in ours)
-    return max(float((ours[name] - theirs[name]).norm() / theirs[name].norm()) for name in theirs)
 
 
 @pytest.mark.parametrize("config", [LlamaConfig, Qwen2Config, Qwen3Config])
@@ -79,16 +39,8 @@ def test_loss_and_gradients_are_those_of_peft(config: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["frozen fp32", "frozen bf16"])
 @pytest.mark.parametrize("config", [LlamaConfig, Qwen3Config])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
-def test_under_autocast_they_differ_by_what_bf16_rounds(config: Any, dtype: torch.dtype, device: str) -> None:
-    theirs = made(config, dtype).to(device)
-    ours = copy.deepcopy(theirs)
-    assert fuse_norms(ours) > 0
-    fuse_lora(ours)
-    (loss, gradients), (expected, wanted) = learnt(ours, bf16=True), learnt(theirs, bf16=True)
-    assert loss == pytest.approx(expected, abs=0.01)
-    assert far(gradients, wanted) < 0.1
-    assert {gradient.dtype for gradient in gradients.values()} == {torch.float32}
+def test_under_autocast_they_differ_by_what_bf16_rounds(config: Any, dtype: torch.dtype) -> None:
+    check_autocast(config, dtype, "cpu")
 
 
 def test_without_autocast_precisions_that_differ_are_left_to_peft() -> None:
@@ -149,7 +101,7 @@ def test_no_rows_are_no_trouble_and_hooks_are_heard() -> None:
 
 
 def test_a_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = SFTConfig(epochs=3, batch=1, lr=1e-2, dev_questions=0, lora=LoraConfig(rank=4))
+    settings = SFTConfig(num_train_epochs=3, batch_size=1, learning_rate=1e-2, dev_questions=0, lora=LoraConfig(r=4))
 
     def train(folder: Path) -> dict[str, torch.Tensor]:
         agent, episode = make_agent("direct"), EpisodeConfig(sampling=Sampling(max_tokens=20))

@@ -102,8 +102,8 @@ def trainer_for(
             policy.model,
             args=TrlGRPOConfig(
                 output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True,
-                remove_unused_columns=False, per_device_train_batch_size=settings.batch // settings.accumulate,
-                gradient_accumulation_steps=settings.accumulate, **grpo._grpo_arguments(settings, policy),
+                remove_unused_columns=False, per_device_train_batch_size=settings.batch_size // settings.gradient_accumulation_steps,
+                gradient_accumulation_steps=settings.gradient_accumulation_steps, **grpo._grpo_arguments(settings, policy),
             ),
             rollouts=Rollouts(driver, agent or Loose(), EPISODE if agent is None else ROOMY, settings, likes),
             questions={question.id: question for question in QUESTIONS},
@@ -112,7 +112,7 @@ def trainer_for(
             processing_class=policy.tokenizer,
             peft_config=None if settings.lora is None else lora_config(settings.lora, "CAUSAL_LM"),
         )  # fmt: skip
-    trainer.current_gradient_accumulation_steps = settings.accumulate
+    trainer.current_gradient_accumulation_steps = settings.gradient_accumulation_steps
     trainer.model.train()
     return trainer
 
@@ -120,9 +120,9 @@ def trainer_for(
 def batch_of(trainer: EpisodeTrainer) -> dict[str, Any]:
     """The tensors of the first update."""
     settings = trainer.rollouts.settings
-    asked = QUESTIONS[: settings.batch // settings.samples]
+    asked = QUESTIONS[: settings.batch_size // settings.num_generations]
     return trainer._generate_and_score_completions(
-        [{"prompt": question.id} for question in asked for _ in range(settings.samples)]
+        [{"prompt": question.id} for question in asked for _ in range(settings.num_generations)]
     )
 
 
@@ -138,7 +138,7 @@ def moved(model: Any, seed: int = 0) -> None:
 def taught(trainer: EpisodeTrainer) -> list[Credited]:
     """The rows of questions from which there is something to learn."""
     assert trainer.played is not None
-    rows, samples = trainer.played.rows, trainer.rollouts.settings.samples
+    rows, samples = trainer.played.rows, trainer.rollouts.settings.num_generations
     groups = [rows[start : start + samples] for start in range(0, len(rows), samples)]
     return [row for group in groups if any(each.teaches for each in group) for row in group]
 
@@ -164,10 +164,10 @@ def test_a_row_is_the_tokens_that_the_engine_saw_and_marks_those_of_the_policy(t
     assert bool(batch["prompt_mask"].all()), "nothing is padded on the left"
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, {"r": 2}], ids=["full", "lora"])
 def test_only_the_words_of_the_policy_have_a_gradient(tmp_path: Path, lora: Any) -> None:
     """Prompts and retrieved passages are read, and not learnt from; without the mask they would be."""
-    trainer = trainer_for(tmp_path, changed(lora=lora, passes=2))
+    trainer = trainer_for(tmp_path, changed(lora=lora, num_iterations=2))
     batch = batch_of(trainer)
     moved(trainer.model)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -219,30 +219,30 @@ def logps(model: Any, row: dict[str, list[Any]], temperature: float) -> Any:
 def grpo_loss(policy: Any, old: Sequence[torch.Tensor], rows: Sequence[Credited], settings: GRPOConfig) -> torch.Tensor:
     """The mean over all tokens to learn from of the clipped gain, less what moving away from the reference costs."""
     losses = []
-    high = settings.clip if settings.epsilon_high is None else settings.epsilon_high
+    high = settings.epsilon if settings.epsilon_high is None else settings.epsilon_high
     for row, before in zip(map(row_of, rows), old, strict=True):
         new = logps(policy, row, settings.temperature)
         with torch.no_grad():
             start = logps(tiny_model(), row, settings.temperature)
         gain = torch.tensor([each for each, learns in zip(row["advantages"], row["learns"]) if learns])
         ratio = (new - before).exp()
-        clipped = ratio.clamp(1 - settings.clip, 1 + high)
+        clipped = ratio.clamp(1 - settings.epsilon, 1 + high)
         divergence = ratio * ((start - new).exp() - (start - new) - 1)  # an estimate by what the old weights wrote
-        losses.append(-torch.minimum(ratio * gain, clipped * gain) + settings.kl * divergence)
+        losses.append(-torch.minimum(ratio * gain, clipped * gain) + settings.beta * divergence)
     return torch.cat(losses).mean()
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kl": 0.0},
-        {"kl": 0.3},
-        {"kl": 0.0, "passes": 2, "clip": 0.05, "epsilon_high": 0.3},
-        {"kl": 0.3, "passes": 2},
-        {"kl": 0.3, "passes": 2, "temperature": 0.7, "mode": "outcome"},
-        {"kl": 0.1, "passes": 2, "lora": {"rank": 2}},
-        {"kl": 0.0, "passes": 2, "mode": "tree"},
-        {"kl": 0.1, "passes": 2, "mode": "tree", "tree": {"credit": "branches"}},
+        {"beta": 0.0},
+        {"beta": 0.3},
+        {"beta": 0.0, "num_iterations": 2, "epsilon": 0.05, "epsilon_high": 0.3},
+        {"beta": 0.3, "num_iterations": 2},
+        {"beta": 0.3, "num_iterations": 2, "temperature": 0.7, "mode": "outcome"},
+        {"beta": 0.1, "num_iterations": 2, "lora": {"r": 2}},
+        {"beta": 0.0, "num_iterations": 2, "mode": "tree"},
+        {"beta": 0.1, "num_iterations": 2, "mode": "tree", "tree": {"credit": "branches"}},
     ],
     ids=["one pass", "kl", "clipped", "both", "temperature", "lora", "tree", "branches"],
 )
@@ -251,11 +251,11 @@ def test_the_loss_and_its_gradient_are_those_of_another_implementation(tmp_path:
     trainer = trainer_for(tmp_path, settings)
     moved(trainer.model, seed=1)  # away from the reference
     batch = batch_of(trainer)
-    assert ("old_per_token_logps" in batch) == (settings.passes > 1)
+    assert ("old_per_token_logps" in batch) == (settings.num_iterations > 1)
     rows = taught(trainer)
     with torch.no_grad():
         old = [logps(trainer.model, row_of(row), settings.temperature) for row in rows]
-    if settings.passes > 1:
+    if settings.num_iterations > 1:
         moved(trainer.model, seed=2)  # away from the weights that played
     loss = trainer.compute_loss(trainer.model, batch)
     expected = grpo_loss(trainer.model, old, rows, settings)
@@ -264,7 +264,7 @@ def test_the_loss_and_its_gradient_are_those_of_another_implementation(tmp_path:
     for found, other in zip(ours, torch.autograd.grad(expected, trained), strict=True):
         torch.testing.assert_close(found, other, rtol=1e-3, atol=1e-5)
     assert max(float(each.abs().max()) for each in ours) > 1e-3
-    if settings.passes > 1:
+    if settings.num_iterations > 1:
         clipped = trainer._metrics["train"]["clip_ratio/region_mean"][-1]
         assert 0 < clipped < 1, "some tokens are clipped, others are not"
 
@@ -294,7 +294,7 @@ def test_the_engine_and_the_trainer_agree_about_the_policy(finished: GRPOReport)
 
 
 def test_with_lora_the_reference_is_the_base_model(tmp_path: Path) -> None:
-    trainer = trainer_for(tmp_path, changed(lora={"rank": 2}, kl=0.1, drop_zero_std_groups=False))
+    trainer = trainer_for(tmp_path, changed(lora={"r": 2}, beta=0.1, drop_zero_std_groups=False))
     moved(trainer.model)
     batch = batch_of(trainer)
     assert trainer.ref_model is None
@@ -376,7 +376,9 @@ def one_flat(update: int, question: str, sample: int) -> str:
 
 def test_flat_questions_are_left_out_or_not(tmp_path: Path) -> None:
     left, whole = (
-        batch_of(trainer_for(tmp_path, changed(mode="outcome", drop_zero_std_groups=drop), told_by(one_flat), agent=PRORAG))
+        batch_of(
+            trainer_for(tmp_path, changed(mode="outcome", drop_zero_std_groups=drop), told_by(one_flat), agent=PRORAG)
+        )
         for drop in (True, False)
     )
     assert (len(left["completion_ids"]), len(whole["completion_ids"])) == (4, 8)
@@ -387,7 +389,7 @@ def test_flat_questions_are_left_out_or_not(tmp_path: Path) -> None:
 
 
 def test_a_row_that_fills_up_a_part_does_not_count(tmp_path: Path) -> None:
-    settings = changed(mode="outcome", samples=3, batch=6, accumulate=2)
+    settings = changed(mode="outcome", num_generations=3, batch_size=6, gradient_accumulation_steps=2)
     batch = batch_of(trainer_for(tmp_path, settings, told_by(one_flat), agent=PRORAG))
     learnt_B = (batch["completion_mask"] * batch["tool_mask"]).sum(dim=1)
     assert [bool(each) for each in learnt_B] == [True, True, True, False]
@@ -408,7 +410,7 @@ def test_an_update_in_which_nothing_is_to_be_learnt_changes_no_weight(tmp_path: 
     def now_and_then(update: int, question: str, sample: int) -> str:
         return say("Velm" if update == 2 and sample % 2 else "Oss")
 
-    settings = changed(mode="outcome", epochs=2, eval_steps=1, weight_decay=0.1, dev_questions=0)
+    settings = changed(mode="outcome", num_train_epochs=2, eval_steps=1, weight_decay=0.1, dev_questions=0)
     report, made = train_told(tmp_path, settings, now_and_then)
     assert made == [1, 2, 3, 4]
     rows = updates(tmp_path)
@@ -440,7 +442,7 @@ def test_episodes_that_break_are_counted_and_the_run_goes_on(tmp_path: Path) -> 
             raise ValueError("cable cut")
         return one_flat(update, "q1", sample)
 
-    report, made = train_told(tmp_path, changed(mode="outcome", epochs=1, dev_questions=0, kl=0.1), broken)
+    report, made = train_told(tmp_path, changed(mode="outcome", num_train_epochs=1, dev_questions=0, beta=0.1), broken)
     assert made == [1, 2]
     assert sum(row["failed"] for row in updates(tmp_path)) in (5, 6)
     assert report.numbers["episodes"] == 16
@@ -448,11 +450,14 @@ def test_episodes_that_break_are_counted_and_the_run_goes_on(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("parts", ["by settings", "by memory"])
 def test_an_update_in_parts_is_the_same_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: str) -> None:
-    train(tmp_path / "1", changed(epochs=1, passes=2, dev_questions=0))
+    train(tmp_path / "1", changed(num_train_epochs=1, num_iterations=2, dev_questions=0))
     if parts == "by memory":
         monkeypatch.setattr("stepladder.train.loop.watched_trainer.tokens_at_once", lambda *_: 100)
     accumulate = 2 if parts == "by settings" else 1
-    train(tmp_path / "2", changed(epochs=1, passes=2, accumulate=accumulate, dev_questions=0))
+    train(
+        tmp_path / "2",
+        changed(num_train_epochs=1, num_iterations=2, gradient_accumulation_steps=accumulate, dev_questions=0),
+    )
     pairs = list(zip(updates(tmp_path / "1"), updates(tmp_path / "2"), strict=True))
     assert len(pairs) == 4
     for ours, theirs in pairs:
@@ -467,8 +472,8 @@ def test_an_update_in_parts_is_the_same_update(tmp_path: Path, monkeypatch: pyte
 
 #: Sixteen updates; trouble is looked for over three of them.
 GUARDED = {
-    "questions": 2, "epochs": 16, "eval_steps": 2, "lr": 1e-4, "kl": 0.0, "dev_questions": 1,
-    "guards": {"window": 3, "entropy_share": None, "searches_share": None},
+    "questions": 2, "num_train_epochs": 16, "eval_steps": 2, "learning_rate": 1e-4, "beta": 0.0, "dev_questions": 1,
+    "monitors": {"window": 3, "entropy_share": None, "searches_share": None},
 }  # fmt: skip
 
 
@@ -539,7 +544,7 @@ def test_without_dev_questions_there_is_a_checkpoint_to_go_back_to_as_well(tmp_p
 
 
 def test_where_an_alarm_does_not_stop_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    guards: dict[str, Any] = {"guards": {"window": 3, "entropy_share": None, "stop": False}, "epochs": 10}
+    guards: dict[str, Any] = {"monitors": {"window": 3, "entropy_share": None, "stop": False}, "num_train_epochs": 10}
     report, made = train_told(tmp_path, changed(mode="outcome", **{**GUARDED, **guards}), forgets)
     assert made == list(range(1, 11))
     (alarm,) = read_alarms(tmp_path / "alarms.jsonl")
@@ -614,15 +619,15 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_weights(finished: GRPORepor
 @pytest.mark.parametrize(
     "changes",
     [
-        {"passes": 2, "eval_steps": 3, "accumulate": 2, "lora": {"rank": 2, "dropout": 0.3}},
-        {"mode": "tree", "epochs": 4},
+        {"num_iterations": 2, "eval_steps": 3, "gradient_accumulation_steps": 2, "lora": {"r": 2, "lora_dropout": 0.3}},
+        {"mode": "tree", "num_train_epochs": 4},
     ],
     ids=["two passes in parts, lora", "tree"],
 )
 def test_a_run_that_was_cut_goes_on_where_the_episodes_of_its_checkpoint_were_used_up(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    settings = changed(**{"epochs": 2, "eval_steps": 4, "guards": {"logprob_gap": None}, **changes})
+    settings = changed(**{"num_train_epochs": 2, "eval_steps": 4, "monitors": {"logprob_gap": None}, **changes})
 
     class Stop(Exception):
         """Ends a run."""
@@ -679,7 +684,7 @@ def test_curves_tell_of_every_update_and_every_dev_score(finished: GRPOReport) -
 
 
 def test_what_was_played_is_told_once_for_all_its_passes(tmp_path: Path) -> None:
-    report = train(tmp_path, changed(passes=2, epochs=1, dev_questions=0))
+    report = train(tmp_path, changed(num_iterations=2, num_train_epochs=1, dev_questions=0))
     rows = updates(tmp_path)
     assert ["reward" in row for row in rows] == [True, False, True, False]
     assert all("entropy" in row and "clipped" in row for row in rows)
@@ -705,14 +710,14 @@ def test_nothing_is_said_but_by_us_and_nobody_is_called(
 ) -> None:
     monkeypatch.delenv("CI", raising=False)  # where trl would not call anyway
     monkeypatch.setattr(base_trainer, "send_telemetry", lambda *_, **__: pytest.fail("somebody was told"))
-    report = train(tmp_path, changed(epochs=1, lora={"rank": 2}))
+    report = train(tmp_path, changed(num_train_epochs=1, lora={"r": 2}))
     assert capfd.readouterr() == ("", "")
     assert not (report.policy / "adapter_config.json").exists(), "LoRA is merged"
 
 
 def test_what_earned_more_becomes_likelier(tmp_path: Path) -> None:
     """Right answers against wrong ones, told again and again."""
-    settings = changed(mode="outcome", kl=0.0, epochs=2, dev_questions=0)
+    settings = changed(mode="outcome", beta=0.0, num_train_epochs=2, dev_questions=0)
     report, _ = train_told(tmp_path, settings, lambda update, question, sample: say(("Oss", "Velm")[sample % 2]))
 
     def logp(model: Any, text: str) -> float:
@@ -729,15 +734,15 @@ def test_what_earned_more_becomes_likelier(tmp_path: Path) -> None:
 
 
 def test_every_epoch_plays_all_questions_and_fills_up_the_updates() -> None:
-    order, count = schedule(4, changed(epochs=2, passes=3), seed=0)
+    order, count = schedule(4, changed(num_train_epochs=2, num_iterations=3), seed=0)
     assert count == 4 * 3
     assert sorted(order[:4]) == sorted(order[4:]) == [0, 1, 2, 3]
-    assert schedule(4, changed(epochs=2, passes=3), seed=0)[0] == order
-    assert schedule(4, changed(epochs=2), seed=1)[0] != order
-    odd, count = schedule(3, changed(epochs=3, questions=3), seed=0)
+    assert schedule(4, changed(num_train_epochs=2, num_iterations=3), seed=0)[0] == order
+    assert schedule(4, changed(num_train_epochs=2), seed=1)[0] != order
+    odd, count = schedule(3, changed(num_train_epochs=3, questions=3), seed=0)
     assert (len(odd), count) == (8, 4)
     assert sorted(odd[:3]) == sorted(odd[3:6]) == [0, 1, 2]
-    assert schedule(4, changed(epochs=0.1), seed=0)[1] == 1
+    assert schedule(4, changed(num_train_epochs=0.1), seed=0)[1] == 1
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -747,13 +752,16 @@ def test_every_epoch_plays_all_questions_and_fills_up_the_updates() -> None:
     ("settings", "said"),
     [
         (
-            {"batch": 10, "samples": 4},
-            "batch 10 is no multiple of samples 4 x accumulate 1: the episodes of a question",
+            {"batch_size": 10, "num_generations": 4},
+            "batch_size 10 is not a multiple of num_generations 4 x gradient_accumulation_steps 1: the episodes of",
         ),
-        ({"batch": 8, "samples": 8, "accumulate": 2}, "batch 8 is no multiple of samples 8 x accumulate 2"),
-        ({"samples": 1}, "samples must be 2 or more: an episode is compared with others"),
-        ({"mode": "tree", "samples": 4, "tree": {"stems": 5}}, r"tree\.stems 5 is more than samples 4"),
-        ({"questions": 2, "batch": 32}, "questions 2 do not fill an update, which plays 4"),
+        (
+            {"batch_size": 8, "num_generations": 8, "gradient_accumulation_steps": 2},
+            "batch_size 8 is not a multiple of num_generations 8 x gradient_accumulation_steps 2",
+        ),
+        ({"num_generations": 1}, "num_generations must be 2 or more: an episode is compared with others"),
+        ({"mode": "tree", "num_generations": 4, "tree": {"stems": 5}}, r"tree\.stems 5 is more than num_generations 4"),
+        ({"questions": 2, "batch_size": 32}, "questions 2 do not fill an update of 4"),
         ({"mode": "duel"}, "mode: expected 'dual', 'outcome', 'process' or 'tree', found 'duel'"),
     ],
 )
@@ -767,11 +775,12 @@ def test_questions_without_answers_are_left_out(tmp_path: Path) -> None:
     with pytest.raises(StepladderError, match="none of 4 questions has an answer: nothing could be earned"):
         train(tmp_path, questions=nobody_knows)
     with pytest.raises(
-        StepladderError, match=r"1 questions have an answer, but an update plays 2 \(batch 8 by samples 4\)"
+        StepladderError,
+        match=r"1 questions have an answer, but an update needs 2 \(batch_size 8 by num_generations 4\)",
     ):
         train(tmp_path, questions=[*QUESTIONS[:1], *nobody_knows[1:]])
     assert not list(tmp_path.iterdir())
-    settings = changed(mode="outcome", epochs=1, dev_questions=0)
+    settings = changed(mode="outcome", num_train_epochs=1, dev_questions=0)
     assert train(tmp_path, settings, questions=[*QUESTIONS[:2], *nobody_knows[2:]]).numbers["questions"] == 2
 
 
@@ -803,11 +812,11 @@ def reward_model(words: Sequence[str] = (), **options: Any) -> ProcessRewardMode
 
 
 def test_a_reward_model_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
-    settings = changed(epochs=1, dev_questions=0)
+    settings = changed(num_train_epochs=1, dev_questions=0)
     with pytest.raises(StepladderError, match=r"another tokenizer .* than the policy .*set retokenize to true"):
         train(tmp_path, settings, reward=reward_model(["answer"]))
     assert not list(tmp_path.iterdir())
-    train(tmp_path / "outcome", changed(epochs=1, mode="outcome"), reward=reward_model(["answer"]))
+    train(tmp_path / "outcome", changed(num_train_epochs=1, mode="outcome"), reward=reward_model(["answer"]))
     reward = reward_model(["answer"], retokenize=True)
     train(tmp_path / "reencoded", settings, reward=reward)
     assert reward.reader.reencoded > 0
@@ -832,11 +841,11 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 
 SHARED = {"policy": "tiny", "agent": "direct", "device": "cpu", "episode": {"max_tokens": 6}}
-STAGE = {"questions": 2, "samples": 2, "batch": 4, "epochs": 2, "dev_questions": 1}
+GRPO_STAGE = {"questions": 2, "num_generations": 2, "batch_size": 4, "num_train_epochs": 2, "dev_questions": 1}
 
 
 def test_it_is_a_stage_of_a_recipe(tmp_path: Path, files: dict[str, str]) -> None:
-    recipe = Recipe.read({**SHARED, "data": files, "stages": {"grpo": {**STAGE, "mode": "outcome"}}})
+    recipe = Recipe.read({**SHARED, "data": files, "stages": {"grpo": {**GRPO_STAGE, "mode": "outcome"}}})
     assert dict(recipe.stages[0].inputs) == {"policy": "base"}
     report = run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
     numbers = report.stages[0].summary
@@ -850,7 +859,9 @@ def test_a_real_reward_model_scores_the_steps(tmp_path: Path, files: dict[str, s
     reward_model().save(tmp_path / "reward")
     context = RunContext(SharedConfig.read({**SHARED, "data": files}))
     task = Task("grpo", tmp_path / "run", 0, {"policy": "tiny", "reward": str(tmp_path / "reward")})
-    done = run_grpo(GRPOConfig.read({**STAGE, "mode": "process", "epochs": 1, "dev_questions": 0}), context, task)
+    done = run_grpo(
+        GRPOConfig.read({**GRPO_STAGE, "mode": "process", "num_train_epochs": 1, "dev_questions": 0}), context, task
+    )
     (row,) = updates(tmp_path / "run")
     assert 0 < row["step_score"] < 1
     assert row["dropped_groups"] == 0
@@ -859,7 +870,7 @@ def test_a_real_reward_model_scores_the_steps(tmp_path: Path, files: dict[str, s
 
 def test_the_gold_judge_may_stand_in_for_a_reward_model(tmp_path: Path) -> None:
     shared = {**SHARED, "data": {"name": "atlas"}, "search": {"k": 1}}
-    stage = {**STAGE, "mode": "process", "grader": "gold", "epochs": 1, "dev_questions": 0}
+    stage = {**GRPO_STAGE, "mode": "process", "scorer": "gold", "num_train_epochs": 1, "dev_questions": 0}
     recipe = Recipe.read({**shared, "stages": {"grpo": stage}})
     assert dict(recipe.stages[0].inputs) == {"policy": "base"}
     run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
@@ -868,9 +879,9 @@ def test_the_gold_judge_may_stand_in_for_a_reward_model(tmp_path: Path) -> None:
 
 
 def test_the_gold_judge_needs_what_it_judges_by(tmp_path: Path, files: dict[str, str]) -> None:
-    stage = {**STAGE, "mode": "dual", "grader": "gold"}
+    stage = {**GRPO_STAGE, "mode": "dual", "scorer": "gold"}
     recipe = Recipe.read({**SHARED, "data": files, "stages": {"grpo": stage}})
-    with pytest.raises(StepladderError, match="grader: gold needs questions with a gold decomposition"):
+    with pytest.raises(StepladderError, match="scorer: gold needs questions with a gold decomposition"):
         run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
 
 
@@ -898,7 +909,7 @@ def test_what_cannot_be_is_noticed_before_anything_is_done(
     tmp_path: Path, files: dict[str, str], shared: dict[str, Any], said: str
 ) -> None:
     data = {"data": {"train": files["train"]} if "data" in shared else files}
-    recipe = Recipe.read({**SHARED, **shared, **data, "stages": {"grpo": {**STAGE, "mode": "outcome"}}})
+    recipe = Recipe.read({**SHARED, **shared, **data, "stages": {"grpo": {**GRPO_STAGE, "mode": "outcome"}}})
     with pytest.raises(StepladderError, match=said):
         run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO()))
     assert not (tmp_path / "run" / "grpo").exists()
@@ -952,4 +963,4 @@ def test_weights_that_lora_freezes_are_bf16_where_training_is(tmp_path: Path, mo
     monkeypatch.setattr(grpo, "place_for", in_bf16)
     monkeypatch.setattr(EpisodeTrainer, "watch_over", look)
     with pytest.raises(Stop):
-        train(tmp_path, changed(lora=LoraConfig(rank=2)))
+        train(tmp_path, changed(lora=LoraConfig(r=2)))

@@ -434,12 +434,12 @@ def mean_loss(scores: Iterable[tuple[float, float]], centre: float = SETTINGS.ce
     return float(np.mean([plain_ranking(a, b, 0.0) + centre * (a + b) ** 2 for a, b in scores]))
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=4)], ids=["full", "lora"])
 def test_what_was_learnt_holds_for_other_questions(
     finished: PRMReport, tmp_path: Path, lora: LoraConfig | None
 ) -> None:
     """The folder is an ordinary model, LoRA merged, and gives the numbers of the report."""
-    report = finished if lora is None else train(tmp_path, changed(lora=lora, lr=2e-2))
+    report = finished if lora is None else train(tmp_path, changed(lora=lora, learning_rate=2e-2))
     numbers = report.numbers
     assert numbers["held_out_accuracy"] == 1.0
     scores = pair_scores(report.reward, HELD_OUT)
@@ -463,7 +463,7 @@ def test_a_new_head_prefers_nothing_and_a_reward_model_goes_on(
     finished: PRMReport, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert losses(finished.reward.parent)[0] == pytest.approx(math.log(2))
-    train(tmp_path, changed(epochs=1), finished.reward)
+    train(tmp_path, changed(num_train_epochs=1), finished.reward)
     assert losses(tmp_path)[0] < 0.1
     assert capfd.readouterr() == ("", "")
 
@@ -471,7 +471,7 @@ def test_a_new_head_prefers_nothing_and_a_reward_model_goes_on(
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_the_loss_is_the_mean_over_the_pairs_of_an_update(reward: Path, tmp_path: Path, accumulate: int) -> None:
     """One update of all pairs, in one part or in parts of one state, of which one has two pairs."""
-    train(tmp_path, changed(batch=4, epochs=1, accumulate=accumulate), reward)
+    train(tmp_path, changed(batch_size=4, num_train_epochs=1, gradient_accumulation_steps=accumulate), reward)
     scores = pair_scores(reward, PAIRS)
     (row,) = [row for row in read_curves(tmp_path / "curves.jsonl") if "loss" in row]
     assert row["loss"] == pytest.approx(mean_loss(scores), rel=1e-4)
@@ -480,7 +480,7 @@ def test_the_loss_is_the_mean_over_the_pairs_of_an_update(reward: Path, tmp_path
 
 
 def test_an_update_in_parts_is_the_same_update(finished: PRMReport, tmp_path: Path) -> None:
-    train(tmp_path, changed(accumulate=2, epochs=2))
+    train(tmp_path, changed(gradient_accumulation_steps=2, num_train_epochs=2))
     for name in ("loss", "grad_norm", "tokens", "policy_tokens"):
         whole = losses(finished.reward.parent, name)
         assert losses(tmp_path, name)[:2] == pytest.approx(whole[:2], rel=1e-3)
@@ -495,7 +495,7 @@ def test_the_same_seed_gives_the_same_numbers(finished: PRMReport, tmp_path: Pat
 def test_the_best_by_held_out_loss_is_the_reward_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = iter((0.5, 0.2, 0.9))
     monkeypatch.setattr(prm_training, "_held_out_score", lambda *_: lambda: {"loss": next(given)})
-    report = train(tmp_path, changed(epochs=3))
+    report = train(tmp_path, changed(num_train_epochs=3))
     assert report.numbers["best_step"] == 4
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.complete == [4, 6]
@@ -573,7 +573,7 @@ def test_the_stage_learns_values_from_trees(
     with TreeFile(tmp_path / "trees.jsonl.gz") as trees:
         for question in ("who", "where", "when", "how", "why"):
             trees.add(small_tree(question))
-    changes = {"objective": objective, "dense": dense, "dev_share": 0.2, "epochs": 10, "lr": 1e-2}
+    changes = {"objective": objective, "dense": dense, "dev_share": 0.2, "num_train_epochs": 10, "learning_rate": 1e-2}
     numbers = stage(tmp_path / "prm", {"trees": tmp_path / "trees.jsonl.gz"}, **changes)
     assert (numbers["scored_steps"], numbers["held_out_steps"]) == (scored, held_out)
     assert numbers["held_out_error"] < 0.1
@@ -601,7 +601,9 @@ def test_the_stage_learns_from_what_the_policy_plays(tmp_path: Path, monkeypatch
         trees.add(replace(small_tree("q0"), question=replace(QUESTION, id="q0", hops=(), gold_passages=(), answers=())))
     shared = SharedConfig.read({"policy": "tiny", "agent": AGENT, "device": "cpu"})
     task = Task("prm", tmp_path / "prm", 0, {"policy": "tiny", "trees": str(tmp_path / "trees.jsonl.gz")})
-    settings = changed(objective="verdicts", episodes=8, samples=3, dev_share=0.25, epochs=1, retokenize=True)
+    settings = changed(
+        objective="verdicts", episodes=8, num_generations=3, dev_share=0.25, num_train_epochs=1, retokenize=True
+    )
     for _ in range(2):  # what is there is not played again, and nobody is loaded to play
         numbers = run_prm(settings, RunContext(shared), task).summary
         assert (numbers["episodes"], numbers["scored_steps"], numbers["held_out_steps"]) == (24, 18, 6)
@@ -636,8 +638,8 @@ def test_runs_from_before_there_were_episodes_hold() -> None:
         stages = {"explore": {}, "prm": {"objective": "verdicts", **more}}
         return all_ingredients(Recipe.read({"policy": "tiny", "stages": stages}))["prm"]
 
-    assert not {"stages.prm.episodes", "stages.prm.samples", "stages.prm.temperature"} & set(made_of())
-    assert made_of(episodes=4)["stages.prm.samples"] == 2
+    assert not {"stages.prm.episodes", "stages.prm.num_generations", "stages.prm.temperature"} & set(made_of())
+    assert made_of(episodes=4)["stages.prm.num_generations"] == 2
 
 
 def test_played_questions_that_are_held_out_teach_nothing_whatever_is_made_of_them() -> None:
@@ -670,7 +672,7 @@ def test_the_stage_begins_with_the_policy_or_with_another_model(tmp_path: Path) 
         tiny_model(seed=7).save_pretrained(tmp_path / "other")
         TOKENIZER.save_pretrained(tmp_path / "other")
     for name, model, seed in (("policy", None, 0), ("other", str(tmp_path / "other"), 7)):
-        stage(tmp_path / name, {"pairs": pairs}, model=model, epochs=0.5, lr=1e-6)
+        stage(tmp_path / name, {"pairs": pairs}, model=model, num_train_epochs=0.5, learning_rate=1e-6)
         learnt = weights(tmp_path / name / "reward")["model.embed_tokens.weight"]
         torch.testing.assert_close(
             learnt, tiny_model(seed=seed).state_dict()["model.embed_tokens.weight"], atol=1e-4, rtol=0
@@ -712,7 +714,7 @@ BAD_PAIRS: dict[str, Pair] = {
 def test_pairs_that_the_policy_would_not_see_today_are_refused_and_counted(tmp_path: Path) -> None:
     refused = [*BAD_PAIRS.values(), BAD_PAIRS["other agent"]]
     pairs = pair_folder(tmp_path / "pairs", [*PAIRS[1:], *refused], [*HELD_OUT, BAD_PAIRS["other agent"]])
-    numbers = stage(tmp_path / "prm", {"pairs": pairs}, epochs=1)
+    numbers = stage(tmp_path / "prm", {"pairs": pairs}, num_train_epochs=1)
     assert (numbers["pairs"], numbers["held_out_pairs"]) == (4, 2)
     assert numbers["refused"] == {"other agent": 3, "other vocabulary": 1, "other prompt": 1, "other tokens": 1}
 
@@ -855,9 +857,9 @@ def test_names_that_are_no_reward_model(name: str, said: str) -> None:
     ("settings", "said"),
     [
         ({"objective": "values", "chains": 4}, "chains, spoilt and episodes go with the objective 'verdicts'"),
-        ({"objective": "pairs", "spoilt": 4}, "not 'pairs'"),
+        ({"objective": "pairs", "corruptions": 4}, "not 'pairs'"),
         ({"objective": "outcome", "episodes": 4}, "not 'outcome'"),
-        ({"objective": "verdicts", "spoilt": 4}, "set chains to have gold chains"),
+        ({"objective": "verdicts", "corruptions": 4}, "set chains as well"),
     ],
 )
 def test_chains_are_for_verdicts_alone(settings: dict[str, Any], said: str) -> None:

@@ -245,13 +245,15 @@ def test_episodes_that_fail_are_counted_and_if_all_do_it_is_an_error(tmp_path: P
 
 #: Learnt by heart, all but the last.
 QUESTIONS = [Question(name, name, (name * 3,)) for name in ("Orm", "Tarn", "Velm")]
-SETTINGS = RFTConfig(samples=4, threshold=None, batch=2, lr=1e-4, dev_questions=2, epochs=2)
+SETTINGS = RFTConfig(
+    num_generations=4, threshold=None, batch_size=2, learning_rate=1e-4, dev_questions=2, num_train_epochs=2
+)
 EPISODE = EpisodeConfig(sampling=Sampling(max_tokens=40))
 
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings = SFTConfig(epochs=60, batch=2, lr=1e-2, dev_questions=0)
+    settings = SFTConfig(num_train_epochs=60, batch_size=2, learning_rate=1e-2, dev_questions=0)
     folder = tmp_path_factory.mktemp("sft")
     return train_sft(
         "tiny", make_agent("direct"), QUESTIONS[:2], (), None, EPISODE, settings, folder, seed=0, device="cpu",
@@ -361,7 +363,7 @@ def test_samples_are_drawn_as_the_settings_say(learnt: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(rft, "sampled_in", instead)
     with pytest.raises(Stop):
-        refine(learnt, tmp_path, settings=changed(temperature=0.7, top_p=0.9, questions=2, samples=5))
+        refine(learnt, tmp_path, settings=changed(temperature=0.7, top_p=0.9, questions=2, num_generations=5))
 
 
 def test_the_same_seed_gives_the_same_result(finished: RFTReport, learnt: Path, tmp_path: Path) -> None:
@@ -372,7 +374,7 @@ def test_the_same_seed_gives_the_same_result(finished: RFTReport, learnt: Path, 
 
 
 #: Scored before the first update, and after the second, which ruins the policy.
-HARMFUL = changed(lr=1.0, eval_steps=2, eval_on_start=True)
+HARMFUL = changed(learning_rate=1.0, eval_steps=2, eval_on_start=True)
 
 
 def test_a_refinement_that_does_harm_leaves_the_policy_as_it_came(learnt: Path, tmp_path: Path) -> None:
@@ -418,7 +420,7 @@ def test_a_finished_run_is_not_trained_again(finished: RFTReport, learnt: Path) 
 
 
 #: Four updates, with a checkpoint in the middle.
-IN_PARTS = changed(lora=LoraConfig(rank=2, dropout=0.3), batch=1, dev_questions=0, eval_steps=2)
+IN_PARTS = changed(lora=LoraConfig(r=2, lora_dropout=0.3), batch_size=1, dev_questions=0, eval_steps=2)
 
 
 @pytest.fixture(scope="module")
@@ -514,8 +516,8 @@ def recipe(stages: dict[str, Any], **more: Any) -> Recipe:
 
 def test_a_warm_up_and_a_refinement_are_a_recipe(learnt: Path, tmp_path: Path, files: dict[str, str]) -> None:
     stages = {
-        "sft": {"epochs": 1, "lr": 1e-5, "dev_questions": 0},
-        "rft": {"threshold": None, "samples": 2, "dev_questions": 2},
+        "sft": {"num_train_epochs": 1, "learning_rate": 1e-5, "dev_questions": 0},
+        "rft": {"threshold": None, "num_generations": 2, "dev_questions": 2},
     }
     made = recipe(stages, policy=str(learnt), data=files)
     assert dict(made.stages[1].inputs) == {"policy": "sft"}

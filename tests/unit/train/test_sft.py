@@ -93,7 +93,7 @@ def test_a_warm_up_leaves_a_policy_and_its_history(finished: SFTReport) -> None:
 def test_what_is_learnt_is_what_an_episode_needs(tmp_path: Path) -> None:
     """The tokens trained on are those an episode reads and writes: two answers, learnt by heart, score 1."""
     questions = [replace(QUESTION, id=name, text=name, answers=(name * 3,)) for name in ("Orm", "Tarn")]
-    settings = SFTConfig(epochs=60, batch=2, lr=1e-2, eval_steps=60)
+    settings = SFTConfig(num_train_epochs=60, batch_size=2, learning_rate=1e-2, eval_steps=60)
     report = train_sft(
         "tiny", make_agent("direct"), questions, questions, None, EpisodeConfig(), settings, tmp_path,
         seed=0, device="cpu",
@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_numbers(finished: SFTReport, tmp_path: Pat
 
 def test_an_update_in_parts_is_the_same_update(finished: SFTReport, tmp_path: Path) -> None:
     """Parts differ in length and weight: each counts by its share of the whole, not as an equal part."""
-    train(tmp_path, changed(SETTINGS, accumulate=2, dev_questions=0))
+    train(tmp_path, changed(SETTINGS, gradient_accumulation_steps=2, dev_questions=0))
     assert losses(tmp_path)[:3] == pytest.approx(losses(finished.policy.parent)[:3], rel=1e-4)
 
 
@@ -126,15 +126,15 @@ def rates(folder: Path) -> list[float]:
 
 
 def test_a_warm_up_of_the_learning_rate_leaves_an_update_to_learn_in(finished: SFTReport, tmp_path: Path) -> None:
-    one = train(tmp_path / "one", changed(SETTINGS, batch=5, epochs=1, dev_questions=0))
+    one = train(tmp_path / "one", changed(SETTINGS, batch_size=5, num_train_epochs=1, dev_questions=0))
     assert rates(tmp_path / "one") == [SETTINGS.lr]
     before = tiny_model().state_dict()
     assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(one.policy).items())
-    train(tmp_path / "two", changed(SETTINGS, batch=5, warmup=0.9, dev_questions=0))
+    train(tmp_path / "two", changed(SETTINGS, batch_size=5, warmup_ratio=0.9, dev_questions=0))
     assert rates(tmp_path / "two") == [0, SETTINGS.lr]
     # Where there are enough updates the share is as it was asked for, rounded up.
     assert [rate > 0 for rate in rates(finished.policy.parent)] == [False, True, True, True, True, True]
-    train(tmp_path / "half", changed(SETTINGS, warmup=0.5, schedule="constant", dev_questions=0))
+    train(tmp_path / "half", changed(SETTINGS, warmup_ratio=0.5, lr_scheduler_type="constant", dev_questions=0))
     assert rates(tmp_path / "half") == pytest.approx([SETTINGS.lr * share for share in (0, 1 / 3, 2 / 3, 1, 1, 1)])
 
 
@@ -145,7 +145,7 @@ def losses(folder: Path) -> list[float]:
 def test_the_loss_is_the_mean_over_an_update_by_another_implementation(tmp_path: Path) -> None:
     """Parts of unequal length and weight; the first update is made with the weights as they came."""
     short = replace(QUESTION, id="short", answers=("Ada Tarn",), hops=(Hop("Who built it?", "Ada Tarn", ("p1",)),))
-    settings = changed(SETTINGS, batch=4, accumulate=4, epochs=1, dev_questions=0)
+    settings = changed(SETTINGS, batch_size=4, gradient_accumulation_steps=4, num_train_epochs=1, dev_questions=0)
     train(tmp_path, settings, questions=[*QUESTIONS[:2], short, replace(short, id="other")])
     model, engine = tiny_model(), TransformersEngine("tiny", device="cpu")
     total = weight = 0.0
@@ -160,7 +160,7 @@ def test_the_loss_is_the_mean_over_an_update_by_another_implementation(tmp_path:
 
 
 def test_nothing_is_said_but_by_us(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    train(tmp_path, changed(SETTINGS, epochs=1, questions=2, lora=LoraConfig(rank=2)))
+    train(tmp_path, changed(SETTINGS, num_train_epochs=1, questions=2, lora=LoraConfig(r=2)))
     assert capfd.readouterr() == ("", "")
 
 
@@ -223,7 +223,10 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_weights(finished: SFTReport
 
 @pytest.mark.parametrize(
     "changes",
-    [{"dev_questions": 0, "lora": LoraConfig(rank=2, dropout=0.3)}, {"precision": "bf16", "accumulate": 2}],
+    [
+        {"dev_questions": 0, "lora": LoraConfig(r=2, lora_dropout=0.3)},
+        {"precision": "bf16", "gradient_accumulation_steps": 2},
+    ],
     ids=["lora", "bf16"],
 )
 def test_resuming_in_the_middle_of_an_epoch_keeps_the_order(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -254,7 +257,7 @@ def test_the_best_by_dev_score_is_the_policy(
 ) -> None:
     given = iter(scores)
     monkeypatch.setattr(sft, "dev_player", lambda *_: lambda: {"f1": next(given)})
-    report = train(tmp_path, changed(SETTINGS, epochs=3))
+    report = train(tmp_path, changed(SETTINGS, num_train_epochs=3))
     assert report.summary()["best_step"] == best
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.complete == [best, 9]
@@ -263,7 +266,7 @@ def test_the_best_by_dev_score_is_the_policy(
 
 
 def test_lora_is_merged_into_an_ordinary_model(tmp_path: Path) -> None:
-    report = train(tmp_path, changed(SETTINGS, lora=LoraConfig(rank=2), dev_questions=0))
+    report = train(tmp_path, changed(SETTINGS, lora=LoraConfig(r=2), dev_questions=0))
     assert "best_step" not in report.summary()
     assert not (report.policy / "adapter_config.json").exists()
     with quiet_libraries():
@@ -301,7 +304,7 @@ def test_transcripts_beyond_the_window_are_left_out_and_counted(
         tiny_model(max_position_embeddings=400).save_pretrained(tmp_path / "model")
         tiny_tokenizer().save_pretrained(tmp_path / "model")
     short = replace(QUESTION, id="short", answers=("Ada Tarn",), hops=(Hop("Who built it?", "Ada Tarn", ("p1",)),))
-    settings = changed(SETTINGS, epochs=1, dev_questions=0)
+    settings = changed(SETTINGS, num_train_epochs=1, dev_questions=0)
     report = train(tmp_path / "run", settings, model=tmp_path / "model", questions=[*QUESTIONS, short])
     assert (report.summary()["skipped_too_long"], report.summary()["examples"]) == (5, 1)
     assert "5 of 6 transcripts are longer than the model's window of 400 tokens" in capsys.readouterr().err
@@ -349,19 +352,19 @@ def test_layers_that_are_not_there_cannot_be_adapted(tmp_path: Path) -> None:
     with pytest.raises(
         StepladderError, match=r"lora.targets does not fit model 'tiny': .*nope.* are down_proj, .*v_proj"
     ):
-        train(tmp_path, changed(SETTINGS, lora=LoraConfig(targets=("nope",))))
+        train(tmp_path, changed(SETTINGS, lora=LoraConfig(target_modules=("nope",))))
 
 
 def test_checkpoints_without_their_curves_are_not_guessed_about(tmp_path: Path) -> None:
-    train(tmp_path, changed(SETTINGS, epochs=1))
+    train(tmp_path, changed(SETTINGS, num_train_epochs=1))
     (tmp_path / "curves.jsonl").unlink()
     with pytest.raises(StepladderError, match=r"curves.jsonl has 0 of the 3 updates .* delete .*checkpoints to train"):
-        train(tmp_path, changed(SETTINGS, epochs=1))
+        train(tmp_path, changed(SETTINGS, num_train_epochs=1))
 
 
 def test_settings_that_do_not_fit_together_are_refused() -> None:
-    with pytest.raises(StepladderError, match="batch 8 cannot be computed in 3 equal parts"):
-        SFTConfig.read({"accumulate": 3})
+    with pytest.raises(StepladderError, match="batch_size 8 is not a multiple of gradient_accumulation_steps 3"):
+        SFTConfig.read({"gradient_accumulation_steps": 3})
     with pytest.raises(StepladderError, match="needs teacher_model"):
         SFTConfig.read({"source": "teacher"})
 
@@ -396,7 +399,7 @@ def test_a_small_model_writes_in_the_precision_of_its_weights_though_it_is_train
 def test_lora_leaves_conversions_to_autocast_and_makes_its_own_without(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    model = load_policy(tmp_path, LoraConfig(rank=2), bf16=True, device=torch.device("cpu")).model
+    model = load_policy(tmp_path, LoraConfig(r=2), bf16=True, device=torch.device("cpu")).model
     ids = torch.arange(5, 45)[None]
     layer = next(each for each in model.modules() if isinstance(each, torch.nn.Linear) and each.out_features == 2)
     given: list[torch.dtype] = []
@@ -416,7 +419,7 @@ def test_lora_leaves_conversions_to_autocast_and_makes_its_own_without(tmp_path:
     assert given == [torch.float32, torch.bfloat16, torch.float32, torch.bfloat16]
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)], ids=["all weights", "lora"])
+@pytest.mark.parametrize("lora", [None, LoraConfig(r=2)], ids=["all weights", "lora"])
 def test_a_large_model_is_played_by_a_copy_that_keeps_in_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lora: LoraConfig | None
 ) -> None:
@@ -454,10 +457,10 @@ def test_lora_of_an_output_layer_that_is_the_embeddings_too_is_refused() -> None
     for targets, tied in ((("q_proj",), True), (("lm_head",), False)):
         model = tiny_model()
         model.config.tie_word_embeddings = tied
-        expect_targets(model, LoraConfig(targets=targets), "tiny")
+        expect_targets(model, LoraConfig(target_modules=targets), "tiny")
     assert tiny_model().config.tie_word_embeddings
     with pytest.raises(StepladderError, match="the output layer lm_head"):
-        load_policy("tiny", LoraConfig(targets=("q_proj", "lm_head")), bf16=False, device=cpu)
+        load_policy("tiny", LoraConfig(target_modules=("q_proj", "lm_head")), bf16=False, device=cpu)
 
 
 def test_a_small_model_and_one_trained_in_fp32_play_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""Reading and writing: atomic files, JSON lines, trace records, request bodies, retries and tokens."""
+"""I/O: atomic files, JSON lines, trace records, request bodies, retry backoff and auth tokens."""

@@ -1,15 +1,14 @@
-"""Write files and folders whole or not at all.
+"""Write files and folders atomically.
 
-In: a place and a block of code that writes. Out: the finished file or folder at that place, or, after any failure
-(a full disk, an exception, Ctrl-C, a killed process), whatever was there before.
+In: a path and a block of code that writes. Out: the complete file or folder at that path or, after any failure (full
+disk, exception, Ctrl-C, killed process), what was there before.
 
-The block writes to a hidden sibling named `.NAME.HOST-PID-RANDOM.partial`, which is renamed when the block has
-ended well. A process that is killed outright cannot tidy up; the next attempt at the same place recognises what it
-left by the dead process id and removes it. Attempts of living processes, and of other machines that share the
-disk, are left alone.
+The block writes to a hidden sibling named `.NAME.HOST-PID-RANDOM.partial`, which is renamed on success. Leftovers of a
+killed process are recognized by its dead process id and removed by the next attempt at the same path. Attempts of
+running processes, and of other machines that share the disk, are not touched.
 
-Work of hours is written with `resumable_folder`, whose hidden sibling `.NAME.unfinished` outlives the process: the next
-attempt with the same plan finds it there and goes on.
+Long jobs use `resumable_folder`, whose hidden sibling `.NAME.unfinished` survives the process: the next attempt with
+the same plan resumes from it.
 """
 
 import errno
@@ -30,38 +29,38 @@ from stepladder.core.errors import StepladderError
 
 _HOST = re.sub(r"[^A-Za-z0-9]", "", platform.node()) or "host"
 
-#: Folder of what is needed only until a folder is finished.
-_NOTES = "unfinished"
+#: Subfolder for files that are needed only until the folder is complete.
+_SCRATCH = "unfinished"
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class WriteError(StepladderError):
-    """Something could not be written; nothing half-written remains and what was there before is unchanged."""
+    """A write failed. No partial file remains, and previous content is unchanged."""
 
 
 @contextmanager
 def atomic_folder(path: Path, what: str = "folder") -> Iterator[Path]:
-    """An empty folder to write into. It becomes `path` when the block ends well, replacing an older folder there.
+    """An empty folder to write into. On success it becomes `path`, replacing an existing folder.
 
-    `what` names the thing in error messages. With an older folder there are two renames; a process killed exactly
-    between them leaves the old folder under its hidden name, and the next attempt puts it back.
+    `what` names the object in error messages. Replacing takes two renames; if the process is killed between them, the
+    old folder keeps a hidden name and the next attempt restores it.
     """
     target = path.resolve()
-    with _attempt(path, target, what) as temporary:
-        with _explained(path, target, what):
+    with _temporary_sibling(path, target, what) as temporary:
+        with _write_errors(path, target, what):
             if target.exists() and not target.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, "a file of that name is in the way")
+                raise NotADirectoryError(errno.ENOTDIR, "a file with that name exists")
             temporary.mkdir()
         yield temporary
-        with _explained(path, target, what):
-            _let_read(temporary)
+        with _write_errors(path, target, what):
+            _make_readable(temporary)
             sync_all(temporary)
-            _put_folder(temporary, target)
+            _replace_folder(temporary, target)
 
 
-def _let_read(folder: Path) -> None:
-    """Let those read the files who may read the folder: safetensors writes for the owner alone."""
+def _make_readable(folder: Path) -> None:
+    """Give files the read permissions of the folder: safetensors writes for the owner only."""
     readable = folder.stat().st_mode & 0o444
     for file in folder.rglob("*"):
         if file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1:
@@ -70,12 +69,12 @@ def _let_read(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PartialFolder:
-    """A folder on its way."""
+    """A folder that is being written."""
 
-    #: What is written here stays.
+    #: Files of the final folder.
     folder: Path
-    #: What is needed only until the folder is finished.
-    notes: Path
+    #: Files that are needed only until the folder is complete.
+    scratch: Path
 
 
 @contextmanager
@@ -85,43 +84,43 @@ def resumable_folder(
     what: str = "folder",
     keep: Callable[[PartialFolder], bool] = lambda _: True,
 ) -> Iterator[PartialFolder]:
-    """A folder to write into, with what an attempt with the same `plan` that did not end well has left in it.
+    """A folder to write into. It contains what a failed attempt with the same `plan` has left.
 
-    It becomes `path` when the block ends well, replacing an older folder there. After a failure `keep` says whether
-    there is anything in it worth going on with; after a kill it is always there. One process at a time.
+    On success it becomes `path`, replacing an existing folder. After an exception, `keep` decides whether the partial
+    folder is kept for resuming; after a kill it always is. One process at a time.
     """
     target = path.resolve()
     folder = target.with_name(f".{target.name}.unfinished")
-    unfinished = PartialFolder(folder, folder / _NOTES)
-    with _explained(path, target, what):
+    partial = PartialFolder(folder, folder / _SCRATCH)
+    with _write_errors(path, target, what):
         target.parent.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(target)
         if target.exists() and not target.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "a file of that name is in the way")
-        if target.is_mount():  # found out now, not when the work of hours is to take its place
+            raise NotADirectoryError(errno.ENOTDIR, "a file with that name exists")
+        if target.is_mount():  # detected now, not after hours of work
             raise OSError(errno.EBUSY, "it is a mount point, which cannot be replaced; choose a folder inside it")
         folder.mkdir(exist_ok=True)
-    with _alone(folder, what):
+    with _exclusive_lock(folder, what):
         try:
-            with _explained(path, target, what):
-                _begin(unfinished, plan)
-            yield unfinished
-            with _explained(path, target, what):
+            with _write_errors(path, target, what):
+                _start_or_resume(partial, plan)
+            yield partial
+            with _write_errors(path, target, what):
                 sync_all(folder)
-                _put_folder(folder, target)  # with the notes: until it is there, they say how to go on
-                _remove(target / _NOTES)
+                _replace_folder(folder, target)  # including the scratch files, which are needed to resume until then
+                _remove(target / _SCRATCH)
         except BaseException as error:
-            if not keep(unfinished):
+            if not keep(partial):
                 _remove(folder)
-            if isinstance(error, OSError) and _ran_out_of_room(error):
+            if isinstance(error, OSError) and _is_disk_full(error):
                 raise _failure(path, target, what, error) from error
             raise
 
 
 @contextmanager
-def _alone(folder: Path, what: str) -> Iterator[None]:
-    """Nobody else writes into the folder meanwhile."""
-    if os.name == "nt":  # no locks of this kind there; two builders of one folder are the user's to avoid
+def _exclusive_lock(folder: Path, what: str) -> Iterator[None]:
+    """Lock the folder against other processes."""
+    if os.name == "nt":  # no flock on Windows: the user must avoid two builds of one folder
         yield
         return
     import fcntl
@@ -132,23 +131,23 @@ def _alone(folder: Path, what: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise WriteError(
-                f"the {what} is being written by another process, in {folder}: wait for its end"
+                f"the {what} is being written by another process, in {folder}: wait until it finishes"
             ) from error
         yield
     finally:
         os.close(descriptor)
 
 
-def _begin(unfinished: PartialFolder, plan: Mapping[str, object]) -> None:
-    """Write down the plan; what was made by another one is removed."""
-    file, text = unfinished.notes / "plan.json", json.dumps(plan, indent=2, sort_keys=True)
-    if file.is_file() and file.read_bytes() == text.encode():
+def _start_or_resume(partial: PartialFolder, plan: Mapping[str, object]) -> None:
+    """Store the plan; files of an attempt with another plan are removed."""
+    plan_file, text = partial.scratch / "plan.json", json.dumps(plan, indent=2, sort_keys=True)
+    if plan_file.is_file() and plan_file.read_bytes() == text.encode():
         return
-    for each in unfinished.folder.iterdir():
+    for each in partial.folder.iterdir():
         _remove(each)
-    unfinished.notes.mkdir()
-    with atomic_file(file) as written:
-        written.write(text)
+    partial.scratch.mkdir()
+    with atomic_file(plan_file) as file:
+        file.write(text)
 
 
 @overload
@@ -158,7 +157,7 @@ def atomic_file(path: Path, mode: Literal["wb"], what: str = "file") -> Abstract
 def atomic_file(
     path: Path, mode: Literal["w", "wb"] = "w", what: str = "file"
 ) -> AbstractContextManager[TextIO] | AbstractContextManager[BinaryIO]:
-    """An open file to write to. It becomes `path` when the block ends well. Text is UTF-8 with plain newlines."""
+    """An open file to write to. On success it becomes `path`. Text is UTF-8 with plain newlines."""
     return _atomic_file(path, mode, what)
 
 
@@ -166,60 +165,61 @@ def atomic_file(
 def _atomic_file(path: Path, mode: str, what: str) -> Iterator[Any]:
     target = path.resolve()
     text = {"encoding": "utf-8", "newline": "\n"} if mode == "w" else {}
-    with _attempt(path, target, what) as temporary:
-        with _explained(path, target, what):
+    with _temporary_sibling(path, target, what) as temporary:
+        with _write_errors(path, target, what):
             if target.is_dir():
-                raise IsADirectoryError(errno.EISDIR, "a folder of that name is in the way")
+                raise IsADirectoryError(errno.EISDIR, "a folder with that name exists")
             file = temporary.open(mode, **text)  # type: ignore[call-overload]
         with file:
             yield file
-        with _explained(path, target, what):
+        with _write_errors(path, target, what):
             sync(temporary)
             temporary.replace(target)
             sync(target.parent)
 
 
 @contextmanager
-def _attempt(path: Path, target: Path, what: str) -> Iterator[Path]:
-    """A free name beside the target. What stands there when the block fails is removed."""
-    with _explained(path, target, what):
+def _temporary_sibling(path: Path, target: Path, what: str) -> Iterator[Path]:
+    """A temporary path next to the target. It is removed if the block fails."""
+    with _write_errors(path, target, what):
         target.parent.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(target)
-    temporary = _beside(target, "partial")
+    temporary = _sibling(target, "partial")
     try:
         yield temporary
     except BaseException as error:
         _remove(temporary)
-        if isinstance(error, OSError) and _ran_out_of_room(error):
+        if isinstance(error, OSError) and _is_disk_full(error):
             raise _failure(path, target, what, error) from error
         raise
 
 
 @contextmanager
-def _explained(path: Path, target: Path, what: str) -> Iterator[None]:
+def _write_errors(path: Path, target: Path, what: str) -> Iterator[None]:
+    """Raise an `OSError` inside the block as `WriteError`."""
     try:
         yield
     except OSError as error:
         raise _failure(path, target, what, error) from error
 
 
-def _ran_out_of_room(error: OSError) -> bool:
-    # The caller's block also reads, so only errors that writing alone can cause are taken for ours.
+def _is_disk_full(error: OSError) -> bool:
+    # The caller's block also reads, so only errors that only writing can cause count.
     # NumPy reports a short write without an errno, as "N requested and M written".
-    return error.errno in _NO_ROOM or (error.errno is None and " requested and " in str(error))
+    return error.errno in _DISK_FULL or (error.errno is None and " requested and " in str(error))
 
 
 def _failure(path: Path, target: Path, what: str, error: OSError) -> WriteError:
-    place = next(parent for parent in target.parents if _exists(parent))
-    free = shutil.disk_usage(place).free / 1e6
+    parent = next(parent for parent in target.parents if _exists(parent))
+    free = shutil.disk_usage(parent).free / 1e6
     return WriteError(
         f"could not write the {what} {path}: {error.strerror or error}. {free:,.1f} MB are free on that disk. "
-        + ("What was there before is unchanged." if _exists(target) else "Nothing half-written remains.")
+        + ("The previous content is unchanged." if _exists(target) else "No partial files remain.")
     )
 
 
-def _put_folder(new: Path, target: Path) -> None:
-    old = _beside(target, "replaced")
+def _replace_folder(new: Path, target: Path) -> None:
+    old = _sibling(target, "replaced")
     with suppress(FileNotFoundError):
         target.rename(old)
     try:
@@ -232,7 +232,7 @@ def _put_folder(new: Path, target: Path) -> None:
     _remove(old)
 
 
-def _beside(target: Path, role: str) -> Path:
+def _sibling(target: Path, role: str) -> Path:
     return target.with_name(f".{target.name}.{_HOST}-{os.getpid()}-{token_hex(4)}.{role}")
 
 
@@ -248,7 +248,7 @@ def _clear_leftovers(target: Path) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    if os.name == "nt":  # there, signal 0 would end the process; leftovers stay
+    if os.name == "nt":  # on Windows, signal 0 would terminate the process, so leftovers stay
         return True
     try:
         os.kill(pid, 0)
@@ -260,7 +260,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _remove(path: Path) -> None:
-    # Errors are left to the next attempt: whatever cannot be removed now keeps a name it will recognise.
+    # Errors are ignored: what cannot be removed now keeps a name that the next attempt recognizes.
     with suppress(OSError):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -269,7 +269,7 @@ def _remove(path: Path) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is something at the path, as far as this process may see."""
+    """Whether the path exists, as far as this process can see."""
     try:
         path.stat()
     except OSError:
@@ -278,14 +278,14 @@ def _exists(path: Path) -> bool:
 
 
 def sync_all(folder: Path) -> None:
-    """Ask the system to have all of a folder on disk before going on."""
+    """fsync all files of a folder."""
     for each in folder.rglob("*"):
         sync(each)
     sync(folder)
 
 
 def sync(path: Path) -> None:
-    """Ask the system to have the file or folder on disk before going on."""
+    """fsync a file or a folder."""
     if path.is_dir() and os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -296,8 +296,8 @@ def sync(path: Path) -> None:
 
 
 def expand_path(path: str | Path) -> Path:
-    """The path with `~` resolved."""
+    """The path with `~` expanded."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise StepladderError(f"{path}: there is no such user, or the user has no home folder") from error
+        raise StepladderError(f"{path}: no such user, or the user has no home folder") from error

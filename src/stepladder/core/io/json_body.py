@@ -1,4 +1,4 @@
-"""JSON that clients send: read strictly, and what is wrong with it said in words.
+"""Strict parsing of JSON request bodies, with readable errors.
 
 In: the body of a request, or a value in it. Out: plain data, or `BadRequest`.
 """
@@ -10,11 +10,11 @@ from stepladder.core.errors import StepladderError
 
 
 class BadRequest(StepladderError):
-    """A request that cannot be answered, and what is wrong with it."""
+    """An invalid request, with the reason."""
 
 
 def json_object(body: bytes, example: str) -> dict[str, Any]:
-    """The object in a body; `example` shows what was expected.
+    """The JSON object in a body; `example` is an example for error messages.
 
     >>> json_object(b"[]", '{"queries": ["..."]}')
     Traceback (most recent call last):
@@ -29,14 +29,14 @@ def json_object(body: bytes, example: str) -> dict[str, Any]:
     except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     except RecursionError as error:
-        raise BadRequest("the body is not a request: it is nested too deeply") from error
+        raise BadRequest("the body is nested too deeply") from error
     if not isinstance(found, dict):
         raise BadRequest(f"the body must be an object such as {example}, found {json_type(found)}")
     return found
 
 
 def json_type(value: object) -> str:
-    """What a value of JSON is, in words.
+    """The type of a JSON value, for error messages.
 
     >>> json_type(True), json_type(None)
     ('true or false', 'null')
@@ -59,7 +59,7 @@ def _no_number(word: str) -> NoReturn:
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise BadRequest("the body has the same key twice; which of the values is meant?")
+        raise BadRequest("the body has a duplicate key")
     return found
 
 

@@ -1,7 +1,7 @@
-"""Read other people's files of one JSON object a line, plain or gzipped, with errors that name file and line.
+"""Read third-party JSON Lines files, plain or gzipped, with errors that name file and line.
 
 In: a path and the error class to raise. Out: the lines one at a time, each with its id. Blank lines are skipped; ids
-must be there and differ. Lone surrogates, which JSON escapes can smuggle in and UTF-8 cannot hold, become U+FFFD.
+are required and must be unique. Lone surrogates from JSON escapes, which UTF-8 cannot encode, become U+FFFD.
 """
 
 import gzip
@@ -20,20 +20,20 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One object of a file, and where it stands."""
+    """One JSON object and its position in the file."""
 
     path: Path
     number: int
     data: dict[str, Any]
-    #: Class of the errors about this line.
+    #: Class of errors about this line.
     error: type[StepladderError]
 
     def wrong(self, problem: str) -> StepladderError:
-        """The error that says what is wrong with this line."""
+        """An error about this line."""
         return _wrong(self.error, self.path, self.number, problem)
 
     def text(self, key: str) -> str:
-        """The string under a key; the key must be there."""
+        """The string under a required key."""
         value = self.data.get(key)
         if not isinstance(value, str):
             raise self.wrong(f"{key!r} should be a string, found {preview(value)}")
@@ -41,7 +41,7 @@ class Line:
 
 
 def read_lines(path: str | Path, error: type[StepladderError]) -> Iterator[tuple[str, Line]]:
-    """The id and the object of every line of a `.jsonl` or `.jsonl.gz` file."""
+    """Yield id and object of every line of a `.jsonl` or `.jsonl.gz` file."""
     path = Path(path)
     first_seen: dict[str, int] = {}
     for number, raw in raw_lines(path, error):
@@ -50,15 +50,15 @@ def read_lines(path: str | Path, error: type[StepladderError]) -> Iterator[tuple
         line = Line(path, number, parse_object(path, number, raw, error), error)
         key = _id(line)
         if key in first_seen:
-            raise line.wrong(f"id {key!r} was used before, on line {first_seen[key]}; ids must differ")
+            raise line.wrong(f"duplicate id {key!r}, first used on line {first_seen[key]}; ids must be unique")
         first_seen[key] = number
         yield key, line
     if not first_seen:
-        raise error(f"{path}: the file is empty; expected one JSON object a line")
+        raise error(f"{path}: the file is empty; expected one JSON object per line")
 
 
 def preview(value: object) -> str:
-    """A value of a file as an error message shows it.
+    """A value as shown in error messages.
 
     >>> preview(None), preview(["a"])
     ('nothing', '["a"]')
@@ -76,11 +76,12 @@ def raw_lines(path: Path, error: type[StepladderError]) -> Iterator[tuple[int, b
             for number, raw in enumerate(file, start=1):
                 yield number, raw
     except FileNotFoundError:
-        raise error(f"{path}: there is no such file") from None
+        raise error(f"{path}: no such file") from None
     except gzip.BadGzipFile as problem:
-        raise error(f"{path}: the name says gzip, the content is not: {problem}") from problem
+        raise error(f"{path}: the file name ends in .gz, but the content is not gzip: {problem}") from problem
     except (EOFError, zlib.error) as problem:
-        raise error(f"{path}: the gzip data is cut off or damaged after line {number}; get the file again") from problem
+        message = f"{path}: the gzip data is truncated or corrupt after line {number}; download the file again"
+        raise error(message) from problem
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror or problem}") from problem
 
@@ -97,8 +98,8 @@ def parse_object(path: Path, number: int, raw: bytes, error: type[StepladderErro
             data = _without_surrogates(data)
     except json.JSONDecodeError as problem:
         raise _wrong(error, path, number, f"not JSON: {problem.msg}, at column {problem.colno}") from problem
-    except (ValueError, RecursionError) as problem:  # a number of thousands of digits, thousands of brackets
-        raise _wrong(error, path, number, f"not JSON that can be read: {problem}") from problem
+    except (ValueError, RecursionError) as problem:  # a number with thousands of digits, deep nesting
+        raise _wrong(error, path, number, f"unreadable JSON: {problem}") from problem
     if not isinstance(data, dict):
         raise _wrong(error, path, number, f"expected a JSON object, found {preview(data)}")
     return data
@@ -119,7 +120,7 @@ def _id(line: Line) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value.strip():
-        raise line.wrong(f"'id' should be a string that is not empty, found {preview(value)}")
+        raise line.wrong(f"'id' should be a non-empty string, found {preview(value)}")
     return value
 
 

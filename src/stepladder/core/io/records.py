@@ -1,6 +1,6 @@
 """Trace records as exact JSON: one record per line, each line with its kind and schema version.
 
-In: records of trace.py, or the path of such a file. Out: a file that is written completely or not at all; or the records.
+In: records of trace.py, or the path of such a file. Out: a file, written atomically; or the records.
 """
 
 import json
@@ -27,8 +27,6 @@ _KINDS: dict[type[Any], str] = {
     Tree: "tree",
     Pair: "pair",
 }
-
-
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in _KINDS}
 
 
@@ -37,7 +35,7 @@ def _head(cls: type[Any]) -> str:
 
 
 def dumps(record: AnyRecord) -> str:
-    """One line of JSON that `loads` turns back into an equal record, with kind and schema version in front."""
+    """One line of JSON that starts with kind and schema version. `loads` turns it back into an equal record."""
     cls = type(record)
     try:
         return _head(cls) + _ADAPTERS[cls].dump_json(record).decode()[1:]
@@ -46,7 +44,7 @@ def dumps(record: AnyRecord) -> str:
 
 
 def loads(line: str, cls: type[Record]) -> Record:
-    """The record in a line written by `dumps`; refuses other kinds, other versions and unknown fields."""
+    """The record in a line written by `dumps`. Other kinds, other versions and unknown fields are errors."""
     head = _head(cls)
     body = "{" + line[len(head) :] if line.startswith(head) else _body(line, cls)
     try:
@@ -59,7 +57,7 @@ def loads(line: str, cls: type[Record]) -> Record:
 
 
 def _body(line: str, cls: type[Any]) -> str:
-    """The record without its head, for lines that do not begin the way `dumps` writes them."""
+    """The record without kind and version, for lines with another key order than that of `dumps`."""
     try:
         data = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -82,19 +80,19 @@ def _newer(version: object) -> bool:
 
 
 class RecordError(StepladderError):
-    """A file of records that cannot be read."""
+    """A record file that cannot be read."""
 
 
 def write_records(path: Path, records: Iterable[AnyRecord]) -> None:
-    """Write one record a line."""
+    """Write one record per line."""
     with atomic_file(path) as file:
         file.writelines(dumps(record) + "\n" for record in records)
 
 
 def read_records(path: Path, cls: type[Record]) -> Iterator[Record]:
-    """The records of a file, one at a time; an error names the file and the line."""
+    """Yield the records of a file. Errors name the file and the line."""
     try:
-        # Only "\n" ends a line: texts may hold the other characters that Python takes for line ends.
+        # Only "\n" ends a line: texts may contain other characters that Python treats as line ends.
         with path.open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
@@ -104,6 +102,6 @@ def read_records(path: Path, cls: type[Record]) -> Iterator[Record]:
                 except TraceError as error:
                     raise RecordError(f"{path}:{number}: {error}") from error
     except FileNotFoundError:
-        raise RecordError(f"{path}: there is no such file") from None
+        raise RecordError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
         raise RecordError(f"{path}: not UTF-8: {error}") from error

@@ -19,211 +19,215 @@ from typing import Any
 import torch
 
 from stepladder.core.errors import BackendDown
-from stepladder.engines.paged.fused_decode import LeanPass
+from stepladder.engines.paged.fused_decode import FusedDecoder
 from stepladder.engines.paged.kv_cache import NULL_PAGE, PagedAttentionBatch, PagedKVCache, page_table, pages_for
-from stepladder.engines.transformers.packed_attention import read
-from stepladder.engines.transformers.prefix_cache import layout_mark
+from stepladder.engines.transformers.packed_attention import forward_packed
+from stepladder.engines.transformers.prefix_cache import layout_fingerprint
 
 log = getLogger(__name__)
 
 #: Columns of passes come in multiples of this: fewer to record.
-_COLUMNS = 128
+_COLUMN_MULTIPLE = 128
 #: How many rows and pages a list has room for at first. With more, all passes are recorded anew.
-_ROWS, _PAGES = 64, 512
+_INITIAL_ROWS, _INITIAL_PAGES = 64, 512
 #: A recorded pass that leaves other logits than the pass itself, by more than this and this share, is not used.
-_OFF = 0.05
+_TOLERANCE = 0.05
 #: Nor is a lean pass from which other words would be drawn than from the model's own: by more nats (KL) than this in
 #: any row, or with a logit off by more than this share of the greatest. Rounding to bf16 makes 0.01 nats, and 0.03.
-_DIVERGENCE_LEAN, _OFF_LEAN = 0.1, 0.1
+_FUSED_MAX_KL, _FUSED_TOLERANCE = 0.1, 0.1
 #: One recording at a time in a process.
-_RECORDING = threading.Lock()
+_CAPTURE_LOCK = threading.Lock()
 
 
-def passed_rows(rows: int) -> int:
+def graph_batch_size(rows: int) -> int:
     """With how many rows a pass over some is made.
 
-    >>> [passed_rows(rows) for rows in (1, 3, 9, 17, 50, 130)]
+    >>> [graph_batch_size(rows) for rows in (1, 3, 9, 17, 50, 130)]
     [1, 4, 16, 32, 64, 192]
     """
     if rows <= 16:
         return 1 << (rows - 1).bit_length()
-    return _rounded(rows, 16 if rows <= 128 else 64)
+    return _round_up(rows, 16 if rows <= 128 else 64)
 
 
-class Pool:
+class GraphRunner:
     """The rows that write, as the device knows them, and the passes over them that were recorded."""
 
-    def __init__(self, store: PagedKVCache, *, recording: bool = True) -> None:
+    def __init__(self, cache: PagedKVCache, *, capture: bool = True) -> None:
         """`recording`: whether passes are worth it, since the pool will be kept."""
-        self.store, self.device = store, store.device
-        self._recording = recording and self.device.type == "cuda"
+        self.cache, self.device = cache, cache.device
+        self._can_capture = capture and self.device.type == "cuda"
         #: What the passes are of: the model as it is, and the memory of the pages.
-        self._mark: tuple[Any, ...] = ()
-        self._empty()
+        self._fingerprint: tuple[Any, ...] = ()
+        self._clear()
 
-    def _empty(self) -> None:
+    def _clear(self) -> None:
         #: By row: the token that is read next, its position, and the pages of the row.
         self.tokens_B = torch.zeros(0, dtype=torch.long, device=self.device)
         self.positions_B = self.tokens_B.clone()
         self.table_BP = torch.zeros(0, 0, dtype=torch.long, device=self.device)
         #: Whether attention looks at each row as far as it goes: known when the first pass was made.
-        self._by_length = False
+        self._length_aware = False
         #: Whether passes are recorded: until a model turns out to be none for it.
-        self.records = self._recording
+        self.capture_enabled = self._can_capture
         self._logits_BV = torch.zeros(0, 0)
         #: The model's pass with fewer kernels, as long as it has left the same logits.
-        self._lean: LeanPass | None = None
-        self._forget_passes()
+        self._fused: FusedDecoder | None = None
+        self._drop_graphs()
 
-    def _forget_passes(self) -> None:
+    def _drop_graphs(self) -> None:
         """Give up what was recorded, and where: torch records nothing more in memory whose recordings are all gone."""
-        self._passes: dict[tuple[int, int], _Pass] = {}
-        self._memory = _Memory(self.device) if self._recording else None
+        self._graphs: dict[tuple[int, int], _DecodePass] = {}
+        self._graph_memory = _GraphMemory(self.device) if self._can_capture else None
 
-    def fits(self, model: Any) -> bool:
+    def matches(self, model: Any) -> bool:
         """Whether all that is kept is of the model as it is: of weights at this place, whatever their values."""
-        return self._mark == (*layout_mark(model), self.store.epoch)
+        return self._fingerprint == (*layout_fingerprint(model), self.cache.epoch)
 
-    def begin(self, model: Any) -> None:
+    def reset(self, model: Any) -> None:
         """Give up all that is kept, for a model of another layout: other weights, another precision."""
-        self._empty()
-        self._mark = (*layout_mark(model), self.store.epoch)
-        self._lean = LeanPass.of(model) if self.records else None
+        self._clear()
+        self._fingerprint = (*layout_fingerprint(model), self.cache.epoch)
+        self._fused = FusedDecoder.for_model(model) if self.capture_enabled else None
 
-    def settle(self, model: Any) -> None:
+    def refresh(self, model: Any) -> None:
         """Take note of memory that pages got while contexts were read."""
-        mark = (*layout_mark(model), self.store.epoch)
-        if mark != self._mark:
-            self._forget_passes()
-            self._mark = mark
-            self._lean = LeanPass.of(model) if self.records else None
+        fingerprint = (*layout_fingerprint(model), self.cache.epoch)
+        if fingerprint != self._fingerprint:
+            self._drop_graphs()
+            self._fingerprint = fingerprint
+            self._fused = FusedDecoder.for_model(model) if self.capture_enabled else None
 
     # --- the rows ---------------------------------------------------------------------------------------------
 
-    def put(self, first: int, pages: Sequence[Sequence[int]], positions: Sequence[int]) -> None:
+    def set_rows(self, first: int, pages: Sequence[Sequence[int]], positions: Sequence[int]) -> None:
         """Let rows stand from a place on, with these pages, and at these positions so far."""
-        self._make_room(first + len(pages), max(map(len, pages)))
-        own = slice(first, first + len(pages))
+        self._grow(first + len(pages), max(map(len, pages)))
+        rows = slice(first, first + len(pages))
         table = page_table(pages).to(self.device)
-        self.table_BP[own, : table.shape[1]] = table
-        self.positions_B[own] = torch.tensor(positions, device=self.device)
+        self.table_BP[rows, : table.shape[1]] = table
+        self.positions_B[rows] = torch.tensor(positions, device=self.device)
 
-    def extend(self, places: Sequence[int], columns: Sequence[int], pages: Sequence[int]) -> None:
+    def add_pages(self, row_indices: Sequence[int], columns: Sequence[int], pages: Sequence[int]) -> None:
         """Give rows more pages, each at its column of the list."""
-        self._make_room(0, max(columns) + 1)
-        row, column, page = torch.tensor([places, columns, pages], device=self.device)
+        self._grow(0, max(columns) + 1)
+        row, column, page = torch.tensor([row_indices, columns, pages], device=self.device)
         self.table_BP[row, column] = page
 
-    def move(self, to: Sequence[int], of: Sequence[int], count: int, before: int) -> None:
+    def compact(self, targets: Sequence[int], sources: Sequence[int], count: int, before: int) -> None:
         """Rows take the places of others; from `count` on there are none any more."""
-        if to:
-            into, whence = torch.tensor([to, of], device=self.device)
-            self.table_BP[into] = self.table_BP[whence]
-            self.positions_B[into] = self.positions_B[whence]
+        if targets:
+            target, source = torch.tensor([targets, sources], device=self.device)
+            self.table_BP[target] = self.table_BP[source]
+            self.positions_B[target] = self.positions_B[source]
         # Passes are made over more rows than there are. Those that nobody asked for write where nobody reads, all of
         # them the same: which of them is the last to write there is not known.
         self.table_BP[count:before, 0] = NULL_PAGE
         self.positions_B[count:before] = 0
         self.tokens_B[count:before] = 0
 
-    def _make_room(self, rows: int, pages: int) -> None:
+    def _grow(self, rows: int, pages: int) -> None:
         size, width = self.table_BP.shape
-        if passed_rows(rows) <= size and pages <= width:
+        if graph_batch_size(rows) <= size and pages <= width:
             return
-        if passed_rows(rows) > size:
-            size = passed_rows(max(rows, min(2 * size, size + 256), _ROWS))
-        width = _rounded(max(pages, 2 * width, _PAGES), pages_for(_COLUMNS)) if pages > width else width
+        if graph_batch_size(rows) > size:
+            size = graph_batch_size(max(rows, min(2 * size, size + 256), _INITIAL_ROWS))
+        width = (
+            _round_up(max(pages, 2 * width, _INITIAL_PAGES), pages_for(_COLUMN_MULTIPLE)) if pages > width else width
+        )
         before, table = self.table_BP, torch.full((size, width), NULL_PAGE, dtype=torch.long, device=self.device)
         table[: before.shape[0], : before.shape[1]] = before
         positions, self.table_BP = self.positions_B, table
         self.positions_B = torch.zeros(size, dtype=torch.long, device=self.device)
         self.positions_B[: len(positions)] = positions
         self.tokens_B = torch.zeros_like(self.positions_B)
-        self._forget_passes()
+        self._drop_graphs()
 
     # --- passes -----------------------------------------------------------------------------------------------
 
-    def read(self, model: Any, tokens_B: torch.Tensor, longest: int) -> torch.Tensor:
+    def decode(self, model: Any, tokens_B: torch.Tensor, max_position: int) -> torch.Tensor:
         """One pass over the first rows, each a token further; the logits, which the next pass overwrites.
 
         `longest`: the greatest position.
         """
-        if self._mark[-1] != self.store.epoch:
+        if self._fingerprint[-1] != self.cache.epoch:
             raise BackendDown("the model's precision was changed while it was writing")
         count = len(tokens_B)
         self.tokens_B[:count] = tokens_B
         self.positions_B[:count] += 1
-        rows, columns = passed_rows(count), _rounded(longest + 1, _COLUMNS)
-        if self._by_length:
+        rows, columns = graph_batch_size(count), _round_up(max_position + 1, _COLUMN_MULTIPLE)
+        if self._length_aware:
             columns = 0  # however many
-        found = self._passes.get((rows, columns))
-        if found is not None:
-            found.graph.replay()
+        decode_pass = self._graphs.get((rows, columns))
+        if decode_pass is not None:
+            decode_pass.graph.replay()
             return self._logits_BV[:count]
-        found = _Pass(self, rows, columns or longest + 1)
-        logits_BV = found.run(model)
-        self._by_length = found.by_length
-        if self.records:
-            if self._lean is not None:
-                logits_BV = self._leaner(found, self._lean, model, logits_BV)
-            self._record((rows, 0 if self._by_length else columns), found, model, logits_BV[:count])
+        decode_pass = _DecodePass(self, rows, columns or max_position + 1)
+        logits_BV = decode_pass.run(model)
+        self._length_aware = decode_pass.length_aware
+        if self.capture_enabled:
+            if self._fused is not None:
+                logits_BV = self._try_fused(decode_pass, self._fused, model, logits_BV)
+            self._capture((rows, 0 if self._length_aware else columns), decode_pass, model, logits_BV[:count])
         return logits_BV[:count]
 
-    def _leaner(self, found: "_Pass", lean: LeanPass, model: Any, logits_BV: torch.Tensor) -> torch.Tensor:
+    def _try_fused(
+        self, decode_pass: "_Pass", fused: FusedDecoder, model: Any, logits_BV: torch.Tensor
+    ) -> torch.Tensor:
         """Make the pass with fewer kernels, and from now on if that leaves the same logits; those that it leaves."""
         try:
-            again_BV = found.run_lean(lean)
-            if told := _unlike(logits_BV, again_BV):
-                raise ArithmeticError(told)
+            again_BV = decode_pass.run_fused(fused)
+            if mismatch := _mismatch(logits_BV, again_BV):
+                raise ArithmeticError(mismatch)
         except torch.OutOfMemoryError:
-            return found.run(model)  # writes its keys and values anew, where the other has not come to its end
+            return decode_pass.run(model)  # writes its keys and values anew, where the other has not come to its end
         except Exception as error:  # noqa: BLE001 - Triton fails in many ways, and the model's own pass went well
-            self._not_lean(str(error))
-            return found.run(model)
-        found.lean = lean
+            self._disable_fused(str(error))
+            return decode_pass.run(model)
+        decode_pass.fused = fused
         return again_BV
 
-    def _not_lean(self, reason: str) -> None:
+    def _disable_fused(self, reason: str) -> None:
         """Passes are recorded as the model makes them from now on."""
-        self._lean = None
+        self._fused = None
         log.warning("passes are recorded as the model makes them, with more kernels than they need: %s", reason)
 
-    def _record(self, shape: tuple[int, int], found: "_Pass", model: Any, logits_BV: torch.Tensor) -> None:
+    def _capture(self, shape: tuple[int, int], decode_pass: "_Pass", model: Any, logits_BV: torch.Tensor) -> None:
         try:
             if len(self._logits_BV) < len(self.tokens_B):
-                self._forget_passes()
+                self._drop_graphs()
                 self._logits_BV = logits_BV.new_zeros(len(self.tokens_B), logits_BV.shape[1])
-            with _RECORDING:
-                found.record(model, self._logits_BV, self._memory)
-            found.graph.replay()
+            with _CAPTURE_LOCK:
+                decode_pass.capture(model, self._logits_BV, self._graph_memory)
+            decode_pass.graph.replay()
         except torch.OutOfMemoryError:
             # The pass itself went well; there may be room when its shape comes again.
-            if not self._passes:
-                self._forget_passes()
+            if not self._graphs:
+                self._drop_graphs()
             return
         except RuntimeError as error:  # whatever its reason
-            if found.lean is not None:
-                self._not_lean(str(error))
-                if not self._passes:
-                    self._forget_passes()
-                found.lean = None
-                self._record(shape, found, model, found.run(model)[: len(logits_BV)])
+            if decode_pass.fused is not None:
+                self._disable_fused(str(error))
+                if not self._graphs:
+                    self._drop_graphs()
+                decode_pass.fused = None
+                self._capture(shape, decode_pass, model, decode_pass.run(model)[: len(logits_BV)])
             else:
-                self._give_up(str(error))
+                self._disable_capture(str(error))
             return
         again_BV = self._logits_BV[: len(logits_BV)]
-        if torch.allclose(again_BV, logits_BV, rtol=_OFF, atol=_OFF):
-            self._passes[shape] = found
+        if torch.allclose(again_BV, logits_BV, rtol=_TOLERANCE, atol=_TOLERANCE):
+            self._graphs[shape] = decode_pass
         else:
-            self._give_up(f"replayed, its logits differ by {(again_BV - logits_BV).abs().max().item():.3g}")
+            self._disable_capture(f"replayed, its logits differ by {(again_BV - logits_BV).abs().max().item():.3g}")
 
-    def _give_up(self, reason: str) -> None:
+    def _disable_capture(self, reason: str) -> None:
         """Every pass is made in the ordinary way from now on."""
-        self.records = False
+        self.capture_enabled = False
         log.warning("passes over the model cannot be recorded, and writing takes several times as long: %s", reason)
 
 
-class _Memory:
+class _GraphMemory:
     """Where the passes of a pool are recorded: they run one after the other, and share what they need in between."""
 
     def __init__(self, device: torch.device) -> None:
@@ -232,46 +236,46 @@ class _Memory:
         self.handle = torch.cuda.graph_pool_handle()
 
 
-class _Pass:
+class _DecodePass:
     """A token for each of the first rows of a pool."""
 
-    def __init__(self, pool: Pool, rows: int, columns: int) -> None:
-        self.store, self.rows, self.columns = pool.store, rows, columns
+    def __init__(self, runner: GraphRunner, rows: int, columns: int) -> None:
+        self.cache, self.rows, self.columns = runner.cache, rows, columns
         self.tokens_B, self.positions_B, self.table_BP = (
-            each[:rows] for each in (pool.tokens_B, pool.positions_B, pool.table_BP)
+            each[:rows] for each in (runner.tokens_B, runner.positions_B, runner.table_BP)
         )
         self.graph: Any = None
-        self.by_length = False
+        self.length_aware = False
         #: By which it is recorded, if not by the model itself.
-        self.lean: LeanPass | None = None
+        self.fused: FusedDecoder | None = None
 
-    def _reading(self) -> PagedAttentionBatch:
+    def _attention_batch(self) -> PagedAttentionBatch:
         return PagedAttentionBatch(
             rows=self.rows,
             rows_M=torch.arange(self.rows, device=self.tokens_B.device),
             positions_M=self.positions_B,
             columns=self.columns,
-            width=1,
-            store=self.store,
+            max_query_len=1,
+            cache=self.cache,
             table_RP=self.table_BP,
         )
 
     def run(self, model: Any) -> torch.Tensor:
         """The pass, made in the ordinary way."""
-        reading = self._reading()
-        logits_BV = read(model, self.tokens_B, [reading], 0)
-        self.by_length = reading.by_length
+        batch = self._attention_batch()
+        logits_BV = forward_packed(model, self.tokens_B, [batch], 0)
+        self.length_aware = batch.length_aware
         return logits_BV
 
-    def run_lean(self, lean: LeanPass) -> torch.Tensor:
+    def run_fused(self, fused: FusedDecoder) -> torch.Tensor:
         """The pass, made with fewer kernels."""
-        return lean.run(self.tokens_B, self._reading())
+        return fused.run(self.tokens_B, self._attention_batch())
 
-    def again(self, model: Any) -> torch.Tensor:
+    def run_selected(self, model: Any) -> torch.Tensor:
         """The pass, made as it is to be recorded."""
-        return self.run(model) if self.lean is None else self.run_lean(self.lean)
+        return self.run(model) if self.fused is None else self.run_fused(self.fused)
 
-    def record(self, model: Any, logits_BV: torch.Tensor, memory: Any) -> None:
+    def capture(self, model: Any, logits_BV: torch.Tensor, memory: Any) -> None:
         """Record the pass; replayed, it leaves its logits in the first rows of `logits_BV`."""
         graph = torch.cuda.CUDAGraph()
         kind = self.tokens_B.device.type
@@ -282,20 +286,20 @@ class _Pass:
             torch.cuda.device(memory.device),
             torch.cuda.graph(graph, memory.handle, memory.stream, capture_error_mode="thread_local"),
         ):
-            logits_BV[: self.rows] = self.again(model)
+            logits_BV[: self.rows] = self.run_selected(model)
         self.graph = graph
 
 
-def _rounded(number: int, step: int) -> int:
+def _round_up(number: int, step: int) -> int:
     """The next multiple."""
     return -(-number // step) * step
 
 
-def _unlike(logits_BV: torch.Tensor, again_BV: torch.Tensor) -> str | None:
+def _mismatch(logits_BV: torch.Tensor, again_BV: torch.Tensor) -> str | None:
     """How logits differ from others by more than rounding, in the row where they do so most; None if they do not."""
-    off, most = (again_BV - logits_BV).abs().max().item(), logits_BV.abs().max().item()
+    difference, most = (again_BV - logits_BV).abs().max().item(), logits_BV.abs().max().item()
     log_p_BV, log_q_BV = (torch.log_softmax(each.float(), dim=-1) for each in (logits_BV, again_BV))
-    diverges = (log_p_BV.exp() * (log_p_BV - log_q_BV)).sum(-1).max().item()
-    if off <= _OFF_LEAN * most and diverges <= _DIVERGENCE_LEAN:
+    divergence = (log_p_BV.exp() * (log_p_BV - log_q_BV)).sum(-1).max().item()
+    if difference <= _FUSED_TOLERANCE * most and divergence <= _FUSED_MAX_KL:
         return None
-    return f"its logits differ by {off:.3g}, of {most:.3g}, and what is drawn by {diverges:.3g} nats"
+    return f"its logits differ by {difference:.3g}, of {most:.3g}, and what is drawn by {divergence:.3g} nats"

@@ -20,7 +20,7 @@ log = getLogger(__name__)
 #: Tokens that are looked at together, and the fewest queries that a GPU multiplies at once.
 _COLUMNS, _QUERIES = 64, 16
 #: How far its results may be from torch's, as a share of them.
-_OFF = 0.03
+_TOLERANCE = 0.03
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -33,19 +33,19 @@ def decode_attention(
     scale: float | None,
 ) -> torch.Tensor | None:
     """Softmax over the tokens up to each row's position. N pages of T tokens; heads K, H = K x G."""
-    if triton is None or not _can(query_RHD, keys_NKTD, values_NKTD):
+    if triton is None or not _is_supported(query_RHD, keys_NKTD, values_NKTD):
         return None
     rows, heads, _ = query_RHD.shape
     out_RHD = query_RHD.new_empty(rows, heads, values_NKTD.shape[3])
     groups = heads // keys_NKTD.shape[1]
-    asked = query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, scale
+    args = query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, scale
     try:
         # Triton launches on the current device.
         with torch.cuda.device_of(query_RHD):  # type: ignore[no-untyped-call]
-            _launch(*asked, out_RHD, groups)
+            _launch(*args, out_RHD, groups)
         kind = query_RHD.dtype, groups, *keys_NKTD.shape[2:], *values_NKTD.shape[3:]
         if kind not in _checked:
-            _check(*asked, out_RHD)
+            _check(*args, out_RHD)
             _checked.add(kind)
     except torch.OutOfMemoryError:
         raise  # nothing is wrong with the kernel
@@ -73,13 +73,13 @@ def _check(
         states[table_RP[few, :pages]].transpose(1, 2).flatten(2, 3).float() for states in (keys_NKTD, values_NKTD)
     )
     query_FKGD = query_RHD[few].float().reshape(len(keys_FKTD), keys_FKTD.shape[1], -1, query_RHD.shape[2])
-    seen = torch.arange(keys_FKTD.shape[2], device=query_RHD.device) <= positions_R[few, None]
+    visible = torch.arange(keys_FKTD.shape[2], device=query_RHD.device) <= positions_R[few, None]
     expected = scaled_dot_product_attention(
-        query_FKGD, keys_FKTD, values_FKTD, attn_mask=seen[:, None, None], scale=scale
+        query_FKGD, keys_FKTD, values_FKTD, attn_mask=visible[:, None, None], scale=scale
     ).flatten(1, 2)
-    off, size = (found_RHD[few].float() - expected).abs().max().item(), expected.abs().max().item()
-    if not off <= _OFF * max(size, 1.0):
-        raise ArithmeticError(f"its attention differs from torch's by {off:.3g}, of {size:.3g}")
+    difference, size = (found_RHD[few].float() - expected).abs().max().item(), expected.abs().max().item()
+    if not difference <= _TOLERANCE * max(size, 1.0):
+        raise ArithmeticError(f"its attention differs from torch's by {difference:.3g}, of {size:.3g}")
 
 
 def _launch(
@@ -92,8 +92,8 @@ def _launch(
     out_RHD: torch.Tensor,
     groups: int,
 ) -> None:
-    (rows, _, size), (_, kept, page, value_size) = query_RHD.shape, values_NKTD.shape
-    _attend[(rows, kept)](
+    (rows, _, size), (_, kv_heads, page, value_size) = query_RHD.shape, values_NKTD.shape
+    _attend[(rows, kv_heads)](
         query_RHD,
         keys_NKTD,
         values_NKTD,
@@ -116,7 +116,7 @@ def _launch(
     )
 
 
-def _can(query_RHD: torch.Tensor, keys_NKTD: torch.Tensor, values_NKTD: torch.Tensor) -> bool:
+def _is_supported(query_RHD: torch.Tensor, keys_NKTD: torch.Tensor, values_NKTD: torch.Tensor) -> bool:
     sizes = keys_NKTD.shape[3], values_NKTD.shape[3]
     return (
         not _broken
@@ -136,12 +136,12 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _attend(  # type: ignore[no-untyped-def]
-        query_at,
-        keys_at,
-        values_at,
-        out_at,
-        table_at,
-        positions_at,
+        query_ptr,
+        keys_ptr,
+        values_ptr,
+        out_ptr,
+        table_ptr,
+        positions_ptr,
         query_row,
         query_head,
         keys_page,
@@ -164,41 +164,41 @@ if triton is not None:
         """One row and the heads that share its keys: tokens are read once, in order, and nothing is kept of them."""
         row = tl.program_id(0).to(tl.int64)
         head = tl.program_id(1)
-        length = tl.load(positions_at + row) + 1
+        length = tl.load(positions_ptr + row) + 1
         group_Q = tl.arange(0, queries)
         size_D, value_E, column_C = tl.arange(0, size), tl.arange(0, value_size), tl.arange(0, columns)
         heads_Q = head * groups + group_Q
-        known_Q = group_Q < groups
+        mask_Q = group_Q < groups
         query_QD = tl.load(
-            query_at + row * query_row + heads_Q[:, None] * query_head + size_D[None, :],
-            mask=known_Q[:, None],
+            query_ptr + row * query_row + heads_Q[:, None] * query_head + size_D[None, :],
+            mask=mask_Q[:, None],
             other=0.0,
         )
-        most_Q = tl.full([queries], float("-inf"), tl.float32)
-        mass_Q = tl.zeros([queries], tl.float32)
-        sum_QE = tl.zeros([queries, value_size], tl.float32)
-        keys_at += head * keys_head
-        values_at += head * values_head
-        table_at += row * table_row
+        max_Q = tl.full([queries], float("-inf"), tl.float32)
+        denominator_Q = tl.zeros([queries], tl.float32)
+        acc_QE = tl.zeros([queries, value_size], tl.float32)
+        keys_ptr += head * keys_head
+        values_ptr += head * values_head
+        table_ptr += row * table_row
         for start in range(0, length, columns):
-            at_C = start + column_C
-            there_C = at_C < length
-            page_C = tl.load(table_at + at_C // page, mask=there_C, other=0)
-            slot_C = at_C % page
+            position_C = start + column_C
+            mask_C = position_C < length
+            page_C = tl.load(table_ptr + position_C // page, mask=mask_C, other=0)
+            slot_C = position_C % page
             key_C = page_C * keys_page + slot_C * keys_token
-            key_DC = tl.load(keys_at + key_C[None, :] + size_D[:, None], mask=there_C[None, :], other=0.0)
+            key_DC = tl.load(keys_ptr + key_C[None, :] + size_D[:, None], mask=mask_C[None, :], other=0.0)
             score_QC = tl.dot(query_QD, key_DC, input_precision="ieee") * scale
-            score_QC = tl.where(there_C[None, :], score_QC, float("-inf"))
-            new_Q = tl.maximum(most_Q, tl.max(score_QC, axis=1))
-            share_QC = tl.exp(score_QC - new_Q[:, None])
-            faded_Q = tl.exp(most_Q - new_Q)
+            score_QC = tl.where(mask_C[None, :], score_QC, float("-inf"))
+            new_max_Q = tl.maximum(max_Q, tl.max(score_QC, axis=1))
+            p_QC = tl.exp(score_QC - new_max_Q[:, None])
+            alpha_Q = tl.exp(max_Q - new_max_Q)
             value_C = page_C * values_page + slot_C * values_token
-            value_CE = tl.load(values_at + value_C[:, None] + value_E[None, :], mask=there_C[:, None], other=0.0)
-            mass_Q = mass_Q * faded_Q + tl.sum(share_QC, axis=1)
-            sum_QE = sum_QE * faded_Q[:, None] + tl.dot(share_QC.to(value_CE.dtype), value_CE, input_precision="ieee")
-            most_Q = new_Q
+            value_CE = tl.load(values_ptr + value_C[:, None] + value_E[None, :], mask=mask_C[:, None], other=0.0)
+            denominator_Q = denominator_Q * alpha_Q + tl.sum(p_QC, axis=1)
+            acc_QE = acc_QE * alpha_Q[:, None] + tl.dot(p_QC.to(value_CE.dtype), value_CE, input_precision="ieee")
+            max_Q = new_max_Q
         tl.store(
-            out_at + row * out_row + heads_Q[:, None] * out_head + value_E[None, :],
-            (sum_QE / mass_Q[:, None]).to(query_QD.dtype),
-            mask=known_Q[:, None],
+            out_ptr + row * out_row + heads_Q[:, None] * out_head + value_E[None, :],
+            (acc_QE / denominator_Q[:, None]).to(query_QD.dtype),
+            mask=mask_Q[:, None],
         )

@@ -1,6 +1,6 @@
 """Decoding on a GPU: rows whose keys and values are in pages (`pages.py`), by passes that are recorded (`passes.py`).
 
-`PooledDecoding` does what `decoding.PackedDecoding` does, with the same words. Rows that join share the pages of those
+`PagedDecoding` does what `decoding.PackedDecoding` does, with the same words. Rows that join share the pages of those
 that began alike, and read the rest; those that have ended leave theirs to others. A row waits until there are pages for
 what it may write.
 """
@@ -13,141 +13,149 @@ from weakref import finalize
 import torch
 
 from stepladder.core.errors import BackendDown
-from stepladder.engines.paged.cuda_graphs import Pool
+from stepladder.engines.paged.cuda_graphs import GraphRunner
 from stepladder.engines.paged.kv_cache import PAGE_SIZE, PagedAttentionBatch, PagedKVCache, page_table, pages_for
-from stepladder.engines.transformers.decoding import PASS_TOKENS, alike
-from stepladder.engines.transformers.packed_attention import read
+from stepladder.engines.transformers.decoding import PREFILL_TOKENS, similar_lengths
+from stepladder.engines.transformers.packed_attention import forward_packed
 from stepladder.engines.transformers.sampling import Append, Row, Sampler
 
 #: Pages that a row gets at a time for what it will write.
-_AHEAD = 4
+_PAGES_AHEAD = 4
 #: Tokens that a row is expected to write at most; with more of them, pages may run out.
-_EXPECTED = 256
+_EXPECTED_TOKENS = 256
 #: Most columns of all rows that attend together to what they have read: bounds the memory that this takes.
-_SEEN = 2**18
+_MAX_COLUMNS = 2**18
 
 
-class PooledDecoding:
+class PagedDecoding:
     """Rows under way, those that write from the first place of a pool on."""
 
     #: What the next token of each row is drawn from, and what draws.
     logits_BV: torch.Tensor
     sampler: Sampler
 
-    def __init__(self, model: Any, store: PagedKVCache, append: Append, idle: list[Pool]) -> None:
+    def __init__(self, model: Any, cache: PagedKVCache, append: Append, idle_runners: list[GraphRunner]) -> None:
         """`idle`: pools that nobody uses; one is taken from there as long as rows are under way."""
-        self.model, self.store, self.append, self.idle = model, store, append, idle
-        self.device = store.device
-        self.alive: list[Row] = []
+        self.model, self.cache, self.append, self.idle_runners = model, cache, append, idle_runners
+        self.device = cache.device
+        self.active: list[Row] = []
         #: The pages of each row.
         self.pages: list[list[int]] = []
-        self.pool: Pool | None = None
+        self.runner: GraphRunner | None = None
         #: What the store had forgotten when rows began: what they have read is not taught after it forgets more.
-        self._forgotten = 0
-        finalize(self, store.discard, self.pages)  # whatever ends this
+        self._clear_count = 0
+        finalize(self, cache.discard, self.pages)  # whatever ends this
 
     @property
     def rows(self) -> int:
         """How many rows are being written."""
-        return len(self.alive)
+        return len(self.active)
 
     def close(self) -> None:
         """Give up rows under way, if there are any: something has failed."""
         if self.pages:
-            self.store.discard(self.pages)
-            self.alive, self.pool = [], None
+            self.cache.discard(self.pages)
+            self.active, self.runner = [], None
 
     # --- rows that join ---------------------------------------------------------------------------------------
 
-    def fitting(self, rows: Sequence[Row]) -> int:
+    def num_admissible(self, rows: Sequence[Row]) -> int:
         """How many of these, the first, have room beside those under way, and all of them for what they may write."""
-        promised = sum(max(_wanted(row) - len(pages), 0) for row, pages in zip(self.alive, self.pages))
-        room = self.store.available - promised
-        needed = accumulate(map(_wanted, rows))  # a row that shares pages needs fewer, but who knows
+        reserved = sum(max(_pages_needed(row) - len(pages), 0) for row, pages in zip(self.active, self.pages))
+        room = self.cache.available - reserved
+        needed = accumulate(map(_pages_needed, rows))  # a row that shares pages needs fewer, but who knows
         return sum(1 for _ in takewhile(lambda pages: pages <= room, needed))
 
     @torch.inference_mode()
     def add(self, rows: Sequence[Row]) -> None:
         """Let rows join: read what is new in their contexts."""
-        pool = self._pool()
-        rows = sorted(rows, key=lambda row: (len(row.tokens_in), row.tokens_in))
-        before = len(self.alive)
+        runner = self._acquire_runner()
+        rows = sorted(rows, key=lambda row: (len(row.prompt_tokens), row.prompt_tokens))
+        before = len(self.active)
         try:
-            logits_BV = self._read_contexts(rows)
-            pool.settle(self.model)
-            pool.put(before, self.pages[before:], [len(row.tokens_in) - 1 for row in rows])
+            logits_BV = self._prefill(rows)
+            runner.refresh(self.model)
+            runner.set_rows(before, self.pages[before:], [len(row.prompt_tokens) - 1 for row in rows])
         except BaseException:
             new = self.pages[before:]
             del self.pages[before:]
-            self.store.discard(new)  # what was promised there was perhaps not read
+            self.cache.discard(new)  # what was promised there was perhaps not read
             raise
         sampler = Sampler(rows, self.device)
         if before:
             self.logits_BV = torch.cat([self.logits_BV, logits_BV])
-            self.sampler.join(sampler)
+            self.sampler.extend(sampler)
         else:
             self.logits_BV, self.sampler = logits_BV, sampler
-        self.alive += rows
+        self.active += rows
 
-    def _pool(self) -> Pool:
+    def _acquire_runner(self) -> GraphRunner:
         """The one that rows are in; or else an idle one, or a new one."""
-        if self.pool is not None and self.alive:
-            if not self.pool.fits(self.model):
+        if self.runner is not None and self.active:
+            if not self.runner.matches(self.model):
                 raise BackendDown("the model was changed while it was writing")
-            return self.pool
-        if self.pool is None:
-            self.pool = self.idle.pop() if self.idle else Pool(self.store, recording=self.store.capacity > 0)
-        self._forgotten = self.store.forgotten
-        if not self.pool.fits(self.model):
-            self.pool.begin(self.model)
-        return self.pool
+            return self.runner
+        if self.runner is None:
+            self.runner = (
+                self.idle_runners.pop()
+                if self.idle_runners
+                else GraphRunner(self.cache, recording=self.cache.capacity > 0)
+            )
+        self._clear_count = self.cache.clear_count
+        if not self.runner.matches(self.model):
+            self.runner.reset(self.model)
+        return self.runner
 
-    def _read_contexts(self, rows: Sequence[Row]) -> torch.Tensor:
+    def _prefill(self, rows: Sequence[Row]) -> torch.Tensor:
         """Read what is new of each; the logits behind each."""
         pieces: list[tuple[int, range]] = []
-        for place, row in enumerate(rows):
-            context = row.tokens_in
+        for index, row in enumerate(rows):
+            context = row.prompt_tokens
             # The last token of a context is read in any case: its logits are needed.
-            pages = self.store.find(context[:-1])
+            pages = self.cache.find(context[:-1])
             self.pages.append(pages)
-            known = len(pages) * PAGE_SIZE
-            pages += self.store.take(pages_for(len(context) + min(row.limit, _AHEAD * PAGE_SIZE)) - len(pages))
+            cached = len(pages) * PAGE_SIZE
+            pages += self.cache.allocate(
+                pages_for(len(context) + min(row.max_new_tokens, _PAGES_AHEAD * PAGE_SIZE)) - len(pages)
+            )
             # Those who come behind may share what will have been read by then.
-            self.store.learn(context, pages)
-            pieces.append((place, range(known, len(context))))
-        own = self.pages[-len(rows) :]
+            self.cache.insert(context, pages)
+            pieces.append((index, range(cached, len(context))))
+        page_lists = self.pages[-len(rows) :]
         parts, order = [], list[int]()
-        for some in _passes(pieces, PASS_TOKENS.get(self.device.type, PASS_TOKENS["cuda"])):
+        for some in _chunks(pieces, PREFILL_TOKENS.get(self.device.type, PREFILL_TOKENS["cuda"])):
             some.sort(key=lambda piece: len(piece[1]))
-            parts.append(self._read_pieces(rows, own, some))
-            order += [place for place, span in some if span.stop == len(rows[place].tokens_in)]
+            parts.append(self._prefill_chunk(rows, page_lists, some))
+            order += [index for index, span in some if span.stop == len(rows[index].prompt_tokens)]
         logits_BV = torch.cat(parts)
-        back = torch.empty(len(order), dtype=torch.long)
-        back[torch.tensor(order)] = torch.arange(len(order))
-        return logits_BV[back.to(self.device)]
+        inverse = torch.empty(len(order), dtype=torch.long)
+        inverse[torch.tensor(order)] = torch.arange(len(order))
+        return logits_BV[inverse.to(self.device)]
 
-    def _read_pieces(
+    def _prefill_chunk(
         self, rows: Sequence[Row], pages: Sequence[Sequence[int]], pieces: Sequence[tuple[int, range]]
     ) -> torch.Tensor:
         """One pass over pieces, which come from short to long; the logits behind the contexts that end in it."""
-        line = [token for place, span in pieces for token in rows[place].tokens_in[span.start : span.stop]]
+        tokens = [token for index, span in pieces for token in rows[index].prompt_tokens[span.start : span.stop]]
         sizes = torch.tensor([len(span) for _, span in pieces])
-        ended = torch.tensor([span.stop == len(rows[place].tokens_in) for place, span in pieces])
+        ended = torch.tensor([span.stop == len(rows[index].prompt_tokens) for index, span in pieces])
         ends = (sizes.cumsum(0) - 1)[ended].to(self.device)
-        readings = [self._reading(pages, run) for some in alike(pieces) for run in _bounded(some)]
-        return read(self.model, torch.tensor(line, device=self.device), readings, ends)
+        batches = [self._attention_batch(pages, run) for some in similar_lengths(pieces) for run in _bounded(some)]
+        return forward_packed(self.model, torch.tensor(tokens, device=self.device), batches, ends)
 
-    def _reading(self, pages: Sequence[Sequence[int]], pieces: Sequence[tuple[int, range]]) -> PagedAttentionBatch:
+    def _attention_batch(
+        self, pages: Sequence[Sequence[int]], pieces: Sequence[tuple[int, range]]
+    ) -> PagedAttentionBatch:
         sizes = torch.tensor([len(span) for _, span in pieces])
         columns = max(span.stop for _, span in pieces)
-        seen = [pages[place][: pages_for(columns)] for place, _ in pieces]
+        seen = [pages[index][: pages_for(columns)] for index, _ in pieces]
         return PagedAttentionBatch(
             rows=len(pieces),
             rows_M=torch.arange(len(pieces)).repeat_interleave(sizes).to(self.device),
             positions_M=torch.tensor([position for _, span in pieces for position in span], device=self.device),
             columns=columns,
             width=int(sizes.max()),
-            store=self.store,
+            cache=self.cache,
             table_RP=page_table(seen, pages_for(columns)).to(self.device),
         )
 
@@ -156,69 +164,69 @@ class PooledDecoding:
     @torch.inference_mode()
     def step(self) -> list[Row]:
         """One token for every row; those that have ended with it."""
-        assert self.pool is not None
+        assert self.runner is not None
         tokens_B, logprobs_B = self.sampler.draw(self.logits_BV)
-        told = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one wait for the device a token
-        for row, token, logprob in zip(self.alive, *told):
+        drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one wait for the device a token
+        for row, token, logprob in zip(self.active, *drawn):
             self.append(row, int(token), logprob)
-        ended = [row for row in self.alive if row.finish is not None]
+        ended = [row for row in self.active if row.finish is not None]
         if ended:
-            tokens_B = self._part(self.pool, tokens_B)
-        if self.alive:
-            positions = [len(row.tokens_in) + len(row.tokens) - 1 for row in self.alive]
-            self._extend(self.pool, positions)
-            self.logits_BV = self.pool.read(self.model, tokens_B, max(positions))
+            tokens_B = self._remove_finished(self.runner, tokens_B)
+        if self.active:
+            positions = [len(row.prompt_tokens) + len(row.tokens) - 1 for row in self.active]
+            self._extend(self.runner, positions)
+            self.logits_BV = self.runner.decode(self.model, tokens_B, max(positions))
         else:
-            self.idle.append(self.pool)
-            self.pool = None
+            self.idle_runners.append(self.runner)
+            self.runner = None
         return ended
 
-    def _extend(self, pool: Pool, positions: Sequence[int]) -> None:
+    def _extend(self, runner: GraphRunner, positions: Sequence[int]) -> None:
         """More pages for the rows that have filled theirs."""
-        short = [place for place, position in enumerate(positions) if position // PAGE_SIZE >= len(self.pages[place])]
+        short = [index for index, position in enumerate(positions) if position // PAGE_SIZE >= len(self.pages[index])]
         if not short:
             return
-        places, columns, taken = list[int](), list[int](), list[int]()
-        for place in short:
-            row, pages = self.alive[place], self.pages[place]
-            most = pages_for(len(row.tokens_in) + row.limit) - len(pages)
-            more = self.store.take(max(min(_AHEAD, most), 1))
-            places += [place] * len(more)
+        indices, columns, taken = list[int](), list[int](), list[int]()
+        for index in short:
+            row, pages = self.active[index], self.pages[index]
+            most = pages_for(len(row.prompt_tokens) + row.max_new_tokens) - len(pages)
+            more = self.cache.allocate(max(min(_PAGES_AHEAD, most), 1))
+            indices += [index] * len(more)
             columns += range(len(pages), len(pages) + len(more))
             taken += more
             pages += more
-        pool.extend(places, columns, taken)
+        runner.add_pages(indices, columns, taken)
 
-    def _part(self, pool: Pool, tokens_B: torch.Tensor) -> torch.Tensor:
+    def _remove_finished(self, runner: GraphRunner, tokens_B: torch.Tensor) -> torch.Tensor:
         """Give up the pages of the rows that have ended, and close the gaps; the last tokens of the others."""
-        before = len(self.alive)
-        staying = [place for place, row in enumerate(self.alive) if row.finish is None]
+        before = len(self.active)
+        staying = [index for index, row in enumerate(self.active) if row.finish is None]
         count = len(staying)
-        ended = [(row, pages) for row, pages in zip(self.alive, self.pages) if row.finish is not None]
-        gaps = [place for place in range(count) if self.alive[place].finish is not None]
+        ended = [(row, pages) for row, pages in zip(self.active, self.pages) if row.finish is not None]
+        gaps = [index for index in range(count) if self.active[index].finish is not None]
         movers = staying[count - len(gaps) :]
-        pool.move(gaps, movers, count, before)
+        runner.compact(gaps, movers, count, before)
         order = list(range(count))
         for gap, mover in zip(gaps, movers):
             order[gap] = mover
-        self.alive = [self.alive[place] for place in order]
-        self.pages[:] = [self.pages[place] for place in order]
+        self.active = [self.active[index] for index in order]
+        self.pages[:] = [self.pages[index] for index in order]
         for row, pages in ended:
-            if self._forgotten == self.store.forgotten:
-                self.store.learn(row.tokens_in + row.tokens[:-1], pages)
-            self.store.release(pages)
+            if self._clear_count == self.cache.clear_count:
+                self.cache.insert(row.prompt_tokens + row.tokens[:-1], pages)
+            self.cache.release(pages)
         if order:
-            self.sampler.keep(order)
+            self.sampler.select(order)
             tokens_B = tokens_B[torch.tensor(order, device=self.device)]
         return tokens_B
 
 
-def _wanted(row: Row) -> int:
+def _pages_needed(row: Row) -> int:
     """The pages that a row will take, unless it writes very much."""
-    return pages_for(len(row.tokens_in) + max(min(row.limit, _EXPECTED), len(row.tokens)))
+    return pages_for(len(row.prompt_tokens) + max(min(row.max_new_tokens, _EXPECTED_TOKENS), len(row.tokens)))
 
 
-def _passes(pieces: Sequence[tuple[int, range]], most: int) -> Iterator[list[tuple[int, range]]]:
+def _chunks(pieces: Sequence[tuple[int, range]], most: int) -> Iterator[list[tuple[int, range]]]:
     """Pieces in passes of bounded size, in order. A longer one takes several.
 
     >>> list(_passes([(0, range(3)), (1, range(2, 9))], 5))
@@ -226,13 +234,13 @@ def _passes(pieces: Sequence[tuple[int, range]], most: int) -> Iterator[list[tup
     """
     some: list[tuple[int, range]] = []
     size = 0
-    for place, span in pieces:
+    for index, span in pieces:
         for start in range(span.start, span.stop, most):
             piece = range(start, min(start + most, span.stop))
             if some and size + len(piece) > most:
                 yield some
                 some, size = [], 0
-            some.append((place, piece))
+            some.append((index, piece))
             size += len(piece)
     yield some
 
@@ -240,6 +248,6 @@ def _passes(pieces: Sequence[tuple[int, range]], most: int) -> Iterator[list[tup
 def _bounded(pieces: Sequence[tuple[int, range]]) -> Iterator[Sequence[tuple[int, range]]]:
     """Pieces in runs of bounded columns: what all of a run look at is copied together."""
     columns = max(span.stop for _, span in pieces)
-    size = max(_SEEN // columns, 1)
+    size = max(_MAX_COLUMNS // columns, 1)
     for start in range(0, len(pieces), size):
         yield pieces[start : start + size]

@@ -13,7 +13,7 @@ from stepladder.core.errors import BackendError
 from stepladder.core.requests import Finish, Generate, Generation, empty_generation
 from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.base import Engine, cut_at_stop
-from stepladder.engines.transformers.sampling import Row, start_row
+from stepladder.engines.transformers.sampling import Row, make_row
 from stepladder.engines.transformers.tokenization import Encoding
 
 
@@ -44,10 +44,10 @@ class InProcessEngine(Engine):
         """The text of tokens that follow others."""
         return self.encoding.decode(tokens, after)
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Drop what was kept of earlier transcripts."""
 
-    def begin(
+    def prepare(
         self, requests: Mapping[Hashable, Generate]
     ) -> tuple[list[Row], dict[Hashable, Generation | BackendError]]:
         """The rows to be written, and the replies to requests that need none."""
@@ -59,36 +59,36 @@ class InProcessEngine(Engine):
             except BackendError as error:
                 replies[key] = error
                 continue
-            tokens_in = [token for segment in context for token in segment.tokens]
-            room = self.context_limit - len(tokens_in)
-            if not tokens_in:
+            prompt_tokens = [token for segment in context for token in segment.tokens]
+            room = self.context_limit - len(prompt_tokens)
+            if not prompt_tokens:
                 replies[key] = BackendError("the context is empty: there is nothing to continue")
             elif room < 1:
                 replies[key] = empty_generation(context)
             else:
-                rows.append(start_row(key, request, context, tokens_in, room))
+                rows.append(make_row(key, request, context, prompt_tokens, room))
         return rows, replies
 
-    def end_of(self, row: Row, *, may_close: bool = True) -> Finish | None:
+    def finish_of(self, row: Row, *, may_stop: bool = True) -> Finish | None:
         """Whether a row has ended with its last token, and how. `may_close`: that token can end a stop string."""
         if row.tokens[-1] in self.end_tokens:
             return Finish.END
-        if row.stops and may_close and cut_at_stop(self.text_of(row), row.stops)[1]:
+        if row.stops and may_stop and cut_at_stop(self.text_of(row), row.stops)[1]:
             return Finish.STOP
-        if len(row.tokens) >= row.limit:
-            return Finish.LENGTH if row.limit == row.sampling.max_tokens else Finish.CONTEXT_FULL
+        if len(row.tokens) >= row.max_new_tokens:
+            return Finish.LENGTH if row.max_new_tokens == row.sampling.max_tokens else Finish.CONTEXT_FULL
         return None
 
     def text_of(self, row: Row) -> str:
         """What a row has written, without the token that ends a turn."""
-        spoken = row.tokens[:-1] if row.tokens and row.tokens[-1] in self.end_tokens else row.tokens
-        return self.decode(spoken, after=row.tokens_in)
+        tokens = row.tokens[:-1] if row.tokens and row.tokens[-1] in self.end_tokens else row.tokens
+        return self.decode(tokens, after=row.prompt_tokens)
 
     def reply_of(self, row: Row) -> Generation:
         """The reply that a row has become."""
         assert row.finish is not None
-        whole = self.text_of(row)
-        text, _ = cut_at_stop(whole, row.stops)
-        written = Segment(Author.POLICY, whole, tuple(row.tokens), tuple(row.logprobs), self.encoding.vocabulary)
-        usage = Usage(read=len(row.tokens_in), written=len(row.tokens))
+        full_text = self.text_of(row)
+        text, _ = cut_at_stop(full_text, row.stops)
+        written = Segment(Author.POLICY, full_text, tuple(row.tokens), tuple(row.logprobs), self.encoding.vocabulary)
+        usage = Usage(read=len(row.prompt_tokens), written=len(row.tokens))
         return Generation(row.context, written, text, row.finish, usage)

@@ -26,18 +26,18 @@ from transformers.cache_utils import DynamicLayer
 #: The name under which transformers knows `packed_attention`.
 PACKED = "stepladder_packed"
 #: Columns come in multiples of this, as fast kernels want masks to be.
-COLUMNS = 16
+COLUMN_MULTIPLE = 16
 #: Arguments by which models ask for more than plain causal attention.
-_SPECIAL = ("sliding_window", "softcap", "s_aux", "position_bias")
+_UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 #: All kernels but cuDNN's, which are prepared anew for every shape; here shapes change with every row that ends.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 #: The number of a stack, and a layer's place in it.
-_Place = tuple[int, int]
+_Slot = tuple[int, int]
 
 
-class CannotPack(Exception):
+class PackingUnsupported(Exception):
     """The model's attention is more than `packed_attention` knows: it has to be run in the ordinary way."""
 
 
@@ -53,31 +53,31 @@ class DenseKVCache:
         self.columns = _round_up(columns)
         #: [layers, rows, heads, columns, head size] each; and by layer the places of its keys and of its values.
         self.stacks: list[torch.Tensor] = []
-        self.places: dict[int, tuple[_Place, _Place]] = {}
+        self.layer_slots: dict[int, tuple[_Slot, _Slot]] = {}
 
     @property
     def bytes(self) -> int:
         return sum(stack.nbytes for stack in self.stacks)
 
     def layer(
-        self, number: int, layers: int, key_MHD: torch.Tensor, value_MHD: torch.Tensor
+        self, index: int, layers: int, key_MHD: torch.Tensor, value_MHD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The buffers of a layer of so many, made when their first keys and values come."""
-        if number not in self.places:
-            if not self.stacks and number < layers:
+        if index not in self.layer_slots:
+            if not self.stacks and index < layers:
                 keys, values = self._new(layers, key_MHD), self._new(layers, value_MHD)
-                self.places = {each: ((keys, each), (values, each)) for each in range(layers)}
+                self.layer_slots = {each: ((keys, each), (values, each)) for each in range(layers)}
             else:
-                self.places[number] = (self._new(1, key_MHD), 0), (self._new(1, value_MHD), 0)
-        found = self.buffers(number)
-        if not all(fits(buffer, states) for buffer, states in zip(found, (key_MHD, value_MHD))):
-            self.places[number] = (self._new(1, key_MHD), 0), (self._new(1, value_MHD), 0)
-            found = self.buffers(number)
-        return found
+                self.layer_slots[index] = (self._new(1, key_MHD), 0), (self._new(1, value_MHD), 0)
+        buffers = self.buffers(index)
+        if not all(fits(buffer, key_values) for buffer, key_values in zip(buffers, (key_MHD, value_MHD))):
+            self.layer_slots[index] = (self._new(1, key_MHD), 0), (self._new(1, value_MHD), 0)
+            buffers = self.buffers(index)
+        return buffers
 
-    def buffers(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def buffers(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of a layer."""
-        (keys, key), (values, value) = self.places[number]
+        (keys, key), (values, value) = self.layer_slots[index]
         return self.stacks[keys][key], self.stacks[values][value]
 
     def _new(self, layers: int, states_MHD: torch.Tensor) -> int:
@@ -93,28 +93,28 @@ class DenseKVCache:
             for stack in other.stacks[len(self.stacks) :]:
                 layers, _, heads, _, size = stack.shape
                 self.stacks.append(stack.new_zeros(layers, self.size, heads, self.columns, size))
-            self.places = dict(other.places)
-        to, of = _Index(rows), _Index(from_rows)
+            self.layer_slots = dict(other.layer_slots)
+        target, source = _Index(rows), _Index(from_rows)
         for mine, theirs in zip(self.stacks, other.stacks):
             device = theirs.device
-            mine[:, to.on(device), :, :columns] = theirs[:, of.on(device), :, :columns]
+            mine[:, target.on(device), :, :columns] = theirs[:, source.on(device), :, :columns]
 
-    def exchange(self, rows: Sequence[int], others: Sequence[int]) -> None:
+    def swap(self, rows: Sequence[int], others: Sequence[int]) -> None:
         """Swap rows with others."""
-        to, of = _Index([*rows, *others]), _Index([*others, *rows])
+        target, source = _Index([*rows, *others]), _Index([*others, *rows])
         for stack in self.stacks:
-            stack[:, to.on(stack.device)] = stack[:, of.on(stack.device)]
+            stack[:, target.on(stack.device)] = stack[:, source.on(stack.device)]
 
     def reserve(self, columns: int) -> None:
         """See to it that there are so many columns."""
         if columns <= self.columns:
             return
         before, self.columns = self.columns, _round_up(max(columns, self.columns + self.columns // 4))
-        for number, stack in enumerate(self.stacks):
+        for index, stack in enumerate(self.stacks):
             layers, rows, heads, _, size = stack.shape
             longer = stack.new_zeros(layers, rows, heads, self.columns, size)
             longer[:, :, :, :before] = stack
-            self.stacks[number] = longer
+            self.stacks[index] = longer
 
 
 @dataclass
@@ -128,14 +128,14 @@ class AttentionBatch(ABC):
     #: Columns to look at: at least the last position + 1.
     columns: int
     #: Most tokens of one row.
-    width: int
+    max_query_len: int
 
     def __post_init__(self) -> None:
         self.columns = _round_up(self.columns)
         #: Whether each row was looked at as far as it goes, however many columns there are: so by a kernel of our own.
-        self.by_length = True
+        self.length_aware = True
         #: Whether a model has attended by it.
-        self.used = False
+        self.attended = False
         self._masks: dict[torch.dtype, torch.Tensor] = {}
 
     @abstractmethod
@@ -143,10 +143,10 @@ class AttentionBatch(ABC):
         """Write the tokens' keys and values down, of a layer of so many."""
 
     @abstractmethod
-    def states(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def key_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of the rows, [rows, heads, columns, head size]."""
 
-    def attend_one(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor | None:  # noqa: ARG002
+    def attend_decode(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor | None:  # noqa: ARG002
         """Attention of one token a row, where there is a faster way than by a mask."""
         return None
 
@@ -161,36 +161,36 @@ class AttentionBatch(ABC):
         if dtype not in self._masks:
             device = self.positions_M.device
             columns_T = torch.arange(self.columns, device=device)
-            if self.width == 1:
-                seen = columns_T <= self.positions_M[:, None, None, None]
+            if self.max_query_len == 1:
+                visible = columns_T <= self.positions_M[:, None, None, None]
             else:
-                positions_RN = self.positions_M.new_zeros(self.rows, self.width)
+                positions_RN = self.positions_M.new_zeros(self.rows, self.max_query_len)
                 positions_RN[self.rows_M, self._slots_M] = self.positions_M
-                seen = (columns_T <= positions_RN[:, None, :, None]).repeat(1, 1, groups, 1)
-            nothing = torch.zeros((), dtype=dtype, device=device)
-            self._masks[dtype] = torch.where(seen, nothing, float("-inf"))
+                visible = (columns_T <= positions_RN[:, None, :, None]).repeat(1, 1, groups, 1)
+            zero = torch.zeros((), dtype=dtype, device=device)
+            self._masks[dtype] = torch.where(visible, zero, float("-inf"))
         return self._masks[dtype]
 
     def attend(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor:
         """The tokens' attention to all of their rows up to them. Heads K, H = K x G."""
-        self.used = True
-        if self.width == 1 and (found := self.attend_one(layer, query_MHD, scale)) is not None:
-            return found
-        self.by_length = False
-        keys_RKTD, values_RKTD = self.states(layer)
-        (tokens, heads, size), kept = query_MHD.shape, keys_RKTD.shape[1]
-        groups = heads // kept
+        self.attended = True
+        if self.max_query_len == 1 and (decoded := self.attend_decode(layer, query_MHD, scale)) is not None:
+            return decoded
+        self.length_aware = False
+        keys_RKTD, values_RKTD = self.key_values(layer)
+        (tokens, heads, size), kv_heads = query_MHD.shape, keys_RKTD.shape[1]
+        groups = heads // kv_heads
         mask = self._mask(query_MHD.dtype, groups)
         # The heads that share keys stand where tokens stand: each key is read once, and none is copied.
-        if self.width == 1:
-            query = query_MHD.reshape(tokens, kept, groups, size)
+        if self.max_query_len == 1:
+            query = query_MHD.reshape(tokens, kv_heads, groups, size)
             out = scaled_dot_product_attention(query, keys_RKTD, values_RKTD, attn_mask=mask, scale=scale)
             return out.reshape(tokens, heads, -1)
-        query = query_MHD.new_zeros(self.rows, self.width, kept, groups, size)
-        query[self.rows_M, self._slots_M] = query_MHD.reshape(tokens, kept, groups, size)
-        query = query.permute(0, 2, 3, 1, 4).reshape(self.rows, kept, groups * self.width, size)
+        query = query_MHD.new_zeros(self.rows, self.max_query_len, kv_heads, groups, size)
+        query[self.rows_M, self._slots_M] = query_MHD.reshape(tokens, kv_heads, groups, size)
+        query = query.permute(0, 2, 3, 1, 4).reshape(self.rows, kv_heads, groups * self.max_query_len, size)
         out = scaled_dot_product_attention(query, keys_RKTD, values_RKTD, attn_mask=mask, scale=scale)
-        out = out.view(self.rows, kept, groups, self.width, -1).permute(0, 3, 1, 2, 4)
+        out = out.view(self.rows, kv_heads, groups, self.max_query_len, -1).permute(0, 3, 1, 2, 4)
         return out[self.rows_M, self._slots_M].reshape(tokens, heads, -1)
 
 
@@ -198,7 +198,7 @@ class AttentionBatch(ABC):
 class DenseAttentionBatch(AttentionBatch):
     """Tokens that are read by rows of a block, from `first` on."""
 
-    block: DenseKVCache
+    kv_cache: DenseKVCache
     first: int
 
     def _window(self, buffers: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,13 +207,13 @@ class DenseAttentionBatch(AttentionBatch):
 
     def write(self, layer: int, layers: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
         """Write the tokens' keys and values down, of a layer of so many."""
-        keys_RKTD, values_RKTD = self._window(self.block.layer(layer, layers, key_MKD, value_MKD))
+        keys_RKTD, values_RKTD = self._window(self.kv_cache.layer(layer, layers, key_MKD, value_MKD))
         keys_RKTD[self.rows_M, :, self.positions_M] = key_MKD
         values_RKTD[self.rows_M, :, self.positions_M] = value_MKD
 
-    def states(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def key_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of the rows, where they lie."""
-        return self._window(self.block.buffers(layer))
+        return self._window(self.kv_cache.buffers(layer))
 
 
 def packed_attention(
@@ -223,44 +223,46 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    packed: Sequence[AttentionBatch] | None = None,
+    packed_batches: Sequence[AttentionBatch] | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it, for a line of tokens that belong to many rows: [1, heads, tokens, size]."""
-    special = [name for name in _SPECIAL if options.get(name) is not None]
-    if packed is None:
-        raise CannotPack(
+    unsupported = [name for name in _UNSUPPORTED if options.get(name) is not None]
+    if packed_batches is None:
+        raise PackingUnsupported(
             f"{type(module).__name__} was not told which rows to read: its model does not pass arguments on, or was "
             "called while an engine writes with it in another thread"
         )
-    if attention_mask is not None or special or query.device != packed[0].rows_M.device:
-        raise CannotPack(f"{type(module).__name__} asks for {special or 'a mask'}, or is on another device")
+    if attention_mask is not None or unsupported or query.device != packed_batches[0].rows_M.device:
+        raise PackingUnsupported(f"{type(module).__name__} asks for {unsupported or 'a mask'}, or is on another device")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     layers = getattr(getattr(module, "config", None), "num_hidden_layers", None) or layer + 1
-    query_MHD, key_MKD, value_MKD = (states[0].transpose(0, 1) for states in (query, key, value))
-    ends = list(accumulate(len(reading.rows_M) for reading in packed))
+    query_MHD, key_MKD, value_MKD = (key_values[0].transpose(0, 1) for key_values in (query, key, value))
+    ends = list(accumulate(len(batch.rows_M) for batch in packed_batches))
     spans = [slice(start, end) for start, end in zip([0, *ends], ends)]
-    for reading, span in zip(packed, spans):  # before any looks: rows may share what others read in this pass
-        reading.write(layer, layers, key_MKD[span], value_MKD[span])
-    parts = [reading.attend(layer, query_MHD[span], scaling) for reading, span in zip(packed, spans)]
+    for batch, span in zip(packed_batches, spans):  # before any looks: rows may share what others read in this pass
+        batch.write(layer, layers, key_MKD[span], value_MKD[span])
+    parts = [batch.attend(layer, query_MHD[span], scaling) for batch, span in zip(packed_batches, spans)]
     return (torch.cat(parts) if len(parts) > 1 else parts[0])[None], None
 
 
 AttentionInterface.register(PACKED, packed_attention)
 
 
-def read(model: Any, ids_M: torch.Tensor, readings: Sequence[AttentionBatch], ends: torch.Tensor | int) -> torch.Tensor:
+def forward_packed(
+    model: Any, ids_M: torch.Tensor, batches: Sequence[AttentionBatch], ends: torch.Tensor | int
+) -> torch.Tensor:
     """One pass over a line of tokens; the logits at `ends` (0: everywhere)."""
-    positions_M = torch.cat([reading.positions_M for reading in readings])
+    positions_M = torch.cat([batch.positions_M for batch in batches])
     output = model(
         input_ids=ids_M[None],
         position_ids=positions_M[None],
         use_cache=False,
         logits_to_keep=ends,
-        packed=readings,
+        packed_batches=batches,
     )
-    if not readings[0].used:
-        raise CannotPack(f"{type(model).__name__} does not use transformers' attention interface")
+    if not batches[0].attended:
+        raise PackingUnsupported(f"{type(model).__name__} does not use transformers' attention interface")
     logits: torch.Tensor = output.logits[0]
     return logits
 
@@ -270,7 +272,7 @@ def unwrap_model(model: nn.Module) -> PreTrainedModel | None:
     return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
 
 
-def can_pack(model: nn.Module) -> bool:
+def supports_packing(model: nn.Module) -> bool:
     """Whether the model says that it takes attention functions of others, and has plain attention in every layer."""
     core = unwrap_model(model)
     if core is None or not core._supports_attention_backend:
@@ -280,7 +282,7 @@ def can_pack(model: nn.Module) -> bool:
 
 
 @contextmanager
-def packing(model: nn.Module) -> Iterator[None]:
+def use_packed_attention(model: nn.Module) -> Iterator[None]:
     """Within, the model attends by `packed_attention`. Afterwards as before."""
     core = unwrap_model(model)
     assert core is not None
@@ -315,4 +317,4 @@ def fits(buffer: torch.Tensor, states_MHD: torch.Tensor) -> bool:
 
 
 def _round_up(columns: int) -> int:
-    return -(-columns // COLUMNS) * COLUMNS
+    return -(-columns // COLUMN_MULTIPLE) * COLUMN_MULTIPLE

@@ -4,7 +4,7 @@ In: blocks with the token sequences they hold. Out: for the tokens of a request,
 and how far. The next step of a transcript, and the children of a node of a search tree, then read only what is new.
 
 Blocks are dropped whole, those first that were not used for longest. Keys and values are valid for the weights that
-made them: `weights_mark` tells whether these are still the same.
+made them: `weights_fingerprint` tells whether these are still the same.
 """
 
 import os
@@ -21,7 +21,7 @@ from stepladder.engines.transformers.packed_attention import DenseKVCache
 #: Beginnings are looked up at multiples of this many tokens; from there on, tokens are compared.
 STRIDE = 16
 #: Share of a device's memory that is used unless told otherwise, and its most in main memory.
-SHARE, MOST = 1 / 8, 4 * 2**30
+MEMORY_SHARE, MAX_BYTES = 1 / 8, 4 * 2**30
 #: Whole numbers by their bytes.
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -30,7 +30,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class PrefixMatch:
     """The first `length` columns of a row of a block."""
 
-    block: DenseKVCache
+    kv_cache: DenseKVCache
     row: int
     length: int
 
@@ -41,59 +41,59 @@ class PrefixCache:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         #: Least recently used first; of each block the rows that may be read, by their place.
-        self._blocks: OrderedDict[DenseKVCache, dict[int, Sequence[int]]] = OrderedDict()
-        self._rows: dict[int, tuple[DenseKVCache, int]] = {}
+        self._caches: OrderedDict[DenseKVCache, dict[int, Sequence[int]]] = OrderedDict()
+        self._index: dict[int, tuple[DenseKVCache, int]] = {}
         #: The memory of each block when a row of it was last kept, and the sum: counting anew takes too long.
         self._sizes: dict[DenseKVCache, int] = {}
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._caches)
 
     def find(self, tokens: Sequence[int]) -> PrefixMatch | None:
         """A stored row that shares a beginning with these tokens: the longest, to within a few tokens."""
         for key in reversed(list(_keys(tokens))):
-            if key not in self._rows:
+            if key not in self._index:
                 continue
-            block, row = self._rows[key]
-            length = _common(self._blocks[block][row], tokens)
+            kv_cache, row = self._index[key]
+            length = _common_length(self._caches[kv_cache][row], tokens)
             if length:  # else two beginnings have the same hash
-                self._blocks.move_to_end(block)
-                return PrefixMatch(block, row, length)
+                self._caches.move_to_end(kv_cache)
+                return PrefixMatch(kv_cache, row, length)
         return None
 
-    def add(self, block: DenseKVCache, rows: Mapping[int, Sequence[int]]) -> None:
+    def add(self, kv_cache: DenseKVCache, rows: Mapping[int, Sequence[int]]) -> None:
         """Keep some rows of a block, which hold these tokens; drop others as long as there are too many bytes."""
-        size = block.bytes
-        if not rows or (size > self.capacity and block not in self._sizes):
+        size = kv_cache.bytes
+        if not rows or (size > self.capacity and kv_cache not in self._sizes):
             return
-        self.bytes += size - self._sizes.get(block, 0)
-        self._sizes[block] = size
-        self._blocks.setdefault(block, {}).update(rows)
-        self._blocks.move_to_end(block)
+        self.bytes += size - self._sizes.get(kv_cache, 0)
+        self._sizes[kv_cache] = size
+        self._caches.setdefault(kv_cache, {}).update(rows)
+        self._caches.move_to_end(kv_cache)
         for row, tokens in rows.items():
             for key in _keys(tokens):
-                self._rows[key] = (block, row)
+                self._index[key] = (kv_cache, row)
         while self.bytes > self.capacity:
-            self._drop(next(iter(self._blocks)))
+            self._drop(next(iter(self._caches)))
 
-    def _drop(self, block: DenseKVCache) -> None:
-        self.bytes -= self._sizes.pop(block)
-        for tokens in self._blocks.pop(block).values():
+    def _drop(self, kv_cache: DenseKVCache) -> None:
+        self.bytes -= self._sizes.pop(kv_cache)
+        for tokens in self._caches.pop(kv_cache).values():
             for key in _keys(tokens):
-                if key in self._rows and self._rows[key][0] is block:
-                    del self._rows[key]
+                if key in self._index and self._index[key][0] is kv_cache:
+                    del self._index[key]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop everything."""
-        self._blocks.clear()
-        self._rows.clear()
+        self._caches.clear()
+        self._index.clear()
         self._sizes.clear()
         self.bytes = 0
 
     def close(self) -> None:
         """The same: memory goes with what it holds."""
-        self.forget()
+        self.clear()
 
 
 def _keys(tokens: Sequence[int]) -> Iterator[int]:
@@ -104,7 +104,7 @@ def _keys(tokens: Sequence[int]) -> Iterator[int]:
         yield key
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two sequences have in common at their beginning."""
     shorter = min(len(a), len(b))
     if list(a[:shorter]) == list(b[:shorter]):
@@ -112,7 +112,7 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next(index for index in range(shorter) if a[index] != b[index])
 
 
-def weights_mark(model: nn.Module) -> tuple[Any, ...]:
+def weights_fingerprint(model: nn.Module) -> tuple[Any, ...]:
     """Equal as long as the model computes the same: an optimizer's step, a load, an adapter switched on or off, a scale
     or a precision (autocast) set anew change it.
 
@@ -120,16 +120,16 @@ def weights_mark(model: nn.Module) -> tuple[Any, ...]:
     its bits (unless values only change places), which takes about as long to compute as one token does.
     """
     weights = list(model.parameters())
-    bits = torch.stack([_sum_of_bits(each).to(weights[0].device) for each in weights]).tolist()
-    return *versions_mark(model), tuple(bits)
+    bits = torch.stack([_bit_sum(each).to(weights[0].device) for each in weights]).tolist()
+    return *weight_versions(model), tuple(bits)
 
 
-def versions_mark(model: nn.Module) -> tuple[Any, ...]:
+def weight_versions(model: nn.Module) -> tuple[Any, ...]:
     """The same without looking at the weights: changes that are made through `tensor.data` do not show."""
     return _layout(model), tuple(-1 if each.is_inference() else each._version for each in model.parameters())
 
 
-def layout_mark(model: nn.Module) -> tuple[Any, ...]:
+def layout_fingerprint(model: nn.Module) -> tuple[Any, ...]:
     """Equal as long as the model does the same with weights at the same place, whatever their values."""
     hooks = [(*each._forward_pre_hooks, *each._forward_hooks) for each in model.modules()]
     return *_layout(model), tuple(hooks)
@@ -154,13 +154,13 @@ def _layout(model: nn.Module) -> tuple[Any, ...]:
     )
 
 
-def _sum_of_bits(weights: torch.Tensor) -> torch.Tensor:
+def _bit_sum(weights: torch.Tensor) -> torch.Tensor:
     """The sum of a tensor read as whole numbers, modulo 2**64: no change is too small for it, in any precision."""
     flat = weights.detach().reshape(-1)
-    eights = flat.nbytes % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
-    return flat.view(torch.int64 if eights else _INTEGERS[flat.element_size()]).sum()
+    aligned = flat.nbytes % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
+    return flat.view(torch.int64 if aligned else _INTEGERS[flat.element_size()]).sum()
 
 
 def default_capacity() -> int:
     """Bytes for stored prefixes: an eighth of the machine's memory, 4 GiB at most."""
-    return min(MOST, int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * SHARE))
+    return min(MAX_BYTES, int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE))

@@ -17,7 +17,7 @@ from stepladder.core.trace import Segment
 #: Below this temperature the likeliest token is taken.
 GREEDY_BELOW = 1e-6
 #: Most tokens that are sorted for top-p on a CPU, unless more are needed.
-HEAD = 128
+TOP_P_HEAD = 128
 
 
 @dataclass(slots=True)
@@ -27,11 +27,11 @@ class Row:
     #: Whose row it is, in the words of whoever asked.
     key: Hashable
     context: tuple[Segment, ...]
-    tokens_in: list[int]
+    prompt_tokens: list[int]
     stops: tuple[str, ...]
     sampling: Sampling
     seed: int
-    limit: int
+    max_new_tokens: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Finish | None = None
@@ -41,10 +41,12 @@ class Row:
 Append = Callable[[Row, int, float], None]
 
 
-def start_row(key: Hashable, request: Generate, context: tuple[Segment, ...], tokens_in: list[int], room: int) -> Row:
+def make_row(
+    key: Hashable, request: Generate, context: tuple[Segment, ...], prompt_tokens: list[int], room: int
+) -> Row:
     """The row of a request; `room`: tokens left in the model's window."""
-    limit = min(request.sampling.max_tokens, room)
-    return Row(key, context, tokens_in, request.stop, request.sampling, request.seed, limit)
+    max_new_tokens = min(request.sampling.max_tokens, room)
+    return Row(key, context, prompt_tokens, request.stop, request.sampling, request.seed, max_new_tokens)
 
 
 class Sampler:
@@ -54,26 +56,26 @@ class Sampler:
         self.device = device
         #: How many tokens each row has drawn.
         self.steps = np.zeros(len(rows), dtype=int)
-        self.hot = np.array([row.sampling.temperature >= GREEDY_BELOW for row in rows], dtype=bool)
+        self.sampled = np.array([row.sampling.temperature >= GREEDY_BELOW for row in rows], dtype=bool)
         self.temperature = np.array([row.sampling.temperature for row in rows])
         self.top_p = np.array([row.sampling.top_p for row in rows])
         #: One number in [0, 1) a row and position.
-        self.draws = np.zeros((len(rows), max(row.limit for row in rows) if self.hot.any() else 0))
-        for index in np.flatnonzero(self.hot):
+        self.draws = np.zeros((len(rows), max(row.max_new_tokens for row in rows) if self.sampled.any() else 0))
+        for index in np.flatnonzero(self.sampled):
             row = rows[index]
-            self.draws[index, : row.limit] = np.random.default_rng(row.seed % 2**63).random(row.limit)
+            self.draws[index, : row.max_new_tokens] = np.random.default_rng(row.seed % 2**63).random(row.max_new_tokens)
         self._upload()
 
-    def keep(self, indices: Sequence[int]) -> None:
+    def select(self, indices: Sequence[int]) -> None:
         """Go on with these rows alone, in this order."""
         kept = np.array(indices)
-        self.hot, self.temperature, self.top_p = self.hot[kept], self.temperature[kept], self.top_p[kept]
+        self.sampled, self.temperature, self.top_p = self.sampled[kept], self.temperature[kept], self.top_p[kept]
         self.steps, self.draws = self.steps[kept], self.draws[kept]
         self._upload()
 
-    def join(self, other: "Sampler") -> None:
+    def extend(self, other: "Sampler") -> None:
         """Draw for the rows of another one as well, behind these."""
-        for name in ("hot", "temperature", "top_p", "steps"):
+        for name in ("sampled", "temperature", "top_p", "steps"):
             setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
         width = max(self.draws.shape[1], other.draws.shape[1])
         both = [np.pad(each.draws, ((0, 0), (0, width - each.draws.shape[1]))) for each in (self, other)]
@@ -82,10 +84,10 @@ class Sampler:
 
     def _upload(self) -> None:
         """What stays the same from token to token, on the device."""
-        chosen = np.flatnonzero(self.hot)
-        self.chosen_H = torch.from_numpy(chosen).to(self.device)
-        self.temperature_H1 = self._column(self.temperature[chosen]).float()
-        self.top_p_H1 = self._column(self.top_p[chosen]) if (self.top_p[chosen] < 1).any() else None
+        indices = np.flatnonzero(self.sampled)
+        self.chosen_H = torch.from_numpy(indices).to(self.device)
+        self.temperature_H1 = self._column(self.temperature[indices]).float()
+        self.top_p_H1 = self._column(self.top_p[indices]) if (self.top_p[indices] < 1).any() else None
 
     def _column(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)[:, None]
@@ -93,26 +95,26 @@ class Sampler:
     def draw(self, logits_BV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The next token of every row and its log-prob under the model."""
         logits_BV = logits_BV.float()
-        if self.hot.all():
-            tokens_B = self._draw_hot(logits_BV)
+        if self.sampled.all():
+            tokens_B = self._sample(logits_BV)
         else:
             tokens_B = logits_BV.argmax(dim=-1)
-            if self.hot.any():
-                tokens_B = tokens_B.index_copy(0, self.chosen_H, self._draw_hot(logits_BV[self.chosen_H]))
+            if self.sampled.any():
+                tokens_B = tokens_B.index_copy(0, self.chosen_H, self._sample(logits_BV[self.chosen_H]))
         self.steps += 1
         chosen_B = logits_BV.gather(1, tokens_B[:, None])[:, 0]
         return tokens_B, (chosen_B - logits_BV.logsumexp(dim=-1)).clamp(max=0.0)
 
-    def _draw_hot(self, logits_HV: torch.Tensor) -> torch.Tensor:
+    def _sample(self, logits_HV: torch.Tensor) -> torch.Tensor:
         """Inverse of the cumulative distribution: the first token whose cumulative mass exceeds the draw."""
         weights_HV = ((logits_HV - logits_HV.amax(dim=-1, keepdim=True)) / self.temperature_H1).exp_()
         if self.top_p_H1 is not None:
             weights_HV = keep_top_p(weights_HV, self.top_p_H1)
         mass_HV = weights_HV.cumsum(dim=-1)
-        whole_H1 = mass_HV[:, -1:]
-        drawn_H1 = (self._column(self.draws[self.hot, self.steps[self.hot]]) * whole_H1).float()
+        total_H1 = mass_HV[:, -1:]
+        drawn_H1 = (self._column(self.draws[self.sampled, self.steps[self.sampled]]) * total_H1).float()
         # Rounding must not lift a draw to the whole mass, which no token exceeds.
-        drawn_H1 = torch.minimum(drawn_H1, whole_H1.nextafter(torch.zeros_like(whole_H1)))
+        drawn_H1 = torch.minimum(drawn_H1, total_H1.nextafter(torch.zeros_like(total_H1)))
         # Logits that are not numbers lead beyond the last token; the log-prob then shows what they are.
         return torch.searchsorted(mass_HV, drawn_H1, right=True)[:, 0].clamp(max=logits_HV.shape[1] - 1)
 
@@ -124,15 +126,15 @@ def keep_top_p(weights_HV: torch.Tensor, top_p_H1: torch.Tensor) -> torch.Tensor
     0.0
     """
     share_H1 = weights_HV.sum(dim=-1, keepdim=True, dtype=torch.float64) * top_p_H1
-    if weights_HV.device.type != "cpu" or weights_HV.shape[1] <= HEAD:
+    if weights_HV.device.type != "cpu" or weights_HV.shape[1] <= TOP_P_HEAD:
         return _keep(weights_HV, share_H1, *weights_HV.sort(dim=-1, descending=True))
     # A CPU sorts slowly: it sorts no more than the likeliest tokens, for rows in which these hold enough.
-    head_HK, order_HK = weights_HV.topk(HEAD, dim=-1)
+    head_HK, order_HK = weights_HV.topk(TOP_P_HEAD, dim=-1)
     kept_HV = _keep(weights_HV, share_H1, head_HK, order_HK)
-    wide = (head_HK.sum(dim=-1, keepdim=True, dtype=torch.float64) < share_H1)[:, 0]
-    if bool(wide.any()):
-        some_WV = weights_HV[wide]
-        kept_HV[wide] = _keep(some_WV, share_H1[wide], *some_WV.sort(dim=-1, descending=True))
+    incomplete = (head_HK.sum(dim=-1, keepdim=True, dtype=torch.float64) < share_H1)[:, 0]
+    if bool(incomplete.any()):
+        rest_WV = weights_HV[incomplete]
+        kept_HV[incomplete] = _keep(rest_WV, share_H1[incomplete], *rest_WV.sort(dim=-1, descending=True))
     return kept_HV
 
 

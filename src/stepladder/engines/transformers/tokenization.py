@@ -34,9 +34,9 @@ class Encoding:
         """
         self.tokenizer = tokenizer
         self.vocabulary = fingerprint(tokenizer)
-        self._adds_space = self._decode(list(self._encode_text("x"))) != "x" or self._first_piece("x").startswith("▁")
+        self._adds_space = self._decode(list(self._encode_text("x"))) != "x" or self._first_token("x").startswith("▁")
         in_chat = tokenizer.chat_template is not None if chat is None else chat
-        self._chat_frame = self._take_template_apart(chat_template_kwargs or {}) if in_chat else None
+        self._chat_affixes = self._split_chat_template(chat_template_kwargs or {}) if in_chat else None
 
     def encode(self, segment: Segment) -> Segment:
         """The segment with token ids; one that has them is returned as it is."""
@@ -47,13 +47,13 @@ class Encoding:
             )
         if segment.tokens or not segment.text:
             return segment
-        begins = segment.author is Author.PROMPT and self._chat_frame is None
-        tokens = self._encode_text(segment.text, inside=not begins, split_special_tokens=True)
-        if begins:
-            tokens = self._with_beginning(tokens)
-        elif segment.author is Author.PROMPT and self._chat_frame is not None:
-            before, behind = self._chat_frame
-            tokens = before + tokens + behind
+        starts_text = segment.author is Author.PROMPT and self._chat_affixes is None
+        tokens = self._encode_text(segment.text, continuation=not starts_text, split_special_tokens=True)
+        if starts_text:
+            tokens = self._with_bos(tokens)
+        elif segment.author is Author.PROMPT and self._chat_affixes is not None:
+            before, after = self._chat_affixes
+            tokens = before + tokens + after
         return replace(segment, tokens=tokens, vocabulary=self.vocabulary)
 
     def decode(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
@@ -65,37 +65,39 @@ class Encoding:
     def _decode(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _first_piece(self, text: str) -> str:
+    def _first_token(self, text: str) -> str:
         return str(self.tokenizer.convert_ids_to_tokens(list(self._encode_text(text)))[0])
 
-    def _with_beginning(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    def _with_bos(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Tokens behind the one that begins a text, for tokenizers that add it by themselves."""
-        begins = self.tokenizer("")["input_ids"][:1]
-        return (*begins, *tokens) if begins and begins[0] == self.tokenizer.bos_token_id else tokens
+        starts_text = self.tokenizer("")["input_ids"][:1]
+        return (*starts_text, *tokens) if starts_text and starts_text[0] == self.tokenizer.bos_token_id else tokens
 
-    def _encode_text(self, text: str, *, inside: bool = False, **options: bool) -> tuple[int, ...]:
+    def _encode_text(self, text: str, *, continuation: bool = False, **options: bool) -> tuple[int, ...]:
         """Token ids of a text; `inside`: it follows another, so no space is put before it."""
 
         def encode(text: str) -> tuple[int, ...]:
             return tuple(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
 
-        if not inside or not self._adds_space:
+        if not continuation or not self._adds_space:
             return encode(text)
         anchor, anchored = encode("\n"), encode("\n" + text)
         return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else encode(text)
 
-    def _take_template_apart(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _split_chat_template(self, options: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The tokens that the chat template puts before and behind a user's message."""
-        turn = [{"role": "user", "content": _MESSAGE}]
+        messages = [{"role": "user", "content": _MESSAGE}]
         try:
-            whole = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False, **options)
+            rendered = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False, **options
+            )
         except Exception as error:  # templates are programs of others, and fail in their own ways
             raise StepladderError(
                 f"the tokenizer's chat template cannot be used: {error}. Set its variables (chat_template_kwargs) or chat=False"
             ) from error
-        before, *behind = str(whole).split(_MESSAGE)
-        if len(behind) != 1:
+        before, *after = str(rendered).split(_MESSAGE)
+        if len(after) != 1:
             raise StepladderError(
-                f"the tokenizer's chat template shows a message {len(behind)} times, not once; use chat=False"
+                f"the tokenizer's chat template shows a message {len(after)} times, not once; use chat=False"
             )
-        return self._encode_text(before), self._encode_text(behind[0], inside=True)
+        return self._encode_text(before), self._encode_text(after[0], continuation=True)

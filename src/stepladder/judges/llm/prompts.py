@@ -1,14 +1,14 @@
 """What a judge is asked: the question, what happened so far, and the steps to compare, as one text.
 
 In: a trajectory and candidates for its next step. Out: prompts that ask for the JSON forms of `verdicts.py`. Whatever
-a policy wrote or a search found is data: it cannot forge the tags around it (`neutralise`) and cannot start a line of
+a policy wrote or a search found is data: it cannot forge the tags around it (`neutralize`) and cannot start a line of
 its own, and the judge is told not to follow it. Long histories lose their beginning, long steps their end.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepladder.agents.base import neutralise, render_passages
+from stepladder.agents.base import neutralize, render_passages
 from stepladder.core.trace import Action, ActionKind, Node, Trajectory
 
 #: Most characters of a thought or of an action.
@@ -97,7 +97,7 @@ def score_prompt(state: Trajectory, action: Action, limit: int) -> str:
 
 def repair_prompt(problem: str) -> str:
     """Asks once more, after a reply that could not be read."""
-    return f"That reply cannot be used: {neutralise(problem)[:PROBLEM_LIMIT]}. {_REPLY} the one asked for above."
+    return f"That reply cannot be used: {neutralize(problem)[:PROBLEM_LIMIT]}. {_REPLY} the one asked for above."
 
 
 def _prompt(task: str, form: str, state: Trajectory, candidates: Sequence[str], limit: int) -> str:
@@ -139,5 +139,5 @@ def _action(action: Action) -> str:
 
 def _line(text: str) -> str:
     """Text as one line that is no markup, cut where it is too long."""
-    line = neutralise(" ".join(text.split()))
+    line = neutralize(" ".join(text.split()))
     return line if len(line) <= FIELD_LIMIT else f"{line[:FIELD_LIMIT]} (cut off)"

@@ -44,7 +44,7 @@ def run_dpo(settings: DPOConfig, context: RunContext, task: Task) -> StageResult
         seed=task.seed,
         device=context.settings.device,
         dtype=context.settings.dtype,
-        max_batch=context.settings.batch,
+        max_batch=context.settings.batch_size,
     )
     return StageResult(report.numbers, {"policy": report.policy})
 

@@ -39,7 +39,7 @@ def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResu
         seed=task.seed,
         device=shared.device,
         dtype=shared.dtype,
-        max_batch=shared.batch,
+        max_batch=shared.batch_size,
     )
     return StageResult(report.numbers, {"policy": report.policy})
 
@@ -51,7 +51,7 @@ def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
     if not any(question.answers for question in context.split("train")):
         raise StepladderError("no question of the split 'train' has an answer: nothing could be earned")
     if settings.scores_steps and settings.scorer == "gold" and not any(each.hops for each in context.split("train")):
-        raise StepladderError("grader: gold needs questions with a gold decomposition, and the split 'train' has none")
+        raise StepladderError("scorer: gold needs questions with a gold decomposition, and the split 'train' has none")
     from stepladder.train.grpo.rollouts import expect_one_text
 
     expect_dev("grpo", settings.dev_questions, context)

@@ -215,6 +215,8 @@ STAGE = StageSpec(
     questions=questions_used,
     generates=never,
     external_files=("model",),
-    inert=lambda settings: frozenset() if settings.episodes else frozenset({"episodes", "samples", "temperature"}),
+    inert=lambda settings: (
+        frozenset() if settings.episodes else frozenset({"episodes", "num_generations", "temperature"})
+    ),
     version=2,  # the gold judge no longer blames a reply for its query
 )

@@ -54,11 +54,13 @@ TREE_SCORES = "tree_scores.json"
 class PRMEvalConfig(Config):
     """Which steps the reward model is examined on."""
 
+    renamed = {"samples": "num_generations", "reencode": "retokenize"}
+
     #: Not the split that was explored.
     split: str = "test"
     questions: int = Field(default=150, ge=1)
     #: Episodes a question, and how they are sampled.
-    samples: int = Field(default=2, ge=1)
+    num_generations: int = Field(default=2, ge=1)
     temperature: float = Field(default=0.8, ge=0)
     #: Whether there are pairs whose held-out part it is to rank.
     held_out_pairs: bool = True

@@ -25,6 +25,8 @@ from stepladder.train.transcripts.demonstrations import pick
 class RankConfig(Config):
     """Which questions, how many actions a step, and who ranks them."""
 
+    renamed = {"trees_at_once": "max_concurrent_trees"}
+
     split: str = "train"
     #: Questions to play, by a seeded shuffle; null is all.
     questions: int | None = Field(default=64, ge=1)

@@ -40,7 +40,7 @@ def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult
         seed=task.seed,
         device=shared.device,
         dtype=shared.dtype,
-        max_batch=shared.batch,
+        max_batch=shared.batch_size,
     )
     return StageResult(report.numbers, {"policy": report.policy})
 

@@ -20,7 +20,7 @@ def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult
     report = train_sft(
         task.inputs["policy"],
         context.agent,
-        context.shown(),
+        context.sft_questions(),
         context.split("dev") if settings.dev_questions else (),
         context.retriever,
         context.episode(),
@@ -29,7 +29,7 @@ def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult
         seed=task.seed,
         device=context.settings.device,
         dtype=context.settings.dtype,
-        max_batch=context.settings.batch,
+        max_batch=context.settings.batch_size,
         trees=Path(task.inputs[TREES]) if TREES in task.inputs else None,
     )
     return StageResult(report.summary(), {"policy": report.policy})
@@ -37,7 +37,7 @@ def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult
 
 def check_sft(settings: SFTConfig, context: RunContext) -> None:
     """There must be questions to train on, others to choose a checkpoint by, and an index if the agent searches."""
-    context.shown()
+    context.sft_questions()
     expect_dev("sft", settings.dev_questions, context)
     context.check_index()
 
@@ -47,7 +47,7 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
     settings: SFTConfig = stage.settings
     if settings.source == "trees":
         return ()
-    return (each.id for each in pick(stage.context.shown(), settings.questions, stage.seed, balance=settings.balance))
+    return (each.id for each in pick(stage.context.sft_questions(), settings.questions, stage.seed, balance=settings.balance))
 
 
 STAGE = StageSpec(

@@ -1,13 +1,13 @@
-"""A search tree as a picture that any browser shows, in light and in dark.
+"""A search tree as an SVG diagram with light and dark styles.
 
-In: a `Tree`. Out: one self-contained SVG, text as text, laid out by layout.py. The colour of a box is Q, the width of
-the line to it how many simulations went there, the mark in it what the gold judge says of the step. What is too long
-for its box is cut; the box's tooltip has the whole, and what else is known of the node.
+In: a `Tree`. Out: one self-contained SVG, laid out by tree_layout.py. Box color: Q. Edge width: number of simulations.
+Mark: the gold judge's verdict on the step. Content that does not fit is truncated; the tooltip of the box has the full
+text and further facts about the node.
 """
 
 from collections.abc import Iterator
-from xml.sax.saxutils import escape
 
+from stepladder.core.svg import escape_xml, fit_text, text, text_width
 from stepladder.core.trace import ActionKind, Node, Tree
 from stepladder.explore.values import spre
 from stepladder.oracle.step_judge import judge_tree
@@ -19,16 +19,14 @@ from stepladder.reporting.charts.tree_layout import (
     MARGIN,
     PAD,
     Box,
-    fit,
     is_unvisited,
     layout,
-    length,
-    most_visited_way,
+    most_visited_path,
     ordered_children,
 )
 
-#: What a step does, in a word.
-KIND_WORDS = {
+#: Display name of each kind of action.
+KIND_LABELS = {
     ActionKind.QUERY: "search",
     ActionKind.EVIDENCE: "evidence",
     ActionKind.SUB_ANSWER: "found",
@@ -36,12 +34,12 @@ KIND_WORDS = {
     ActionKind.MALFORMED: "malformed",
 }
 
-#: A legend needs this much room.
-_LEAST_WIDTH = 960
+#: Minimum width, for the legend.
+_MIN_WIDTH = 960
 _HEADLINE, _SMALL, _DIMMED = 18.0, 10.5, 11.0
-#: Width of the line to a node that all simulations went through, and of one that few did.
-_THICKEST, _THINNEST = 16.0, 1.3
-#: Colours of Q from 0 to 1: a box and its bar in light, and both in dark.
+#: Width of an edge that all simulations visited; minimum width.
+_MAX_EDGE, _MIN_EDGE = 16.0, 1.3
+#: Colors of Q from 0 to 1: box and bar in light mode, box and bar in dark mode.
 _SHADES = (
     ("#fbe0d4", "#d2562b", "#40221a", "#e07a52"),
     ("#fbe9d0", "#dd8d3f", "#3d2b18", "#dd9a58"),
@@ -53,24 +51,24 @@ _SHADES = (
 
 
 def tree_svg(tree: Tree) -> str:
-    """The picture of a tree."""
-    headline = fit(" ".join(tree.question.text.split()), _LEAST_WIDTH - 2 * MARGIN, 2, _HEADLINE)
-    best = most_visited_way(tree)
+    """The diagram of a tree."""
+    headline = fit_text(" ".join(tree.question.text.split()), _MIN_WIDTH - 2 * MARGIN, 2, _HEADLINE)
+    best = most_visited_path(tree)
     boxes = layout(tree, top=66 + 24 * len(headline))
-    width = max(_LEAST_WIDTH, *(box.x + box.width + MARGIN for box in boxes))
+    width = max(_MIN_WIDTH, *(box.x + box.width + MARGIN for box in boxes))
     bottom = max(box.y + box.height for box in boxes)
     size = f'width="{width:g}" height="{bottom + 58:g}"'
     facts = zip(boxes, judge_tree(tree), spre(tree), strict=True)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {bottom + 58:g}" {size} role="img" '
-        f'aria-label="{_xml(f"Search tree: {tree.question.text}")}">',
+        f'aria-label="{escape_xml(f"Search tree: {tree.question.text}")}">',
         f"<style>{_LIGHT}{_shades(dark=False)}@media (prefers-color-scheme:dark){{",
         f"{_DARK}{_shades(dark=True)}}}</style>",
         f'<rect class="paper" {size}/>',
-        *(_text(MARGIN, 36 + 24 * row, line, "headline") for row, line in enumerate(headline)),
-        _text(MARGIN, 36 + 24 * len(headline), _summary(tree), "summary"),
+        *(text(MARGIN, 36 + 24 * row, line, "headline") for row, line in enumerate(headline)),
+        text(MARGIN, 36 + 24 * len(headline), _summary(tree), "summary"),
         *_edges(tree, boxes, best),
-        *(_drawn(box, verdict, shortest, box.node.id in best) for box, verdict, shortest in facts),
+        *(_node(box, verdict, shortest, box.node.id in best) for box, verdict, shortest in facts),
         *_legend(bottom + 34),
         "</svg>\n",
     ]
@@ -84,10 +82,10 @@ def _summary(tree: Tree) -> str:
 
 
 def _edges(tree: Tree, boxes: list[Box], best: list[int]) -> Iterator[str]:
-    """Lines from every node to its children, side by side where they begin: a stream that divides."""
+    """Edges from every node to its children, side by side where they leave the node."""
     most = max(tree.nodes[0].visits, 1)
     for parent, family in zip(boxes, ordered_children(tree)):
-        widths = [max(_THICKEST * child.visits / most, _THINNEST) for child in family]
+        widths = [max(_MAX_EDGE * child.visits / most, _MIN_EDGE) for child in family]
         start = parent.port - sum(widths) / 2
         for child, width in zip(family, widths):
             box = boxes[child.id]
@@ -98,53 +96,54 @@ def _edges(tree: Tree, boxes: list[Box], best: list[int]) -> Iterator[str]:
             start += width
 
 
-def _drawn(box: Box, verdict: Verdict | None, shortest: float | None, best: bool) -> str:
-    """A node: what was done, what it says, what it is worth, and what the gold judge thinks of it."""
+def _node(box: Box, verdict: Verdict | None, shortest: float | None, best: bool) -> str:
+    """A node: kind, content, numbers and the gold judge's verdict."""
     node, left, right = box.node, box.x + PAD, box.x + box.width - PAD
-    place = f'x="{box.x:.1f}" y="{box.y:.1f}"'
+    position = f'x="{box.x:.1f}" y="{box.y:.1f}"'
+    tooltip = escape_xml(_tooltip(node, verdict, shortest))
     parts = [
-        f'<g class="node {_shade(node)}{_state(node, best)}"><title>{_xml(_tooltip(node, verdict, shortest))}</title>',
-        f'<rect class="box" {place} width="{box.width:.1f}" height="{box.height:.1f}" rx="5"/>',
-        f'<rect class="bar" {place} width="5" height="{box.height:.1f}" rx="2.5"/>',
+        f'<g class="node {_shade(node)}{_state(node, best)}"><title>{tooltip}</title>',
+        f'<rect class="box" {position} width="{box.width:.1f}" height="{box.height:.1f}" rx="5"/>',
+        f'<rect class="bar" {position} width="5" height="{box.height:.1f}" rx="2.5"/>',
     ]
     numbers = _numbers(node, shortest)
     if node.step is None:
-        parts.append(_text(left, box.y + 16, "question", "small"))
-        parts += [_text(left, box.y + 32 + 14 * row, each, "small") for row, each in enumerate(numbers)]
+        parts.append(text(left, box.y + 16, "question", "small"))
+        parts += [text(left, box.y + 32 + 14 * row, each, "small") for row, each in enumerate(numbers)]
     elif is_unvisited(node):
-        earned = "" if node.reward is None else f"F1 {node.reward:.2f}"
-        room = right - 16 - length(earned, _SMALL) - left
-        parts.append(_text(left, box.y + 15, fit(box.lines[0], room, 1, _DIMMED)[0], "dimmed"))
-        parts.append(_text(right - 12, box.y + 15, earned, "small end"))
+        reward = "" if node.reward is None else f"F1 {node.reward:.2f}"
+        width = right - 16 - text_width(reward, _SMALL) - left
+        parts.append(text(left, box.y + 15, fit_text(box.lines[0], width, 1, _DIMMED)[0], "dimmed"))
+        parts.append(text(right - 12, box.y + 15, reward, "small end"))
         parts += _mark(verdict, right - 1, box.y + 11)
     else:
-        parts.append(_text(left, box.y + 15, KIND_WORDS[node.step.action.kind], "small"))
-        parts += [_text(left, box.y + 30 + LINE * row, line, "content") for row, line in enumerate(box.lines)]
-        parts.append(_text(left, box.y + box.height - 8, " · ".join(numbers), "small"))
+        parts.append(text(left, box.y + 15, KIND_LABELS[node.step.action.kind], "small"))
+        parts += [text(left, box.y + 30 + LINE * row, line, "content") for row, line in enumerate(box.lines)]
+        parts.append(text(left, box.y + box.height - 8, " · ".join(numbers), "small"))
         if verdict is not None and verdict.fault is not None and node.step.action.kind is not ActionKind.MALFORMED:
-            parts.append(_text(right - 12, box.y + 15, verdict.fault.value, "small end fault"))
+            parts.append(text(right - 12, box.y + 15, verdict.fault.value, "small end fault"))
         parts += _mark(verdict, right - 1, box.y + 11.5)
     return "".join([*parts, "</g>"])
 
 
 def _legend(y: float) -> Iterator[str]:
     x = MARGIN + 28
-    yield _text(MARGIN, y, "Q 0", "small")
+    yield text(MARGIN, y, "Q 0", "small")
     for number in range(len(_SHADES)):
         yield f'<g class="v{number}"><rect class="bar" x="{x + 18 * number}" y="{y - 9:g}" width="18" height="10"/></g>'
-    yield _text(x + 114, y, "to 1", "small")
+    yield text(x + 114, y, "to 1", "small")
     yield f'<path class="edge v5 best" d="M{x + 158} {y - 4:g}h26" stroke-width="7"/>'
-    yield _text(x + 192, y, "N: simulations that went there", "small")
-    for start, kind, words in ((372, "v5 best", "where most went"), (508, "vn unvisited", "made, not visited")):
+    yield text(x + 192, y, "N: visits", "small")
+    for start, kind, words in ((372, "v5 best", "most visited"), (508, "vn unvisited", "not visited")):
         box = f'<rect class="box" x="{x + start}" y="{y - 11:g}" width="24" height="14" rx="3"/>'
-        yield f'<g class="node {kind}">{box}</g>{_text(x + start + 32, y, words, "small")}'
+        yield f'<g class="node {kind}">{box}</g>{text(x + start + 32, y, words, "small")}'
     yield "".join([*_mark(Verdict(True), x + 648, y - 4), *_mark(Verdict(False), x + 664, y - 4)])
-    yield _text(x + 676, y, "gold judge", "small")
-    yield _text(x + 752, y, "S: shortest-path reward", "small")
+    yield text(x + 676, y, "gold judge", "small")
+    yield text(x + 752, y, "S: shortest-path reward", "small")
 
 
 def _mark(verdict: Verdict | None, x: float, y: float) -> list[str]:
-    """A tick or a cross in a disc."""
+    """A check mark or a cross in a circle."""
     if verdict is None:
         return []
     name, sign = ("good", "m-3 .3l2.2 2.3l3.8-4.8") if verdict.good else ("faulty", "m-2.4-2.4l4.8 4.8m0-4.8l-4.8 4.8")
@@ -155,9 +154,9 @@ def _mark(verdict: Verdict | None, x: float, y: float) -> list[str]:
 
 
 def _numbers(node: Node, shortest: float | None) -> list[str]:
-    """What a node is worth. Of an end F1 says it all: its Q is no more than that, discounted."""
-    earned = f"Q {node.value:.2f}" if node.reward is None else f"F1 {node.reward:.2f}"
-    return [f"N {node.visits:,}", earned, *([] if shortest is None else [f"S {shortest:.2f}"])]
+    """Visits, value and shortest-path reward. A leaf shows F1, since its Q is only the discounted F1."""
+    value = f"Q {node.value:.2f}" if node.reward is None else f"F1 {node.reward:.2f}"
+    return [f"N {node.visits:,}", value, *([] if shortest is None else [f"S {shortest:.2f}"])]
 
 
 def _tooltip(node: Node, verdict: Verdict | None, shortest: float | None) -> str:
@@ -165,35 +164,24 @@ def _tooltip(node: Node, verdict: Verdict | None, shortest: float | None) -> str
     if node.step is not None:
         action = node.step.action
         lines += [f"thought: {action.thought}"] if action.thought else []
-        lines += [f"{KIND_WORDS[action.kind]}: {action.content}", *([action.problem] if action.problem else [])]
+        lines += [f"{KIND_LABELS[action.kind]}: {action.content}", *([action.problem] if action.problem else [])]
         lines += [f"passage: {passage.title}" for passage in node.step.passages]
     if verdict is not None:
         lines.append(f"gold judge: {verdict.fault or 'good'}, {verdict.reason}")
-    for played in node.rollouts:
-        lines.append(
-            f"roll-out: F1 {played.reward:.2f} after {played.steps} steps: {played.answer or played.stop.value}"
-        )
+    for rollout in node.rollouts:
+        ending = rollout.answer or rollout.stop.value
+        lines.append(f"rollout: F1 {rollout.reward:.2f} after {rollout.steps} steps: {ending}")
     return "\n".join(lines)
 
 
 def _shade(node: Node) -> str:
-    """The class of a node's colour."""
+    """The CSS class of a node's color."""
     value = node.value if node.visits else node.reward
     return "vn" if value is None else f"v{round(min(max(value, 0.0), 1.0) * (len(_SHADES) - 1))}"
 
 
 def _state(node: Node, best: bool) -> str:
     return " best" if best else " unvisited" if is_unvisited(node) else ""
-
-
-def _text(x: float, y: float, text: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{_xml(text)}</text>' if text else ""
-
-
-def _xml(text: str) -> str:
-    """Text as XML may hold it. Models write characters that it may not."""
-    allowed = "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text)
-    return escape(allowed, {'"': "&quot;"})
 
 
 def _shades(*, dark: bool) -> str:

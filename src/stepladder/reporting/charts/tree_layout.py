@@ -1,34 +1,34 @@
-"""Where the nodes of a search tree stand in a picture of it.
+"""The layout of a search tree diagram.
 
-In: a `Tree`. Out: a `Box` a node: its place, and its content in as many lines as fit. It reads from left to right, a
-column a step. The most visited child comes first and stands at its parent's height, so that the way where most
-simulations went is a straight line at the top. No two boxes overlap.
+In: a `Tree`. Out: one `Box` per node: its position, and its content wrapped to fit. The tree grows from left to right,
+one column per step. The most visited child comes first, at the height of its parent, so that the most visited path is a
+straight line at the top. Boxes never overlap.
 """
 
-import unicodedata
 from dataclasses import dataclass
 
+from stepladder.core.svg import fit_text, text_width
 from stepladder.core.trace import ActionKind, Node, Tree
 from stepladder.explore.values import depths_of
 
-#: The width that a picture keeps to where its columns allow it.
+#: Target width of a diagram.
 WIDTH = 1280
-#: Around the picture, between columns, between boxes, inside a box.
+#: Distances: around the diagram, between columns, between boxes, inside a box.
 MARGIN, GAP, BETWEEN, PAD = 20, 28, 7, 10
-#: Size of the font of the content, and height of its lines.
+#: Font size and line height of the content.
 FONT, LINE = 12.5, 15
-#: Heights of a box with one line of content, of the root's, and of one that no simulation visited.
+#: Heights: a box with one line of content, the root, an unvisited node.
 HEIGHT, ROOT_HEIGHT, UNVISITED_HEIGHT = 53, 72, 22
 ROOT_WIDTH = 66
-#: Columns are as wide as their content, but no wider than this, and no narrower than the numbers of a node.
-_WIDEST, _NARROWEST = 236, 139
-#: Lines of content; of text in no format, which may be anything, one is enough.
-_LINES, _LINES_OF_MALFORMED = 3, 1
+#: Limits of the column width; the lower one leaves room for the numbers of a node.
+_MAX_COLUMN, _MIN_COLUMN = 236, 139
+#: Maximum lines of content; malformed text gets one.
+_MAX_LINES, _MAX_LINES_MALFORMED = 3, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Where a node stands, and its content as far as it fits, line by line."""
+    """The position of a node, and the lines of its content that fit."""
 
     node: Node
     x: float
@@ -39,20 +39,20 @@ class Box:
 
     @property
     def port(self) -> float:
-        """Where lines come in and go out: at the same height for a node and its first child."""
+        """Height at which edges connect: the same for a node and its first child."""
         return self.y + min(self.height, HEIGHT) / 2
 
 
 def layout(tree: Tree, top: float = 0.0) -> list[Box]:
-    """A box for every node, by its id; the first one at the top."""
+    """One box per node, ordered by node id. `top`: y of the first box."""
     depths, children_by_node, widths = depths_of(tree), ordered_children(tree), _column_widths(tree)
     boxes: dict[int, Box] = {}
 
     def place(node: Node, y: float) -> float:
-        """Put a node and all below it. Returns where there is room again."""
+        """Place a node and its subtree. Returns the next free y."""
         depth = depths[node.id]
         x = MARGIN + sum(widths[:depth]) + GAP * depth
-        lines = fit(content_of(node), widths[depth] - 2 * PAD, _lines(node))
+        lines = fit_text(content_of(node), widths[depth] - 2 * PAD, _max_lines(node), FONT)
         height = ROOT_HEIGHT if node.step is None else HEIGHT + LINE * (len(lines) - 1)
         if is_unvisited(node):
             height = UNVISITED_HEIGHT
@@ -67,86 +67,47 @@ def layout(tree: Tree, top: float = 0.0) -> list[Box]:
 
 
 def ordered_children(tree: Tree) -> list[list[Node]]:
-    """The children of every node, by its id: the most visited first, of equals the better one."""
+    """The children of every node, indexed by node id: most visited first, ties by value."""
     return [sorted(family, key=lambda node: (-node.visits, -node.value, node.id)) for family in tree.children_by_node()]
 
 
-def most_visited_way(tree: Tree) -> list[int]:
-    """The nodes where most simulations went, from the root down: what the search holds to be best."""
-    children_by_node = ordered_children(tree)
-    way = [0]
-    while children_by_node[way[-1]] and not is_unvisited(children_by_node[way[-1]][0]):
-        way.append(children_by_node[way[-1]][0].id)
-    return way
+def most_visited_path(tree: Tree) -> list[int]:
+    """Node ids of the path with the most visits, from the root down: the one the search considers best."""
+    children = ordered_children(tree)
+    path = [0]
+    while children[path[-1]] and not is_unvisited(children[path[-1]][0]):
+        path.append(children[path[-1]][0].id)
+    return path
 
 
 def is_unvisited(node: Node) -> bool:
-    """Whether a node was made, but no simulation went there."""
+    """Whether a node was expanded but never visited by a simulation."""
     return node.visits == 0 and node.step is not None
 
 
 def content_of(node: Node) -> str:
-    """What a node's step says, in one line; nothing for the root."""
+    """The content of a node's step on one line; empty for the root."""
     return "" if node.step is None else " ".join(node.step.action.content.split()) or "(nothing)"
 
 
-def fit(text: str, width: float, lines: int, font: float = FONT) -> tuple[str, ...]:
-    """Text in at most so many lines of so many pixels; what is left over becomes an ellipsis.
-
-    >>> fit("Who designed the Zenusi Bridge?", 120, lines=2), fit("Who designed the Zenusi Bridge?", 120, lines=1)
-    (('Who designed the', 'Zenusi Bridge?'), ('Who designed th…',))
-    """
-    if lines == 1 or length(text, font) <= width:
-        return (_cut(text, width, font),)
-    words, taken = text.split(" "), 1
-    while taken < len(words) and length(" ".join(words[: taken + 1]), font) <= width:
-        taken += 1
-    rest = " ".join(words[taken:])
-    return (_cut(" ".join(words[:taken]), width, font), *(fit(rest, width, lines - 1, font) if rest else ()))
-
-
-def length(text: str, font: float) -> float:
-    """How long text becomes, about: by the letters of a wide font, so that it fits in others as well."""
-    return font * sum(map(_letter, text))
-
-
-def _cut(text: str, width: float, font: float) -> str:
-    if length(text, font) <= width:
-        return text
-    end = len(text)
-    while end and length(f"{text[:end]}…", font) > width:
-        end -= 1
-    return f"{text[:end].rstrip()}…"
-
-
-def _letter(letter: str) -> float:
-    if unicodedata.east_asian_width(letter) in "WF":
-        return 1.0
-    if letter in " .,:;'|!()[]/·ijltfrI":
-        return 0.36
-    if letter in "mwMW@%…<>=+#&_":
-        return 0.95
-    return 0.66 if letter.isupper() or letter.isdigit() else 0.6
-
-
 def _column_widths(tree: Tree) -> list[float]:
-    """The widths of the columns, the root's first; the widest give way until all fit, or are as narrow as can be."""
+    """Column widths, the root's first. The widest columns shrink until all fit, down to `_MIN_COLUMN`."""
     depths = depths_of(tree)
-    needed = [float(_NARROWEST)] * max(depths)
+    needed = [float(_MIN_COLUMN)] * max(depths)
     for node in tree.nodes[1:]:
-        if node.visits and _lines(node) > 1:  # others are cut instead
+        if node.visits and _max_lines(node) > 1:  # other content is truncated instead
             column = depths[node.id] - 1
-            needed[column] = max(needed[column], length(content_of(node), FONT) + 2 * PAD + 1)
-    room = WIDTH - 2 * MARGIN - ROOT_WIDTH - GAP * len(needed)
-    most = _WIDEST
-    while most > _NARROWEST and sum(min(each, most) for each in needed) > room:
-        most -= 1
-    return [ROOT_WIDTH, *(min(each, most) for each in needed)]
+            needed[column] = max(needed[column], text_width(content_of(node), FONT) + 2 * PAD + 1)
+    available = WIDTH - 2 * MARGIN - ROOT_WIDTH - GAP * len(needed)
+    limit = _MAX_COLUMN
+    while limit > _MIN_COLUMN and sum(min(each, limit) for each in needed) > available:
+        limit -= 1
+    return [ROOT_WIDTH, *(min(each, limit) for each in needed)]
 
 
-def _lines(node: Node) -> int:
-    """How many lines of content a node may have."""
+def _max_lines(node: Node) -> int:
+    """Maximum lines of content of a node."""
     if is_unvisited(node):
         return 1
     malformed = node.step is not None and node.step.action.kind is ActionKind.MALFORMED
-    return _LINES_OF_MALFORMED if malformed else _LINES
+    return _MAX_LINES_MALFORMED if malformed else _MAX_LINES

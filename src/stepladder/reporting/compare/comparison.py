@@ -17,8 +17,8 @@ from stepladder.core.trace import StopReason
 from stepladder.evaluate.evaluator import METRICS
 from stepladder.evaluate.statistics import Interval, mean_interval, paired_difference
 from stepladder.reporting.compare.evaluations import Source
-from stepladder.reporting.compare.seed_groups import Group
 from stepladder.reporting.compare.holm import holm
+from stepladder.reporting.compare.seed_groups import Group
 
 #: A corrected p-value below this is called beyond noise.
 NOISE = 0.05

@@ -16,10 +16,10 @@ from stepladder.core.io.files import expand_path
 from stepladder.core.trace import StopReason
 from stepladder.evaluate.evaluator import load_scores
 from stepladder.pipeline.recipe import Stage
-from stepladder.pipeline.resources import BASE, GOLD
+from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.pipeline.stage import REWARD
-from stepladder.pipeline.stages.eval import EVALUATION
+from stepladder.pipeline.stage import EVALUATION, REWARD
+from stepladder.pipeline.stages import get_stage
 from stepladder.reporting.compare.provenance import Lineages, Training, origin_of
 
 _ALL = "*"
@@ -101,7 +101,7 @@ def _open(text: str, stage: str | None, lineages: Lineages) -> list[Source]:
 
 def _of_run(label: str | None, path: Path, named: str | None, lineages: Lineages) -> list[Source]:
     run = RunFolder.open(path)
-    stages = [stage for stage in run.recipe().stages if stage.kind == "eval"]
+    stages = [stage for stage in run.recipe().stages if EVALUATION in get_stage(stage.kind).outputs]
     if not stages:
         raise StepladderError(f"the recipe of the run {path} has no evaluation: add a stage of kind eval to it")
     if named == _ALL:
@@ -116,7 +116,7 @@ def _of_run(label: str | None, path: Path, named: str | None, lineages: Lineages
         if chosen is None:
             raise unknown_name(f"evaluation of the run {path}", named, [stage.name for stage in stages])
     else:
-        played = [stage for stage in stages if stage.inputs["policy"] != GOLD]
+        played = [stage for stage in stages if stage.inputs["policy"] != ORACLE]
         if not played:
             raise StepladderError(f"the run {path} evaluates only the oracle: name it, {path}:{stages[-1].name}")
         chosen = played[-1]
@@ -125,17 +125,18 @@ def _of_run(label: str | None, path: Path, named: str | None, lineages: Lineages
 
 def _evaluated(label: str | None, run: RunFolder, stage: Stage, lineages: Lineages) -> Source:
     if run.done(stage.name) is None:
-        others = [each.name for each in run.recipe().stages if each.kind == "eval" and run.done(each.name) is not None]
+        evaluations = (each.name for each in run.recipe().stages if EVALUATION in get_stage(each.kind).outputs)
+        others = [name for name in evaluations if run.done(name) is not None]
         rather = f", or compare another evaluation of it: {run.path}:{others[-1]}" if others else ""
         raise StepladderError(f"the stage '{stage.name}' of the run {run.path} is not done: go on with the run{rather}")
     recipe, policy = run.recipe(), stage.inputs["policy"]
     guides = [(run.path, source) for role, source in stage.inputs.items() if role == REWARD]
-    origin = origin_of(recipe.shared.policy) if policy == BASE else (run.path, policy) if policy != GOLD else None
+    origin = origin_of(recipe.shared.policy) if policy == BASE else (run.path, policy) if policy != ORACLE else None
     training = None if origin is None else lineages.training_from([origin, *guides])
     stages = [] if training is None else training.names_in(run.path)
     plain = recipe.plain()
     made_from = {
-        **{name: value for name, value in plain.items() if name not in ("seed", "device", "batch", "stages")},
+        **{name: value for name, value in plain.items() if name not in ("seed", "device", "batch_size", "stages")},
         "stages": {name: plain["stages"][name] for name in (*stages, stage.name)},
     }
     rows = load_scores(run.path / stage.name / EVALUATION)

@@ -6,36 +6,19 @@ once, however many stages used them. They are chosen again as the stages chose t
 a stage left; questions that only choose a checkpoint (dev) are not counted.
 """
 
-import gzip
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.records import read_records
-from stepladder.core.seeding import seed_of
-from stepladder.core.trace import Pair, Question
-from stepladder.data.holdout import WARMUP
 from stepladder.pipeline.recipe import Stage
-from stepladder.pipeline.resources import BASE, GOLD, DataConfig
+from stepladder.pipeline.resources import BASE, ORACLE, DataConfig, RunContext, SharedConfig
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.stages import get_stage
-from stepladder.pipeline.stages.pairs import DEV, PAIRS, TRAIN
-from stepladder.pipeline.tree_search import TREES
 from stepladder.reporting.report.cost import Cost, costs_of
-from stepladder.reporting.report.run_data import Run, gather
-from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.prm.config import PRMConfig
-from stepladder.train.prm.prm_questions import choose
-from stepladder.train.rft.config import RFTConfig
-from stepladder.train.sft.config import SFTConfig
-from stepladder.train.transcripts.demonstrations import pick
-
-#: Kinds of stage whose policy writes nothing: they learn from what others have written, or sort it.
-_SILENT = frozenset({"dpo", "pairs", "pairs-file", "prm"})
-#: Of these the questions are those of what they take.
-_NO_QUESTIONS = frozenset({"dpo", "pairs"})
+from stepladder.reporting.report.run_data import Run, finished, gather
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +82,7 @@ class Lineages:
 
     def __init__(self) -> None:
         self._runs: dict[Path, tuple[Run, dict[str, Cost]]] = {}
-        self._questions_of: dict[tuple[DataConfig, str], tuple[Question, ...]] = {}
+        self._contexts: dict[DataConfig, RunContext] = {}
 
     def training_of(self, run: Path, *stages: str) -> Training:
         """What the outputs of some stages of a run were made from."""
@@ -125,7 +108,7 @@ class Lineages:
         for source in record.inputs.values():
             if source == BASE:
                 outside.append(run.report.recipe.shared.policy)
-            elif source != GOLD:
+            elif source != ORACLE:
                 self._add(folder, source, found)
         for place in outside:
             if (origin := origin_of(place)) is not None:
@@ -140,79 +123,19 @@ class Lineages:
         return self._runs[folder]
 
     def _use(self, run: Run, stage: Stage, record: StageRecord, written: int | None) -> StageUse:
-        recipe, settings = run.report.recipe, stage.settings
-        seed = seed_of(recipe.seed, stage.name) % 2**31  # as run/runner.py gives it to the stage
+        shared, spec = run.report.recipe.shared, get_stage(stage.kind)
         questions, problem = None, ""
         try:
-            ids = self._questions(run, stage, record, seed)
+            ids = spec.questions(finished(run, record, self._context(shared)))
             if ids is not None:
-                data = recipe.shared.data.model_dump_json(exclude={"index", "holdout", "warmup"})
+                data = shared.data.model_dump_json(exclude={"index", "holdout", "warmup"})
                 questions = frozenset((data, each) for each in ids)
-        except (StepladderError, OSError, ValueError) as error:  # data or trees that have gone: told, not guessed
+        except (StepladderError, OSError, ValueError) as error:  # data or trees were deleted: report it, do not guess
             problem = str(error)
-        copied = isinstance(settings, SFTConfig) and settings.source in ("gold", "trees")
-        if written is None and (stage.kind in _SILENT or copied):
+        if written is None and not spec.generates(stage.settings):
             written = 0
         return StageUse(run.folder, stage.name, stage.kind, questions, written, record.seconds, problem)
 
-    def _questions(self, run: Run, stage: Stage, record: StageRecord, seed: int) -> Iterable[str] | None:
-        """The ids of the questions that a stage used itself; None where that cannot be known."""
-        folder, settings = run.folder / stage.name, stage.settings
-        if TREES in record.outputs:
-            return _tree_questions(folder / record.outputs[TREES])
-        if stage.kind in _NO_QUESTIONS:
-            return ()
-        if PAIRS in record.outputs:
-            files = (folder / record.outputs[PAIRS] / name for name in (TRAIN, DEV))
-            return {pair.question_id for file in files for pair in read_records(file, Pair)}
-        if isinstance(settings, PRMConfig):
-            return self._of_prm(run, settings, record, seed) if settings.chains or settings.episodes else ()
-        if isinstance(settings, SFTConfig):
-            if settings.source == "trees":
-                return ()
-            shown = self._split(run, WARMUP if run.report.recipe.shared.data.warmup else "train")
-            chosen = pick(shown, settings.questions, seed, balance=settings.balance)
-        elif isinstance(settings, RFTConfig | GRPOConfig):
-            answerable = [question for question in self._split(run) if question.answers]
-            chosen = pick(answerable, settings.questions, seed, balance=settings.balance)
-            if isinstance(settings, GRPOConfig):
-                chosen = _played(chosen, settings, record, seed)
-        else:
-            return None
-        return (question.id for question in chosen)
-
-    def _of_prm(self, run: Run, settings: PRMConfig, record: StageRecord, seed: int) -> Iterable[str]:
-        """Questions that were played for a reward model, or whose gold chains it learnt from."""
-        maker = next(each for each in run.in_order if each.name == record.inputs[TREES])
-        if TREES not in maker.outputs:
-            raise StepladderError(f"the trees of the stage '{maker.name}' are gone")
-        explored = _tree_questions(run.folder / maker.name / maker.outputs[TREES])
-        chosen = choose(settings, self._split(run), explored, seed)
-        return (question.id for question in (*chosen.played, *chosen.chained))
-
-    def _split(self, run: Run, split: str = "train") -> Sequence[Question]:
-        """The questions that stages train on."""
-        data = run.report.recipe.shared.data
-        if (data, split) not in self._questions_of:
-            self._questions_of[data, split] = data.open().split(split)
-        return self._questions_of[data, split]
-
-
-def _played(chosen: list[Question], settings: GRPOConfig, record: StageRecord, seed: int) -> list[Question]:
-    """Those of the chosen questions that had their turn before reinforcement learning ended."""
-    episodes = record.summary.get("episodes")
-    if not isinstance(episodes, int):
-        raise StepladderError(f"the stage '{record.name}' does not tell how many episodes it played")
-    turns = episodes // settings.samples
-    if turns >= len(chosen):  # the first so many turns are of different questions
-        return chosen
-    from stepladder.train.grpo.trainer import schedule  # brings torch and trl
-
-    order, _ = schedule(len(chosen), settings, seed)
-    return [chosen[place] for place in order[:turns]]
-
-
-def _tree_questions(path: Path) -> list[str]:
-    """Whose trees are in a file, in its order. Nothing else of the trees is read."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        return [str(json.loads(line)["question"]["id"]) for line in file]
+    def _context(self, shared: SharedConfig) -> RunContext:
+        """The context of a run, whose data are opened once for all runs that share them."""
+        return self._contexts.setdefault(shared.data, RunContext(shared, Console(quiet=True)))

@@ -1,16 +1,18 @@
-"""The report of a run: one HTML file that opens from disk and needs nothing else, no network and no other file.
+"""The report of a run: one self-contained HTML file that needs no network.
 
-In: the folder of a run, finished or not. Out: the page. Nothing is computed anew that a stage has measured, and no
-model is loaded.
+In: a run folder, finished or not. Out: the page. It shows what the stages measured: no model is loaded, and no user code
+is run.
 
-gather.py        what lies in the folder
-scores.py        evaluations, their differences, F1 by searches needed
-curves.py        learning curves; charts.py draws them
-reward.py        what was found out about the reward model
-trees.py         search trees to walk through
-transcripts.py   the same question before and after; steps.py: a step as both show it
-alarms.py, cost.py, origin.py
-page.py          puts these into templates/
+run_data.py         what is in the folder
+scores.py           evaluations, paired differences, F1 by searches needed
+training_curves.py  learning curves, drawn by charts/line_chart.py
+prm_quality.py      evaluation of the process reward model
+tree_view.py        search trees; step_view.py: one step of a tree or transcript
+before_after.py     transcripts of the same questions before and after training
+alarms.py           alarms of training monitors
+cost.py             time, tokens, searches and questions per stage
+reproduction.py     commands, versions, data and recipe
+report_page.py      renders all of them with templates/
 """
 
 from stepladder.reporting.report.report_page import write_report

@@ -1,31 +1,30 @@
-"""Alarms that the guards raised while a stage learnt.
+"""Alarms that the monitors raised during training.
 
-In: a `Run`. Out: for each stage that was watched its alarms, in the order of updates; of reinforcement learning also
-that there were none.
+In: a `RunData`. Out: the alarms of each monitored stage, ordered by update. A `grpo` stage is listed without alarms too.
 """
 
 from dataclasses import dataclass
 
-from stepladder.reporting.report.run_data import Run
+from stepladder.reporting.report.run_data import RunData
 from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
 
-#: The kind of stage that is always watched.
-_WATCHED = "grpo"
+#: The kind of stage that is always monitored.
+_MONITORED = "grpo"
 
 
 @dataclass(frozen=True, slots=True)
 class StageAlarms:
-    """The alarms of a stage."""
+    """The alarms of one stage."""
 
     stage: str
     alarms: tuple[Alarm, ...]
 
 
-def alarms_of(run: Run) -> tuple[StageAlarms, ...]:
-    """Alarms by stage, of those that have any or are always watched."""
+def alarms_of(run: RunData) -> tuple[StageAlarms, ...]:
+    """Alarms per stage, for stages that have any or are always monitored."""
     found = []
-    for stage in run.in_order:
+    for stage in run.known_stages:
         path = run.folder / stage.name / ALARMS
-        if path.is_file() or stage.kind == _WATCHED:
+        if path.is_file() or stage.kind == _MONITORED:
             found.append(StageAlarms(stage.name, tuple(read_alarms(path)) if path.is_file() else ()))
     return tuple(found)

@@ -14,7 +14,7 @@ from stepladder.core.io.records import read_records
 from stepladder.core.trace import Question, Trajectory
 from stepladder.evaluate.evaluator import load_scores
 from stepladder.oracle.step_judge import judge
-from stepladder.pipeline.stages.eval import EVALUATION
+from stepladder.pipeline.stage import EVALUATION
 from stepladder.reporting.report.run_data import Run
 from stepladder.reporting.report.step_view import ShownPassage, ShownStep, readable, shown_passages, shown_step
 

@@ -1,78 +1,68 @@
-"""What a run cost: time, tokens, searches and questions, stage by stage.
+"""The cost of a run: time, tokens, searches and questions per stage.
 
-In: a `Run`. Out: one `Cost` a stage that was begun, and their sum. What a stage did not count is None, not 0.
+In: a `RunData`. Out: one `CostRow` per started stage, and the total. None means not counted, which is not 0.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stepladder.evaluate.evaluator import load_scores
+from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import StageRecord
-from stepladder.pipeline.stages.eval import EVALUATION
-from stepladder.preferences.pair_stats import listed
-from stepladder.reporting.report.run_data import Run
-
-#: The names under which stages tell how many questions they used, and how many tokens their policy wrote.
-_QUESTIONS = ("questions", "asked", "trees")
-_WRITTEN = ("tokens_written", "tokens_sampled")
+from stepladder.pipeline.stage_summary import StageCost
+from stepladder.pipeline.stages import STAGES, get_stage
+from stepladder.reporting.report.run_data import RunData, finished
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """What one stage took."""
+class CostRow:
+    """The cost of one stage."""
 
     stage: str
     kind: str
     done: bool
     attempts: int
     seconds: float
-    questions: int | None = None
-    searches: int | None = None
-    #: Tokens that models read and wrote while they played.
-    read: int | None = None
-    written: int | None = None
-    #: Tokens that training went over, repeats included.
-    trained: int | None = None
-    #: What a model as judge took.
-    judge: str = ""
+    used: StageCost
 
     @property
     def time(self) -> str:
-        """The seconds, as a person says them."""
+        """The seconds, formatted."""
         return duration(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """All stages, and the sum of what they counted."""
+    """All stages and their total."""
 
-    stages: tuple[Cost, ...]
-    total: Cost
+    stages: tuple[CostRow, ...]
+    total: CostRow
 
 
-def costs_of(run: Run) -> Costs | None:
-    """The cost of every stage that was begun."""
+def costs_of(run: RunData) -> Costs | None:
+    """The cost of every started stage; None without any."""
     done = {stage.name for stage in run.report.stages}
-    stages = tuple(_cost(run, stage, done=stage.name in done) for stage in run.in_order)
+    stages = tuple(_cost(run, stage, done=stage.name in done) for stage in run.known_stages)
     if not stages:
         return None
-    total = Cost(
+    total = CostRow(
         "total",
         "",
         all(each.done for each in stages),
         sum(each.attempts for each in stages),
         sum(each.seconds for each in stages),
-        None,  # stages share questions: their sum would say nothing
-        _sum(each.searches for each in stages),
-        _sum(each.read for each in stages),
-        _sum(each.written for each in stages),
-        _sum(each.trained for each in stages),
+        StageCost(
+            None,  # stages share questions: a sum would be meaningless
+            _sum(each.used.searches for each in stages),
+            _sum(each.used.tokens_read for each in stages),
+            _sum(each.used.tokens_written for each in stages),
+            _sum(each.used.tokens_trained for each in stages),
+        ),
     )
     return Costs(stages, total)
 
 
 def duration(seconds: float) -> str:
-    """A time as a person says it.
+    """Seconds in readable units.
 
     >>> duration(0.94), duration(203.2), duration(7_265)
     ('0.9 s', '3 min 23 s', '2 h 01 min')
@@ -87,37 +77,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
 
 
-def _cost(run: Run, stage: StageRecord, *, done: bool) -> Cost:
-    told = Cost(stage.name, stage.kind, done, stage.attempts, stage.seconds)
-    if not done:
-        return told
-    numbers = stage.summary
-    searches = read = None
-    written = _first(stage, _WRITTEN)
-    if stage.kind == "eval":
-        rows = load_scores(run.folder / stage.name / EVALUATION)
-        searches = sum(row.searches for row in rows)
-        # Zero is what an engine says that does not count.
-        read = sum(row.tokens_read for row in rows) or None
-        written = sum(row.tokens_written for row in rows) or None
-    return Cost(
-        stage.name,
-        stage.kind,
-        done,
-        stage.attempts,
-        stage.seconds,
-        _first(stage, _QUESTIONS),
-        searches if searches is not None else _first(stage, ("searches",)),
-        read if read is not None else _first(stage, ("tokens_read",)),
-        written,
-        _first(stage, ("tokens",)),
-        listed({name: value for name, value in numbers.get("spend", {}).items() if value is not None}),
-    )
-
-
-def _first(stage: StageRecord, names: Iterable[str]) -> int | None:
-    """The first of these numbers that a stage tells."""
-    return next((stage.summary[name] for name in names if isinstance(stage.summary.get(name), int)), None)
+def _cost(run: RunData, stage: StageRecord, *, done: bool) -> CostRow:
+    used = StageCost()
+    if done and stage.kind in STAGES:
+        used = get_stage(stage.kind).cost(finished(run, stage, RunContext(run.report.recipe.shared)))
+    return CostRow(stage.name, stage.kind, done, stage.attempts, stage.seconds, used)
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

@@ -17,11 +17,11 @@ from stepladder.core.io.files import atomic_file
 from stepladder.reporting.report.alarms import alarms_of
 from stepladder.reporting.report.before_after import transcripts_of
 from stepladder.reporting.report.cost import costs_of
-from stepladder.reporting.report.training_curves import curves_of
-from stepladder.reporting.report.reproduction import data_text, origin_of
 from stepladder.reporting.report.prm_quality import examinations_of
+from stepladder.reporting.report.reproduction import data_text, origin_of
 from stepladder.reporting.report.run_data import Run, gather
 from stepladder.reporting.report.scores import scores_of
+from stepladder.reporting.report.training_curves import curves_of
 from stepladder.reporting.report.tree_view import trees_of
 
 FILE = "report.html"

@@ -1,6 +1,6 @@
-"""How a run was made: commands, versions, machine, data, the whole recipe.
+"""What is needed to reproduce a run: commands, versions, machine, data and the full recipe.
 
-In: a `Run`. Out: an `Origin`: what somebody needs to make the same run.
+In: a `RunData`. Out: a `Reproduction`.
 """
 
 import shlex
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepladder.reporting.report.run_data import Run
+from stepladder.reporting.report.run_data import RunData
 
-#: How the program of a session may be called, when it was Stepladder's own command.
-_OWN = ("stepladder", "__main__.py")
+#: Program names of Stepladder's own command.
+_OWN_PROGRAMS = ("stepladder", "__main__.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One time that somebody worked on the run."""
+    """One invocation that worked on the run."""
 
     started: str
     command: str
     device: str
-    #: Revision of Stepladder's sources, where they were a checkout.
+    #: Git revision of Stepladder; empty if it was not a checkout.
     revision: str
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a run comes from."""
+class Reproduction:
+    """How a run was made."""
 
     sessions: tuple[Session, ...]
     facts: Mapping[str, str]
@@ -36,8 +36,8 @@ class Origin:
     recipe: str
 
 
-def origin_of(run: Run) -> Origin:
-    """What is known of how a run was made."""
+def reproduction_of(run: RunData) -> Reproduction:
+    """How a run was made."""
     recipe = run.report.recipe
     shared = recipe.shared
     files = {f"{split} questions": str(path) for split, path in shared.data.files.items()}
@@ -48,15 +48,15 @@ def origin_of(run: Run) -> Origin:
         "agent": shared.agent,
         "data": data_text(run),
         **files,
-        "index": str(shared.data.index) if shared.data.index is not None else "made of the data's own passages",
-        "passages a search": str(shared.search.k),
-        "limits": f"{shared.episode.max_steps} steps a question, {shared.episode.max_tokens} tokens a step",
+        "index": str(shared.data.index) if shared.data.index is not None else "built from the passages of the data",
+        "passages per search": str(shared.search.k),
+        "limits": f"{shared.episode.max_steps} steps per question, {shared.episode.max_tokens} tokens per step",
     }
-    return Origin(tuple(map(_session, run.sessions)), facts, _versions(run), run.recipe_text)
+    return Reproduction(tuple(map(_session, run.sessions)), facts, _versions(run), run.recipe_text)
 
 
-def data_text(run: Run) -> str:
-    """The questions and the corpus, in a few words."""
+def data_text(run: RunData) -> str:
+    """A short description of the questions and the corpus."""
     data = run.report.recipe.shared.data
     if data.name is None:
         return "question files"
@@ -70,22 +70,22 @@ def _session(session: Mapping[str, Any]) -> Session:
         str(session.get("started", "")).replace("T", " ").replace("+00:00", " UTC"),
         command_text([str(each) for each in session.get("command", ())]),
         str(session.get("device", "")),
-        f"{revision}, changed since" if revision and git.get("dirty") else revision,
+        f"{revision}, with local changes" if revision and git.get("dirty") else revision,
     )
 
 
 def command_text(arguments: list[str]) -> str:
-    """A command line as it can be typed again.
+    """A command line, quoted for a shell.
 
     >>> command_text(["/usr/bin/stepladder", "run", "prorag-nano", "--out", "my run"])
     "stepladder run prorag-nano --out 'my run'"
     """
     program = Path(arguments[0]).name if arguments else ""
-    return shlex.join(["stepladder", *arguments[1:]] if program in _OWN else arguments)
+    return shlex.join(["stepladder", *arguments[1:]] if program in _OWN_PROGRAMS else arguments)
 
 
-def _versions(run: Run) -> dict[str, str]:
-    """By library: its version, or all of them in turn where sessions differ."""
+def _versions(run: RunData) -> dict[str, str]:
+    """Version by library; all versions in order if sessions differ."""
     found: dict[str, dict[str, None]] = {}
     for session in run.sessions:
         for name, version in session.get("versions", {}).items():

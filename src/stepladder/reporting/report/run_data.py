@@ -1,7 +1,6 @@
-"""A run as it lies in its folder.
+"""The contents of a run folder.
 
-In: the folder. Out: a `Run`: the stages that are done, those that were begun, those that nobody has begun yet, and who
-worked on it when.
+In: the folder. Out: a `RunData`: finished, interrupted and pending stages, the recipe and the sessions.
 """
 
 import json
@@ -9,59 +8,79 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepladder.pipeline.resources import GOLD
+from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.pipeline.runner import RunReport
+from stepladder.pipeline.stage import EVALUATION, FinishedStage
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What the sections of a report are made from."""
+class RunData:
+    """The data of all sections of a report."""
 
-    #: The stages that are done, in the recipe's order.
+    #: The finished stages, in recipe order.
     report: RunReport
-    #: Stages that were begun and cut, or whose results are gone.
-    begun: tuple[StageRecord, ...]
-    #: Names of the stages that were not begun.
-    waiting: tuple[str, ...]
-    #: One entry each time somebody worked on the run: versions, machine, command line.
+    #: Stages that were interrupted, or whose outputs were deleted.
+    interrupted: tuple[StageRecord, ...]
+    #: Names of the stages that have not started.
+    pending: tuple[str, ...]
+    #: One entry per invocation: versions, machine, command line.
     sessions: tuple[dict[str, Any], ...]
-    #: The recipe, as it is written in the folder.
+    #: The recipe file in the folder.
     recipe_text: str
 
     @property
     def folder(self) -> Path:
-        """Where the run lies."""
+        """The run folder."""
         return self.report.folder
 
     @property
     def evaluations(self) -> list[StageRecord]:
-        """The evaluations that are done, in the recipe's order."""
-        return [stage for stage in self.report.stages if stage.kind == "eval"]
+        """The finished evaluations, in recipe order."""
+        return [stage for stage in self.report.stages if EVALUATION in stage.outputs]
 
     @property
-    def played(self) -> list[StageRecord]:
-        """The evaluations of models: all but the oracle's."""
-        return [stage for stage in self.evaluations if stage.inputs["policy"] != GOLD]
+    def model_evaluations(self) -> list[StageRecord]:
+        """The evaluations of models, without the oracle."""
+        return [stage for stage in self.evaluations if stage.inputs["policy"] != ORACLE]
 
     @property
-    def in_order(self) -> list[StageRecord]:
-        """Every stage of which something is known, done or not, in the recipe's order."""
-        known = {stage.name: stage for stage in (*self.report.stages, *self.begun)}
+    def known_stages(self) -> list[StageRecord]:
+        """Finished and interrupted stages, in recipe order."""
+        known = {stage.name: stage for stage in (*self.report.stages, *self.interrupted)}
         return [known[stage.name] for stage in self.report.recipe.stages if stage.name in known]
 
 
-def gather(path: Path) -> Run:
-    """The run in a folder; an error where there is none."""
+def load_run(path: Path) -> RunData:
+    """The run in a folder. Raises if there is none."""
     folder = RunFolder.open(path)
     recipe = folder.recipe()
     names = [stage.name for stage in recipe.stages]
     done = {name: record for name in names if (record := folder.done(name)) is not None}
-    begun = {name: record for name in names if name not in done and (record := folder.known(name)) is not None}
-    return Run(
+    interrupted = {name: record for name in names if name not in done and (record := folder.known(name)) is not None}
+    return RunData(
         RunReport(recipe, path, tuple(done.values()), tuple(done), folder.newest("policy")),
-        tuple(begun.values()),
-        tuple(name for name in names if name not in done and name not in begun),
+        tuple(interrupted.values()),
+        tuple(name for name in names if name not in done and name not in interrupted),
         tuple(json.loads((path / "run.json").read_text(encoding="utf-8")).get("sessions", ())),
         (path / "recipe.yaml").read_text(encoding="utf-8"),
+    )
+
+
+def finished(run: RunData, record: StageRecord, context: RunContext) -> FinishedStage:
+    """A stage of a run, with the paths of its inputs and outputs."""
+    recipe = run.report.recipe
+    known = {each.name: each for each in run.known_stages}
+    inputs = {
+        role: run.folder / source / known[source].outputs[role]
+        for role, source in record.inputs.items()
+        if source in known and role in known[source].outputs
+    }
+    return FinishedStage(
+        next(stage.settings for stage in recipe.stages if stage.name == record.name),
+        context,
+        record.summary,
+        recipe.stage_seed(record.name),
+        inputs,
+        {role: run.folder / record.name / path for role, path in record.outputs.items()},
     )

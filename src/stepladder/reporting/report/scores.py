@@ -1,6 +1,6 @@
-"""Results: a line for every evaluation, what changed from one to the next, F1 by searches needed.
+"""Results: one row per evaluation, paired differences between evaluations, F1 by searches needed.
 
-In: a `Run`. Out: `Scores`, as text ready to be shown. The numbers are those of run/report.py and of the stages.
+In: a `RunData`. Out: `Scores`, formatted for the page.
 """
 
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from pathlib import Path
 from markupsafe import Markup
 
 from stepladder.evaluate.statistics import Comparison, Interval, interval_text
-from stepladder.pipeline.resources import BASE, GOLD
+from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.run_folder import StageRecord
-from stepladder.reporting.charts.line_chart import StageScore, stages_svg
-from stepladder.reporting.report.run_data import Run
+from stepladder.reporting.charts.interval_plots import StageScore, stages_svg
+from stepladder.reporting.report.run_data import RunData
 from stepladder.reporting.run_tables import differences
 
 
@@ -27,18 +27,18 @@ class Row:
     f1: str
     valid: str
     searches: str
-    #: Episodes that broke, counted as wrong.
+    #: Failed episodes, counted as wrong.
     failed: int
-    #: F1 by searches needed, in the order of `Scores.hops`; None where there were no such questions.
+    #: F1 by searches needed, in the order of `Scores.hops`; None if there are no such questions.
     by_hops: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One evaluation less another, on the same questions: EM and F1 with their p-values."""
+    """The paired difference between two evaluations: EM and F1 with p-values."""
 
     stage: str
-    against: str
+    baseline: str
     questions: int
     em: str
     em_p: str
@@ -52,28 +52,30 @@ class Scores:
 
     rows: tuple[Row, ...]
     chart: Markup
-    #: Whether the gold decomposition was played as well.
+    #: Whether the oracle was evaluated as well.
     oracle: bool
     changes: tuple[Change, ...]
-    #: Numbers of searches that questions need.
+    #: The numbers of searches that questions need.
     hops: tuple[str, ...]
-    #: By searches needed: how many questions the first evaluation had of them.
+    #: Number of questions for each of them, in the first evaluation.
     hop_questions: tuple[int, ...]
 
 
-def scores_of(run: Run) -> Scores | None:
-    """The results of a run; None where nothing was evaluated."""
+def scores_of(run: RunData) -> Scores | None:
+    """The results of a run; None without an evaluation."""
     stages = run.evaluations
     if not stages:
         return None
     hops = sorted({each for stage in stages for each in stage.summary["by_hops"]} - {"0"}, key=int)
     base = Path(run.report.recipe.shared.policy).name
-    drawn = [StageScore(stage.name, Interval(**stage.summary["f1"]), stage.inputs["policy"] == GOLD) for stage in stages]
+    points = [
+        StageScore(stage.name, Interval(**stage.summary["f1"]), stage.inputs["policy"] == ORACLE) for stage in stages
+    ]
     groups = stages[0].summary["by_hops"]
     return Scores(
         tuple(_row(stage, base, hops) for stage in stages),
-        Markup(stages_svg(drawn)),
-        any(each.oracle for each in drawn),
+        Markup(stages_svg(points)),
+        any(each.oracle for each in points),
         tuple(_changes(run)),
         tuple(hops),
         tuple(groups.get(each, {}).get("questions", 0) for each in hops),
@@ -84,7 +86,7 @@ def _row(stage: StageRecord, base: str, hops: list[str]) -> Row:
     numbers, policy = stage.summary, stage.inputs["policy"]
     return Row(
         stage.name,
-        {BASE: base, GOLD: "oracle"}.get(policy, policy),
+        {BASE: base, ORACLE: "oracle"}.get(policy, policy),
         numbers["questions"],
         interval_text(Interval(**numbers["em"]), 2),
         interval_text(Interval(**numbers["f1"]), 2),
@@ -95,14 +97,14 @@ def _row(stage: StageRecord, base: str, hops: list[str]) -> Row:
     )
 
 
-def _changes(run: Run) -> list[Change]:
-    """Differences of EM and of F1, side by side."""
+def _changes(run: RunData) -> list[Change]:
+    """The differences in EM and F1, side by side."""
     found: dict[tuple[str, str], dict[str, Comparison]] = {}
     for each in differences(run.report):
-        found.setdefault((each.stage, each.against), {})[each.metric] = each.comparison
+        found.setdefault((each.stage, each.baseline), {})[each.metric] = each.comparison
     return [
-        Change(stage, against, by["f1"].questions, _signed(by["em"]), _p(by["em"]), _signed(by["f1"]), _p(by["f1"]))
-        for (stage, against), by in found.items()
+        Change(stage, baseline, by["f1"].questions, _signed(by["em"]), _p(by["em"]), _signed(by["f1"]), _p(by["f1"]))
+        for (stage, baseline), by in found.items()
     ]
 
 

@@ -18,9 +18,9 @@ from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import spre
 from stepladder.oracle.step_judge import judge_tree
 from stepladder.oracle.step_rules import Verdict
-from stepladder.pipeline.stages.prm_eval import EXAMINATION, TREE_SCORES
-from stepladder.pipeline.tree_search import TREES
-from stepladder.reporting.charts.tree_layout import is_unvisited, most_visited_way, ordered_children
+from stepladder.pipeline.stage import EXAMINATION, TREES
+from stepladder.pipeline.stages.prm_eval import TREE_SCORES
+from stepladder.reporting.charts.tree_layout import is_unvisited, most_visited_path, ordered_children
 from stepladder.reporting.report.run_data import Run
 from stepladder.reporting.report.step_view import ShownPassage, ShownStep, readable, shown_passages, shown_step
 from stepladder.reporting.stage_summaries import stage_summary
@@ -149,7 +149,7 @@ def _answers(tree: Tree) -> tuple[int, int]:
 def shown_tree(tree: Tree, scores: Mapping[int, float], most: int = MOST_STEPS) -> ShownTree:
     """A tree, readable. `scores`: the reward model's, logits by node; `most`: steps that are shown."""
     kept = _most_visited(tree, most)
-    children_by_node, way = ordered_children(tree), frozenset(most_visited_way(tree))
+    children_by_node, way = ordered_children(tree), frozenset(most_visited_path(tree))
     judged, shortest = judge_tree(tree), spre(tree)
     chances = dict(zip(scores, as_probabilities([*scores.values()])))
 

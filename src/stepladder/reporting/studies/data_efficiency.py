@@ -15,7 +15,7 @@ UPDATES, EPISODES, SAMPLES = 32, 128, 8
 
 def _changes(mode: str, questions: int) -> tuple[str, ...]:
     epochs = UPDATES * EPISODES / SAMPLES / questions
-    return (f"stages.grpo.mode={mode}", f"stages.grpo.questions={questions}", f"stages.grpo.epochs={epochs}")
+    return (f"stages.grpo.mode={mode}", f"stages.grpo.questions={questions}", f"stages.grpo.num_train_epochs={epochs}")
 
 
 STUDY = Study(
@@ -23,19 +23,19 @@ STUDY = Study(
     about="reinforcement learning from 32 to 512 questions, by the answer alone and with graded steps",
     recipe="prorag-nano",
     changes=(
-        "stages.refined.limit=500",
-        f"stages.grpo.batch={EPISODES}",
-        f"stages.grpo.samples={SAMPLES}",
-        "stages.grpo.accumulate=2",  # less memory: several runs share a GPU
+        "stages.eval-rft.limit=500",
+        f"stages.grpo.batch_size={EPISODES}",
+        f"stages.grpo.num_generations={SAMPLES}",
+        "stages.grpo.gradient_accumulation_steps=2",  # less memory: several runs share a GPU
         "stages.grpo.eval_steps=16",
         "stages.grpo.dev_questions=150",
-        "stages.grpo.guards.stop=false",
-        "stages.trained.limit=500",
+        "stages.grpo.monitors.stop=false",
+        "stages.eval-grpo.limit=500",
     ),
     arms={f"{mode}-{size}": _changes(mode, size) for mode in MODES for size in SIZES},
-    shared="refined",
+    shared="eval-rft",
     stage="grpo",
-    result="trained",
+    result="eval-grpo",
     against={f"dual-{size}": f"outcome-{size}" for size in SIZES},
     places={f"{mode}-{size}": (mode, float(size)) for mode in MODES for size in SIZES},
     across="questions to learn from",

@@ -19,23 +19,23 @@ STUDY = Study(
     about="reinforcement learning from the answer and the steps, from the answer, from the steps, and from trees",
     recipe="prorag-nano",
     changes=(
-        "stages.refined.limit=500",
+        "stages.eval-rft.limit=500",
         f"stages.grpo.questions={QUESTIONS}",
-        f"stages.grpo.epochs={UPDATES * EPISODES / SAMPLES / QUESTIONS}",
-        f"stages.grpo.batch={EPISODES}",
-        f"stages.grpo.samples={SAMPLES}",
-        "stages.grpo.accumulate=2",  # less memory: several runs share a GPU
+        f"stages.grpo.num_train_epochs={UPDATES * EPISODES / SAMPLES / QUESTIONS}",
+        f"stages.grpo.batch_size={EPISODES}",
+        f"stages.grpo.num_generations={SAMPLES}",
+        "stages.grpo.gradient_accumulation_steps=2",  # less memory: several runs share a GPU
         "stages.grpo.eval_steps=25",
         "stages.grpo.dev_questions=150",
-        "stages.grpo.guards.stop=false",  # what goes wrong is to be seen
-        "stages.trained.limit=500",
+        "stages.grpo.monitors.stop=false",  # what goes wrong is to be seen
+        "stages.eval-grpo.limit=500",
     ),
     arms={
         **{mode: (f"stages.grpo.mode={mode}",) for mode in ("outcome", "dual", "process", "tree")},
-        "dual-gold": ("stages.grpo.mode=dual", "stages.grpo.grader=gold"),
+        "dual-gold": ("stages.grpo.mode=dual", "stages.grpo.scorer=gold"),
     },
-    shared="refined",
+    shared="eval-rft",
     stage="grpo",
-    result="trained",
+    result="eval-grpo",
     against={"dual": "outcome", "process": "outcome", "tree": "outcome", "dual-gold": "outcome"},
 )

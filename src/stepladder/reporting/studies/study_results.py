@@ -18,7 +18,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.evaluate.evaluator import compare, load_scores
 from stepladder.evaluate.statistics import Interval
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
-from stepladder.pipeline.stages.eval import EVALUATION
+from stepladder.pipeline.stage import EVALUATION
 from stepladder.reporting.charts.band_plot import Point
 from stepladder.reporting.studies.study_runner import SHARED, run_folder
 from stepladder.reporting.studies.study_spec import Study

@@ -95,13 +95,13 @@ def build_index(
         "version": __version__,
     }
 
-    def worth_keeping(unfinished: PartialFolder) -> bool:
-        begun = {each.name for each in unfinished.notes.iterdir()} - {"plan.json", _READ} if known else set()
+    def worth_keeping(partial: PartialFolder) -> bool:
+        begun = {each.name for each in partial.scratch.iterdir()} - {"plan.json", _READ} if known else set()
         return bool(begun) and any(each.resumes for each in kinds.values())
 
-    with resumable_folder(folder, plan, what="index", keep=worth_keeping) as unfinished:
-        reading = _read(passages, unfinished, watch)
-        made = _make(kinds, chosen, unfinished, memory, watch)
+    with resumable_folder(folder, plan, what="index", keep=worth_keeping) as partial:
+        reading = _read(passages, partial, watch)
+        made = _make(kinds, chosen, partial, memory, watch)
         info = IndexInfo(
             kind=kind,
             passages=reading.passages,
@@ -109,10 +109,10 @@ def build_index(
             source=source,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             checksum=reading.checksum,
-            files=_sizes(unfinished),
+            files=_sizes(partial),
             left_out=reading.left_out,
         )
-        write_manifest(unfinished.folder, info)
+        write_manifest(partial.folder, info)
     return info
 
 
@@ -153,15 +153,15 @@ class _Digest:
         return self._hash.hexdigest()
 
 
-def _read(passages: Iterable[Passage], unfinished: PartialFolder, watch: Watch) -> _Reading:
+def _read(passages: Iterable[Passage], partial: PartialFolder, watch: Watch) -> _Reading:
     """Put the passages into the folder, unless they are there from an earlier attempt."""
-    file = unfinished.notes / _READ
-    if earlier := _earlier(file, unfinished.folder):
+    file = partial.scratch / _READ
+    if earlier := _earlier(file, partial.folder):
         return earlier
-    for mark in unfinished.notes.glob(_MADE.format("*")):
+    for mark in partial.scratch.glob(_MADE.format("*")):
         mark.unlink()
     digest, count = _Digest(), 0
-    with PassageWriter(unfinished.folder) as writer:
+    with PassageWriter(partial.folder) as writer:
         for count, passage in enumerate(passages, start=1):
             writer.add(passage)
             digest.add(passage)
@@ -169,7 +169,7 @@ def _read(passages: Iterable[Passage], unfinished: PartialFolder, watch: Watch) 
                 watch("Reading passages", count, 0)
     watch("Reading passages", count, count)
     reading = _Reading(count, digest.checksum, passages.left_out if isinstance(passages, Corpus) else {})
-    sync_all(unfinished.folder)  # before the mark that vouches for it
+    sync_all(partial.folder)  # before the mark that vouches for it
     with atomic_file(file) as written:
         json.dump(asdict(reading), written)
     return reading
@@ -186,22 +186,22 @@ def _earlier(file: Path, folder: Path) -> _Reading | None:
 
 
 def _make(
-    kinds: dict[str, IndexKind], settings: dict[str, Config], unfinished: PartialFolder, memory: int, watch: Watch
+    kinds: dict[str, IndexKind], settings: dict[str, Config], partial: PartialFolder, memory: int, watch: Watch
 ) -> dict[str, str | int | float]:
     """Build the parts that are not there yet; returns how all were made."""
-    marks = {name: unfinished.notes / _MADE.format(name) for name in kinds}
-    with closing(PassageStore(unfinished.folder)) as passages:
+    marks = {name: partial.scratch / _MADE.format(name) for name in kinds}
+    with closing(PassageStore(partial.folder)) as passages:
         # First what takes longest and can go wrong: an encoder that is not there is not found out after hours.
         for name in sorted(kinds, key=lambda name: not kinds[name].resumes):
             if not marks[name].exists():
-                how = kinds[name].build(passages, unfinished, settings[name], memory, watch)
-                sync_all(unfinished.folder)
+                how = kinds[name].build(passages, partial, settings[name], memory, watch)
+                sync_all(partial.folder)
                 with atomic_file(marks[name]) as written:
                     json.dump(dict(how), written)
     return {key: value for mark in marks.values() for key, value in json.loads(mark.read_text("utf-8")).items()}
 
 
-def _sizes(unfinished: PartialFolder) -> dict[str, int]:
-    (unfinished.folder / MANIFEST).unlink(missing_ok=True)  # of an attempt that failed at its very end
-    files = [each for each in unfinished.folder.rglob("*") if each.is_file() and unfinished.notes not in each.parents]
-    return {each.relative_to(unfinished.folder).as_posix(): each.stat().st_size for each in sorted(files)}
+def _sizes(partial: PartialFolder) -> dict[str, int]:
+    (partial.folder / MANIFEST).unlink(missing_ok=True)  # of an attempt that failed at its very end
+    files = [each for each in partial.folder.rglob("*") if each.is_file() and partial.scratch not in each.parents]
+    return {each.relative_to(partial.folder).as_posix(): each.stat().st_size for each in sorted(files)}

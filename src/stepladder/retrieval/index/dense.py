@@ -60,8 +60,8 @@ class DenseIndex(Retriever):
         encoder = Encoder(settings, device=settings.device, dtype=settings.dtype, batch=settings.batch)
         check_memory(layout, len(passages), encoder.dimensions, memory)
         dtype = np.float32 if layout is Layout.flat else np.float16
-        kept = to.notes if layout is Layout.hnsw else to.folder  # the graph has the vectors in it
-        vectors = encode_passages(passages, encoder, kept, to.notes, dtype, memory, watch)
+        kept = to.scratch if layout is Layout.hnsw else to.folder  # the graph has the vectors in it
+        vectors = encode_passages(passages, encoder, kept, to.scratch, dtype, memory, watch)
         build_nearest(layout, vectors, to.folder, memory, watch)
         return describe(encoder, to.folder, layout, f"FAISS {version('faiss-cpu')}")
 

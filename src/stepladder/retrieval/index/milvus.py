@@ -64,7 +64,7 @@ def build_milvus(
         _check_size(len(passages), encoder.dimensions, memory)
     Milvus(settings.uri, to.folder / EMBEDDED).close()  # a server that is down is found before hours of encoding
     # Among the notes, which go when the index is finished: Milvus has the vectors then.
-    vectors = encode_passages(passages, encoder, to.notes, to.notes, np.float32, memory, watch)
+    vectors = encode_passages(passages, encoder, to.scratch, to.scratch, np.float32, memory, watch)
     index = settings.milvus_index or ("HNSW" if settings.uri else "FLAT")
     collection = settings.collection or _name(to.folder, vectors)
     place = Place(settings.uri, collection, index, encoder.dimensions)

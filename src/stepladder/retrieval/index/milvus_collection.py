@@ -55,7 +55,7 @@ class Sending:
 
     def __init__(self, vectors: StoredVectors, place: Place, to: PartialFolder, watch: Watch) -> None:
         self._vectors, self._place, self._to, self._watch = vectors, place, to, watch
-        self._note = to.notes / _NOTE
+        self._note = to.scratch / _NOTE
 
     def run(self) -> None:
         """Send what is not there yet; raise where not all of them are there in the end."""

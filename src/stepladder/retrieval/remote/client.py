@@ -31,7 +31,7 @@ from stepladder.retrieval.remote.load_balancer import Host, Hosts, checked_urls
 from stepladder.retrieval.remote.protocol import BadReply, read_reply, write_request
 
 #: Tries to reach servers none of which has ever answered: they are more likely absent than busy.
-FIRST_TRIES = 3
+FIRST_ATTEMPTS = 3
 #: Seconds to connect; a server that is up connects at once, however busy it is.
 _CONNECT_SECONDS = 5.0
 #: Answers that another try, or another server, may better.
@@ -160,7 +160,7 @@ class RemoteRetriever(Retriever):
                 self._hosts.leave(host)
             tries += 1
             patience = self._hosts.failed(host, problem, headers)
-            first_tries = max(FIRST_TRIES, len(self._hosts.urls))
+            first_tries = max(FIRST_ATTEMPTS, len(self._hosts.urls))
             if not patience or tries > (
                 self._max_retries if self._reached else min(self._max_retries, first_tries - 1)
             ):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from stepladder.agents.base import neutralise
+from stepladder.agents.base import neutralize
 from stepladder.core.trace import ActionKind, Passage, Step, StopReason, Trajectory
 from stepladder.serve.agent.citations import Citation
 
@@ -93,7 +93,7 @@ def step_text(step: Step) -> str:
         lines.append(f"Malformed: {action.problem}")
     if action.kind is ActionKind.QUERY:
         lines += [f"- {passage.title or passage.id}" for passage in step.passages] or ["- nothing was found"]
-    return "".join(neutralise(" ".join(line.split())) + "\n" for line in lines)
+    return "".join(neutralize(" ".join(line.split())) + "\n" for line in lines)
 
 
 def _finite(score: float | None) -> float | None:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stepladder.agents.base import Agent, neutralise
+from stepladder.agents.base import Agent, neutralize
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Author, Pair, Question, Segment, Trajectory
 from stepladder.engines.transformers.tokenization import Encoding
@@ -100,9 +100,9 @@ class PairCheck:
             return True
         words = pair.context[0].text
         if pair.depth and len(pair.context) == 1:  # every step has a prompt of its own, with a history we do not know
-            return neutralise(question.text) in words
+            return neutralize(question.text) in words
         if self.agent.opening_query(question) is not None:  # what it found before the first step is not in a pair
-            return neutralise(question.text) in words
+            return neutralize(question.text) in words
         return self.agent.render(Trajectory(question, self.agent.name))[0].text == words
 
     def _encoded(self, pair: Pair) -> Pair:

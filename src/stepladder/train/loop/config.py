@@ -73,6 +73,6 @@ class PolicyTrainingConfig(TrainingConfig):
     #: Evaluate the initial policy as well, and keep it if no checkpoint is as good.
     eval_on_start: bool = False
 
-    def idle(self) -> frozenset[str]:
+    def inert(self) -> frozenset[str]:
         """Settings without effect."""
         return frozenset() if self.eval_on_start else frozenset({"eval_on_start"})

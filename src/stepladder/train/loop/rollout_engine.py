@@ -65,7 +65,7 @@ def _in_vllm(policy: Policy, place: Place, max_batch: int, memory: float) -> tup
 
     # Of an adapter its model: the adapter is in the weights that it takes over.
     whole = whole_model(policy.source)
-    engine = VLLMEngine(whole, tokenizer=policy.tokenizer, max_batch=max_batch, memory=memory, dtype="bf16")
+    engine = VLLMEngine(whole, tokenizer=policy.tokenizer, max_batch=max_batch, gpu_memory_utilization=memory, dtype="bf16")
 
     @contextmanager
     def playing() -> Iterator[None]:

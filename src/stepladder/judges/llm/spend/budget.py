@@ -31,7 +31,7 @@ from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.requests import Generate
 from stepladder.core.trace import Usage
 from stepladder.engines.openai import OpenAIEngine
-from stepladder.engines.openai_wire import chat_messages, usage_of
+from stepladder.engines.openai_protocol import chat_messages, usage_of
 from stepladder.judges.llm.spend.ledger import Ledger
 from stepladder.judges.llm.spend.prices import PriceTable
 

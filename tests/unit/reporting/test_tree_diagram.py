@@ -13,13 +13,14 @@ from rich.console import Console
 from stepladder.cli.tree import find_tree, print_tree, telling_tree, tree_command
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import loads
+from stepladder.core.svg import fit_text, text_width
 from stepladder.core.trace import Action, ActionKind, Author, Node, Question, Rollout, Segment, Step, StopReason, Tree
 from stepladder.explore.tree_store import TreeFile
 from stepladder.oracle.step_judge import Fault, judge_step, judge_tree
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.reporting.charts.tree_diagram import tree_svg
-from stepladder.reporting.charts.tree_layout import WIDTH, Box, fit, layout, length, most_visited_way
+from stepladder.reporting.charts.tree_layout import WIDTH, Box, layout, most_visited_path
 from tests.support.samples import PASSAGES, QUESTION
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -90,14 +91,14 @@ def test_a_child_is_right_of_its_parent_and_the_most_visited_at_its_height() -> 
         assert box.node.parent is not None
         parent = boxes[box.node.parent]
         assert box.x > parent.x + parent.width
-    assert [boxes[number].y for number in most_visited_way(small_tree())] == [0.0] * 4
+    assert [boxes[number].y for number in most_visited_path(small_tree())] == [0.0] * 4
     assert boxes[1].y > boxes[2].y, "the less visited search stands below"
 
 
 def test_the_best_way_is_where_most_simulations_went_and_ends_where_none_did() -> None:
-    assert most_visited_way(small_tree()) == [0, 2, 3, 4]
+    assert most_visited_path(small_tree()) == [0, 2, 3, 4]
     untouched = Tree(QUESTION, "prorag", small_tree().nodes[:1])
-    assert most_visited_way(untouched) == [0]
+    assert most_visited_path(untouched) == [0]
 
 
 def test_as_many_columns_as_a_search_usually_has_fit_the_width() -> None:
@@ -135,9 +136,9 @@ def test_text_that_is_cut_is_whole_in_the_tooltip() -> None:
 
 @given(st.text(max_size=200), st.integers(60, 300), st.integers(1, 4))
 def test_fitted_text_fits(text: str, width: int, lines: int) -> None:
-    made = fit(text, width, lines)
+    made = fit_text(text, width, lines, 12.5)
     assert 1 <= len(made) <= lines
-    assert all(length(line, 12.5) <= width for line in made)
+    assert all(text_width(line, 12.5) <= width for line in made)
 
 
 def test_verdicts_are_those_of_the_gold_judge() -> None:

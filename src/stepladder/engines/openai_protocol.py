@@ -47,17 +47,17 @@ def finished_text(text: str, stops: Sequence[str], finish: str, choice: Mapping[
         return text, Finish.STOP
     if finish == "length":
         return text, Finish.LENGTH
-    told = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
-    if told:
-        cut_off = {stop for stop in stops if stop in told}
+    reported = [choice[field] for field in ("stop_reason", "matched_stop") if field in choice]
+    if reported:
+        removed = {stop for stop in stops if stop in reported}
     else:
         tags = {stop: match[1] for stop in stops[:MAX_STOPS] if (match := _CLOSING_TAG.fullmatch(stop))}
-        cut_off = {stop for stop, tag in tags.items() if f"<{tag}>" in text}
-    return (text + cut_off.pop(), Finish.STOP) if len(cut_off) == 1 else (text, Finish.END)
+        removed = {stop for stop, tag in tags.items() if f"<{tag}>" in text}
+    return (text + removed.pop(), Finish.STOP) if len(removed) == 1 else (text, Finish.END)
 
 
 def usage_of(counts: object) -> Usage:
     """The tokens a server counted; 0 for what it does not tell."""
-    told = counts if isinstance(counts, dict) else {}
-    read, written = told.get("prompt_tokens"), told.get("completion_tokens")
-    return Usage(read if isinstance(read, int) else 0, written if isinstance(written, int) else 0)
+    reported = counts if isinstance(counts, dict) else {}
+    prompt, completion = reported.get("prompt_tokens"), reported.get("completion_tokens")
+    return Usage(prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0)

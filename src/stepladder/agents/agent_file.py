@@ -1,0 +1,87 @@
+"""Load a custom agent from a Python file.
+
+In: the path of a file with exactly one class that implements `Agent`. Out: an instance of it, tested if a check is
+given. Loading executes the file, so its path must come from the user, never from a model or from downloaded data.
+"""
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
+
+from stepladder.agents.base import Agent
+from stepladder.core.contract import ContractViolation
+from stepladder.core.errors import StepladderError
+
+Check = Callable[[Agent], None]
+
+_loaded: dict[tuple[str, Check | None], Agent] = {}
+
+
+def is_agent_file(name: str) -> bool:
+    """Whether the name of an agent is the path of a Python file. Does not read the file."""
+    return name.endswith(".py")
+
+
+def load_agent(path: Path, check: Check | None) -> Agent:
+    """Execute an agent file and test its agent with `check`. Cached by content: an unchanged file is executed once."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise StepladderError(f"the agent file {path.absolute()} cannot be read: {error.strerror or error}") from error
+    module_name = f"stepladder_own_agent_{blake2b(str(path.absolute()).encode() + source, digest_size=8).hexdigest()}"
+    if (module_name, check) not in _loaded:
+        agent_class = _agent_class(path, _execute(path, module_name))
+        try:
+            agent = agent_class()
+            if check is not None:
+                check(agent)
+        except ContractViolation as error:
+            raise StepladderError(f"the agent in {path} violates the agent contract: {error}") from error
+        except Exception as error:
+            raise StepladderError(f"the agent in {path} failed its check: {_describe(error, path)}") from error
+        _loaded[module_name, check] = agent
+    return _loaded[module_name, check]
+
+
+def _execute(path: Path, module_name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look up their module here
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module_name]
+        raise StepladderError(f"the agent file {path} cannot be executed: {_describe(error, path)}") from error
+    return module
+
+
+def _agent_class(path: Path, module: ModuleType) -> type[Agent]:
+    """The only class in the module that implements `Agent`."""
+    classes = {
+        each: None
+        for each in vars(module).values()
+        if inspect.isclass(each) and issubclass(each, Agent) and each.__module__ == module.__name__
+    }
+    concrete = [each for each in classes if not inspect.isabstract(each)]
+    if len(concrete) == 1:
+        return concrete[0]
+    details = ""
+    if concrete:
+        details = f": {', '.join(each.__name__ for each in concrete)}"
+    elif classes:
+        details = f" ({', '.join(sorted(next(iter(classes)).__abstractmethods__))} missing)"
+    raise StepladderError(f"{path} must define one class that implements Agent; found {len(concrete)}{details}")
+
+
+def _describe(error: BaseException, path: Path) -> str:
+    """The error and the line of the agent file that raised it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{line}"
