@@ -111,7 +111,7 @@ def build(corpus: Path, folder: Path, kind: str) -> Building:
     stages, own = Stages(), OwnMemory()
     started, processor = time.perf_counter(), time.process_time()
     with own:
-        info = build_index(corpus, folder, kind, watch=stages, **settings)
+        info = build_index(corpus, folder, kind, progress=stages, **settings)
     seconds = time.perf_counter() - started
     reading, encoding = stages.seconds["Reading passages"], stages.seconds["Encoding passages"]
     return Building(

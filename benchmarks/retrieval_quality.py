@@ -33,9 +33,9 @@ from stepladder.data.formats.flashrag import QuestionFileError, load_questions
 from stepladder.evaluate.statistics import mean_interval, paired_difference
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.corpus.reader import read_corpus
-from stepladder.retrieval.hybrid import HybridRetriever, fused_by_ranks, fused_by_scores
+from stepladder.retrieval.hybrid import HybridRetriever, fuse_by_ranks, fuse_by_scores
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.retrieval.index.build import WORDS_WEIGHT
+from stepladder.retrieval.index.build import BM25_WEIGHT
 from stepladder.retrieval.index.dense_config import EncoderConfig
 from stepladder.retrieval.index.encoder import Encoder, Vectors
 
@@ -162,7 +162,7 @@ def systems(pool: Pool, kinds: Sequence[str], encoders: Sequence[CachedEncoder])
     if "hybrid" in kinds:
         for name, each in dense.items():
             found[f"hybrid, {short(name)}: ranks"] = HybridRetriever([bm25, each])
-            weights = (WORDS_WEIGHT, 1 - WORDS_WEIGHT)
+            weights = (BM25_WEIGHT, 1 - BM25_WEIGHT)
             found[f"hybrid, {short(name)}: scores"] = HybridRetriever([bm25, each], fusion="scores", weights=weights)
     return found
 
@@ -254,14 +254,14 @@ def hybrid_grid(pool: Pool, encoder: Encoder) -> Iterable[tuple[str, Recalls]]:
     for depth, constant, (ours, theirs) in itertools.product((20, 100), (10, 60), ((1, 1), (2, 1), (3, 1), (1, 2))):
         name = f"{hybrid}: ranks, depth {depth}, constant {constant}, weights {ours}:{theirs}"
         found = [
-            fused_by_ranks([one[:depth], other[:depth]], max(KS), (ours, theirs), constant)
+            fuse_by_ranks([one[:depth], other[:depth]], max(KS), (ours, theirs), constant)
             for one, other in zip(bm25, dense)
         ]
         yield name, pool.recalls(found)
     for weight in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8):
         name = f"{hybrid}: scores, weight of bm25 {weight}"
         weights = (weight, 1 - weight)
-        yield name, pool.recalls([fused_by_scores(both, max(KS), weights) for both in zip(bm25, dense)])
+        yield name, pool.recalls([fuse_by_scores(both, max(KS), weights) for both in zip(bm25, dense)])
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stepladder.models.loading import load_model
-from stepladder.models.stochastic_rounding import round_to
+from stepladder.models.stochastic_rounding import cast_model
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.policy import with_lora
 
@@ -62,7 +62,7 @@ def main() -> None:
         exact = learnt(model, batch, lr, chosen.updates, chosen.model)
         nearest, by_chance = copy.deepcopy(exact), copy.deepcopy(exact)
         nearest.to(torch.bfloat16).float()
-        round_to(by_chance, torch.bfloat16)
+        cast_model(by_chance, torch.bfloat16)
         after = loss(exact)
         left = [(before - loss(each.float())) / (before - after) for each in (nearest, by_chance)]
         print(f"{lr:>14g}{before:>13.3f}{after:>9.3f}{left[0]:>23.0%}{left[1]:>12.0%}", flush=True)

@@ -229,7 +229,7 @@ def test_ctrl_c_ends_a_run_with_130_and_the_same_command_goes_on(tmp_path: Path)
 
 def test_ctrl_c_prints_what_was_reached_and_exits_130(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stepladder", "eval", "--engine", "transformers", "--model", "tiny"]
-    command += ["--batch", "2", "--max-tokens", "200", "--temperature", "1", "--json", "--out", str(tmp_path / "run")]
+    command += ["--batch-size", "2", "--max-tokens", "200", "--temperature", "1", "--json", "--out", str(tmp_path / "run")]
     process = start(command)
     assert process.stderr is not None
     assert "Evaluating: " in process.stderr.readline()  # the first line of progress: some questions are done
@@ -413,7 +413,7 @@ def test_train_sft_is_a_recipe_of_one_stage(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(STAGES._targets, "sft", StageSpec(SFTConfig, save_tiny, outputs=("policy",)))
-    arguments = ["train", "sft", "--out", str(tmp_path / "run"), "--model", "tiny", "-k", "2", "--lr", "1e-3", "--lora"]
+    arguments = ["train", "sft", "--out", str(tmp_path / "run"), "--model", "tiny", "-k", "2", "--learning-rate", "1e-3", "--lora"]
     code, printed, _ = run(
         capsys, *arguments, "--set", "batch_size=4", "--set", "lora.r=2", "--questions", "7", "--json"
     )

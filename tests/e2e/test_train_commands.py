@@ -104,7 +104,7 @@ def examine(*arguments: object) -> str:
 
 def test_options_of_a_reward_model(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs")
-    given = ("--objective", "values", "--epochs", 2, "--lr", 1e-3, "--lora", "--set", "max_length=99")
+    given = ("--objective", "values", "--num-train-epochs", 2, "--learning-rate", 1e-3, "--lora", "--set", "max_length=99")
     report = shell.json("train", "prm", "--run", run, *given, "--set", "lora.r=2", "--model", "nano")
     settings = PRMConfig(
         objective="values", num_train_epochs=2, learning_rate=1e-3, lora=LoraConfig(r=2), max_length=99, model="nano"
@@ -118,7 +118,7 @@ def test_options_of_a_reward_model(shell: Shell, begin: Begin) -> None:
 
 def test_options_of_a_refinement(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs", "prm")
-    given = ("--questions", 20, "--samples", 4, "--threshold", "-0.5", "--keep", 3, "--epochs", 2, "--lr", 1e-4)
+    given = ("--questions", 20, "--num-generations", 4, "--threshold", "-0.5", "--keep", 3, "--num-train-epochs", 2, "--learning-rate", 1e-4)
     report = shell.json("train", "rft", "--run", run, *given)
     settings = RFTConfig(
         questions=20, num_generations=4, threshold=-0.5, keep=3, num_train_epochs=2, learning_rate=1e-4
@@ -133,7 +133,7 @@ def test_options_of_a_refinement(shell: Shell, begin: Begin) -> None:
 
 def test_options_of_dpo(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs")
-    given = ("--beta", 0.1, "--loss", "ipo", "--epochs", 2, "--lr", 1e-6, "--lora", "--set", "dev_questions=0")
+    given = ("--beta", 0.1, "--loss-type", "ipo", "--num-train-epochs", 2, "--learning-rate", 1e-6, "--lora", "--set", "dev_questions=0")
     shell.json("train", "dpo", "--run", run, *given)
     settings = DPOConfig(
         beta=0.1, loss_type="ipo", num_train_epochs=2, learning_rate=1e-6, lora=LoraConfig(), dev_questions=0
@@ -144,7 +144,7 @@ def test_options_of_dpo(shell: Shell, begin: Begin) -> None:
 
 def test_options_of_an_examination(begin: Begin) -> None:
     run = begin("sft", "explore", "pairs", "prm")
-    report = json.loads(examine("--run", run, "--split", "dev", "--questions", 7, "--samples", 1, "--json"))
+    report = json.loads(examine("--run", run, "--split", "dev", "--questions", 7, "--num-generations", 1, "--json"))
     assert report["stages"][0]["kind"] == "prm-eval"
     settings = PRMEvalConfig(split="dev", questions=7, num_generations=1, score_trees=True)
     assert stage_of(run, "prm-eval").settings == settings
@@ -216,7 +216,7 @@ def test_a_stage_that_is_there_may_learn_from_a_file_from_now_on(shell: Shell, b
         (["dpo"], "`stepladder pairs --run RUN` makes them, and --pairs FILE takes those of others"),
         (["dpo", "--beta", "0"], "stages.dpo.beta: expected greater than 0"),
         (["dpo", "--pairs", "none.json"], "none.json does not exist"),
-        (["dpo", "--pairs", "x", "--loss", "hinge"], "found 'hinge'"),
+        (["dpo", "--pairs", "x", "--loss-type", "hinge"], "found 'hinge'"),
     ],
 )
 def test_mistakes_are_explained(shell: Shell, begin: Begin, arguments: list[str], advice: str) -> None:
@@ -243,7 +243,7 @@ def test_a_policy_is_warmed_up_refined_and_taught_by_pairs_and_so_is_a_reward_mo
     questions = [Question(name, name, (name * 3,)) for name in ("Orm", "Tarn")]
     rows = ({"id": each.id, "question": each.text, "golden_answers": list(each.answers)} for each in questions)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    begun = ("--model", "tiny", "--agent", "direct", "--data", file, "--dev", file, "--epochs", 60, "--lr", 1e-2)
+    begun = ("--model", "tiny", "--agent", "direct", "--data", file, "--dev", file, "--num-train-epochs", 60, "--learning-rate", 1e-2)
     assert "trained policy: " in shell("train", "sft", "--out", run, *begun, "--set", "dev_questions=0")
     agent = make_agent("direct")
 
@@ -258,11 +258,11 @@ def test_a_policy_is_warmed_up_refined_and_taught_by_pairs_and_so_is_a_reward_mo
     for split in ("train.jsonl", "dev.jsonl"):
         write_records(pairs / split, map(pair, questions))
 
-    quick = ("--epochs", 1, "--lr", 1e-4)
-    printed = shell("train", "rft", "--run", run, "--threshold", "none", "--samples", 2, *quick)
+    quick = ("--num-train-epochs", 1, "--learning-rate", 1e-4)
+    printed = shell("train", "rft", "--run", run, "--threshold", "none", "--num-generations", 2, *quick)
     assert re.search(r"rft: 4 episodes of 2 questions sampled, \d+ tokens -> 4 answered -> \d rightly -> ", printed)
     assert re.search(r"  updates: \d, loss \d\.\d{3} -> \d\.\d{3}\n", printed)
-    printed = shell("train", "dpo", "--run", run, "--pairs", pairs, "--epochs", 3, "--lr", 1e-3)
+    printed = shell("train", "dpo", "--run", run, "--pairs", pairs, "--num-train-epochs", 3, "--learning-rate", 1e-3)
     assert re.search(r"dpo: learnt from 2 pairs of 2 questions; held out 2: accuracy 1\.000, reward gap \d", printed)
     assert re.search(r"  dev: F1 1\.000, KL a token from where it began \d\.\d{3}\n", printed)
     assert f"trained policy: {run / 'dpo' / 'policy'}" in printed

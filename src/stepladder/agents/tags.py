@@ -1,4 +1,4 @@
-"""Text made of tagged blocks, such as `<step>...</step><answer>...</answer>`: reading, writing, and agents that use it."""
+"""Text made of tagged blocks, such as `<step>...</step><answer>...</answer>`, and agents whose actions are blocks."""
 
 import re
 from dataclasses import dataclass

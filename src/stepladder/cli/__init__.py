@@ -1,21 +1,18 @@
-"""The command line: parses, calls, prints. Everything it does can be done from Python with the same names.
+"""The command line: parses options, calls the library, prints results.
 
-options.py   options that several commands share, and what they make
-play.py      ask, eval
-guide.py     options of guided inference
-recipes.py   recipes from what was typed: a run that begins, or one with one more stage
-train.py     run, train sft, prm, rft, dpo, grpo
-report.py    report: a run as a page
-compare.py   compare: runs side by side
-study.py     study: ways to train, compared with several seeds
-explore.py   explore, pairs, export
-prm.py       prm: how good a reward model is
-adapter.py   adapter: a trained policy as a small folder
-tree.py      tree
-index.py     index build, search, info
-serve.py     serve: an index over HTTP
-serve_agent.py  serve-agent: an agent as a chat model and as a tool
-about.py     demo, doctor
+options.py        options that several commands share, and option groups
+agent_options.py  options of the commands that run an agent, and what they set up
+renamed.py        old flags and values: errors that name the new ones
+ask_eval.py       ask, eval
+recipes.py        recipes from the command line: a new run, or a run with one more stage
+train.py          run; train sft, prm, rft, dpo, grpo; prm
+explore.py        explore, pairs
+tree.py           tree
+reports.py        report, compare, study
+export.py         export, adapter
+index.py          index build, search, info
+serve.py          serve, serve-agent
+demo.py, doctor.py
 """
 
 import sys
@@ -23,22 +20,20 @@ from io import TextIOWrapper
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from stepladder import __version__
-from stepladder.cli.about import demo, doctor
-from stepladder.cli.adapter import adapter_command
 from stepladder.cli.ask_eval import ask, evaluate_command
-from stepladder.cli.compare import compare_command
-from stepladder.cli.explore import explore_command, export_command, pairs_command
+from stepladder.cli.demo import demo
+from stepladder.cli.doctor import doctor
+from stepladder.cli.explore import explore_command, pairs_command
+from stepladder.cli.export import adapter_command, export_command
 from stepladder.cli.index import app as index_app
-from stepladder.cli.prm_eval import prm_command
-from stepladder.cli.report import report_command
-from stepladder.cli.serve import serve_command
-from stepladder.cli.serve_agent import serve_agent_command
-from stepladder.cli.study import study_command
+from stepladder.cli.options import ERR, say
+from stepladder.cli.renamed import RootGroup
+from stepladder.cli.reports import compare_command, report_command, study_command
+from stepladder.cli.serve import serve_agent_command, serve_command
 from stepladder.cli.train import app as train_app
-from stepladder.cli.train import run_command
+from stepladder.cli.train import prm_command, run_command
 from stepladder.cli.tree import tree_command
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import TraceError
@@ -47,7 +42,8 @@ from stepladder.core.trace_printer import printable
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Train language models to answer hard questions by searching, one graded step at a time.",
+    cls=RootGroup,
+    help="Train language models to answer questions by searching, with rewards for each step.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -73,9 +69,9 @@ app.command()(doctor)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point: mistakes of the user end in one clear line, not in a traceback."""
+    """Entry point. User errors are printed as one line, without a traceback."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows a question mark instead
+        if isinstance(stream, TextIOWrapper):  # print ? for characters that the terminal's encoding lacks
             stream.reconfigure(errors="replace")
     try:
         app(arguments, standalone_mode=True)
@@ -86,19 +82,19 @@ def main(arguments: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except (StepladderError, TraceError) as error:
-        return _complain(str(error))
+        return _print_error(str(error))
     except OSError as error:
-        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
+        return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
     return 0
 
 
-def _complain(message: str) -> int:
-    Console(stderr=True).print(f"[bold red]error:[/] {printable(message)}", soft_wrap=True, highlight=False)
+def _print_error(message: str) -> int:
+    say(f"[bold red]error:[/] {printable(message)}", ERR)
     return 2
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"stepladder {__version__}")
         raise typer.Exit
 
@@ -106,6 +102,6 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None: ...

@@ -1,13 +1,19 @@
-"""The demo: a recipe carried out in front of a newcomer, on one machine, without key or download.
+"""`demo`: run a recipe from start to end on one machine, without a key or a download.
 
-It shows the world, a question as the oracle answers it, the run stage by stage, the same question as the trained policy
-answers it, the tables of the run, and where its report lies. The oracle is the ceiling that the search allows.
+It shows the data, one question answered by the oracle, the run stage by stage, the same question answered by the
+trained policy, and the tables and the report of the run. The oracle is the upper bound that retrieval allows.
 """
 
+import math
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
+from stepladder.cli.options import OUT, Overrides, RunOut, Seed, Update
+from stepladder.cli.recipes import interruptible
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
@@ -16,43 +22,91 @@ from stepladder.core.trace_printer import TracePrinter
 from stepladder.driver import Driver
 from stepladder.explore.episode import episode, watched
 from stepladder.pipeline import RunReport, run_recipe
-from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.recipe import Recipe, load_recipe
 from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.reporting.report import write_report
 from stepladder.reporting.run_tables import print_report
+from stepladder.train.grpo.config import GRPOConfig
+
+
+class Size(StrEnum):
+    """How much the demo trains."""
+
+    small = "small"
+    large = "large"
+
+
+#: The recipe of each size.
+RECIPES = {Size.small: "prorag-nano", Size.large: "prorag-nano-large"}
+#: With --minutes: the fastest update to plan for, in seconds, and the maximum number of questions (two thirds of the
+#: train split of Atlas).
+_SECONDS_PER_UPDATE, _MAX_QUESTIONS = 1.0, 800
+
+
+def demo(
+    folder: RunOut = Path("runs/demo"),
+    seed: Seed = 0,
+    size: Annotated[
+        Size, typer.Option("--size", help="small: minutes on a laptop. large: trains longer and scores higher.")
+    ] = Size.small,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", min=0.1, max=100_000, help="Duration of the reinforcement learning stage."),
+    ] = None,
+    overrides: Overrides = None,
+    update: Update = False,
+) -> None:
+    """Train a small model to search on this machine: a generated encyclopedia, an oracle, scores after each stage."""
+    changes = [f"seed={seed}", *(overrides or ())]
+    recipe = load_recipe(RECIPES[size], changes)
+    if minutes is not None:
+        recipe = load_recipe(RECIPES[size], [*changes, *_time_limit(minutes, recipe)])
+    with interruptible():
+        run_demo(OUT, recipe, folder, update=update)
+
+
+def _time_limit(minutes: float, recipe: Recipe) -> list[str]:
+    """Overrides that let reinforcement learning run until the time is up, on new questions while there are any."""
+    (stage,) = (stage for stage in recipe.stages if isinstance(stage.settings, GRPOConfig))
+    settings = stage.settings
+    assert isinstance(settings, GRPOConfig)
+    needed = math.ceil(minutes * 60 / _SECONDS_PER_UPDATE) * (settings.batch_size // settings.num_generations)
+    questions = min(max(needed, settings.questions), _MAX_QUESTIONS)
+    changes = {"minutes": minutes, "questions": questions, "num_train_epochs": needed / questions}
+    return [f"stages.{stage.name}.{key}={value}" for key, value in changes.items()]
 
 
 def run_demo(console: Console, recipe: Recipe, folder: Path, *, update: bool = False) -> RunReport:
-    """Carry out the recipe, with a question answered before and after."""
+    """Run the recipe, and show a question answered before and after."""
     context = RunContext(recipe.shared, console)
     splits = ", ".join(f"{len(group):,} {name}" for name, group in context.data.questions.items())
     passages = f"{len(context.data.passages):,} passages, " if context.data.passages is not None else ""
-    _say(console, f"A fictional encyclopedia, {recipe.shared.data.name}: {passages}{splits} questions.")
+    _say(console, f"A generated encyclopedia, {recipe.shared.data.name}: {passages}{splits} questions.")
     example = _example(context.split("test"))
-    _say(console, "\nA question, as the oracle answers it, which knows what to search for but not what is found:\n")
-    _play(context, ORACLE, example, recipe.seed)
+    _say(console, "\nA question answered by the oracle, which replays the gold queries over real search results:\n")
+    _answer(context, ORACLE, example, recipe.seed)
 
-    _say(console, f"\nNow {recipe.shared.policy}, a small model, learns to do that. The run is kept in {folder}.\n")
+    _say(console, f"\nNow {recipe.shared.policy}, a small model, is trained to do the same. Run folder: {folder}\n")
     report = run_recipe(recipe, folder, update=update, console=console)
     if report.policy is not None:
-        _say(console, "\nThe same question, as the trained model answers it:\n")
-        _play(context, str(report.policy), example, recipe.seed)
+        _say(console, "\nThe same question answered by the trained model:\n")
+        _answer(context, str(report.policy), example, recipe.seed)
     print_report(console, report)
-    _say(console, f"\nAll of it as a page, with curves, search trees and transcripts: {write_report(folder)}")
+    _say(console, f"\nHTML report with curves, search trees and transcripts: {write_report(folder)}")
     return report
 
 
 def _example(questions: tuple[Question, ...]) -> Question:
-    """The first question that needs two searches: enough to see what a step is."""
+    """The first question that needs two searches."""
     return next((question for question in questions if question.searches_needed == 2), questions[0])
 
 
-def _play(context: RunContext, policy: str, question: Question, seed: int) -> None:
-    narrator = TracePrinter(context.console)
-    narrator.question(question)
+def _answer(context: RunContext, policy: str, question: Question, seed: int) -> None:
+    printer = TracePrinter(context.console)
+    printer.question(question)
 
     def job() -> Algorithm[Trajectory]:
-        return watched(episode(context.agent, question, context.episode(), seed_of(seed, question.id)), narrator.show)
+        return watched(episode(context.agent, question, context.episode(), seed_of(seed, question.id)), printer.show)
 
     with context.engine(policy) as engine:
         (outcome,) = Driver(engine, context.retriever).run([job])

@@ -1,23 +1,24 @@
-"""Is this machine ready? Versions, devices, what is missing and the command that installs it.
-
-Out: a list of `Finding`s, each something that is there or a thing to do.
-"""
+"""`doctor` checks this installation: versions, devices, what is missing and the command that installs it."""
 
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import typer
 from packaging.requirements import Requirement
 
 from stepladder import __version__
+from stepladder.cli.options import AsJson, say
 from stepladder.core.extras import install_command
+from stepladder.core.trace_printer import printable
 
-#: Extras, with what they bring.
+#: Extras and what they add.
 EXTRAS = {
     "dense": "encoders and FAISS",
     "vllm": "vLLM",
@@ -32,18 +33,33 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `fix` is the command that mends it, where something is missing."""
+    """The result of one check. `fix` is the command that installs what is missing."""
 
     what: str
     state: str
     ok: bool = True
-    #: Missing, but nothing needs it unless you ask for it.
+    #: Missing, but only needed for some features.
     optional: bool = False
     fix: str = ""
 
 
-def examine() -> list[Finding]:
-    """Look at Python, packages, extras, devices and disk."""
+def doctor(as_json: AsJson = False) -> None:
+    """Check versions and devices; show what is missing and the command that installs it."""
+    findings = check_installation()
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            mark = "[green]ok[/]     " if finding.ok else "[dim]absent[/] " if finding.optional else "[red]missing[/]"
+            say(f"{mark} {finding.what:<14} {printable(finding.state)}")
+            if finding.fix:
+                say(f"{'':<22} [dim]{printable(finding.fix)}[/]")
+    if any(not finding.ok and not finding.optional for finding in findings):
+        raise typer.Exit(1)
+
+
+def check_installation() -> list[Finding]:
+    """Check Python, packages, extras, devices and disk."""
     return [_python(), *_packages(), *_devices(), *_extras(), _disk()]
 
 
@@ -53,7 +69,7 @@ def _python() -> Finding:
 
 
 def _requirements() -> list[Requirement]:
-    """What this installation needs, by its own metadata. Empty when run from sources that were never installed."""
+    """The requirements in the package metadata. Empty if the package is not installed."""
     try:
         return [Requirement(line) for line in importlib.metadata.requires("stepladder") or []]
     except importlib.metadata.PackageNotFoundError:
@@ -68,7 +84,7 @@ def _version(name: str) -> str | None:
 
 
 def _problem(requirement: Requirement) -> str:
-    """What is wrong with the installed version; empty when nothing is."""
+    """What is wrong with the installed version; empty if nothing is."""
     version = _version(requirement.name)
     if version is None:
         return "missing"
@@ -112,7 +128,7 @@ def _devices() -> list[Finding]:
     except (ImportError, OSError) as error:
         return [*findings, Finding("torch", f"cannot be imported: {error}", ok=False, fix=install_command())]
     if not torch.cuda.is_available():
-        return [*findings, Finding("GPU", "none seen by torch; everything runs on the CPU")]
+        return [*findings, Finding("GPU", "none found by torch; everything runs on the CPU")]
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
         findings.append(Finding(f"cuda:{index}", f"{device.name}, {device.total_memory / 2**30:.0f} GiB"))

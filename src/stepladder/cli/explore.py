@@ -1,97 +1,115 @@
-"""`explore` grows search trees, `pairs` makes preference pairs of them, `export` hands these to other programs.
-
-The first two are stages: they are added to a run, or begin one.
-"""
+"""`explore` grows search trees, `pairs` makes preference pairs of them. Both are stages of a run."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from rich.console import Console
 
 from stepladder.cli.options import (
     AgentName,
-    AsJson,
     DataName,
-    IndexPlace,
+    IndexName,
     ModelName,
-    Overrides,
-    SharedK,
+    Questions,
+    RunToExtendOrNone,
+    SharedTopK,
     SharedWorldSeed,
-    Update,
+    StageOptions,
+    given,
     listed,
     path_of,
+    say,
+    takes_groups,
 )
-from stepladder.cli.recipes import RunToExtendOrNone, StageName, extended, given, new_run, nothing_yet, read
-from stepladder.cli.train import carry_out
-from stepladder.core.errors import StepladderError, unknown_name
-from stepladder.core.io.records import read_records
-from stepladder.core.trace import Pair
-from stepladder.core.trace_printer import printable
+from stepladder.cli.recipes import add_stage, extend_recipe, missing_input, new_recipe, read_recipe, run_and_print
+from stepladder.core.errors import StepladderError
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.search_config import PRESETS, ExploreConfig
-from stepladder.pipeline.stage import PAIRS, TREES
-from stepladder.pipeline.stages.explore import dry_run as dry_run_growth
+from stepladder.pipeline.stage import TREES
+from stepladder.pipeline.stages.explore import dry_run as dry_run_explore
 from stepladder.pipeline.stages.pairs import PairConfig, dry_run
-from stepladder.preferences.export import EXPORTS, SPLITS, export, read_rag_proguide
 
 if TYPE_CHECKING:
     from stepladder.judges.llm.spend.estimate import Estimate
 
-out = Console()
 
-JudgeModel = Annotated[
-    str | None,
-    typer.Option("--judge-model", help="A model as judge: its name at a server, or a model folder to play here."),
-]
-JudgeUrl = Annotated[
-    str | None, typer.Option("--judge-url", help="URL of the judge's OpenAI-compatible server; OpenAI's unless given.")
-]
-BudgetText = Annotated[
-    str | None,
-    typer.Option("--budget", help="The most a paid judge may cost, over all attempts: 5usd, 300ktok, 2Mtok."),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what a model as judge would cost, and ask it nothing.")]
-Prices = Annotated[
-    Path | None, typer.Option("--prices", parser=path_of, help="A YAML file of prices, added to those that are known.")
-]
+@dataclass(frozen=True, slots=True)
+class JudgeOptions:
+    """Options of a language model as judge."""
+
+    panel: ClassVar[str] = "Language model as judge"
+
+    judge_model: Annotated[
+        str | None,
+        typer.Option(
+            "--judge-model", metavar="NAME", help="The judge: its model name on a server, or a local model folder."
+        ),
+    ] = None
+    judge_url: Annotated[
+        str | None,
+        typer.Option(
+            "--judge-url", metavar="URL", help="URL of its OpenAI-compatible server [dim](default: OpenAI's)[/]"
+        ),
+    ] = None
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="AMOUNT",
+            help="Hard spending limit over all attempts: 5usd, 300ktok, 2Mtok.",
+        ),
+    ] = None
+    prices: Annotated[
+        Path | None,
+        typer.Option("--prices", parser=path_of, metavar="FILE", help="YAML file with more model prices."),
+    ] = None
+    estimate_only: Annotated[
+        bool, typer.Option("--dry-run", help="Print the estimated cost of the judge and stop.")
+    ] = False
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """Settings of the judge; empty without --judge-model."""
+        typed = given(model=self.judge_model, url=self.judge_url, budget=self.budget, prices=self.prices, **more)
+        if typed and self.judge_model is None:
+            name = next(iter(typed))
+            raise StepladderError(f"--{'judge-url' if name == 'url' else name} needs a --judge-model")
+        return typed
 
 
+@takes_groups
 def explore_command(
+    judge: JudgeOptions,
+    stage: StageOptions,
     run: RunToExtendOrNone = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", parser=path_of, help="Without --run: folder of a run to begin.")
+        Path | None, typer.Option("--out", parser=path_of, metavar="DIR", help="Folder of a new run, instead of --run.")
     ] = None,
     model: ModelName = None,
     agent: AgentName = None,
     data: DataName = None,
-    index: IndexPlace = None,
-    k: SharedK = None,
+    index: IndexName = None,
+    topk: SharedTopK = None,
     world_seed: SharedWorldSeed = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of all that is random.")] = None,
-    questions: Annotated[int | None, typer.Option("--questions", min=1, help="Questions to explore.")] = None,
-    preset: Annotated[str | None, typer.Option("--preset", help=f"Constants to begin from: {listed(PRESETS)}.")] = None,
-    simulations: Annotated[int | None, typer.Option("--simulations", min=1, help="Simulations a tree.")] = None,
-    width: Annotated[int | None, typer.Option("--width", min=1, help="Steps sampled from a state.")] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0.0, help="Of these steps.")] = None,
-    evaluate: Annotated[
-        str | None, typer.Option("--evaluate", help="What values a leaf: rollout, gold or llm.")
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed.")] = None,
+    questions: Questions = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", metavar="NAME", help=f"Default search settings: {listed(PRESETS)}.")
     ] = None,
-    judge_model: JudgeModel = None,
-    judge_url: JudgeUrl = None,
-    budget: BudgetText = None,
-    prices: Prices = None,
-    estimate_only: DryRun = False,
-    name: StageName = None,
-    overrides: Overrides = None,
-    update: Update = False,
-    as_json: AsJson = False,
+    simulations: Annotated[int | None, typer.Option("--simulations", min=1, help="Simulations per tree.")] = None,
+    width: Annotated[int | None, typer.Option("--width", min=1, help="Children sampled per node.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0.0, help="Sampling temperature of the children.")
+    ] = None,
+    evaluate: Annotated[
+        str | None, typer.Option("--evaluate", metavar="NAME", help="How leaves are valued: rollout, gold or llm.")
+    ] = None,
 ) -> None:
-    """Grow search trees: which steps lead to a right answer. --set changes any other setting of the stage."""
-    llm = _llm(judge_model, judge_url, budget, prices)
+    """Grow search trees with MCTS. --set changes any other setting of the stage."""
+    llm = judge.settings()
     entry = given(
         kind="explore",
         preset=preset,
@@ -103,145 +121,81 @@ def explore_command(
         llm=llm or None,
     )
     if (run is None) == (folder is None):
-        raise StepladderError("say --run DIR to go on with a run, or --out DIR to begin one")
-    name = name or "explore"
-    begun_with = given(model=model, agent=agent, data=data, index=index, k=k, world_seed=world_seed, seed=seed)
+        raise StepladderError("give either --run DIR to extend a run, or --out DIR to start one")
+    name = stage.name or "explore"
+    start = given(model=model, agent=agent, data=data, index=index, topk=topk, world_seed=world_seed, seed=seed)
     if run is None:
-        recipe = read(new_run("explore", {name: entry}, **begun_with), name, overrides)
-    elif begun_with:
-        option = next(iter(begun_with)).replace("_", "-")
-        raise StepladderError(f"--{option} belongs to the run {run}, and was said when it began: leave it out")
+        recipe = read_recipe(new_recipe("explore", {name: entry}, **start), name, stage.overrides)
+    elif start:
+        option = next(iter(start)).replace("_", "-")
+        raise StepladderError(f"--{option} was set when the run {run} was started: leave it out")
     else:
-        recipe = extended(run, name, entry, overrides)
-    if estimate_only:
+        recipe = extend_recipe(run, name, entry, stage.overrides)
+    if judge.estimate_only:
         settings = _stage(recipe, name).settings
         assert isinstance(settings, ExploreConfig)
-        _show_estimate(dry_run_growth(settings, RunContext(recipe.shared)), as_json)
+        _print_estimate(dry_run_explore(settings, RunContext(recipe.shared)), stage.as_json)
     else:
-        carry_out(recipe, run or folder or Path(), update, as_json, only=name)
+        run_and_print(recipe, run or folder or Path(), stage.update, stage.as_json, only=name)
 
 
+@takes_groups
 def pairs_command(
-    run: Annotated[Path, typer.Option("--run", parser=path_of, help="A run with trees.")],
+    run: Annotated[Path, typer.Option("--run", parser=path_of, metavar="DIR", help="A run with trees.")],
+    judge_options: JudgeOptions,
+    stage: StageOptions,
     judge: Annotated[
         str | None,
         typer.Option(
-            "--judge", help="Who prefers: spre (default), mc or q (values of the trees), gold, llm (a model)."
+            "--judge",
+            metavar="NAME",
+            help="What ranks the steps: spre (default), mc or q (tree values), gold, or llm (a language model).",
         ),
     ] = None,
     margin: Annotated[
-        float | None, typer.Option("--margin", help="Least difference of two values, or of two scores (--mode score).")
+        float | None, typer.Option("--margin", help="Minimum difference of values, or of scores (--mode score).")
     ] = None,
     balance: Annotated[
-        str | None, typer.Option("--balance", help="Keep groups alike: kind, depth or kind,depth.")
+        str | None, typer.Option("--balance", metavar="KEYS", help="Balance pairs by: kind, depth or kind,depth.")
     ] = None,
-    judge_model: JudgeModel = None,
-    judge_url: JudgeUrl = None,
     mode: Annotated[
-        str | None, typer.Option("--mode", help="How a model is asked: choice (default), ranking or score.")
+        str | None,
+        typer.Option("--mode", metavar="NAME", help="Question to the model: choice (default), ranking or score."),
     ] = None,
     order: Annotated[
         str | None,
-        typer.Option("--order", help="How siblings are listed to a model: made, reversed or both (default)."),
+        typer.Option("--order", metavar="NAME", help="Order of steps in the prompt: made, reversed or both (default)."),
     ] = None,
-    budget: BudgetText = None,
-    prices: Prices = None,
-    estimate_only: DryRun = False,
-    name: StageName = None,
-    overrides: Overrides = None,
-    update: Update = False,
-    as_json: AsJson = False,
 ) -> None:
-    """Make preference pairs of a run's trees: two steps from one state, of which one is better."""
-    llm = _llm(judge_model, judge_url, budget, prices, mode=mode, order=order)
+    """Make preference pairs from a run's trees: two steps from the same state, one better than the other."""
+    llm = judge_options.settings(mode=mode, order=order)
     if margin is not None and mode == "score":
         llm["score_margin"], margin = margin, None
     if margin is not None and (llm or judge in ("gold", "llm")):
-        raise StepladderError("--margin is about values (--judge spre, mc or q) or scores (--mode score): leave it out")
-    entry = given(
-        kind="pairs",
+        raise StepladderError("--margin needs values (--judge spre, mc or q) or scores (--mode score): leave it out")
+    settings = given(
         judge=judge or ("llm" if llm else None),
         margin=margin,
         balance=None if balance is None else [group.strip() for group in balance.split(",")],
         llm=llm or None,
     )
-    name = name or "pairs"
-    recipe = extended(run, name, entry, overrides)
-    if not estimate_only:
-        carry_out(recipe, run, update, as_json, only=name)
+    if not judge_options.estimate_only:
+        add_stage(run, "pairs", settings, stage)
         return
-    stage = _stage(recipe, name)
-    assert isinstance(stage.settings, PairConfig)
-    grown = RunFolder.open(run).done(stage.inputs[TREES])
-    if grown is None:
-        raise nothing_yet(run, TREES)
-    trees = run / grown.name / grown.outputs[TREES]
-    _show_estimate(dry_run(stage.settings, trees, run / name), as_json)
-
-
-def export_command(
-    source: Annotated[str, typer.Argument(help="A run with pairs, or a file of RAG-ProGuide (.json, .jsonl, .gz).")],
-    folder: Annotated[Path, typer.Argument(parser=path_of, help="Folder to write.", metavar="DIR")],
-    to: Annotated[
-        str, typer.Option("--to", help="; ".join(f"{name}: {each.summary}" for name, each in EXPORTS.items()))
-    ],
-    model: Annotated[
-        str | None, typer.Option("--model", help="The model to train, for formats with a training configuration.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="The run's stage whose pairs are meant; the newest unless given.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write preference pairs in a format that other programs read."""
-    path = path_of(source)
-    if path.is_file():
-        if name is not None:
-            raise StepladderError(f"--name is about the stages of a run, and {path} is a file: leave it out")
-        origin, pairs = path.name, {"train": read_rag_proguide(path)}
-    else:
-        made = _made_pairs(path, name)
-        origin = f"{path.resolve().name}/{made.parent.name}"
-        pairs = {split: read_records(made / f"{split}.jsonl", Pair) for split in SPLITS}
-    done = export(to, pairs, folder, source=origin, model=model)
-    if as_json:
-        told = {"folder": str(folder), "source": origin, "pairs": done.pairs, "rows": done.rows, "files": done.files}
-        typer.echo(json.dumps(told, indent=2))
-        return
-    held = ", ".join(f"{count:,} {split}" for split, count in done.pairs.items())
-    out.print(
-        f"{printable(str(folder))}: {held} pairs of {printable(origin)} as {to}; README.md says how to use them",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def _made_pairs(path: Path, name: str | None) -> Path:
-    """The folder of pairs that a stage of a run has made; of the newest one unless it is named."""
-    run = RunFolder.open(path)
-    records = [record for stage in run.recipe().stages if (record := run.done(stage.name)) is not None]
-    made = {record.name: path / record.name / record.outputs[PAIRS] for record in records if PAIRS in record.outputs}
-    if not made:
-        raise nothing_yet(path, PAIRS)
-    if name is not None and name not in made:
-        raise unknown_name("stage with pairs", name, made)
-    return made[name or list(made)[-1]]
-
-
-def _llm(model: str | None, url: str | None, budget: str | None, prices: Path | None, **more: Any) -> dict[str, Any]:
-    """The settings of a model as judge; empty when no model was named."""
-    settings = given(model=model, url=url, budget=budget, prices=prices, **more)
-    if settings and model is None:
-        option = next(iter(settings)).replace("_", "-")
-        raise StepladderError(f"--{option} is about a model as judge: add --judge-model")
-    return settings
+    name = stage.name or "pairs"
+    chosen = _stage(extend_recipe(run, name, {"kind": "pairs", **settings}, stage.overrides), name)
+    assert isinstance(chosen.settings, PairConfig)
+    explored = RunFolder.open(run).done(chosen.inputs[TREES])
+    if explored is None:
+        raise missing_input(run, TREES)
+    _print_estimate(dry_run(chosen.settings, run / explored.name / explored.outputs[TREES], run / name), stage.as_json)
 
 
 def _stage(recipe: Recipe, name: str) -> Stage:
     return next(stage for stage in recipe.stages if stage.name == name)
 
 
-def _show_estimate(cost: "Estimate", as_json: bool) -> None:
+def _print_estimate(cost: "Estimate", as_json: bool) -> None:
     most = cost.tokens_at_most.read + cost.tokens_at_most.written
     if as_json:
         tokens = {"tokens_read": cost.tokens.read, "tokens_written": cost.tokens.written, "tokens_at_most": most}
@@ -249,11 +203,9 @@ def _show_estimate(cost: "Estimate", as_json: bool) -> None:
         typer.echo(json.dumps({"calls": cost.calls, "recalled": cost.recalled, **tokens, **dollars}, indent=2))
         return
     known = cost.usd is not None and cost.usd_at_most is not None
-    price = f"about ${cost.usd:,.2f}, at most ${cost.usd_at_most:,.2f}" if known else "not known for this model"
-    out.print(
-        f"calls: {cost.calls:,} ({cost.recalled:,} more are answered by replies at hand)\n"
-        f"tokens: about {cost.tokens.read:,} read and {cost.tokens.written:,} written, at most {most:,} in all\n"
-        f"price: {price}",
-        highlight=False,
-        soft_wrap=True,
+    price = f"about ${cost.usd:,.2f}, at most ${cost.usd_at_most:,.2f}" if known else "unknown for this model"
+    say(
+        f"calls: {cost.calls:,} ({cost.recalled:,} more are in the response cache)\n"
+        f"tokens: about {cost.tokens.read:,} read and {cost.tokens.written:,} written, at most {most:,} in total\n"
+        f"price: {price}"
     )

@@ -1,188 +1,238 @@
-"""Options that several commands share, and the things they make: shared settings, an engine."""
+"""Options that several commands share, as annotated types, and option groups.
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+An option group is a dataclass, or a `Config` with help texts, whose fields become options of the commands that take it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from rich.console import Console
 
-from stepladder.agents import AGENTS, Agent, is_agent_file
+from stepladder.agents import AGENTS
+from stepladder.cli.renamed import reject_renamed
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import expanded
-from stepladder.core.trace import Passage
-from stepladder.data import DATA_SETS, PUBLISHED, open_data
-from stepladder.engines import ENGINES, Engine, make_engine
-from stepladder.models.adapters import agent_of
-from stepladder.pipeline.fingerprint import agent_content
-from stepladder.pipeline.recipe import with_value
+from stepladder.core.io.files import expand_path
+from stepladder.data import DATA_SETS, PUBLISHED
+from stepladder.engines import ENGINES
 from stepladder.pipeline.resources import SharedConfig
-from stepladder.pipeline.run_folder import RunFolder
+
+#: Results go to standard output, notes to standard error.
+OUT, ERR = Console(), Console(stderr=True)
 
 
 class Api(StrEnum):
-    """The two ways to ask an OpenAI-compatible server."""
+    """The two endpoints of an OpenAI-compatible server."""
 
     chat = "chat"
     completions = "completions"
 
 
+def say(markup: str, console: Console = OUT) -> None:
+    """Print lines of markup as they are, without wrapping or highlighting."""
+    console.print(markup, highlight=False, soft_wrap=True)
+
+
 def path_of(text: str) -> Path:
-    return expanded(text)
+    """A path as typed, with ~ expand_path."""
+    return expand_path(text)
 
 
 def listed(names: Iterable[str]) -> str:
+    """Names joined for a help text."""
     return ", ".join(names)
 
 
-def passages_of(data: str, world_seed: int) -> Sequence[Passage]:
-    """The passages of a data set, or of several."""
-    passages = open_data(data, seed=world_seed).passages
-    if passages is None:
-        raise StepladderError(f"{data} comes without passages: give a corpus to index")
-    return passages
+def given(**values: Any) -> dict[str, Any]:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def check_writable_file(option: str, path: Path | None) -> None:
+    """Raise if no file can be written at this path."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise StepladderError(f"{option}: cannot write {path}: give a file in an existing folder")
+
+
+def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command that takes option groups: dataclasses, or a `Config` annotated with help texts by field.
+
+    Typer sees one option per field. The command receives each group filled with the typed values.
+    """
+    groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if (group := _group(parameter.annotation)) is None:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        else:
+            groups[parameter.name] = (group[0], [option.name for option in group[1]])
+            parameters += group[1]
+
+    signature = inspect.Signature(parameters)
+
+    @wraps(command)
+    def run(**typed: Any) -> None:
+        bound = signature.bind(**typed)
+        bound.apply_defaults()
+        values = bound.arguments
+        for name, (make, options) in groups.items():
+            values[name] = make(**{option: values.pop(option) for option in options})
+        command(**values)
+
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def _group(kind: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]] | None:
+    """How to make an option group, and its options; None for any other annotation."""
+    if is_dataclass(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        panel = getattr(kind, "panel", None)
+        return kind, [_parameter(each.name, *get_args(hints[each.name]), each.default, panel) for each in fields(kind)]  # type: ignore[return-value]
+    config, *metadata = get_args(kind) or (kind,)
+    if metadata and isinstance(metadata[0], Mapping):
+        options = []
+        for name, help_text in metadata[0].items():
+            if (field := config.model_fields.get(name)) is not None:
+                flags = ("-k", "--topk") if name == "topk" else (f"--{name.replace('_', '-')}",)
+                option = typer.Option(*flags, help=help_text)
+                options.append(_parameter(name, field.annotation, option, field.default, "Limits"))
+        return lambda **typed: config.read(typed), options
+    return None
+
+
+def _parameter(name: str, kind: Any, option: Any, default: Any, panel: str | None) -> inspect.Parameter:
+    option = copy(option)
+    option.rich_help_panel = panel
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated.__class_getitem__((kind, option))
+    )
 
 
 _DEFAULTS = SharedConfig()
 
 
 def _unset(what: str, default: object) -> str:
-    """Help for an option that, when left out, is the run's (--run) or else a default."""
+    """Help for an option whose default comes from the run (--run), or else is this one."""
     return f"{what} [dim](default: {default})[/]"
 
 
-#: What may be given as an agent.
-AGENTS_HELP = f"{listed(AGENTS)}; or a Python file with one of your own"
+#: Values of --agent.
+AGENTS_HELP = f"{listed(AGENTS)}; or a Python file with your own agent"
 
 _MODELS = (
-    "a model folder, an adapter, a GGUF file, a hub name, nano (comes with Stepladder), smollm2-135m (see "
-    "docs/models.md) or tiny (random weights)"
+    "a model folder, an adapter, a GGUF file, a Hugging Face name, nano (included), smollm2-135m (see docs/models.md) "
+    "or tiny (random weights)"
 )
 
-_K = "Passages a search returns."
-_WORLD_SEED = "Seed of the Atlas world."
-_DATA = f"{listed((*DATA_SETS, *PUBLISHED))}, a folder of question files, or a question file; several joined by +."
+_TOPK = "Passages per search."
+_WORLD_SEED = "Seed of the generated Atlas world."
+_DATA = f"{listed((*DATA_SETS, *PUBLISHED))}, a folder of question files, or a question file; join several with +."
 
 AgentName = Annotated[
     str | None,
-    typer.Option("--agent", help=_unset(f"How to work on a question: {AGENTS_HELP}.", _DEFAULTS.agent)),
+    typer.Option("--agent", metavar="NAME", help=_unset(f"Prompt format and actions: {AGENTS_HELP}.", _DEFAULTS.agent)),
 ]
 EngineName = Annotated[
     str | None,
     typer.Option(
         "--engine",
+        metavar="NAME",
+        callback=reject_renamed,
         help=_unset(
-            f"Who writes: {listed(ENGINES)}.",
-            "transformers with a --model or --run, openai with a --base-url, else gold",
+            f"Generation backend: {listed(ENGINES)}. `oracle` replays gold decompositions (an upper bound).",
+            "transformers with --model or --run, openai with --base-url, else oracle",
         ),
     ),
 ]
 ModelName = Annotated[
-    str | None, typer.Option("--model", help=f"{_MODELS[0].upper()}{_MODELS[1:]}; or the server's name for it.")
+    str | None,
+    typer.Option(
+        "--model", metavar="NAME", help=f"{_MODELS[0].upper()}{_MODELS[1:]}; with --base-url, the server's model name."
+    ),
 ]
-Policy = Annotated[str, typer.Option("--model", help=f"The model to begin with: {_MODELS}.")]
+Policy = Annotated[str, typer.Option("--model", metavar="NAME", help=f"The model to train: {_MODELS}.")]
 RunPath = Annotated[
     Path | None,
-    typer.Option("--run", parser=path_of, help="A run: take its newest policy, agent, data, index and limits."),
+    typer.Option(
+        "--run", parser=path_of, metavar="DIR", help="Use a run's newest policy, its agent, data, index and limits."
+    ),
 ]
+_RUN = typer.Option("--run", parser=path_of, metavar="DIR", help="The run to add the stage to.")
+RunToExtend = Annotated[Path, _RUN]
+RunToExtendOrNone = Annotated[Path | None, _RUN]
 BaseUrl = Annotated[
-    str | None, typer.Option("--base-url", help="URL of an OpenAI-compatible server, such as http://localhost:8000/v1.")
-]
-ApiName = Annotated[Api, typer.Option("--api", help="How to ask the server.")]
-Device = Annotated[str | None, typer.Option("--device", help=_unset("auto, cpu, cuda or cuda:N.", _DEFAULTS.device))]
-DType = Annotated[str | None, typer.Option("--dtype", help=_unset("auto, fp32 or bf16.", _DEFAULTS.dtype))]
-Batch = Annotated[
-    int | None,
-    typer.Option("--batch", min=1, help=_unset("Most questions in one batch of a local model.", _DEFAULTS.batch_size)),
-]
-Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Most calls to a server at once.")]
-DataName = Annotated[str | None, typer.Option("--data", help=_unset(_DATA, _DEFAULTS.data.name))]
-IndexPlace = Annotated[
     str | None,
-    typer.Option("--index", help="Index folder, or URLs of search servers joined by commas; Atlas brings its own."),
+    typer.Option(
+        "--base-url", metavar="URL", help="URL of an OpenAI-compatible server, such as http://localhost:8000/v1."
+    ),
 ]
-K = Annotated[int, typer.Option("-k", "--k", min=1, help=_K)]
-SharedK = Annotated[int | None, typer.Option("-k", "--k", min=1, help=_unset(_K, _DEFAULTS.search.k))]
+ApiName = Annotated[Api, typer.Option("--api", help="Endpoint of the server.")]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help=_unset("auto, cpu, cuda or cuda:N.", _DEFAULTS.device))
+]
+DType = Annotated[
+    str | None, typer.Option("--dtype", metavar="NAME", help=_unset("auto, fp32 or bf16.", _DEFAULTS.dtype))
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option("--batch-size", min=1, help=_unset("Maximum batch size of a local model.", _DEFAULTS.batch_size)),
+]
+Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Maximum concurrent requests to a server.")]
+DataName = Annotated[str | None, typer.Option("--data", metavar="NAME", help=_unset(_DATA, _DEFAULTS.data.name))]
+IndexName = Annotated[
+    str | None,
+    typer.Option(
+        "--index",
+        metavar="INDEX",
+        help="Index folder, or URLs of search servers joined by commas [dim](default: the passages of the data set)[/]",
+    ),
+]
+TopK = Annotated[int, typer.Option("-k", "--topk", min=1, help=_TOPK)]
+SharedTopK = Annotated[int | None, typer.Option("-k", "--topk", min=1, help=_unset(_TOPK, _DEFAULTS.search.k))]
 MaxSteps = Annotated[
-    int | None, typer.Option("--max-steps", min=1, help=_unset("Most steps a question.", _DEFAULTS.episode.max_steps))
+    int | None,
+    typer.Option("--max-steps", min=1, help=_unset("Maximum steps per question.", _DEFAULTS.episode.max_steps)),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, help=_unset("Most tokens a step.", _DEFAULTS.episode.max_tokens))
+    int | None,
+    typer.Option("--max-tokens", min=1, help=_unset("Maximum tokens per step.", _DEFAULTS.episode.max_tokens)),
 ]
-TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, help="Nucleus sampling.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of all that is random.")]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
 WorldSeed = Annotated[int, typer.Option("--world-seed", help=_WORLD_SEED)]
 SharedWorldSeed = Annotated[
     int | None, typer.Option("--world-seed", help=_unset(_WORLD_SEED, _DEFAULTS.data.world_seed))
 ]
-RunOut = Annotated[Path, typer.Option("--out", parser=path_of, help="Folder of the run.")]
+Questions = Annotated[int | None, typer.Option("--questions", min=1, help="Number of questions to use.")]
+NumGenerations = Annotated[int | None, typer.Option("--num-generations", min=1, help="Episodes per question.")]
+Rerank = Annotated[
+    str | None, typer.Option("--rerank", metavar="NAME", help="A cross-encoder that reranks the results.")
+]
+RunOut = Annotated[Path, typer.Option("--out", parser=path_of, metavar="DIR", help="Run folder.")]
+StageName = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Name of the stage [dim](default: its kind)[/]", show_default=False),
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Change a value; may be given several times, the later wins."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting. Repeatable; the last value wins."),
 ]
-Update = Annotated[
-    bool, typer.Option("--update", help="Remove and compute again what a changed recipe no longer gives.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Update = Annotated[bool, typer.Option("--update", help="Delete and recompute stale stages.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def shared_settings(run: Path | None, given: dict[str, object], model: str | None = None) -> SharedConfig:
-    """The settings of a run, or the defaults, with those that were given (by name, such as `search.k`; None is not).
+@dataclass(frozen=True, slots=True)
+class StageOptions:
+    """Options of every command that adds a stage to a run."""
 
-    Without both the agent is that of the model, if this is an adapter that says so.
-    """
-    plain: object = {}
-    if run is None and model is not None and (trained_as := agent_of(expanded(model))) is not None:
-        plain = {"agent": trained_as}
-    if run is not None:
-        folder = RunFolder.open(run)
-        plain = folder.recipe().shared.model_dump()
-        if given.get("agent") is None:
-            _expect_same_agent(folder)
-    if given.get("data.name") is not None:
-        for split in ("train", "dev", "test"):  # question files of the run give way to what is asked for
-            plain = with_value(plain, ["data", split], None)
-        for number in ("holdout", "warmup"):
-            plain = with_value(plain, ["data", number], 0)
-    for name, value in given.items():
-        if value is not None:
-            plain = with_value(plain, name.split("."), value)
-    return SharedConfig.read(plain)
-
-
-def _expect_same_agent(run: RunFolder) -> None:
-    """Refuse an agent file that has changed since the run's stages were made with it."""
-    agent = run.recipe().shared.agent
-    records = [record for name in run.stage_names() if (record := run.known(name)) is not None]
-    if is_agent_file(agent) and any(record.ingredients.get("agent") != agent_content(agent) for record in records):
-        raise StepladderError(
-            f"the agent file {agent} has changed since the run {run.path} was made with it: put back what was there, "
-            f"or say --agent {agent} to use it as it is now"
-        )
-
-
-def engine_and_model(
-    run: Path | None, engine: str | None, model: str | None, base_url: str | None
-) -> tuple[str, str | None]:
-    """What was named, or what goes with the rest: the newest policy of a run, a server for its URL, else the oracle."""
-    if engine is None and base_url is not None:
-        engine = "openai"
-    if run is not None and model is None and engine in (None, "transformers", "vllm"):
-        policy = RunFolder.open(run).newest("policy")
-        if policy is None:
-            raise StepladderError(f"no stage of the run {run} has made a policy yet: go on with it, or name a --model")
-        model = str(policy)
-    return engine or ("transformers" if model else "gold"), model
-
-
-@contextmanager
-def open_engine(
-    name: str, agent: Agent, model: str | None, base_url: str | None, api: Api, **options: Any
-) -> Iterator[Engine]:
-    """The engine that was asked for, closed in the end."""
-    engine = make_engine(name, agent, model=model, base_url=base_url, api=api.value, **options)
-    try:
-        yield engine
-    finally:
-        engine.close()
+    name: StageName = None
+    overrides: Overrides = None
+    update: Update = False
+    as_json: AsJson = False

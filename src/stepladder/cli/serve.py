@@ -1,124 +1,212 @@
-"""`serve` answers searches of other programs over HTTP."""
+"""`serve` serves an index over HTTP; `serve-agent` serves a trained agent as a chat model (HTTP) or as a tool (MCP)."""
 
-from contextlib import closing
-from dataclasses import asdict, replace
+import sys
+from contextlib import ExitStack, closing, redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
-from rich.console import Console
 
-from stepladder.cli.options import WorldSeed, listed, passages_of, path_of
+from stepladder.cli.agent_options import AgentOptions, AgentSetup, SamplingOptions
+from stepladder.cli.index import load_passages
+from stepladder.cli.options import ERR, Rerank, WorldSeed, listed, path_of, say, takes_groups
+from stepladder.core.errors import StepladderError
+from stepladder.core.extras import install_command
 from stepladder.core.io.auth_token import read_token
+from stepladder.core.requests import Algorithm, Sampling
+from stepladder.core.trace import Question, Trajectory
 from stepladder.core.trace_printer import printable
-from stepladder.data import DATA_SETS, names_data
+from stepladder.data import DATA_SETS, is_dataset_name
+from stepladder.pipeline.resources import ORACLE
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.factory import open_retriever, reranked
+from stepladder.retrieval.factory import open_retriever, with_reranker
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.retrieval.index.build import checksum_of
+from stepladder.retrieval.index.build import passages_checksum
 from stepladder.retrieval.index.manifest import IndexInfo, index_info
 from stepladder.retrieval.remote.limits import ServerConfig
+from stepladder.serve.agent.served_agent import ServedAgent
+from stepladder.serve.agent.server_config import AgentServerConfig
 
-_DEFAULTS = ServerConfig()
+#: Help texts of the limits of both servers, by setting.
+_LIMITS = {
+    "topk": "Passages per query if the request does not set it.",
+    "max_topk": "Maximum passages per query.",
+    "max_queries": "Maximum queries per request.",
+    "max_characters": "Maximum characters per query or question.",
+    "max_body_bytes": "Maximum bytes per request.",
+    "max_playing": "Maximum questions answered at once.",
+    "max_waiting": "Maximum queries or questions in the queue; further requests get HTTP 429.",
+    "body_seconds": "Timeout for receiving a request, in seconds.",
+    "answer_seconds": "Timeout for answering a question, in seconds, including the time in the queue.",
+    "cache_entries": "Maximum cached results; 0 disables the cache.",
+    "cache_bytes": "Maximum bytes of cached results; 0 disables the cache.",
+    "drain_seconds": "Time that running requests get to finish at shutdown, in seconds.",
+}
 
 
-def serve_command(
-    index: Annotated[
-        str, typer.Argument(metavar="INDEX", help=f"Index folder, or data sets: {listed(DATA_SETS)}, hotpotqa ...")
-    ],
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is all of this machine's.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """Where a server listens, and who may connect."""
+
+    panel: ClassVar[str] = "Server"
+
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 means all interfaces.")
+    ] = "127.0.0.1"
     token_file: Annotated[
         Path | None,
         typer.Option(
             "--token-file",
             parser=path_of,
-            help="File with a token that clients must send [dim](default: STEPLADDER_TOKEN, if set)[/]",
+            metavar="FILE",
+            help="File with the bearer token that clients must send [dim](default: STEPLADDER_TOKEN, if set)[/]",
         ),
-    ] = None,
+    ] = None
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let everyone search who can connect, also from other machines.")
-    ] = False,
-    topk: Annotated[int, typer.Option("--topk", help="Passages a query, where the client does not say.")] = (
-        _DEFAULTS.topk
-    ),
-    max_topk: Annotated[int, typer.Option("--max-topk", help="Most passages a query.")] = _DEFAULTS.max_topk,
-    max_queries: Annotated[int, typer.Option("--max-queries", help="Most queries a request.")] = _DEFAULTS.max_queries,
-    max_characters: Annotated[int, typer.Option("--max-characters", help="Most characters a query.")] = (
-        _DEFAULTS.max_characters
-    ),
-    max_body_bytes: Annotated[int, typer.Option("--max-body-bytes", help="Most bytes a request.")] = (
-        _DEFAULTS.max_body_bytes
-    ),
-    max_waiting: Annotated[
-        int, typer.Option("--max-waiting", help="Most queries that wait; further clients are told to come back.")
-    ] = _DEFAULTS.max_waiting,
-    body_seconds: Annotated[float, typer.Option("--body-seconds", help="What a client gets to send a request.")] = (
-        _DEFAULTS.body_seconds
-    ),
-    cache_entries: Annotated[int, typer.Option("--cache-entries", help="Most results to keep; 0 keeps none.")] = (
-        _DEFAULTS.cache_entries
-    ),
-    cache_bytes: Annotated[int, typer.Option("--cache-bytes", help="Most bytes of results to keep; 0 keeps none.")] = (
-        _DEFAULTS.cache_bytes
-    ),
-    drain_seconds: Annotated[
-        float, typer.Option("--drain-seconds", help="What requests under way get when the server is asked to end.")
-    ] = _DEFAULTS.drain_seconds,
-    device: Annotated[str, typer.Option("--device", help="Where queries are encoded: cpu, auto, cuda.")] = "cpu",
-    rerank: Annotated[
-        str | None, typer.Option("--rerank", help="A cross-encoder that puts what is found in order anew.")
-    ] = None,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for every request.")] = False,
+        bool, typer.Option("--insecure", help="Allow requests from other machines without a token.")
+    ] = False
+    access_log: Annotated[bool, typer.Option("--access-log", help="Print one line per request.")] = False
+
+
+_PORT = typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel="Server")
+
+
+@takes_groups
+def serve_command(
+    index: Annotated[
+        str, typer.Argument(metavar="INDEX", help=f"Index folder, or data sets: {listed(DATA_SETS)}, hotpotqa ...")
+    ],
+    listen: ListenOptions,
+    limits: Annotated[ServerConfig, _LIMITS],
+    port: Annotated[int, _PORT] = 8000,
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="Device of the query encoder: cpu, auto, cuda.")
+    ] = "cpu",
+    rerank: Rerank = None,
     world_seed: WorldSeed = 0,
 ) -> None:
     """Serve an index to many clients: POST /retrieve as in Search-R1, and /health, /info, /metrics, /openapi.json."""
-    from stepladder.serve.search.search_server import serve  # the libraries of a server are of no use to other commands
+    from stepladder.serve.search.search_server import serve  # imports the HTTP libraries
 
-    settings = ServerConfig.read(
-        {
-            "topk": topk,
-            "max_topk": max_topk,
-            "max_queries": max_queries,
-            "max_characters": max_characters,
-            "max_body_bytes": max_body_bytes,
-            "max_waiting": max_waiting,
-            "body_seconds": body_seconds,
-            "cache_entries": cache_entries,
-            "cache_bytes": cache_bytes,
-            "drain_seconds": drain_seconds,
-            "token": read_token(token_file),
-        }
-    )
-    retriever, info = _open(index, world_seed, device, rerank)
+    settings = ServerConfig.read({**limits.model_dump(), "token": read_token(listen.token_file)})
+    retriever, info = _open_index(index, world_seed, device, rerank)
 
     def announce(url: str) -> None:
-        told = f"[bold]{url}[/] serves {printable(index)}, {info.passages:,} passages (Ctrl-C ends it)"
-        Console(stderr=True).print(told, highlight=False, soft_wrap=True)
+        say(f"[bold]{url}[/] serves {printable(index)}, {info.passages:,} passages (press Ctrl-C to stop)", ERR)
 
     with closing(retriever):
         serve(
             retriever,
             settings,
             asdict(info),
-            host=host,
+            host=listen.host,
             port=port,
-            insecure=insecure,
-            access_log=access_log,
+            insecure=listen.insecure,
+            access_log=listen.access_log,
             announce=announce,
         )
 
 
-def _open(index: str, world_seed: int, device: str, rerank: str | None) -> tuple[Retriever, IndexInfo]:
-    """An index, and what `/info` tells about it; one of a data set lives in memory."""
+def _open_index(index: str, world_seed: int, device: str, rerank: str | None) -> tuple[Retriever, IndexInfo]:
+    """A retriever, and what `/info` returns about it. The index of a data set is built in memory."""
     retriever: Retriever
-    if names_data(index):
-        passages = passages_of(index, world_seed)
-        retriever = reranked(BM25Index.from_passages(passages), rerank, device)
-        info = IndexInfo("bm25", len(passages), {"world_seed": world_seed}, index, "", checksum_of(passages), {})
+    if is_dataset_name(index):
+        passages = load_passages(index, world_seed)
+        retriever = with_reranker(BM25Index.from_passages(passages), rerank, device)
+        info = IndexInfo("bm25", len(passages), {"world_seed": world_seed}, index, "", passages_checksum(passages), {})
     else:
         retriever = open_retriever(index, device=device, rerank=rerank)
         info = index_info(path_of(index))
     return retriever, replace(info, settings={**info.settings, "rerank": rerank}) if rerank else info
+
+
+@takes_groups
+def serve_agent_command(
+    options: AgentOptions,
+    sampling: SamplingOptions,
+    listen: ListenOptions,
+    limits: Annotated[AgentServerConfig, _LIMITS],
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN",
+            parser=path_of,
+            help="A run: serve its newest policy with its agent, data, index and limits.",
+            show_default=False,
+        ),
+    ] = None,
+    run_option: Annotated[
+        Path | None, typer.Option("--run", parser=path_of, hidden=True, help="The same as RUN.")
+    ] = None,
+    mcp: Annotated[bool, typer.Option("--mcp", help="Serve MCP over stdin and stdout instead of HTTP.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="Model name for clients [dim](default: the name of the run or model)[/]"
+        ),
+    ] = None,
+    port: Annotated[int, _PORT] = 8001,
+) -> None:
+    """Serve an agent: OpenAI's POST /v1/chat/completions with steps and citations, and MCP (at /mcp, or --mcp)."""
+    if run is not None and run_option is not None:
+        raise StepladderError(f"only one agent can be served: give {run} or --run {run_option}")
+    run = run or run_option
+    if options.engine == ORACLE or (run is None and options.model is None):
+        raise StepladderError(
+            "nothing to serve: give a RUN (`stepladder serve-agent runs/mine`) or a --model. The oracle can only "
+            "answer questions of its data set"
+        )
+    if mcp and find_spec("mcp") is None:
+        raise StepladderError(f"--mcp needs the MCP library: {install_command('mcp')}")
+    setup = AgentSetup.from_options(run, options, sampling)
+    if setup.guide is not None and setup.guide.by == "gold":
+        raise StepladderError("the gold judge can only judge questions of its data set: use --guide prm or vote")
+    model_name = name or (run.absolute().name if run is not None else Path(str(setup.model)).name) or limits.model
+    token = None if mcp else read_token(listen.token_file)
+    settings = AgentServerConfig.read({**limits.model_dump(), "model": model_name, "token": token})
+    shared = setup.context.settings
+
+    def answer(question: Question, sampling: Sampling, seed: int) -> Algorithm[Trajectory]:
+        return setup.answer(question, seed, replace(setup.episode, sampling=sampling))
+
+    with ExitStack() as stack:
+        with redirect_stdout(sys.stderr):  # MCP clients read standard output
+            driver = stack.enter_context(setup.driver(in_flight=settings.max_playing))
+        info = {
+            "agent": shared.agent,
+            "engine": setup.engine,
+            "policy": setup.model,
+            "index": shared.data.index or (shared.data.name if driver.retriever is not None else None),
+            "episode": asdict(setup.episode),
+            "guide": None if setup.guide is None else setup.guide.told(),
+        }
+        served = ServedAgent(driver, answer, setup.episode.sampling, setup.episode.k, info, setup.streams)
+        if mcp:
+            _serve_stdio(served, settings)
+            return
+        from stepladder.serve.agent.agent_server import serve_agent  # imports the HTTP libraries
+
+        def announce(url: str) -> None:
+            say(f"[bold]{url}/v1[/] serves {printable(settings.model)} to OpenAI clients (press Ctrl-C to stop)", ERR)
+
+        serve_agent(
+            served,
+            settings,
+            host=listen.host,
+            port=port,
+            insecure=listen.insecure,
+            access_log=listen.access_log,
+            announce=announce,
+        )
+
+
+def _serve_stdio(agent: ServedAgent, settings: AgentServerConfig) -> None:
+    import asyncio
+
+    from stepladder.serve.agent.mcp_server import serve_stdio
+    from stepladder.serve.agent.scheduler import Player, PlayMetrics
+
+    player = Player(agent.driver, max_waiting=settings.max_waiting, metrics=PlayMetrics(), live=agent.live)
+    asyncio.run(serve_stdio(agent, player, settings))

@@ -1,48 +1,60 @@
-"""`run` carries out a recipe; `train sft` is a recipe of one stage, written as options; `train prm`, `rft`, `dpo` and
-`grpo` add a stage to a run.
-"""
+"""`run` runs a recipe, `train sft` starts a run with one stage; `train prm`, `rft`, `dpo`, `grpo` and `prm` add one."""
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from stepladder.cli.options import (
     AGENTS_HELP,
     AsJson,
-    IndexPlace,
-    K,
+    IndexName,
+    NumGenerations,
     Overrides,
     Policy,
+    Questions,
     RunOut,
+    RunToExtend,
     Seed,
+    StageOptions,
+    TopK,
     Update,
     WorldSeed,
+    given,
     listed,
     path_of,
+    takes_groups,
 )
-from stepladder.cli.recipes import RunToExtend, StageName, extended, given, new_run, read, stages_before
+from stepladder.cli.recipes import add_stage, new_recipe, read_recipe, run_and_print, stages_before
 from stepladder.core.errors import StepladderError
 from stepladder.data import DATA_SETS
-from stepladder.pipeline import run_recipe
-from stepladder.pipeline.recipe import Recipe, load_recipe, shipped
+from stepladder.pipeline.recipe import load_recipe, shipped
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.pipeline.stage import PAIRS
-from stepladder.reporting.run_tables import as_json as report_as_json
-from stepladder.reporting.run_tables import print_report
+from stepladder.pipeline.stage import PAIRS, TREES
+from stepladder.pipeline.stages import get_stage
 
-app = typer.Typer(help="Train with a single stage: sft begins a run, the others go on with one.", no_args_is_help=True)
-out = Console()
+app = typer.Typer(help="Train with one stage: sft starts a run, the others extend one.", no_args_is_help=True)
 
-Epochs = Annotated[float | None, typer.Option("--epochs", help="Times to go through what is learnt from.")]
-LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
-Lora = Annotated[bool, typer.Option("--lora", help="Train small matrices beside the weights, not all weights.")]
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """Options of every training stage."""
+
+    num_train_epochs: Annotated[
+        float | None, typer.Option("--num-train-epochs", help="Passes over the training data.")
+    ] = None
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="Peak learning rate.")] = None
+    lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter instead of all weights.")] = False
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that were given."""
+        return given(
+            num_train_epochs=self.num_train_epochs,
+            learning_rate=self.learning_rate,
+            lora={} if self.lora else None,
+        )
 
 
 def run_command(
@@ -52,217 +64,207 @@ def run_command(
     update: Update = False,
     as_json: AsJson = False,
 ) -> None:
-    """Carry out a recipe. The same command again goes on where it was stopped."""
-    carry_out(load_recipe(recipe, overrides or ()), folder, update, as_json)
+    """Run a recipe. The same command resumes an interrupted run."""
+    run_and_print(load_recipe(recipe, overrides or ()), folder, update, as_json)
 
 
 @app.command("sft")
+@takes_groups
 def train_sft_command(
     folder: RunOut,
+    training: TrainingOptions,
     model: Policy = "nano",
-    agent: Annotated[str, typer.Option("--agent", help=f"The steps to teach: {AGENTS_HELP}.")] = "prorag-brief",
+    agent: Annotated[
+        str, typer.Option("--agent", metavar="NAME", help=f"Agent to imitate: {AGENTS_HELP}.")
+    ] = "prorag-brief",
     data: Annotated[
         str,
         typer.Option(
-            "--data", help=f"{listed(DATA_SETS)}, a published set, a folder or a file of questions to train on."
+            "--data",
+            metavar="NAME",
+            help=f"{listed(DATA_SETS)}, a published data set, or a folder or file of questions to train on.",
         ),
     ] = "atlas",
     dev: Annotated[
         Path | None,
-        typer.Option("--dev", parser=path_of, help="With a question file: another one to watch progress on."),
+        typer.Option("--dev", parser=path_of, metavar="FILE", help="Dev questions, if --data is a question file."),
     ] = None,
-    index: IndexPlace = None,
-    k: K = 1,
+    index: IndexName = None,
+    topk: TopK = 1,
     world_seed: WorldSeed = 0,
-    questions: Annotated[int | None, typer.Option("--questions", min=1, help="Questions to train on.")] = None,
+    questions: Questions = None,
     source: Annotated[
-        str | None, typer.Option("--source", help="Where transcripts come from: gold, mined, bootstrap or teacher.")
+        str | None,
+        typer.Option(
+            "--source", metavar="NAME", help="Source of the demonstrations: gold, mined, bootstrap or teacher."
+        ),
     ] = None,
-    teacher: Annotated[
-        str | None, typer.Option("--teacher", help="URL of the OpenAI-compatible server of a teacher.")
+    teacher_url: Annotated[
+        str | None,
+        typer.Option("--teacher-url", metavar="URL", help="URL of the teacher's OpenAI-compatible server."),
     ] = None,
-    teacher_model: Annotated[str | None, typer.Option("--teacher-model", help="The teacher's name there.")] = None,
-    epochs: Epochs = None,
-    lr: LearningRate = None,
-    lora: Lora = False,
+    teacher_model: Annotated[
+        str | None, typer.Option("--teacher-model", metavar="NAME", help="The teacher's model name on that server.")
+    ] = None,
     seed: Seed = 0,
     overrides: Overrides = None,
     update: Update = False,
     as_json: AsJson = False,
 ) -> None:
-    """Warm up a model on transcripts; --set changes any other setting of the stage."""
+    """Supervised fine-tuning on demonstrations. --set changes any other setting of the stage."""
     entry = given(
         questions=questions,
-        source=source or ("teacher" if teacher or teacher_model else None),
-        teacher_url=teacher,
+        source=source or ("teacher" if teacher_url or teacher_model else None),
+        teacher_url=teacher_url,
         teacher_model=teacher_model,
-        num_train_epochs=epochs,
-        learning_rate=lr,
-        lora={} if lora else None,
     )
-    recipe = new_run(
+    recipe = new_recipe(
         "sft",
-        {"sft": entry},
+        {"sft": entry | training.settings()},
         model=model,
         agent=agent,
         data=data,
         dev=dev,
         index=index,
-        k=k,
+        topk=topk,
         world_seed=world_seed,
         seed=seed,
     )
-    carry_out(read(recipe, "sft", overrides), folder, update, as_json)
+    run_and_print(read_recipe(recipe, "sft", overrides), folder, update, as_json)
 
 
 @app.command("prm")
+@takes_groups
 def train_prm_command(
     run: RunToExtend,
+    training: TrainingOptions,
+    stage: StageOptions,
     objective: Annotated[
         str | None,
         typer.Option(
             "--objective",
-            help="What it learns: pairs (default: which of two steps is better), or of the trees: verdicts (the gold "
-            "judge's), values (what every step is worth) or outcome (what an episode earned, from its end).",
+            metavar="NAME",
+            help="What to learn: pairs (default: which of two steps is better), or from trees: verdicts (of the gold "
+            "judge), values (of each step) or outcome (the reward of the whole episode).",
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="A model to begin with, such as nano-critic, instead of the newest policy."),
+        typer.Option(
+            "--model", metavar="NAME", help="Initial model, such as nano-critic [dim](default: the newest policy)[/]"
+        ),
     ] = None,
-    epochs: Epochs = None,
-    lr: LearningRate = None,
-    lora: Lora = False,
-    name: StageName = None,
-    overrides: Overrides = None,
-    update: Update = False,
-    as_json: AsJson = False,
 ) -> None:
-    """Train a process reward model on a run's pairs or trees; --set changes any other setting of the stage."""
-    name = name or "prm"
-    entry = given(
-        kind="prm",
-        objective=objective,
-        model=model,
-        num_train_epochs=epochs,
-        learning_rate=lr,
-        lora={} if lora else None,
-    )
-    carry_out(extended(run, name, entry, overrides), run, update, as_json, only=name)
+    """Train a process reward model on a run's pairs or trees. --set changes any other setting of the stage."""
+    add_stage(run, "prm", given(objective=objective, model=model) | training.settings(), stage)
 
 
 @app.command("rft")
+@takes_groups
 def train_rft_command(
     run: RunToExtend,
-    questions: Annotated[int | None, typer.Option("--questions", min=1, help="Questions to sample.")] = None,
-    samples: Annotated[int | None, typer.Option("--samples", min=1, help="Episodes a question.")] = None,
+    training: TrainingOptions,
+    stage: StageOptions,
+    questions: Questions = None,
+    num_generations: NumGenerations = None,
     threshold: Annotated[
         str | None,
         typer.Option(
             "--threshold",
             metavar="NUMBER|none",
-            help="The score that every step must reach (default: 0); none does without a reward model.",
+            help="Minimum reward model score of every step (default: 0); none uses no reward model.",
         ),
     ] = None,
-    keep: Annotated[int | None, typer.Option("--keep", min=1, help="Most transcripts kept of a question.")] = None,
-    epochs: Epochs = None,
-    lr: LearningRate = None,
-    lora: Lora = False,
-    name: StageName = None,
-    overrides: Overrides = None,
-    update: Update = False,
-    as_json: AsJson = False,
+    keep: Annotated[
+        int | None, typer.Option("--keep", min=1, help="Maximum trajectories to keep per question.")
+    ] = None,
 ) -> None:
-    """Refine a run's policy on its own transcripts that are right in every step; --set changes any other setting."""
-    name = name or "rft"
-    entry = given(
-        kind="rft",
-        questions=questions,
-        num_generations=samples,
-        keep=keep,
-        num_train_epochs=epochs,
-        learning_rate=lr,
-        lora={} if lora else None,
-    )
+    """Rejection sampling: fine-tune on the policy's own correct trajectories. --set changes any other setting."""
+    settings = given(questions=questions, num_generations=num_generations, keep=keep) | training.settings()
     if threshold is not None:
-        entry["threshold"] = _number_or_none("--threshold", threshold)
-    recipe = extended(run, name, entry, overrides, otherwise=", and --threshold none does without")
-    carry_out(recipe, run, update, as_json, only=name)
+        settings["threshold"] = _number_or_none("--threshold", threshold)
+    add_stage(run, "rft", settings, stage, alternative=", and --threshold none does without")
 
 
 @app.command("dpo")
+@takes_groups
 def train_dpo_command(
     run: RunToExtend,
+    training: TrainingOptions,
+    stage: StageOptions,
     pairs: Annotated[
         Path | None,
         typer.Option(
             "--pairs",
             parser=path_of,
             metavar="FILE",
-            help="Pairs of RAG-ProGuide or of Stepladder (a file or a folder), instead of the run's newest.",
+            help="Pairs in the format of RAG-ProGuide or Stepladder (a file or a folder) "
+            "[dim](default: the run's newest pairs)[/]",
         ),
     ] = None,
     beta: Annotated[
-        float | None, typer.Option("--beta", help="How strongly the policy is held to where it began.")
+        float | None, typer.Option("--beta", help="KL coefficient: how close the policy stays to the reference.")
     ] = None,
-    loss: Annotated[str | None, typer.Option("--loss", help="sigmoid (default) or ipo.")] = None,
-    epochs: Epochs = None,
-    lr: LearningRate = None,
-    lora: Lora = False,
-    name: StageName = None,
-    overrides: Overrides = None,
-    update: Update = False,
-    as_json: AsJson = False,
+    loss_type: Annotated[
+        str | None, typer.Option("--loss-type", metavar="NAME", help="sigmoid [dim](default)[/] or ipo.")
+    ] = None,
 ) -> None:
-    """Make the better step of each pair likelier (DPO); --set changes any other setting of the stage."""
-    name = name or "dpo"
-    entry = given(
-        kind="dpo", beta=beta, loss_type=loss, num_train_epochs=epochs, learning_rate=lr, lora={} if lora else None
-    )
+    """Direct preference optimization (DPO) on step pairs. --set changes any other setting of the stage."""
+    settings = given(beta=beta, loss_type=loss_type) | training.settings()
     sources = {}
     if pairs is not None:
-        entry[PAIRS], stage = _stage_of_file(run, name, pairs.absolute())
-        sources[entry[PAIRS]] = stage
-    recipe = extended(
-        run, name, entry, overrides, sources=sources, otherwise=", and --pairs FILE takes those of others"
-    )
-    carry_out(recipe, run, update, as_json, only=name)
+        settings[PAIRS], source = _pairs_file_stage(run, stage.name or "dpo", pairs.absolute())
+        sources[settings[PAIRS]] = source
+    add_stage(run, "dpo", settings, stage, sources=sources, alternative=", and --pairs FILE reads others")
 
 
 @app.command("grpo")
+@takes_groups
 def train_grpo_command(
     run: RunToExtend,
+    training: TrainingOptions,
+    stage: StageOptions,
     mode: Annotated[
         str | None,
         typer.Option(
             "--mode",
-            help="What is rewarded: dual (default: the answer, and every step by the reward model), outcome (the "
-            "answer alone), process (steps alone) or tree (steps by the answers that follow from them).",
+            metavar="NAME",
+            help="Rewards: dual (default: the answer, and each step by the reward model), outcome (the answer only), "
+            "process (steps only) or tree (each step by the answers below it).",
         ),
     ] = None,
-    questions: Annotated[int | None, typer.Option("--questions", min=1, help="Questions to play.")] = None,
-    samples: Annotated[int | None, typer.Option("--samples", min=2, help="Episodes a question.")] = None,
-    epochs: Epochs = None,
-    lr: LearningRate = None,
-    lora: Lora = False,
-    name: StageName = None,
-    overrides: Overrides = None,
-    update: Update = False,
-    as_json: AsJson = False,
+    questions: Questions = None,
+    num_generations: Annotated[
+        int | None, typer.Option("--num-generations", min=2, help="Episodes per question.")
+    ] = None,
 ) -> None:
-    """Reinforce what earned more than other episodes of its question did; --set changes any other setting."""
-    name = name or "grpo"
-    entry = given(
-        kind="grpo",
-        mode=mode,
+    """Reinforcement learning with GRPO. --set changes any other setting of the stage."""
+    settings = given(mode=mode, questions=questions, num_generations=num_generations) | training.settings()
+    add_stage(run, "grpo", settings, stage, alternative=", and --mode outcome or tree does without")
+
+
+@takes_groups
+def prm_command(
+    run: RunToExtend,
+    stage: StageOptions,
+    split: Annotated[
+        str | None,
+        typer.Option("--split", metavar="NAME", help="Split of the questions: test [dim](default)[/], dev or train."),
+    ] = None,
+    questions: Questions = None,
+    num_generations: NumGenerations = None,
+) -> None:
+    """Evaluate a run's reward model: against the gold judge, on held-out pairs, on corrupted trajectories."""
+    earlier = stages_before(run, stage.name or "prm-eval").values()
+    written = {role for each in earlier for role in get_stage(each["kind"]).outputs}
+    settings = given(
+        split=split,
         questions=questions,
-        num_generations=samples,
-        num_train_epochs=epochs,
-        learning_rate=lr,
-        lora={} if lora else None,
+        num_generations=num_generations,
+        held_out_pairs=None if PAIRS in written else False,
+        score_trees=True if TREES in written else None,
     )
-    recipe = extended(run, name, entry, overrides, otherwise=", and --mode outcome or tree does without")
-    carry_out(recipe, run, update, as_json, only=name)
+    add_stage(run, "prm-eval", settings, stage)
 
 
 def _number_or_none(option: str, text: str) -> float | None:
@@ -271,37 +273,14 @@ def _number_or_none(option: str, text: str) -> float | None:
     try:
         return float(text)
     except ValueError as error:
-        raise StepladderError(f"{option}: expected a number, or none; found {text!r}") from error
+        raise StepladderError(f"{option}: expected a number or none, found {text!r}") from error
 
 
-def _stage_of_file(run: Path, name: str, path: Path) -> tuple[str, dict[str, Any]]:
-    """The stage before `name` that brings the pairs of a file: the run's own, or a new one of a name that is free."""
+def _pairs_file_stage(run: Path, name: str, path: Path) -> tuple[str, dict[str, Any]]:
+    """Name and settings of a stage before `name` that reads pairs from a file: an existing one, or a new one."""
     for each, stage in stages_before(run, name).items():
         if stage["kind"] == "pairs-file" and stage["path"] == str(path):
             return each, stage
     taken = {name, *(stage.name for stage in RunFolder.open(run).recipe().stages)}
     names = chain(["pairs-file"], (f"pairs-file-{number}" for number in count(2)))
     return next(each for each in names if each not in taken), {"kind": "pairs-file", "path": str(path)}
-
-
-def carry_out(recipe: Recipe, folder: Path, update: bool, as_json: bool, only: str | None = None) -> None:
-    """Run a recipe, or `only` one of its stages, in front of the user, and print what it brought."""
-    with stoppable():
-        told = Console(stderr=True) if as_json else out
-        report = run_recipe(recipe, folder, update=update, only=only, console=told)
-    if only is not None:
-        report = replace(report, stages=tuple(stage for stage in report.stages if stage.name == only))
-    if as_json:
-        typer.echo(json.dumps(report_as_json(report), indent=2))
-    else:
-        print_report(out, report)
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Ctrl-C during a run ends it in good order."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted: the same command goes on from here", highlight=False)
-        raise typer.Exit(130) from None

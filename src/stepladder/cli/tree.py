@@ -1,4 +1,4 @@
-"""`tree` shows a search tree of a run: in the terminal, as a picture, or as the record it is."""
+"""`tree` shows a search tree of a run in the terminal, or writes it as SVG or JSON."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepladder.cli.options import AsJson, path_of
+from stepladder.cli.options import OUT, AsJson, path_of, say
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.records import dumps
@@ -24,8 +24,6 @@ from stepladder.pipeline.stage import TREES
 from stepladder.reporting.charts.tree_diagram import KIND_LABELS, tree_svg
 from stepladder.reporting.charts.tree_layout import content_of, is_unvisited, most_visited_path, ordered_children
 
-out = Console()
-
 _STYLES = {
     ActionKind.QUERY: "cyan",
     ActionKind.EVIDENCE: "blue",
@@ -36,32 +34,34 @@ _STYLES = {
 
 
 def tree_command(
-    run: Annotated[Path, typer.Option("--run", parser=path_of, help="A run with trees.")],
+    run: Annotated[Path, typer.Option("--run", parser=path_of, metavar="DIR", help="A run with trees.")],
     question_id: Annotated[
         str | None,
         typer.Argument(
-            metavar="QUESTION-ID", help="Without one: the tree with the most right and wrong answers side by side."
+            metavar="QUESTION-ID",
+            help="[dim](default: the tree with the most right and wrong answers)[/]",
+            show_default=False,
         ),
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option("--svg", parser=path_of, help="Write a picture that browsers show.", metavar="FILE")
+        Path | None, typer.Option("--svg", parser=path_of, help="Write the tree as SVG.", metavar="FILE")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at a search tree: its steps, what they are worth, and what the gold judge says of them."""
+    """Show a search tree: its steps, their values and the verdicts of the gold judge."""
     path = RunFolder.open(run).newest(TREES)
     if path is None:
         raise StepladderError(f"the run {run} has no trees yet: `stepladder explore --run {run}` makes them")
-    tree = find_tree(path, question_id) if question_id is not None else telling_tree(path)
+    tree = find_tree(path, question_id) if question_id is not None else most_instructive_tree(path)
     if svg is not None:
         with atomic_file(svg, what="picture") as file:
             file.write(tree_svg(tree))
     if as_json:
         typer.echo(dumps(tree))
     elif svg is not None:
-        out.print(f"{printable(str(svg))}: the tree of {printable(tree.question.id)}", highlight=False, soft_wrap=True)
+        say(f"{printable(str(svg))}: the tree of {printable(tree.question.id)}")
     else:
-        print_tree(out, tree)
+        print_tree(OUT, tree)
 
 
 def find_tree(path: Path, question_id: str) -> Tree:
@@ -72,17 +72,17 @@ def find_tree(path: Path, question_id: str) -> Tree:
             return tree
         ids.append(tree.question.id)
     near = [each for each in ids if question_id in each][:3] or get_close_matches(question_id, ids, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(near)}?" if near else f" One that it has is {ids[0]}." if ids else ""
-    raise StepladderError(f"{path} has no tree of a question '{question_id}', but {len(ids):,} others.{hint}")
+    hint = f" Did you mean {' or '.join(near)}?" if near else f" One of them is {ids[0]}." if ids else ""
+    raise StepladderError(f"{path} has no tree of the question '{question_id}', but of {len(ids):,} others.{hint}")
 
 
-def telling_tree(path: Path) -> Tree:
-    """The tree that shows best what leads where: the most right and wrong answers side by side, in the fewest nodes."""
+def most_instructive_tree(path: Path) -> Tree:
+    """The tree with the most right and wrong answers (the smaller of the two counts), then the fewest nodes."""
 
     def rank(tree: Tree) -> tuple[int, int]:
-        earned = [node.reward for node in tree.nodes if node.stop is StopReason.ANSWERED]
-        right = sum(reward == 1 for reward in earned)
-        return min(right, len(earned) - right), -len(tree.nodes)
+        rewards = [node.reward for node in tree.nodes if node.stop is StopReason.ANSWERED]
+        right = sum(reward == 1 for reward in rewards)
+        return min(right, len(rewards) - right), -len(tree.nodes)
 
     tree = max(read_trees(path), key=rank, default=None)
     if tree is None:
@@ -91,10 +91,9 @@ def telling_tree(path: Path) -> Tree:
 
 
 def print_tree(console: Console, tree: Tree) -> None:
-    """The tree as a table, a node a line."""
+    """Print the tree as a table, one line per node."""
     answers = f"; answer: {printable(' | '.join(tree.question.answers[:3]))}" if tree.question.answers else ""
-    console.print(f"[bold]{printable(tree.question.text)}[/]", highlight=False, soft_wrap=True)
-    console.print(f"[dim]{printable(tree.question.id)}{answers}[/]\n", highlight=False, soft_wrap=True)
+    say(f"[bold]{printable(tree.question.text)}[/]\n[dim]{printable(tree.question.id)}{answers}[/]\n", console)
     table = Table(box=None, pad_edge=False)
     table.add_column("step")
     for name in ("N", "Q", "SPRE", "F1"):
@@ -113,16 +112,15 @@ def print_tree(console: Console, tree: Tree) -> None:
             style="dim" if is_unvisited(node) else None,
         )
     console.print(table)
-    console.print(
-        "\n[dim]*: where most simulations went. N: simulations, Q: their mean value, SPRE: shortest-path reward; "
-        "F1 of the ends. Steps with N 0 were made, but not visited.[/]",
-        highlight=False,
-        soft_wrap=True,
+    say(
+        "\n[dim]*: most visited path. N: visits, Q: mean value, SPRE: shortest-path reward estimate, F1: of the final "
+        "answers. Steps with N 0 were sampled but not visited.[/]",
+        console,
     )
 
 
 def _lines(tree: Tree) -> Iterator[tuple[Node, str]]:
-    """Every node from the top down, with the guide that leads to it."""
+    """Every node in depth-first order, with its indentation guide."""
     children_by_node = ordered_children(tree)
     waiting = [(tree.nodes[0], "", "")]
     while waiting:
@@ -135,7 +133,7 @@ def _lines(tree: Tree) -> Iterator[tuple[Node, str]]:
 
 
 def _step(node: Node, guide: str, best: bool) -> Text:
-    """What a node does and says; cut where the line ends, so that a node is a line."""
+    """Action and content of a node, truncated to one line."""
     text = Text(guide, style="dim", no_wrap=True, overflow="ellipsis")
     text.append("* " if best else "", style="bold yellow")
     if node.step is None:

@@ -22,7 +22,7 @@ __all__ = [
     "DataSet",
     "absolute_name",
     "data_files",
-    "names_data",
+    "is_dataset_name",
     "open_data",
     "open_files",
 ]
@@ -43,7 +43,7 @@ def open_data(name: str, *, seed: int = 0) -> DataSet:
     return join("+".join(named), named)
 
 
-def names_data(name: str) -> bool:
+def is_dataset_name(name: str) -> bool:
     """Whether a name is one of data sets, rather than of a file or a folder."""
     parts = _parts(name)
     known = (*DATA_SETS, *PUBLISHED)

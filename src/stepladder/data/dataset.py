@@ -1,6 +1,6 @@
-"""A data set: questions by split, and passages. What is on disk is read when it is first asked for, and once.
+"""A data set: questions by split, and passages. Files are read lazily, on first access, and only once.
 
-In: functions that read. Out: `DataSet`, whose mapping of questions and sequence of passages look like any other.
+In: functions that read. Out: `DataSet`, with a mapping of questions and a sequence of passages.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from stepladder.core.trace import Passage, Question
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """Questions by split, and the passages they are about; None when an index has to be given beside them."""
+    """Questions by split and their corpus. `passages` is None if the data has none and a separate index is needed."""
 
     name: str
     questions: Mapping[str, tuple[Question, ...]]
@@ -26,28 +26,28 @@ class DataSet:
             raise unknown_name(f"split of {self.name}", name, self.questions)
         return self.questions[name]
 
-    def left_out(self, split: str) -> dict[str, int]:
-        """What a split of the files does not come with here, and how much of it: unanswerable questions, ..."""
-        return self.questions.left_out(split) if isinstance(self.questions, ReadSplits) else {}
+    def skipped(self, split: str) -> dict[str, int]:
+        """What was skipped when a split was read (unanswerable questions, ...): number of cases by reason."""
+        return self.questions.skipped(split) if isinstance(self.questions, LazySplits) else {}
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """The questions of a file, and how many were left out, by the reason."""
+class LoadedSplit:
+    """The questions of a split, and the number of skipped cases by reason."""
 
     questions: tuple[Question, ...]
-    left_out: Mapping[str, int]
+    skipped: Mapping[str, int]
 
 
-class ReadSplits(Mapping[str, tuple[Question, ...]]):
-    """Splits that are read when they are asked for."""
+class LazySplits(Mapping[str, tuple[Question, ...]]):
+    """Splits that are read on first access."""
 
-    def __init__(self, readers: Mapping[str, Callable[[], Read]]) -> None:
+    def __init__(self, readers: Mapping[str, Callable[[], LoadedSplit]]) -> None:
         self._readers = dict(readers)
-        self._read: dict[str, Read] = {}
+        self._loaded: dict[str, LoadedSplit] = {}
 
     def __getitem__(self, split: str) -> tuple[Question, ...]:
-        return self._split(split).questions
+        return self._load(split).questions
 
     def __contains__(self, split: object) -> bool:
         return split in self._readers
@@ -58,27 +58,27 @@ class ReadSplits(Mapping[str, tuple[Question, ...]]):
     def __len__(self) -> int:
         return len(self._readers)
 
-    def left_out(self, split: str) -> dict[str, int]:
-        """How many questions of a split were left out, by the reason."""
-        return {reason: count for reason, count in self._split(split).left_out.items() if count}
+    def skipped(self, split: str) -> dict[str, int]:
+        """The number of skipped cases of a split, by reason."""
+        return {reason: count for reason, count in self._load(split).skipped.items() if count}
 
-    def _split(self, split: str) -> Read:
-        if split not in self._read:
-            self._read[split] = self._readers[split]()
-        return self._read[split]
+    def _load(self, split: str) -> LoadedSplit:
+        if split not in self._loaded:
+            self._loaded[split] = self._readers[split]()
+        return self._loaded[split]
 
 
-class ReadPassages(Sequence[Passage]):
-    """Passages that are read when they are asked for."""
+class LazyPassages(Sequence[Passage]):
+    """Passages that are read on first access."""
 
     def __init__(self, read: Callable[[], Iterable[Passage]]) -> None:
-        self._source = read
+        self._read = read
         self._passages: tuple[Passage, ...] | None = None
 
     @property
     def _all(self) -> tuple[Passage, ...]:
         if self._passages is None:
-            self._passages = tuple(self._source())
+            self._passages = tuple(self._read())
         return self._passages
 
     @overload
@@ -95,17 +95,17 @@ class ReadPassages(Sequence[Passage]):
         return iter(self._all)
 
     def stream(self) -> Iterator[Passage]:
-        """The passages one at a time; they are kept only if they were before."""
-        yield from self._passages if self._passages is not None else self._source()
+        """The passages one at a time, without loading all of them into memory."""
+        yield from self._passages if self._passages is not None else self._read()
 
 
-def counted(found: Iterable[Question | str]) -> Read:
-    """The questions among what was found, and how often there was a reason for having none instead."""
-    left_out: Counter[str] = Counter()
+def collect(results: Iterable[Question | str]) -> LoadedSplit:
+    """The questions among the results; the others are reasons for skipping a question, which are counted."""
+    skipped: Counter[str] = Counter()
     questions: list[Question] = []
-    for each in found:
+    for each in results:
         if isinstance(each, str):
-            left_out[each] += 1
+            skipped[each] += 1
         else:
             questions.append(each)
-    return Read(tuple(questions), left_out)
+    return LoadedSplit(tuple(questions), skipped)

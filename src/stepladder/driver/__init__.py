@@ -1,5 +1,6 @@
 """One driver runs every algorithm: batching, concurrency, caching, progress and cancellation."""
 
-from stepladder.driver.driver import Counts, Driver, Failure, Interrupted, Outcome, Watcher
+from stepladder.driver.driver import Driver
+from stepladder.driver.outcomes import Counts, Failure, Interrupted, Outcome, OutcomeCallback
 
-__all__ = ["Counts", "Driver", "Failure", "Interrupted", "Outcome", "Watcher"]
+__all__ = ["Counts", "Driver", "Failure", "Interrupted", "Outcome", "OutcomeCallback"]

@@ -1,6 +1,6 @@
-"""Progress of a run: done, failed, rate and time left. A bar on a terminal, a line now and then in a log.
+"""Progress of a run: done, failed, rate and remaining time. A bar on a terminal, periodic lines in a log file.
 
-In: outcomes, as the driver finishes them. Out: text on standard error, so that standard output stays clean.
+In: outcomes, as the driver finishes them. Out: text on stderr, so that stdout stays clean.
 """
 
 import sys
@@ -22,9 +22,9 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from stepladder.driver import Outcome
+from stepladder.driver.outcomes import Outcome
 
-#: Seconds between two lines where there is no terminal.
+#: Seconds between two lines if there is no terminal.
 LOG_EVERY = 10.0
 
 
@@ -34,7 +34,7 @@ class _Rate(ProgressColumn):
 
 
 class _Note(ProgressColumn):
-    """What else there is to know, as it is now."""
+    """The current note."""
 
     def __init__(self, note: Callable[[], str] | None) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class _Note(ProgressColumn):
 class Progress:
     """Watches a `Driver.run`: `with Progress("Evaluating", 200) as watch: driver.run(jobs, watch)`.
 
-    `note` says what else there is to know, in few words, whenever the state is shown. What is `done` already, by an
-    earlier attempt, does not count as speed. A `total` of 0 means that nobody knows it.
+    `note` returns a short text that is shown with the state. Items `done` by an earlier attempt do not count in
+    the rate. A `total` of 0 means unknown.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Progress:
         self.note = note
         self.file = file or sys.stderr
         self.log_every = log_every
-        self.done = self.begun = done
+        self.done = self.initial = done
         self.failed = 0
         self.started = self.logged = time.monotonic()
         self.bar: RichProgress | None = None
@@ -112,8 +112,8 @@ class Progress:
             print(self.line(), file=self.file, flush=True)
 
     def line(self) -> str:
-        """The state as one line of a log."""
-        rate = (self.done - self.begun) / max(time.monotonic() - self.started, 1e-9)
+        """The state as one log line."""
+        rate = (self.done - self.initial) / max(time.monotonic() - self.started, 1e-9)
         left = max(self.total - self.done, 0) / rate if rate else 0.0
         failures = f", {self.failed} failed" if self.failed else ""
         note = f", {self.note()}" if self.note is not None else ""
@@ -123,9 +123,9 @@ class Progress:
 
 
 class Phases:
-    """Progress of a work with several phases, each told as (what is being done, done, total): `Phases()(...)`.
+    """Progress of a task with several phases, called as (phase, done, total). Use it as a context manager.
 
-    Use it in a `with`. A phase that begins ends the one before.
+    Starting a phase ends the previous one.
     """
 
     def __init__(self, *, file: TextIO | None = None, log_every: float = LOG_EVERY) -> None:
@@ -133,7 +133,7 @@ class Phases:
         self.now: Progress | None = None
 
     def __call__(self, doing: str, done: int, total: int) -> None:
-        """Show how it stands."""
+        """Show the state of a phase."""
         if self.now is None or (self.now.label, bool(self.now.total)) != (doing, bool(total)):
             self.__exit__(None, None, None)
             self.now = Progress(doing, total, done=done, file=self.file, log_every=self.log_every).__enter__()

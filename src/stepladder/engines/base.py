@@ -1,8 +1,7 @@
-"""The contract of an engine: something that writes on from a context. `check_engine` tests it in public.
+"""The engine interface: generates text that continues a context. `check_engine` tests an implementation against it.
 
-In: a batch of `Generate` requests. Out: for each, in order, a `Generation`, or the `BackendError` that this
-request alone ran into. An engine owns its tokenizer: it gives token ids to the segments it reads for the
-first time and uses the stored ids of those it has seen before.
+In: a batch of `Generate` requests. Out: for each request, in order, a `Generation`, or the `BackendError` of that
+request. An engine owns its tokenizer: it tokenizes segments without token ids and reuses the stored ids of the others.
 """
 
 from abc import ABC, abstractmethod
@@ -17,46 +16,46 @@ from stepladder.core.trace import Author, Segment
 
 
 class EngineOutOfMemory(StepladderError):
-    """The rows under way take more memory than there is. Fewer of them at a time may fit."""
+    """The running requests need more memory than is available. A smaller batch may fit."""
 
 
 class Engine(ABC):
-    """Something that generates text. Subclasses set the attributes below as they need."""
+    """A generation backend. Subclasses override the attributes below as needed."""
 
     name: ClassVar[str]
-    #: Most requests the driver puts into one call.
+    #: Maximum number of requests per call of `generate`.
     max_batch: int = 64
-    #: Calls the driver may have under way at once.
+    #: Maximum number of concurrent calls of `generate`.
     concurrency: int = 1
 
     @abstractmethod
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
-        """Answer every request, in order."""
+        """Generate a reply to every request, in order."""
 
     def open_session(self) -> "Session | None":
-        """Room for requests that come and go one by one; None where a batch begins and ends together."""
+        """A session for continuous batching; None if the engine only supports whole batches."""
         return None
 
     def cancel(self) -> None:  # noqa: B027 - nothing to do unless an engine has long calls
-        """Ask running calls to end soon; their replies will not be used."""
+        """Ask running calls to stop soon. Their replies are discarded."""
 
     def on_idle(self) -> None:  # noqa: B027
-        """Nothing will be asked for a while: free what the next requests can do without."""
+        """Called when no requests are expected for a while: free what can be recomputed."""
 
     def close(self) -> None:  # noqa: B027
-        """Free what the engine holds."""
+        """Free all resources."""
 
 
 class Session(ABC):
-    """Requests under way in an engine, which others may join: nobody waits for the longest of a batch."""
+    """Continuous batching: requests join and leave while others are running."""
 
     @abstractmethod
     def add(self, requests: Mapping[Hashable, Generate]) -> None:
-        """Begin with requests, each under a key of the caller's."""
+        """Submit requests under keys chosen by the caller."""
 
     @abstractmethod
     def step(self) -> dict[Hashable, Generation | BackendError]:
-        """Go on until at least one of those under way is answered; the replies by key."""
+        """Generate until at least one request finishes; return the finished replies by key."""
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
@@ -70,12 +69,12 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 
 def check_engine(engine: Engine, *, logprob_tolerance: float = 1e-2) -> None:
-    """Test an engine against its contract; raises `ContractViolation` with what is wrong.
+    """Test an engine against the interface; raises `ContractViolation` with the problem.
 
-    Run it on your own engine in your own tests. Works for engines that answer from a context alone; those that play by
-    a trajectory (gold, scripted) have tests of their own.
+    Run it on your own engine in your own tests. It works for engines that depend on the context alone, not for those
+    that read the trajectory (oracle, scripted).
     """
-    expect(engine.generate([]) == [], "an empty batch must give an empty list")
+    expect(engine.generate([]) == [], "an empty batch must return an empty list")
     texts = ("Where is the tower?", "Who?", "A longer question, so that lengths in a batch differ: what is it?")
     batch = [Generate((Segment(Author.PROMPT, text),), sampling=Sampling(max_tokens=12)) for text in texts]
     together = _generate(engine, batch)
@@ -84,7 +83,7 @@ def check_engine(engine: Engine, *, logprob_tolerance: float = 1e-2) -> None:
         (alone,) = _generate(engine, [request])
         expect(
             alone.text == reply.text,
-            f"a greedy reply depends on its batch: {reply.text!r} together, {alone.text!r} alone",
+            f"a greedy reply depends on its batch: {reply.text!r} batched, {alone.text!r} alone",
         )
         for ours, theirs in zip(alone.written.logprobs, reply.written.logprobs):
             expect(abs(ours - theirs) <= logprob_tolerance, f"a log-prob depends on its batch: {ours}, {theirs}")
@@ -95,35 +94,33 @@ def check_engine(engine: Engine, *, logprob_tolerance: float = 1e-2) -> None:
 
 def _generate(engine: Engine, requests: Sequence[Generate]) -> list[Generation]:
     replies = engine.generate(requests)
-    expect(len(replies) == len(requests), f"{len(requests)} requests gave {len(replies)} replies")
+    expect(len(replies) == len(requests), f"{len(requests)} requests returned {len(replies)} replies")
     succeeded = [reply for reply in replies if isinstance(reply, Generation)]
     expect(len(succeeded) == len(replies), f"plain requests failed: {replies}")
     return succeeded
 
 
 def _check_reply(request: Generate, reply: Generation) -> None:
-    expect(len(reply.context) == len(request.context), "the reply's context has other segments than asked")
-    expect(reply.written.author is Author.POLICY, "what the engine writes is the policy's")
-    expect(reply.text == reply.written.text, "without a stop string, text is all that was written")
+    expect(len(reply.context) == len(request.context), "the reply's context differs from the request's in segments")
+    expect(reply.written.author is Author.POLICY, "the generated segment must have author POLICY")
+    expect(reply.text == reply.written.text, "without a stop string, text must be the whole generated segment")
     if reply.written.tokens:
         expect(all(segment.tokens for segment in reply.context), "a context segment has no token ids")
-        expect(len(reply.written.logprobs) == len(reply.written.tokens), "there must be one log-prob a token written")
+        expect(len(reply.written.logprobs) == len(reply.written.tokens), "expected one log-prob per generated token")
         expect(all(value <= 0 for value in reply.written.logprobs), "a log-prob is above 0")
         expect(len(reply.written.tokens) <= request.sampling.max_tokens, "more tokens than max_tokens")
 
 
-def _check_stop(engine: Engine, request: Generate, unstopped_text: str) -> None:
-    """Ask again, with a stop string that the model is known to write."""
-    for stop in {
-        unstopped_text[middle : middle + 2] for middle in (len(unstopped_text) // 2, len(unstopped_text) // 3)
-    } - {""}:
+def _check_stop(engine: Engine, request: Generate, unstopped: str) -> None:
+    """Repeat the request with stop strings that the model is known to generate."""
+    for stop in {unstopped[middle : middle + 2] for middle in (len(unstopped) // 2, len(unstopped) // 3)} - {""}:
         (reply,) = _generate(engine, [replace(request, stop=("\x00never", stop))])
-        expected, _ = cut_at_stop(unstopped_text, [stop])
+        expected, _ = cut_at_stop(unstopped, [stop])
         expect(
             reply.text == expected and reply.finish is Finish.STOP,
             f"with the stop {stop!r} the text must be {expected!r}, not {reply.text!r} ({reply.finish.value})",
         )
-        expect(reply.written.text.startswith(reply.text), "text is not the beginning of what was written")
+        expect(reply.written.text.startswith(reply.text), "text is not a prefix of the generated segment")
 
 
 def _check_seeds(engine: Engine, request: Generate) -> None:
@@ -135,7 +132,7 @@ def _check_seeds(engine: Engine, request: Generate) -> None:
 
 
 def _check_second_turn(engine: Engine, request: Generate, first: Generation) -> None:
-    """The ids of the first turn must be used again as they are."""
+    """The token ids of the first turn must be reused unchanged."""
     more = Segment(Author.ENVIRONMENT, " It is here. ")
     known = (*first.context, first.written)
     (reply,) = _generate(engine, [replace(request, context=(*known, more))])

@@ -1,18 +1,17 @@
-"""Any server that speaks OpenAI's protocol: OpenAI itself, vLLM, SGLang, llama.cpp, Ollama, a gateway.
+"""Any OpenAI-compatible server: OpenAI itself, vLLM, SGLang, llama.cpp, Ollama, a gateway.
 
-In: `Generate` requests. They become chat messages (`api="chat"`) or one prompt (`api="completions"`). Out: in order,
-a `Generation` each, or the `BackendError` of that request alone; `BackendDown` when no request can succeed. The server
-keeps its tokens to itself, so segments have none and what this engine writes can be read and scored, not trained on.
+In: `Generate` requests, sent as chat messages (`api="chat"`) or as one prompt (`api="completions"`). Out: in order, a
+`Generation` or the `BackendError` of each request; `BackendDown` when no request can succeed. The server returns no
+token ids, so the generated segments can be read and scored, but not trained on.
 
-One thread runs an event loop for all calls, so `generate` may be called from many threads at once and from inside
-another event loop. At most `concurrency` calls are under way, waits between retries included: a server that asks
-for patience gets it.
+One thread runs an event loop for all calls, so `generate` may be called from several threads and from inside another
+event loop. At most `concurrency` calls run at once, including those that wait for a retry.
 
     with closing(OpenAIEngine("Qwen/Qwen3-8B", "http://localhost:8000/v1")) as engine:
         (reply,) = engine.generate([Generate((Segment(Author.PROMPT, "Who?"),))])
 
-Servers may add sampling settings of their own from a model's files (vLLM: top_k, repetition_penalty). Pin them
-with `extra_body` where it matters.
+Servers may apply sampling defaults from a model's files (vLLM: top_k, repetition_penalty). Set `extra_body` to override
+them.
 """
 
 import asyncio
@@ -37,9 +36,9 @@ from stepladder.engines.base import Engine
 from stepladder.engines.openai_protocol import MAX_STOPS, chat_messages, finished_text, usage_of
 
 OPENAI_URL = "https://api.openai.com/v1"
-#: Tries to reach a server that has never answered: it is more likely absent than busy.
+#: Attempts for a server that has never responded: it is more likely absent than busy.
 FIRST_ATTEMPTS = 3
-#: After so many requests in a row that failed in spite of all their retries, the server is taken to be down.
+#: After this many consecutive requests that failed despite all retries, the server is considered down.
 MAX_CONSECUTIVE_FAILURES = 10
 
 _TOO_LONG = re.compile(
@@ -50,7 +49,7 @@ _UNSUPPORTED = re.compile(r"unsupported|not supported|does not support", re.IGNO
 
 
 class OpenAIEngine(Engine):
-    """Text from a model behind an OpenAI-compatible server."""
+    """A model behind an OpenAI-compatible server."""
 
     name: ClassVar[str] = "openai"
     max_batch = 1
@@ -69,41 +68,41 @@ class OpenAIEngine(Engine):
         context_limit: int | None = None,
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
-        """Name a model and, unless it is OpenAI's, the server's URL (mostly one that ends in /v1).
+        """`model`: the server's name of the model. `base_url`: the server, unless it is OpenAI's (usually ends in /v1).
 
-        `api_key` comes from OPENAI_API_KEY unless given; other servers than OpenAI's need none. `timeout` bounds one
-        call and `backoff` is the wait before the first retry, both in seconds. A context of more than `context_limit`
-        tokens, as the server counts them, leaves no room to write: for servers that shorten it without a word.
+        `api_key` defaults to OPENAI_API_KEY; servers other than OpenAI's need none. `timeout` limits one call and
+        `backoff` is the delay before the first retry, both in seconds. A context of more than `context_limit` tokens,
+        as counted by the server, returns an empty generation: for servers that truncate prompts silently.
         """
         if api not in ("chat", "completions"):
             raise BackendDown(f"api is {api!r}; expected 'chat' or 'completions'")
         if concurrency < 1:
-            raise BackendDown(f"concurrency is {concurrency}; at least 1 is needed")
+            raise BackendDown(f"concurrency is {concurrency}; expected at least 1")
         if max_retries < 0:
-            raise BackendDown(f"max_retries is {max_retries}; it must be 0 or more")
+            raise BackendDown(f"max_retries is {max_retries}; expected 0 or more")
         url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
         host = _host(url)
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
         if not key and host == "api.openai.com":
-            raise BackendDown(f"{url} needs a key: set OPENAI_API_KEY, or give base_url for a server of your own")
+            raise BackendDown(f"{url} needs a key: set OPENAI_API_KEY, or base_url for another server")
         if not (key.isascii() and key.isprintable()):
-            raise BackendDown("the API key holds a line break or a character beyond ASCII; copy it again")
+            raise BackendDown("the API key contains a line break or a non-ASCII character; copy it again")
         self.model = model
         self.api = api
         self.concurrency = concurrency
-        #: Calls repeated so far, for whoever shows progress.
+        #: Number of retries so far, for progress displays.
         self.retries = 0
         self._timeout, self._max_retries, self._backoff = timeout, max_retries, backoff
         self._context_limit, self._extra_body = context_limit, extra_body
         self._key = key
-        self._url = re.sub(r"//[^/@]*@", "//***@", url)  # as shown: without a password
+        self._url = re.sub(r"//[^/@]*@", "//***@", url)  # for messages: without a password
         self._max_tokens_name = "max_tokens"
         self._reached = False
         self._consecutive_failures = 0
         self._client = openai.AsyncOpenAI(
             base_url=url,
             api_key=key or "none",
-            max_retries=0,  # ours: counted, cancellable, and with longer waits than the client's 8 seconds
+            max_retries=0,  # retries are done here: counted, cancellable, with delays above the client's 8 seconds
             timeout=openai.Timeout(timeout, connect=min(timeout / 2, 10.0)),
         )
         endpoint = self._client.chat.completions if api == "chat" else self._client.completions
@@ -120,12 +119,12 @@ class OpenAIEngine(Engine):
         return f"OpenAIEngine({self.model!r}, {self._url!r}, api={self.api!r})"
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
-        """Answer every request, in order; all are sent at once, as far as `concurrency` allows."""
+        """Generate a reply to every request, in order. Calls run concurrently, up to `concurrency`."""
         if not requests:
             return []
         with self._lock:
             if self._closed:
-                raise BackendDown(f"{self!r} is closed; make a new engine")
+                raise BackendDown(f"{self!r} is closed; create a new engine")
             call = asyncio.run_coroutine_threadsafe(self._complete_all(requests), self._loop)
             self._calls.add(call)
         try:
@@ -133,19 +132,19 @@ class OpenAIEngine(Engine):
         except CancelledError:
             return [BackendError("the call was cancelled") for _ in requests]
         finally:
-            call.cancel()  # a caller that was interrupted leaves nothing running behind
+            call.cancel()  # an interrupted caller leaves no call running
             with self._lock:
                 self._calls.discard(call)
 
     def cancel(self) -> None:
-        """End the calls under way: their requests are answered with an `BackendError`. Later calls work again."""
+        """Cancel running calls: their requests return a `BackendError`. Later calls work as usual."""
         with self._lock:
             calls = list(self._calls)
         for call in calls:
             call.cancel()
 
     def close(self) -> None:
-        """Cancel what is under way, close the connections and end the thread."""
+        """Cancel running calls, close the connections and stop the thread."""
         with self._lock:
             if self._closed:
                 return
@@ -162,7 +161,7 @@ class OpenAIEngine(Engine):
         try:
             return await asyncio.gather(*tasks)
         finally:
-            for task in tasks:  # one that found the engine down ends the others
+            for task in tasks:  # if one raised `BackendDown`, cancel the others
                 task.cancel()
 
     async def _shutdown(self) -> None:
@@ -191,16 +190,16 @@ class OpenAIEngine(Engine):
                 await asyncio.sleep(delay)
 
     async def _call(self, request: Generate) -> bytes | openai.APIError | TimeoutError:
-        """The body of the server's answer, or what went wrong.
+        """The body of the server's response, or the error.
 
-        Errors are returned, not raised, so that no error of ours is chained to one that holds the request's headers.
+        Errors are returned, not raised, so that no error of ours is chained to one that contains the request's headers.
         """
         max_tokens_name = self._max_tokens_name
         payload: dict[str, Any] = {
             "model": self.model,
             "temperature": request.sampling.temperature,
             "top_p": request.sampling.top_p,
-            "seed": request.seed & 0x7FFFFFFF,  # many servers take 31 bits at most
+            "seed": request.seed & 0x7FFFFFFF,  # many servers accept at most 31 bits
             max_tokens_name: request.sampling.max_tokens,
             "extra_body": self._extra_body,
         }
@@ -222,7 +221,7 @@ class OpenAIEngine(Engine):
         return failure
 
     def _retry_delay(self, error: Exception, attempts: int) -> float | None:
-        """Seconds to wait before trying again; None when trying again is no use."""
+        """Seconds to wait before the next attempt; None if a retry is useless."""
         if not isinstance(error, openai.APIStatusError):
             return retry_wait(attempts, {}, self._backoff)
         if error.code == "insufficient_quota" or (error.status_code not in (408, 429) and error.status_code < 500):
@@ -232,31 +231,31 @@ class OpenAIEngine(Engine):
     def _handle_failure(
         self, request: Generate, error: Exception, attempts: int, exhausted: bool
     ) -> Generation | BackendError:
-        """What a failure means: no room in the context, this request's error, or (raised) the end of the engine."""
+        """Map a failure to an empty generation (context too long), a `BackendError`, or raise `BackendDown`."""
         verdict = self._classify(request, error, attempts)
         self._consecutive_failures += exhausted
         if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
-            self._raise_down(f"{verdict}. So ended {self._consecutive_failures} requests in a row.")
+            self._raise_down(f"{verdict}. {self._consecutive_failures} consecutive requests failed.")
         return verdict
 
     def _classify(self, request: Generate, error: Exception, attempts: int) -> Generation | BackendError:
-        detail, after = self._error_text(error), f"after {attempts} tries" if attempts > 1 else "at the first try"
+        detail, after = self._error_text(error), f"after {attempts} attempts" if attempts > 1 else "first attempt"
         if not isinstance(error, openai.APIStatusError):
-            # By name: which HTTP library the client uses depends on its version.
+            # Compared by name: the client's HTTP library depends on its version.
             if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
                 self._raise_down(
-                    f"no server answers at {self._url} ({after}: {detail}). Start it, or correct base_url."
+                    f"no server responds at {self._url} ({after}: {detail}). Start it, or correct base_url."
                 )
             if isinstance(error, TimeoutError | openai.APITimeoutError):
-                return BackendError(f"{self._url} did not answer within {self._timeout:g} s ({after})")
-            return BackendError(f"the connection to {self._url} broke ({after}: {detail})")
+                return BackendError(f"{self._url} did not respond within {self._timeout:g} s ({after})")
+            return BackendError(f"the connection to {self._url} failed ({after}: {detail})")
         status = error.status_code
         if status in (401, 403):
-            self._raise_down(f"{self._url} refused the key ({status}: {detail}). Set OPENAI_API_KEY or give api_key.")
+            self._raise_down(f"{self._url} rejected the key ({status}: {detail}). Set OPENAI_API_KEY or api_key.")
         if status == 404:
             self._raise_down(
-                f"{self._url} has no model {self.model!r} or no {self.api} API (404: {detail}). Compare the model's name "
-                f"with {self._url}/models; base_url mostly ends in /v1."
+                f"{self._url} has no model {self.model!r} or no {self.api} API (404: {detail}). Compare the model name "
+                f"with {self._url}/models; base_url usually ends in /v1."
             )
         if error.code == "insufficient_quota":
             self._raise_down(f"the account at {self._url} has no credit left ({status}: {detail}).")
@@ -267,15 +266,15 @@ class OpenAIEngine(Engine):
                 if _rejects(error, parameter):
                     self._raise_down(
                         f"model {self.model!r} at {self._url} does not accept {parameter!r} ({status}: {detail}). "
-                        "Its steps cannot be controlled; choose a model that accepts it."
+                        "Choose a model that accepts it."
                     )
-        return BackendError(f"{self._url} answered {status} ({after}): {detail}")
+        return BackendError(f"{self._url} returned status {status} ({after}): {detail}")
 
     def _raise_down(self, message: str) -> NoReturn:
         raise BackendDown(self._redact(message))
 
     def _error_text(self, error: Exception) -> str:
-        """The server's own words, or else the name of what broke."""
+        """The server's error message, or the name of the exception."""
         if isinstance(error, openai.APIStatusError):
             body = error.body
             message = body.get("message") if isinstance(body, dict) else body
@@ -286,7 +285,7 @@ class OpenAIEngine(Engine):
     def _redact(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
 
-    # --- AttentionBatch a reply --------------------------------------------------------------------------------
+    # --- Parsing a reply --------------------------------------------------------------------------------
 
     def _parse(self, request: Generate, body: bytes) -> Generation | BackendError:
         try:
@@ -298,17 +297,17 @@ class OpenAIEngine(Engine):
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             problem = f"{type(error).__name__}: {error}"
             start = self._redact(body.decode("utf-8", "replace"))[:200]
-            return BackendError(f"{self._url} sent what is not a completion ({problem}): {start!r}")
+            return BackendError(f"{self._url} returned an invalid completion ({problem}): {start!r}")
         if finish == "content_filter":
-            return BackendError(f"{self._url} withheld the reply: its content filter objected")
+            return BackendError(f"{self._url} withheld the reply (content filter)")
         if not isinstance(content, str):
             refusal = choice["message"].get("refusal") if self.api == "chat" else None
             return BackendError(
-                f"{self._url} sent no text (content is {content!r}, finish_reason {finish!r}"
+                f"{self._url} returned no text (content is {content!r}, finish_reason {finish!r}"
                 + (f", refusal {refusal!r})" if refusal else "). A reasoning model may need a larger max_tokens.")
             )
         if finish not in ("stop", "length"):
-            return BackendError(f"{self._url} ended its reply with finish_reason {finish!r}, neither stop nor length")
+            return BackendError(f"{self._url} returned finish_reason {finish!r}; expected stop or length")
         if self._context_limit is not None and usage.read > self._context_limit:
             return replace(empty_generation(request.context), usage=usage)
         text, finish_reason = finished_text(replace_surrogates(content), request.stop, finish, choice)
@@ -316,7 +315,7 @@ class OpenAIEngine(Engine):
 
 
 def _needs_max_completion_tokens(error: Exception) -> bool:
-    """Whether a model refused max_tokens, which newer models of OpenAI call max_completion_tokens."""
+    """Whether the model rejected max_tokens, which newer OpenAI models call max_completion_tokens."""
     return (
         isinstance(error, openai.BadRequestError)
         and _rejects(error, "max_tokens")
@@ -330,11 +329,11 @@ def _rejects(error: openai.APIStatusError, parameter: str) -> bool:
 
 
 def _host(url: str) -> str:
-    """The host of a URL that can be called."""
+    """The host of a URL; raises `BackendDown` for an invalid one."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # an invalid port
         usable = False
     if not usable:
         raise BackendDown(f"base_url is {url!r}; expected a URL such as http://localhost:8000/v1")

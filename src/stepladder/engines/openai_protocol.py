@@ -1,7 +1,4 @@
-"""OpenAI's protocol as data: contexts become messages, replies become text with its end.
-
-Pure functions, used by `openai.py`.
-"""
+"""OpenAI's protocol as pure functions: contexts become chat messages, completions become text and a finish reason."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,9 +9,9 @@ from stepladder.core.trace import Author, Segment, Usage
 from stepladder.core.unicode import replace_surrogates
 from stepladder.engines.base import cut_at_stop
 
-#: What the user says when the last word was the assistant's: chat models answer, they do not write on.
+#: Sent as the user when the assistant had the last turn: chat models reply, they do not continue their own message.
 CONTINUE_PROMPT = "Go on with the next step."
-#: OpenAI accepts no more stop strings than these; the engine itself watches for the others.
+#: OpenAI accepts at most this many stop strings; the engine checks for the others itself.
 MAX_STOPS = 4
 
 _ROLES = {Author.PROMPT: "user", Author.POLICY: "assistant", Author.ENVIRONMENT: "user"}
@@ -22,7 +19,7 @@ _CLOSING_TAG = re.compile(r"</([^<>/\s]+)>")
 
 
 def chat_messages(context: Sequence[Segment]) -> list[Any]:
-    """A context as a chat: the policy is the assistant, prompt and environment are the user."""
+    """A context as chat messages: the policy is the assistant; prompt and environment are the user."""
     messages: list[dict[str, str]] = []
     for segment in context:
         role, text = _ROLES[segment.author], replace_surrogates(segment.text)
@@ -36,11 +33,11 @@ def chat_messages(context: Sequence[Segment]) -> list[Any]:
 
 
 def finished_text(text: str, stops: Sequence[str], finish: str, choice: Mapping[str, object]) -> tuple[str, Finish]:
-    """The text up to and with its first stop string, and why it ended.
+    """The text up to and including its first stop string, and the finish reason.
 
-    Servers cut the stop string off. vLLM (`stop_reason`) and SGLang (`matched_stop`) say which it was, null when the
-    model ended its turn. Of the others nothing is known but the text: a closing tag is put back when it is the only
-    one among the stop strings whose opening tag was written.
+    Servers strip the stop string. vLLM (`stop_reason`) and SGLang (`matched_stop`) report it, or null if the model
+    ended its turn. For other servers, a closing tag is restored if it is the only stop string whose opening tag occurs
+    in the text.
     """
     text, stopped = cut_at_stop(text, stops)
     if stopped:
@@ -57,7 +54,7 @@ def finished_text(text: str, stops: Sequence[str], finish: str, choice: Mapping[
 
 
 def usage_of(counts: object) -> Usage:
-    """The tokens a server counted; 0 for what it does not tell."""
+    """The token counts reported by a server; 0 for missing ones."""
     reported = counts if isinstance(counts, dict) else {}
     prompt, completion = reported.get("prompt_tokens"), reported.get("completion_tokens")
     return Usage(prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0)

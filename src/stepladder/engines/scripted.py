@@ -1,7 +1,6 @@
-"""An engine that says what a script tells it: algorithms are tested with it, exactly and fast.
+"""An engine that returns scripted text, for exact and fast tests of algorithms.
 
-In: requests. Out: for each, the text that the script gives. Token ids are the UTF-8 bytes of the text, so every
-exactness test works on it as on a real model.
+In: requests. Out: for each, the text that the script specifies. Token ids are the UTF-8 bytes of the text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +11,12 @@ from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.base import Engine, cut_at_stop
 
-#: What to say to a request; or, by question id, what to say at each step.
+#: A function from a request to its text; or, by question id, the text of each step.
 Script = Callable[[Generate], str] | Mapping[str, Sequence[str]]
 
 
 class ScriptedEngine(Engine):
-    """Says what it is told to."""
+    """Returns scripted text."""
 
     name = "scripted"
 
@@ -27,7 +26,7 @@ class ScriptedEngine(Engine):
         self.concurrency = concurrency
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
-        """One scripted reply a request."""
+        """One scripted reply per request."""
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: Generate) -> Generation | BackendError:
@@ -52,7 +51,7 @@ class ScriptedEngine(Engine):
         if callable(self.script):
             return self.script(request)
         if request.trajectory is None:
-            return BackendError("a script by question needs requests with a trajectory")
+            return BackendError("a script by question id needs requests with a trajectory")
         lines = self.script.get(request.trajectory.question.id, ())
         step = len(request.trajectory.steps)
         if step >= len(lines):

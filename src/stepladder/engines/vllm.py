@@ -1,11 +1,11 @@
-"""Generation in process with vLLM: for models from about a billion parameters on, the fastest way to write on a GPU.
+"""In-process generation with vLLM: the fastest engine on a GPU for models of about one billion parameters and more.
 
-In: `Generate` requests. Out: `Generation`s with the token ids and log-probs of vLLM's own sampler. Requests come and go
-one by one (`open`), what was read before is not read again (vLLM's prefix cache), adapters are changed without a
-restart (`use_adapter`), and a trainer hands over its weights as they become (`load_weights`).
+In: `Generate` requests. Out: `Generation`s with the token ids and log-probs of vLLM's sampler. Supports continuous
+batching (`open_session`), vLLM's prefix cache, switching LoRA adapters (`use_adapter`) and weight sync from a trainer
+(`load_weights`).
 
-Log-probs are those of the model itself, at temperature 1 and without top-p. vLLM computes in batches of changing shape,
-so logits, and with them close calls, differ by rounding from one run to the next.
+Log-probs are those of the model at temperature 1 without top-p. vLLM's batch shapes vary, so logits differ by rounding
+from run to run.
 """
 
 import os
@@ -26,11 +26,11 @@ from stepladder.engines.transformers.sampling import GREEDY_BELOW, Row
 from stepladder.models.adapters import is_adapter
 from stepladder.models.gpu_memory import gpu_share
 from stepladder.models.loading import context_limit_of, end_tokens, quiet_libraries
-from stepladder.models.resolve import place_of, whole_model
+from stepladder.models.resolve import resolve_full_model, resolve_model
 
-#: Set before vLLM is imported: it works in this process, where its weights can be reached, and calls nobody.
+#: Set before vLLM is imported: the engine core stays in this process (its weights are accessible), no telemetry.
 _ENV_DEFAULTS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-#: Passes of these many rows are recorded (CUDA graphs); nothing is compiled, which would take minutes.
+#: Batch sizes captured as CUDA graphs. Nothing is compiled: that would take minutes.
 _CAPTURE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 _DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16"}
 
@@ -56,23 +56,23 @@ class VLLMEngine(InProcessEngine):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`model`: a folder, a GGUF file, a hub name, a built-in name, or an adapter, which names its model.
+        """`model`: a folder, a GGUF file, a hub name, a built-in name, or an adapter (which names its base model).
 
-        `max_batch`: rows that write at the same time. `memory`: what vLLM takes of the GPU's memory, or of our share of
-        it, for weights and cache together. `adapter`: a LoRA folder to begin with; `max_lora_rank`: the highest rank of
-        those that will be used, where one is to come later. `seeded`: draws depend on the request's seed alone;
-        without, on what else is in the batch too, and many rows at once are faster. `tokenizer`: another than the
-        model's own, with the same ids. `chat`, `chat_template_kwargs`: as for transformers. `options` go to `vllm.LLM` as they
-        are, and win.
+        `max_batch`: maximum number of running requests. `gpu_memory_utilization`: the fraction of the GPU's memory, or
+        of our share of it, for weights and KV cache. `adapter`: a LoRA folder to start with. `max_lora_rank`: the
+        highest rank of adapters loaded later. `seeded`: sampling depends on the request's seed alone; without it,
+        sampling also depends on the batch and large batches are faster. `tokenizer`: replaces the model's own; must
+        have the same ids. `chat`, `chat_template_kwargs`: as in `TransformersEngine`. `options` override the arguments
+        of `vllm.LLM`.
         """
         vllm = _import_vllm()
-        path = place_of(model)
+        path = resolve_model(model)
         tokenizer_source = None
         if isinstance(path, Path) and is_adapter(path):
             if adapter is not None:
-                raise StepladderError(f"{path} is an adapter itself: give its model, or no other adapter")
+                raise StepladderError(f"{path} is itself an adapter: pass its base model, or leave out adapter")
             tokenizer_source = str(path) if (path / "tokenizer_config.json").is_file() else None
-            adapter, path = path, whole_model(path)
+            adapter, path = path, resolve_full_model(path)
         if adapter is not None:
             max_lora_rank = max(max_lora_rank or 0, _lora_rank(Path(adapter)))
         name = str(path)
@@ -96,7 +96,7 @@ class VLLMEngine(InProcessEngine):
             "max_num_seqs": max_batch,
             "gpu_memory_utilization": gpu_memory_utilization * gpu_share(),
             "enable_prefix_caching": True,
-            "generation_config": "vllm",  # else top-p, top-k and penalties of the checkpoint would be applied
+            "generation_config": "vllm",  # ignore sampling defaults (top-p, top-k, penalties) of the checkpoint
             "logprobs_mode": "raw_logprobs",
             "compilation_config": {
                 "mode": 0,
@@ -117,7 +117,7 @@ class VLLMEngine(InProcessEngine):
     # --- generation
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
-        """Answer every request, in order."""
+        """Generate a reply to every request, in order."""
         session = _Session(self)
         session.add(dict(enumerate(requests)))
         replies: dict[Hashable, Generation | BackendError] = {}
@@ -126,11 +126,11 @@ class VLLMEngine(InProcessEngine):
         return [replies[index] for index in range(len(requests))]
 
     def open_session(self) -> "Session":
-        """Room for requests that come and go one by one."""
+        """A session for continuous batching."""
         return _Session(self)
 
     def _submit(self, row: Row) -> str:
-        """Hand a row to vLLM; by which name it answers."""
+        """Submit a row to vLLM; returns its request id."""
         sampled = row.sampling.temperature >= GREEDY_BELOW
         sampling_params = self._sampling_params(
             temperature=row.sampling.temperature if sampled else 0.0,
@@ -139,7 +139,7 @@ class VLLMEngine(InProcessEngine):
             seed=row.seed % 2**63 if sampled and self.seeded else None,
             stop=list(row.stops) or None,
             stop_token_ids=sorted(self.end_tokens),
-            ignore_eos=True,  # those above are all that count
+            ignore_eos=True,  # stop_token_ids has all of them
             include_stop_str_in_output=True,
             skip_special_tokens=False,
             spaces_between_special_tokens=False,
@@ -154,7 +154,7 @@ class VLLMEngine(InProcessEngine):
         return name
 
     def _reply_from(self, row: Row, output: Any) -> Generation:
-        """The reply to a row that vLLM has written."""
+        """The reply of a finished row."""
         (written,) = output.outputs
         row.tokens = list(written.token_ids)
         row.logprobs = [min(at[token].logprob, 0.0) for token, at in zip(row.tokens, written.logprobs)]
@@ -164,21 +164,20 @@ class VLLMEngine(InProcessEngine):
     # --- weights
 
     def use_adapter(self, folder: str | Path | None) -> None:
-        """Write with this LoRA adapter from now on, or with none. Requests under way keep theirs."""
+        """Use this LoRA adapter for new requests, or none. Running requests keep theirs."""
         if folder is None:
             self._lora_request = None
             return
         from vllm.lora.request import LoRARequest  # type: ignore[import-not-found, unused-ignore]
 
         path = Path(folder).expanduser().absolute()
-        # vLLM keeps what it has read by the adapter's name, so adapters in folders of one name, and new files in the
-        # same folder, must have names of their own.
+        # vLLM caches adapters by name and id, so every folder, and every new version of its files, needs its own.
         files = tuple(sorted((each.name, each.stat().st_mtime_ns) for each in path.glob("adapter_*")))
         lora_id = self._lora_ids.setdefault((path, files), len(self._lora_ids) + 1)
         self._lora_request = LoRARequest(f"{lora_id} {path}", lora_id, str(path))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write with these weights from now on; their names are those of the model's files."""
+        """Replace the model's weights; names are those of the checkpoint."""
         runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
         with torch.no_grad(), _without_lora_wrappers(runner.model) as model:
             for weight in weights:
@@ -186,12 +185,12 @@ class VLLMEngine(InProcessEngine):
         self.reset_prefix_cache()
 
     def reset_prefix_cache(self) -> None:
-        """Drop what was kept of earlier transcripts."""
+        """Drop cached prefixes."""
         if not self.llm.llm_engine.reset_prefix_cache():
-            raise BackendDown("vLLM is still writing: its cache can only be dropped between requests")
+            raise BackendDown("vLLM still has running requests: its prefix cache can only be reset between requests")
 
     def close(self) -> None:
-        """Give the GPU's memory back."""
+        """Free the GPU's memory."""
         engine = getattr(self.llm, "llm_engine", None)
         shutdown = getattr(getattr(engine, "engine_core", None), "shutdown", None)
         if shutdown is not None:
@@ -199,35 +198,35 @@ class VLLMEngine(InProcessEngine):
 
 
 class _Session(Session):
-    """Requests under way in vLLM, which schedules them by itself."""
+    """Requests running in vLLM's scheduler."""
 
     def __init__(self, engine: VLLMEngine) -> None:
         self.engine = engine
         self.rows: dict[str, Row] = {}
-        #: Replies that cost no work.
+        #: Replies that need no generation.
         self.ready: dict[Hashable, Generation | BackendError] = {}
 
     def add(self, requests: Mapping[Hashable, Generate]) -> None:
-        """Begin with requests."""
+        """Submit requests."""
         rows, replies = self.engine.prepare(requests)
         self.ready |= replies
         for row in rows:
             self.rows[self.engine._submit(row)] = row
 
     def step(self) -> dict[Hashable, Generation | BackendError]:
-        """Go on until at least one request is answered."""
+        """Run until at least one request finishes."""
         replies, self.ready = self.ready, {}
         while not replies and self.rows:
             for output in self.engine.llm.llm_engine.step():
                 row = self.rows.pop(output.request_id, None) if output.finished else None
-                if row is not None:  # else one of a session that was given up
+                if row is not None:  # otherwise it belongs to an abandoned session
                     replies[row.key] = self.engine._reply_from(row, output)
         return replies
 
 
 @contextmanager
 def _without_lora_wrappers(model: torch.nn.Module) -> Iterator[Any]:
-    """The model without what vLLM has put around its layers for adapters: weights have their own names again."""
+    """The model without vLLM's LoRA wrappers, so that weights have their checkpoint names."""
     wrapped = [
         (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], layer)
         for name, layer in model.named_modules(remove_duplicate=False)
@@ -249,8 +248,8 @@ def _import_vllm() -> Any:
         import vllm  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise StepladderError(
-            f"the vllm engine needs vLLM, which is not here ({error}): {install_command('vllm')} on a machine "
-            "with an NVIDIA GPU, or use the engine transformers"
+            f"the vllm engine needs vLLM, which is not installed ({error}): {install_command('vllm')} on a machine "
+            "with an NVIDIA GPU, or use the transformers engine"
         ) from error
     return vllm
 
@@ -258,7 +257,7 @@ def _import_vllm() -> Any:
 def _generation_config(model: str) -> GenerationConfig | None:
     try:
         return GenerationConfig.from_pretrained(model)
-    except OSError:  # it has no such file
+    except OSError:  # no generation_config.json
         return None
 
 
@@ -267,11 +266,11 @@ def _lora_rank(adapter: Path) -> int:
 
     rank = getattr(PeftConfig.from_pretrained(str(adapter)), "r", None)
     if not isinstance(rank, int):
-        raise StepladderError(f"the adapter {adapter} is none of LoRA; vLLM can use no other kind")
+        raise StepladderError(f"{adapter} is not a LoRA adapter; vLLM supports no other kind")
     return rank
 
 
 def _supported_rank(rank: int) -> int:
-    """vLLM knows some ranks only: the least that is enough."""
+    """The smallest rank supported by vLLM that is at least `rank`."""
     allowed = (8, 16, 32, 64, 128, 256, 320, 512)
     return next((each for each in allowed if each >= rank), rank)

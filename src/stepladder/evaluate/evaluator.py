@@ -23,7 +23,7 @@ from stepladder.core.io.records import write_records
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, StopReason, Trajectory
-from stepladder.driver import Driver, Interrupted, Outcome, Watcher
+from stepladder.driver import Driver, Interrupted, Outcome, OutcomeCallback
 from stepladder.evaluate.statistics import Comparison, Interval, mean_interval, paired_difference
 from stepladder.explore.episode import Cost, EpisodeConfig, episode, metered
 from stepladder.explore.guided import Guide, guided
@@ -133,7 +133,7 @@ def evaluate(
     *,
     guide: Guide | None = None,
     seed: int = 0,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> Evaluation:
     """Play and score every question; with a guide, more is sampled and the driver's scorer chooses.
 

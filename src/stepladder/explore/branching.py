@@ -15,7 +15,7 @@ from stepladder.core.answer_metrics import score
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Node, Question, Trajectory, Tree
-from stepladder.driver.gather import together
+from stepladder.driver.gather import gather
 from stepladder.explore.episode import EpisodeConfig, begin, take_step
 
 
@@ -37,7 +37,7 @@ def branching(
     if stems < 1 or branches < 0:
         raise ValueError(f"stems is {stems} and branches is {branches}; there must be at least one stem")
     start = yield from begin(agent, question, settings, seed)
-    played = yield from together(
+    played = yield from gather(
         _play_on(agent, start, settings, seed_of(seed, "stem", number)) for number in range(stems)
     )
     grown = _Grown(start, seed)
@@ -46,7 +46,7 @@ def branching(
     states_of = [path[1:-1] or path[:1] for path in whole]  # from the question itself would be another stem
     origins = [rng.choice(states_of[number % len(whole)]) for number in range(branches)] if whole else []
     states = {node: grown.state(node) for node in set(origins)}
-    continued = yield from together(
+    continued = yield from gather(
         _play_on(agent, states[origin], settings, seed_of(seed, "branch", number))
         for number, origin in enumerate(origins)
     )

@@ -11,7 +11,7 @@ from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import normalize
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Action, ActionKind, StopReason, Trajectory
-from stepladder.driver.gather import together
+from stepladder.driver.gather import gather
 from stepladder.explore.episode import EpisodeConfig, propose_step, take_step
 
 
@@ -48,7 +48,7 @@ def candidates(
     Samples that fail are left out; where all do, the first error is raised.
     """
     draw = take_step if searched else propose_step
-    made = yield from together(draw(agent, state, settings, seed) for seed in seeds)
+    made = yield from gather(draw(agent, state, settings, seed) for seed in seeds)
     kept = [each for each in made if isinstance(each, Trajectory)]
     if not kept:
         raise next(each for each in made if isinstance(each, Exception))

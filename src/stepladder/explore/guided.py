@@ -23,7 +23,7 @@ from stepladder.core.answer_metrics import normalize
 from stepladder.core.requests import Algorithm, Sampling, Score
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Trajectory
-from stepladder.driver.gather import together
+from stepladder.driver.gather import gather
 from stepladder.explore.candidates import Candidate, candidates
 from stepladder.explore.episode import EpisodeConfig, begin, episode, look_up, take_step
 from stepladder.explore.mcts import MCTSConfig, search
@@ -88,7 +88,7 @@ def _by_beam(
     ends: list[_Scored] = []
     open_states: list[Trajectory] = [start]
     while open_states:
-        grown = yield from together(
+        grown = yield from gather(
             candidates(
                 agent,
                 state,
@@ -105,7 +105,7 @@ def _by_beam(
         best = sorted([*ends, *scored], key=lambda each: each.rank)[: guide.beams]
         ends = [each for each in best if each.candidate.trajectory.stop is not None]
         going_on = [each.candidate.trajectory for each in best if each.candidate.trajectory.stop is None]
-        completed = yield from together(_complete(state, settings, guide) for state in going_on)
+        completed = yield from gather(_complete(state, settings, guide) for state in going_on)
         open_states = [each for each in completed if isinstance(each, Trajectory)]
         if not ends and not open_states:  # every search has failed
             raise next(each for each in completed if isinstance(each, Exception))
@@ -207,7 +207,7 @@ def _episodes(
     agent: Agent, question: Question, settings: EpisodeConfig, n: int, seed: int
 ) -> Algorithm[list[Trajectory]]:
     """Whole episodes; those that fail are left out unless all do. Such as have an answer come first."""
-    played = yield from together(episode(agent, question, settings, seed_of(seed, draw)) for draw in range(n))
+    played = yield from gather(episode(agent, question, settings, seed_of(seed, draw)) for draw in range(n))
     kept = [each for each in played if isinstance(each, Trajectory)]
     if not kept:
         raise next(each for each in played if isinstance(each, Exception))

@@ -22,7 +22,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm, Sampling, Score
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Node, Question, Rollout, StopReason, Trajectory, Tree
-from stepladder.driver.gather import together
+from stepladder.driver.gather import gather
 from stepladder.explore.candidates import candidates
 from stepladder.explore.episode import EpisodeConfig, begin, take_step
 
@@ -165,11 +165,11 @@ class _Grove:
         root.under_way += size
         ways = [self._go_down([root]) for _ in range(size)]
         barren = list(dict.fromkeys(leaf for *_, leaf in ways if self._may_grow(leaf)))
-        grown = yield from together(self._expand(leaf) for leaf in barren)
+        grown = yield from gather(self._expand(leaf) for leaf in barren)
         broken = {leaf: problem for leaf, problem in zip(barren, grown) if problem is not None}
         ways = [self._go_down(way) for way in ways]
         valued = [way for way in ways if way[-1] not in broken]
-        values = yield from together(self._evaluate(leaf, place) for place, (*_, leaf) in enumerate(valued))
+        values = yield from gather(self._evaluate(leaf, place) for place, (*_, leaf) in enumerate(valued))
         problems = [broken[leaf] for *_, leaf in ways if leaf in broken]
         for way, value in zip(valued, values):
             if isinstance(value, Exception):

@@ -15,7 +15,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, TraceError, Tree
-from stepladder.driver import Counts, Driver, Watcher
+from stepladder.driver import Counts, Driver, OutcomeCallback
 from stepladder.explore.tree_store import TreeFile
 
 
@@ -41,7 +41,7 @@ def explore(
     path: Path,
     *,
     seed: int,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> Exploration:
     """Grow the trees that are not in the file yet."""
     twice = [name for name, count in Counter(question.id for question in questions).items() if count > 1]

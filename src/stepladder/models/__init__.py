@@ -23,7 +23,7 @@ NAMED = (*BUILT_IN, SMOLLM2)
 _GGUF_MAGIC = b"GGUF"
 
 
-def built_in_folder(model: str | Path) -> Path | None:
+def builtin_folder(model: str | Path) -> Path | None:
     """Where a built-in model lies; None for other models, and for tiny, which has no files."""
     return Path(__file__).parent / str(model) if str(model) in BUILT_IN and str(model) != "tiny" else None
 

@@ -70,7 +70,7 @@ def merged(model: Any, folder: Path) -> Any:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import load_peft_weights
 
-    from stepladder.models.stochastic_rounding import round_to
+    from stepladder.models.stochastic_rounding import cast_model
 
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise StepladderError(f"the adapter {folder} has no weights; expected {' or '.join(_WEIGHTS)} beside {_CONFIG}")
@@ -87,5 +87,5 @@ def merged(model: Any, folder: Path) -> Any:
         if isinstance(layer, BaseTunerLayer):
             layer.get_base_layer().to(torch.float32)
             layer.merge()
-            round_to(layer.get_base_layer(), dtype, name.removeprefix("base_model.model."))
+            cast_model(layer.get_base_layer(), dtype, name.removeprefix("base_model.model."))
     return adapted.unload().to(dtype).requires_grad_(True)  # peft has frozen it, and it may learn on

@@ -31,7 +31,7 @@ def cache_folder() -> Path:
     return expand_path(users) / "stepladder"
 
 
-def converted(source: Path, write: Callable[[Path, Path], None]) -> Path:
+def cached_conversion(source: Path, write: Callable[[Path, Path], None]) -> Path:
     """The folder that `write(source, folder)` makes, from the cache if it is there."""
     digest = _digest(source)
     name = re.sub(r"[^\w.-]+", "-", source.stem)[:60]

@@ -25,7 +25,7 @@ def gpu_share() -> float:
     return share
 
 
-def keep_to_share(device: torch.device) -> torch.device:
+def apply_gpu_share(device: torch.device) -> torch.device:
     """The device, on which torch takes no more than our share from now on."""
     share = gpu_share()
     if device.type == "cuda" and share < 1:
@@ -33,7 +33,7 @@ def keep_to_share(device: torch.device) -> torch.device:
     return device
 
 
-def own_bytes(device: torch.device) -> int:
+def shared_bytes(device: torch.device) -> int:
     """The memory of a GPU, as far as it is ours."""
     return int(torch.cuda.get_device_properties(device).total_memory * gpu_share())
 
@@ -41,7 +41,7 @@ def own_bytes(device: torch.device) -> int:
 def free_bytes(device: torch.device) -> int:
     """What of a GPU's memory is free, ours, or held by torch to be used again."""
     used, held = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-    return max(min(torch.cuda.mem_get_info(_number(device))[0] + held, own_bytes(device)) - used, 0)
+    return max(min(torch.cuda.mem_get_info(_number(device))[0] + held, shared_bytes(device)) - used, 0)
 
 
 def _number(device: torch.device) -> int:

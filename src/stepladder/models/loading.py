@@ -23,8 +23,8 @@ from transformers.utils import logging
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.models import NAMED
 from stepladder.models.adapters import base_of, is_adapter, merged
-from stepladder.models.gpu_memory import keep_to_share
-from stepladder.models.resolve import bases_of, place_of, whole_model
+from stepladder.models.gpu_memory import apply_gpu_share
+from stepladder.models.resolve import base_models, resolve_full_model, resolve_model
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 
 log = getLogger(__name__)
@@ -49,9 +49,9 @@ def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
     if str(model) == "tiny":
         return tiny_tokenizer()
     with quiet_libraries():
-        place = place_of(model)
+        place = resolve_model(model)
         if isinstance(place, Path) and is_adapter(place) and not (place / "tokenizer_config.json").exists():
-            place = whole_model(place)
+            place = resolve_full_model(place)
         try:
             found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(place))
         except Exception as error:  # files of others, read by libraries that fail in many ways
@@ -68,7 +68,7 @@ def load_pretrained(
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """A model of a kind (a class of transformers); `expect` raises where its configuration is of another."""
     with quiet_libraries():  # a GGUF file is unpacked by them
-        place = place_of(model)
+        place = resolve_model(model)
     if isinstance(place, Path) and is_adapter(place):
         return _load_adapted(place, kind, tokenizer, dtype)
     name = str(place)
@@ -119,7 +119,7 @@ def _load_adapted(
     """The model that an adapter names, with the adapter merged; the tokenizer is the adapter's where it has one."""
     if kind is not AutoModelForCausalLM:
         raise StepladderError(f"{folder} is an adapter; expected a whole model: merge it into its model first")
-    base, words = load_model(bases_of(folder)[0], tokenizer, None)
+    base, words = load_model(base_models(folder)[0], tokenizer, None)
     try:
         with quiet_libraries():
             if tokenizer is None and (folder / "tokenizer_config.json").is_file():
@@ -183,7 +183,7 @@ def quiet_libraries() -> Iterator[None]:
 
 def pick_device(name: str) -> torch.device:
     if name == "auto":
-        return keep_to_share(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return apply_gpu_share(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -192,7 +192,7 @@ def pick_device(name: str) -> torch.device:
         raise StepladderError(
             f"device '{name}' was asked for, but this torch sees no CUDA device (`stepladder doctor`)"
         )
-    return keep_to_share(device)
+    return apply_gpu_share(device)
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

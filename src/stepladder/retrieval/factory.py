@@ -24,7 +24,7 @@ def is_url(place: str | Path) -> bool:
     return str(place).startswith(("http://", "https://"))
 
 
-def absolute_unless_url(place: str) -> str:
+def absolute_location(place: str) -> str:
     """The place by a name that holds wherever a command is typed."""
     return place if is_url(place) else str(expand_path(place).absolute())
 
@@ -34,10 +34,10 @@ def open_retriever(place: str, *, device: str = "cpu", rerank: str | None = None
 
     Encoders work on the `device`; `rerank` is a cross-encoder.
     """
-    return reranked(_servers(place) if is_url(place) else open_index(expand_path(place), device=device), rerank, device)
+    return with_reranker(_servers(place) if is_url(place) else open_index(expand_path(place), device=device), rerank, device)
 
 
-def reranked(retriever: Retriever, model: str | None, device: str) -> Retriever:
+def with_reranker(retriever: Retriever, model: str | None, device: str) -> Retriever:
     """The retriever with a cross-encoder on top, if there is one."""
     if model is None:
         return retriever
@@ -47,7 +47,7 @@ def reranked(retriever: Retriever, model: str | None, device: str) -> Retriever:
     return RerankedRetriever(retriever, model, device=device)
 
 
-def info_of(place: str) -> IndexInfo | None:
+def retriever_info(place: str) -> IndexInfo | None:
     """What a place holds; None for a server that does not tell."""
     if not is_url(place):
         return index_info(expand_path(place))

@@ -66,8 +66,8 @@ class HybridRetriever(Retriever):
 
     def _fused(self, rankings: Sequence[Sequence[Passage]], k: int) -> tuple[Passage, ...]:
         if self.fusion == "ranks":
-            return fused_by_ranks(rankings, k, self.weights, self.constant)
-        return fused_by_scores(rankings, k, self.weights)
+            return fuse_by_ranks(rankings, k, self.weights, self.constant)
+        return fuse_by_scores(rankings, k, self.weights)
 
     def close(self) -> None:
         """Close all of them, also if one fails."""
@@ -76,7 +76,7 @@ class HybridRetriever(Retriever):
                 stack.callback(each.close)
 
 
-def fused_by_ranks(
+def fuse_by_ranks(
     rankings: Sequence[Sequence[Passage]],
     k: int,
     weights: Sequence[float] | None = None,
@@ -85,21 +85,21 @@ def fused_by_ranks(
     """The k passages with the largest sums of weight / (constant + rank), ranks counted from 1.
 
     >>> a, b, c = (Passage(id, "", id) for id in "abc")
-    >>> [passage.id for passage in fused_by_ranks([[a, b], [b, c]], k=2)]
+    >>> [passage.id for passage in fuse_by_ranks([[a, b], [b, c]], k=2)]
     ['b', 'a']
     """
     shares = [[1 / (constant + rank) for rank in range(1, len(ranking) + 1)] for ranking in rankings]
     return _best(rankings, shares, weights, k)
 
 
-def fused_by_scores(
+def fuse_by_scores(
     rankings: Sequence[Sequence[Passage]], k: int, weights: Sequence[float] | None = None
 ) -> tuple[Passage, ...]:
     """The k passages with the largest sums of weighted scores, each ranking's stretched from 0 (its last) to 1.
 
     >>> a, b, c = (Passage(id, "", id) for id in "abc")
     >>> first = [replace(a, score=9.0), replace(b, score=8.0), replace(c, score=1.0)]
-    >>> [passage.id for passage in fused_by_scores([first, [replace(b, score=0.5)]], k=2)]
+    >>> [passage.id for passage in fuse_by_scores([first, [replace(b, score=0.5)]], k=2)]
     ['b', 'a']
     """
     return _best(rankings, [_stretched(ranking) for ranking in rankings], weights, k)

@@ -24,7 +24,7 @@ from stepladder.data.atlas.questions import MIX
 from stepladder.data.atlas.splits import SplitFacts, split_of
 from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES, wordings
 from stepladder.data.atlas.world import World
-from stepladder.retrieval.index.bm25 import terms
+from stepladder.retrieval.index.bm25 import tokenize
 from tests.support import ROOT
 from tests.support.atlas import fingerprint
 
@@ -111,7 +111,7 @@ def test_a_namer_never_repeats_itself() -> None:
 def test_no_name_is_a_common_word_that_search_would_skip() -> None:
     namer = Namer(random.Random(0))
     words = [namer.word(number % 8) for number in range(60_000)]
-    assert all(terms(word) for word in words)
+    assert all(tokenize(word) for word in words)
     assert not {"some", "here", "haven", "taxes", "maze", "golden"} & namer.words
 
 

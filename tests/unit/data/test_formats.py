@@ -69,7 +69,7 @@ def test_the_fullwiki_file_may_lack_gold_passages(tmp_path: Path) -> None:
 def test_questions_without_a_decomposition_are_counted(tmp_path: Path) -> None:
     bare = {**HOTPOT, "_id": "2", "context": [RAIN, DUST]}
     data = open_data(str(write(tmp_path / "dev.json", HOTPOT, bare)))
-    assert data.left_out("all") == {"decompositions that the annotation does not tell": 1}
+    assert data.skipped("all") == {"decompositions that the annotation does not tell": 1}
 
 
 def test_2wikimultihopqa_with_aliases(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_musique(tmp_path: Path) -> None:
     unanswerable = {**MUSIQUE, "answerable": False}
     data = open_data(str(write(tmp_path / "musique_full_v1.0_train.jsonl", MUSIQUE, unanswerable)))
     (question,) = data.split("all")
-    assert data.left_out("all") == {"unanswerable": 1}
+    assert data.skipped("all") == {"unanswerable": 1}
     ids = {passage.text: passage.id for passage in data.passages or ()}
     assert len(ids) == len(set(ids.values())) == 4  # two paragraphs of one article are two passages
     rain, ada = ids["Rain is a film by Ada Orm."], ids["Ada Orm died in Velm."]

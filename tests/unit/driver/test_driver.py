@@ -16,7 +16,7 @@ from stepladder.core.requests import Algorithm, BestEffort, Finish, Generate, Ge
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Author, Question, Segment, Trajectory
 from stepladder.driver import Driver, Interrupted, Outcome
-from stepladder.driver.queues import key_of
+from stepladder.driver.request_cache import key_of
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
 from tests.support.samples import WordRetriever
@@ -250,7 +250,7 @@ def test_asking_for_what_the_driver_lacks_says_what_to_pass() -> None:
     def search() -> Algorithm[None]:
         yield Retrieve("x")
 
-    with pytest.raises(StepladderError, match="no index to search: pass a retriever"):
+    with pytest.raises(StepladderError, match="no index: pass a retriever"):
         Driver(ScriptedEngine(echo)).run([search])
 
 
@@ -442,7 +442,7 @@ def test_jobs_that_break_before_or_after_their_work_fail_alone() -> None:
     jobs = [no_generator, broken_factory, broken_ending, lambda: speak("fine")]
     outcomes = Driver(FussyEngine(echo)).run(jobs)
     reasons = [outcome.failure.reason if outcome.failure else "" for outcome in outcomes]
-    assert "must make a generator" in reasons[0]
+    assert "must return a generator" in reasons[0]
     assert reasons[1] == "ValueError: no such question"
     assert "cannot tidy up" in reasons[2]
     assert outcomes[3].value == "fine/0"

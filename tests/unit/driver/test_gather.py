@@ -4,7 +4,7 @@ from stepladder.core.errors import BackendError
 from stepladder.core.requests import Algorithm, BestEffort, Generate, Retrieve
 from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
-from stepladder.driver.gather import together
+from stepladder.driver.gather import gather
 from stepladder.engines.scripted import ScriptedEngine
 
 
@@ -32,15 +32,15 @@ def run(algorithm: Algorithm[object], **backends: object) -> object:
 
 
 def test_results_come_in_order_however_long_each_takes() -> None:
-    assert run(together([speak("a", 3), speak("b"), speak("c", 2)])) == ["a!!!", "b!", "c!!"]
+    assert run(gather([speak("a", 3), speak("b"), speak("c", 2)])) == ["a!!!", "b!", "c!!"]
 
 
 def test_nothing_to_run_is_no_work() -> None:
-    assert run(together([])) == []
+    assert run(gather([])) == []
 
 
 def test_one_that_fails_leaves_the_others_alone() -> None:
-    good, bad = run(together([speak("a", 2), speak("bad")]))  # type: ignore[misc]
+    good, bad = run(gather([speak("a", 2), speak("bad")]))  # type: ignore[misc]
     assert good == "a!!"
     assert isinstance(bad, BackendError)
 
@@ -52,7 +52,7 @@ def test_an_error_can_be_handled_by_the_one_it_belongs_to() -> None:
         except BackendError:
             return str((yield say("good")).text)
 
-    assert run(together([careful(), speak("a", 2)])) == ["good!", "a!!"]
+    assert run(gather([careful(), speak("a", 2)])) == ["good!", "a!!"]
 
 
 def test_each_gives_replies_and_errors_side_by_side() -> None:
@@ -65,9 +65,9 @@ def test_each_gives_replies_and_errors_side_by_side() -> None:
 
 def test_together_within_together() -> None:
     def family(name: str) -> Algorithm[list[str | Exception]]:
-        return (yield from together([speak(name + "1"), speak(name + "2", 2)]))
+        return (yield from gather([speak(name + "1"), speak(name + "2", 2)]))
 
-    assert run(together([family("a"), family("b")])) == [["a1!", "a2!!"], ["b1!", "b2!!"]]
+    assert run(gather([family("a"), family("b")])) == [["a1!", "a2!!"], ["b1!", "b2!!"]]
 
 
 def test_searches_do_not_hold_up_a_batch(retriever: object) -> None:
@@ -79,5 +79,5 @@ def test_searches_do_not_hold_up_a_batch(retriever: object) -> None:
         return str((yield say(first)).text)
 
     driver = Driver(engine(), retriever)  # type: ignore[arg-type]
-    driver.run([lambda: together([searching(), speak("b", 2)])])
+    driver.run([lambda: gather([searching(), speak("b", 2)])])
     assert driver.counts.calls == {"Generate": 2, "Retrieve": 1}

@@ -155,7 +155,7 @@ def test_with_too_little_memory_there_are_half_as_many(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "_MIN_PAGES", 3)
     store = store_of(7)
     store.shrink()
-    assert store.tokens == 7 * PAGE_SIZE, "nobody knows yet how many there are"
+    assert store.max_tokens == 7 * PAGE_SIZE, "nobody knows yet how many there are"
     pages = store.allocate(2)
     store.shrink()
     assert store.available == 5, "as long as rows are under way nothing changes"

@@ -14,7 +14,8 @@ from stepladder.core.errors import BackendDown, BackendError
 from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
-from stepladder.driver.queues import Cache, PendingRequest, RequestQueue
+from stepladder.driver.queues import PendingRequest, RequestQueue
+from stepladder.driver.request_cache import RequestCache
 from stepladder.engines.base import EngineOutOfMemory, Session
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.transformers.engine import TransformersEngine
@@ -253,10 +254,10 @@ def test_where_memory_is_short_sessions_have_fewer_rows_from_then_on(caplog: pyt
     ("before", "running", "after"), [(64, 64, 32), (64, 40, 20), (64, 3, 16), (64, 1, 64), (1, 1, 1)]
 )
 def test_few_rows_that_were_too_long_say_little_about_the_others(before: int, running: int, after: int) -> None:
-    lane = RequestQueue(Generate, None, before, 1, "", Cache(0))
-    lane.running = {bytes([number]): PendingRequest(b"", ask("a"), 0) for number in range(running)}
-    lane.narrow()
-    assert lane.max_batch == after
+    queue = RequestQueue(Generate, None, before, 1, "", RequestCache(0))
+    queue.running = {bytes([number]): PendingRequest(b"", ask("a"), 0) for number in range(running)}
+    queue.reduce_batch()
+    assert queue.max_batch == after
 
 
 def test_memory_that_runs_out_in_a_session_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from stepladder.core.trace import Author, Segment
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.judges.llm.spend.response_cache import RememberingEngine
-from stepladder.models import built_in_folder
+from stepladder.models import builtin_folder
 
 ASKED = Generate((Segment(Author.PROMPT, "Which is better?"),), sampling=Sampling(max_tokens=4))
 
@@ -81,7 +81,7 @@ def test_replies_of_a_server_are_known_by_model_and_server(url: str | None, tmp_
 
 
 def test_replies_of_a_model_of_this_machine_are_known_too(tmp_path: Path) -> None:
-    judge = settings(model=str(built_in_folder("nano")))
+    judge = settings(model=str(builtin_folder("nano")))
     with judge.engine(tmp_path, device="cpu") as engine:
         engine.generate([ASKED])
         assert (engine.spend().calls, engine.spend().usd) == (1, 0.0)

@@ -15,10 +15,10 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Generate, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.models import built_in_folder
+from stepladder.models import builtin_folder
 from stepladder.models.loading import load_model, load_pretrained, quiet_libraries
-from stepladder.models.resolve import whole_model
-from stepladder.models.stochastic_rounding import round_to
+from stepladder.models.resolve import resolve_full_model
+from stepladder.models.stochastic_rounding import cast_model
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from tests.support.gguf_files import as_gguf, small_llama, write_gguf
 
@@ -79,7 +79,7 @@ def test_sums_are_made_in_full_precision(tmp_path: Path) -> None:
     adapter_of(load_model(base, None, torch.float32)[0], adapter, str(base))
     whole, _ = load_model(base, None, torch.float32)
     exact = PeftModel.from_pretrained(whole, str(adapter)).merge_and_unload()
-    round_to(exact, torch.bfloat16)
+    cast_model(exact, torch.bfloat16)
     model, _ = load_model(adapter, None, None)
     assert model.dtype == torch.bfloat16
     for (name, ours), (_, theirs) in zip(model.named_parameters(), exact.named_parameters(), strict=True):
@@ -94,7 +94,7 @@ def test_an_adapter_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     adapter_of(small_llama(), tmp_path / "adapter", str(file))
     exact = PeftModel.from_pretrained(small_llama(), str(tmp_path / "adapter")).merge_and_unload()
     merged, _ = load_model(tmp_path / "adapter", None, torch.float32)
-    round_to(exact, torch.bfloat16)
+    cast_model(exact, torch.bfloat16)
     assert torch.equal(logits(merged), logits(exact.float()))  # sums are kept in bf16, as the file is
 
 
@@ -143,10 +143,10 @@ def test_a_name_like_that_of_a_folder_here_is_not_sought_on_the_hub(
     monkeypatch.chdir(tmp_path)
     adapter_of(tiny_model(), tmp_path / "examples" / "small-prorag", "tiny")
     with pytest.raises(StepladderError, match=r"small-prorg does not exist; did you mean .*examples/small-prorag\?"):
-        whole_model("examples/small-prorg")
+        resolve_full_model("examples/small-prorg")
     (tmp_path / "examples" / "small-7B-instruct").mkdir()
     for other in ("examples/quite-another", "examples/small-3B-instruct"):
-        assert whole_model(other) == other  # which may be one of the hub
+        assert resolve_full_model(other) == other  # which may be one of the hub
 
 
 def test_adapters_that_name_each_other_have_no_model(tmp_path: Path) -> None:
@@ -156,14 +156,14 @@ def test_adapters_that_name_each_other_have_no_model(tmp_path: Path) -> None:
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(config))
     circle = " -> ".join(str(tmp_path.resolve() / name) for name in "aba")
     with pytest.raises(StepladderError, match=f"name each other as their model: {circle}. Write the whole model"):
-        whole_model(tmp_path / "top")
+        resolve_full_model(tmp_path / "top")
     with pytest.raises(StepladderError, match="name each other as their model"):
         load_model(tmp_path / "top", None, None)
     rename_base(tmp_path / "b", "nano")
-    assert whole_model(tmp_path / "top") == built_in_folder("nano")
+    assert resolve_full_model(tmp_path / "top") == builtin_folder("nano")
     rename_base(tmp_path / "b", "tiny")
     with pytest.raises(StepladderError, match="'tiny' is made in memory"):
-        whole_model(tmp_path / "top")
+        resolve_full_model(tmp_path / "top")
 
 
 def test_a_built_in_name_is_not_the_folder_that_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_built_in_name_is_not_the_folder_that_is_called_so(tmp_path: Path, mon
     assert torch.allclose(logits(load_model(tmp_path / "tiny", None, None)[0]), expected, atol=1e-5)
     (tmp_path / "nano").mkdir()
     (tmp_path / "nano" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "nano"}))
-    assert whole_model(tmp_path / "nano") == built_in_folder("nano")
+    assert resolve_full_model(tmp_path / "nano") == builtin_folder("nano")
 
 
 def test_weights_of_an_adapter_that_are_missing_are_told(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from stepladder.cli import doctor
 from stepladder.core.errors import StepladderError
 from stepladder.models import NAMED, absolute_if_folder, cache
 from stepladder.models import resolve as places
-from stepladder.models.cache import cache_folder, converted
+from stepladder.models.cache import cache_folder, cached_conversion
 from stepladder.models.loading import end_tokens, load_model
 from tests.support.gguf_files import CONTROL, WORDS, as_gguf, small_llama, write_gguf
 
@@ -219,16 +219,16 @@ def test_a_file_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_cache_goes_by_what_is_in_a_file(tmp_path: Path, own_cache: Path) -> None:
     file = tmp_path / "a model.gguf"
     file.write_text("one")
-    first = converted(file, write_something)
+    first = cached_conversion(file, write_something)
     assert first.parent == own_cache / "models"
     assert first.name.startswith("a-model-")
     file.touch()
-    assert converted(file, lambda *_: pytest.fail("made twice")) == first
+    assert cached_conversion(file, lambda *_: pytest.fail("made twice")) == first
     file.write_text("two")
-    second = converted(file, write_something)
+    second = cached_conversion(file, write_something)
     assert (first != second, (second / "config.json").read_text()) == (True, "two")
     (second / "config.json").unlink()  # someone tidied up
-    assert (converted(file, write_something) / "config.json").read_text() == "two"
+    assert (cached_conversion(file, write_something) / "config.json").read_text() == "two"
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path, own_cache: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, own_cache: Path) -> None:
 
     (tmp_path / "x.gguf").write_text("one")
     with pytest.raises(StepladderError, match="half way"):
-        converted(tmp_path / "x.gguf", fail)
+        cached_conversion(tmp_path / "x.gguf", fail)
     assert [each.suffix for each in (own_cache / "models").iterdir()] == [".lock"]
 
 
@@ -251,7 +251,7 @@ def test_of_several_at_once_one_works_and_the_others_wait(tmp_path: Path) -> Non
         write_something(source, folder)
 
     (tmp_path / "x.gguf").write_text("one")
-    threads = [threading.Thread(target=lambda: found.append(converted(tmp_path / "x.gguf", slowly))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(cached_conversion(tmp_path / "x.gguf", slowly))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -270,6 +270,6 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("STEPLADDER_CACHE", str(tmp_path / "file"))
     with pytest.raises(StepladderError, match=r"cannot be written: .* Set STEPLADDER_CACHE"):
-        converted(tmp_path / "file", write_something)
+        cached_conversion(tmp_path / "file", write_something)
     with pytest.raises(StepladderError, match="cannot be read"):
-        cache.converted(tmp_path / "none", write_something)
+        cache.cached_conversion(tmp_path / "none", write_something)

@@ -7,7 +7,7 @@ import torch
 
 from stepladder.core.errors import StepladderError
 from stepladder.engines.paged.kv_cache import kv_bytes_per_token, make_paged_kv_cache
-from stepladder.models.gpu_memory import SHARE, free_bytes, gpu_share, own_bytes
+from stepladder.models.gpu_memory import SHARE, free_bytes, gpu_share, shared_bytes
 from stepladder.models.loading import pick_device
 from stepladder.reporting.studies import study_runner as runner
 
@@ -37,7 +37,7 @@ def test_alone_all_of_it_is_ours(told: dict[str, float], monkeypatch: pytest.Mon
     monkeypatch.delenv(SHARE, raising=False)
     assert pick_device("auto") == GPU
     assert told == {}
-    assert own_bytes(GPU) == 100 * GB
+    assert shared_bytes(GPU) == 100 * GB
     assert free_bytes(GPU) == 85 * GB
     assert make_paged_kv_cache(GPU, CONFIG, torch.bfloat16, None).budget == 100 * GB * 3 // 8
 
@@ -49,7 +49,7 @@ def test_a_share_bounds_what_torch_takes_and_what_we_plan_with(
     monkeypatch.setenv(SHARE, "0.25")
     pick_device(name)
     assert told == {f"share of {number}": 0.25}
-    assert own_bytes(GPU) == 25 * GB
+    assert shared_bytes(GPU) == 25 * GB
     assert free_bytes(GPU) == 20 * GB
     assert make_paged_kv_cache(GPU, CONFIG, torch.bfloat16, None).budget == 25 * GB * 3 // 8
 

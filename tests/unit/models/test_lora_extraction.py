@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from stepladder.cli import main
 from stepladder.core.errors import StepladderError
 from stepladder.models.loading import load_model
-from stepladder.models.lora_extraction import write_difference
+from stepladder.models.lora_extraction import extract_lora
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 
 
@@ -37,7 +37,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 def test_what_lora_has_learnt_is_kept(tmp_path: Path) -> None:
     base, model = begun(tmp_path / "base"), trained(rank=4)
-    found = write_difference(model, tiny_model(), base, tiny_tokenizer(), 4, tmp_path / "adapter")
+    found = extract_lora(model, tiny_model(), base, tiny_tokenizer(), 4, tmp_path / "adapter")
     assert found.kept > 0.999
     assert (found.left_out, found.lost) == (0, 0.0)
     loaded, _ = load_model(tmp_path / "adapter", None, None)
@@ -55,7 +55,7 @@ def _matrices(folder: Path) -> dict[str, torch.Tensor]:
 def test_a_smaller_rank_keeps_less_and_a_larger_one_does_no_harm(tmp_path: Path) -> None:
     model = trained(rank=8)
     shares = [
-        write_difference(model, tiny_model(), "base", tiny_tokenizer(), rank, tmp_path / str(rank)).kept
+        extract_lora(model, tiny_model(), "base", tiny_tokenizer(), rank, tmp_path / str(rank)).kept
         for rank in (1, 4, 8, 100)
     ]
     assert shares[0] < shares[1] < 0.99
@@ -68,17 +68,17 @@ def test_what_no_adapter_can_hold_is_told(tmp_path: Path) -> None:
     model = trained(rank=2)
     with torch.no_grad():
         model.model.norm.weight.add_(0.5)
-    found = write_difference(model, tiny_model(), "base", tiny_tokenizer(), 2, tmp_path / "adapter")
+    found = extract_lora(model, tiny_model(), "base", tiny_tokenizer(), 2, tmp_path / "adapter")
     assert found.left_out == 1
     assert 0 < found.lost < 1
 
 
 def test_models_that_do_not_belong_together(tmp_path: Path) -> None:
     with pytest.raises(StepladderError, match="nothing that an adapter could hold"):
-        write_difference(tiny_model(), tiny_model(), "base", tiny_tokenizer(), 2, tmp_path / "adapter")
+        extract_lora(tiny_model(), tiny_model(), "base", tiny_tokenizer(), 2, tmp_path / "adapter")
     other = load_model("nano", None, None)[0]
     with pytest.raises(StepladderError, match="not of the same shape"):
-        write_difference(other, tiny_model(), "base", tiny_tokenizer(), 2, tmp_path / "adapter")
+        extract_lora(other, tiny_model(), "base", tiny_tokenizer(), 2, tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
 
 
@@ -101,7 +101,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_an_adapter_knows_the_agent_that_it_was_trained_as(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = begun(tmp_path / "base")
     folder = tmp_path / "adapter"
-    write_difference(trained(rank=2), tiny_model(), base, tiny_tokenizer(), 2, folder, "react-brief")
+    extract_lora(trained(rank=2), tiny_model(), base, tiny_tokenizer(), 2, folder, "react-brief")
     asked = ["eval", "--model", str(folder), "--data", "atlas-small", "--limit", "1", "--max-tokens", "2", "--json"]
     assert main(asked) == 0
     assert json.loads(capsys.readouterr().out)["agent"] == "react-brief"
@@ -114,7 +114,7 @@ def test_an_adapter_knows_the_agent_that_it_was_trained_as(tmp_path: Path, capsy
 
 def test_an_adapter_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "adapter"
-    write_difference(trained(rank=2), tiny_model(), begun(tmp_path / "base"), tiny_tokenizer(), 2, folder)
+    extract_lora(trained(rank=2), tiny_model(), begun(tmp_path / "base"), tiny_tokenizer(), 2, folder)
     assert main(["ask", "--run", str(folder)]) == 2
     assert (
         "is not a run but a model: `ask`, `eval` and `serve-agent` take it as --model"
@@ -123,7 +123,7 @@ def test_an_adapter_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_an_adapter_of_an_adapter_says_how_to_need_only_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_difference(trained(rank=2), tiny_model(), begun(tmp_path / "base"), tiny_tokenizer(), 2, tmp_path / "first")
+    extract_lora(trained(rank=2), tiny_model(), begun(tmp_path / "base"), tiny_tokenizer(), 2, tmp_path / "first")
     trained(rank=3).save_pretrained(tmp_path / "policy")
     tiny_tokenizer().save_pretrained(tmp_path / "policy")
     command = ["adapter", str(tmp_path / "policy"), "--base", str(tmp_path / "first"), "--rank", "2"]

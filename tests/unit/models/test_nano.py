@@ -25,12 +25,12 @@ from stepladder.core.trace import Question, Trajectory
 from stepladder.data.atlas import generate_atlas
 from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig, episode
-from stepladder.models import BUILT_IN, built_in_folder
+from stepladder.models import BUILT_IN, builtin_folder
 from stepladder.models.loading import load_model
 from stepladder.oracle.corruptions import garbled
 from stepladder.oracle.engine import OracleEngine
 
-NANO = built_in_folder("nano")
+NANO = builtin_folder("nano")
 assert NANO is not None
 CARD = (NANO / "README.md").read_text(encoding="utf-8")
 
@@ -48,7 +48,7 @@ def writer() -> WorldWriter:
 @pytest.mark.parametrize("model", ["nano", "nano-critic"])
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_the_card_names_the_files_by_their_hashes(model: str, name: str) -> None:
-    folder = built_in_folder(model)
+    folder = builtin_folder(model)
     assert folder is not None
     found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     assert f"| `{name}` | sha256 `{found}` |" in (folder / "README.md").read_text(encoding="utf-8")

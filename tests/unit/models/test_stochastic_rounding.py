@@ -12,7 +12,7 @@ from torch import nn
 
 from stepladder.models import stochastic_rounding as rounding
 from stepladder.models.loading import load_model
-from stepladder.models.stochastic_rounding import round_to, rounded
+from stepladder.models.stochastic_rounding import cast_model, stochastic_round
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.policy import load_policy, write_policy
@@ -26,7 +26,7 @@ def grid(count: int) -> torch.Tensor:
 
 def test_what_bf16_can_hold_stays() -> None:
     weights = torch.cat([grid(1000), torch.tensor([0.0, -0.0, 1e-40, 3.0e38])]).bfloat16().float()
-    assert torch.equal(rounded(weights, torch.bfloat16, "a").float(), weights)
+    assert torch.equal(stochastic_round(weights, torch.bfloat16, "a").float(), weights)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.5, 0.9])
@@ -34,7 +34,7 @@ def test_what_bf16_can_hold_stays() -> None:
 def test_a_change_smaller_than_a_step_stays_on_average(share: float, sign: int) -> None:
     weights = torch.full((100_000,), 0.2 * sign).bfloat16().float()
     step = 2**-10  # between neighbours at 0.2
-    result = rounded(weights + share * step, torch.bfloat16, "a").float()
+    result = stochastic_round(weights + share * step, torch.bfloat16, "a").float()
     moved = (result - weights) / step
     assert set(moved.unique().tolist()) == {0.0, 1.0}
     assert moved.mean().item() == pytest.approx(share, abs=0.01)
@@ -44,24 +44,24 @@ def test_a_change_smaller_than_a_step_stays_on_average(share: float, sign: int) 
 
 def test_the_same_name_is_rounded_the_same_way_in_whatever_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = torch.rand(50, 20, generator=torch.Generator().manual_seed(1))
-    whole = rounded(weights, torch.bfloat16, "a")
+    whole = stochastic_round(weights, torch.bfloat16, "a")
     monkeypatch.setattr(rounding, "_AT_ONCE", 7)
-    assert torch.equal(rounded(weights, torch.bfloat16, "a"), whole)
-    assert torch.equal(rounded(weights.T.contiguous().T, torch.bfloat16, "a"), whole)
-    assert not torch.equal(rounded(weights, torch.bfloat16, "b"), whole)
+    assert torch.equal(stochastic_round(weights, torch.bfloat16, "a"), whole)
+    assert torch.equal(stochastic_round(weights.T.contiguous().T, torch.bfloat16, "a"), whole)
+    assert not torch.equal(stochastic_round(weights, torch.bfloat16, "b"), whole)
 
 
 def test_what_is_no_number_stays() -> None:
     weights = torch.tensor([math.nan, math.inf, -math.inf])
     weights = torch.cat([weights, torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)])
-    assert torch.equal(rounded(weights, torch.bfloat16, "a").isnan(), torch.tensor([True, False, False, True, True]))
-    assert rounded(weights, torch.bfloat16, "a")[1:3].tolist() == [math.inf, -math.inf]
+    assert torch.equal(stochastic_round(weights, torch.bfloat16, "a").isnan(), torch.tensor([True, False, False, True, True]))
+    assert stochastic_round(weights, torch.bfloat16, "a")[1:3].tolist() == [math.inf, -math.inf]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_to_other_precisions_it_is_the_nearest(dtype: torch.dtype) -> None:
     weights = torch.rand(100)
-    assert torch.equal(rounded(weights, dtype, "a"), weights.to(dtype))
+    assert torch.equal(stochastic_round(weights, dtype, "a"), weights.to(dtype))
 
 
 def test_a_model_that_has_learnt_little_does_not_forget_it() -> None:
@@ -86,7 +86,7 @@ def test_a_model_that_has_learnt_little_does_not_forget_it() -> None:
     gain = loss(base) - loss(exact)
     nearest = copy.deepcopy(exact).to(torch.bfloat16).float()
     by_chance = copy.deepcopy(exact)
-    round_to(by_chance, torch.bfloat16)
+    cast_model(by_chance, torch.bfloat16)
     by_chance.float()
     assert loss(base) - loss(nearest) < 0.6 * gain
     assert 0.8 * gain < loss(base) - loss(by_chance) < 1.2 * gain
@@ -112,6 +112,6 @@ def test_the_copy_that_plays_has_the_weights_that_are_written(tmp_path: Path) ->
 
 def test_embeddings_that_are_the_output_layer_too_stay_one() -> None:
     model = tiny_model()
-    round_to(model, torch.bfloat16)
+    cast_model(model, torch.bfloat16)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert {each.dtype for each in model.parameters()} == {torch.bfloat16}

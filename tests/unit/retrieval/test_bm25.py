@@ -20,7 +20,7 @@ from stepladder.retrieval.base import Retriever, check_retriever
 from stepladder.retrieval.corpus.passage_store import PassageStore, PassageWriter
 from stepladder.retrieval.corpus.reader import read_corpus
 from stepladder.retrieval.corpus.tables import CorpusError
-from stepladder.retrieval.index.bm25 import BM25Index, best, bm25s, terms
+from stepladder.retrieval.index.bm25 import BM25Index, bm25s, tokenize, top_k
 from stepladder.retrieval.index.build import build_index
 
 WORLD = (
@@ -70,8 +70,8 @@ def test_case_and_accents_do_not_matter(index: BM25Index, query: str) -> None:
 
 
 def test_words_are_stemmed_and_stop_words_dropped() -> None:
-    assert terms("The bridges designed by X, in 1790!") == ["bridg", "design", "x", "1790"]
-    assert terms("fishing fished fish") == ["fish"] * 3
+    assert tokenize("The bridges designed by X, in 1790!") == ["bridg", "design", "x", "1790"]
+    assert tokenize("fishing fished fish") == ["fish"] * 3
 
 
 def test_scores_are_those_of_the_formula() -> None:
@@ -118,7 +118,7 @@ def test_agrees_with_the_library() -> None:
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=400), st.integers(1, 12))
 def test_best_is_a_stable_sort(values: list[int], k: int) -> None:
     expected = sorted((i for i, value in enumerate(values) if value > 0), key=lambda i: (-values[i], i))[:k]
-    assert best(np.array(values, dtype=np.float32), k) == expected
+    assert top_k(np.array(values, dtype=np.float32), k) == expected
 
 
 def test_threads_may_share_an_index(index: BM25Index) -> None:

@@ -21,8 +21,8 @@ from pyarrow import parquet
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage
-from stepladder.retrieval.corpus.reader import Corpus, distinct, read_corpus
-from stepladder.retrieval.corpus.splitting import Piece, split_markdown, split_text
+from stepladder.retrieval.corpus.reader import Corpus, check_unique_ids, read_corpus
+from stepladder.retrieval.corpus.splitting import Chunk, split_markdown, split_text
 from stepladder.retrieval.corpus.tables import CorpusError
 
 
@@ -138,9 +138,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_passages_made_in_a_program_need_distinct_ids_too() -> None:
     passages = [Passage("a", "", "one"), Passage("b", "", "two"), Passage("a", "", "three")]
     with pytest.raises(CorpusError, match="passages 0 and 2 have the same id 'a'"):
-        list(distinct(passages))
+        list(check_unique_ids(passages))
     with pytest.raises(CorpusError, match="there are no passages"):
-        list(distinct([]))
+        list(check_unique_ids([]))
 
 
 def test_blank_passages_and_copies_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -375,10 +375,10 @@ WORDS = st.sampled_from(
 GAPS = st.sampled_from([" ", " ", "  ", "\n", "\n\n", "\r\n", "\t", "\u2028", "\n\n\n    ", "\n# ", "\n```\n"])
 DOCUMENTS = st.lists(st.tuples(GAPS, WORDS), max_size=60).map(lambda pairs: "".join(gap + word for gap, word in pairs))
 SIZES = st.integers(1, 12).flatmap(lambda words: st.tuples(st.just(words), st.integers(0, words - 1)))
-Splitter = Callable[[Iterable[str], int, int], Iterator[Piece]]
+Splitter = Callable[[Iterable[str], int, int], Iterator[Chunk]]
 
 
-def fresh_words(pieces: Iterable[Piece]) -> list[str]:
+def fresh_words(pieces: Iterable[Chunk]) -> list[str]:
     """The words of pieces, without those that were carried over."""
     return [word for piece in pieces for word in piece.text.split()[piece.carried :]]
 

@@ -22,7 +22,7 @@ from stepladder.retrieval.index.build import build_index, open_index
 from stepladder.retrieval.index.dense import DenseIndex
 from stepladder.retrieval.index.dense_config import DenseConfig, EncoderConfig, Layout
 from stepladder.retrieval.index.encoder import Encoder
-from stepladder.retrieval.index.faiss_index import build_nearest, check_memory, open_nearest
+from stepladder.retrieval.index.faiss_index import build_vector_index, check_memory, open_vector_index
 from stepladder.retrieval.index.manifest import index_info
 from stepladder.retrieval.index.model_cards import card_of
 from tests.support.encoders import TOWNS, save_encoder
@@ -186,8 +186,8 @@ def test_layouts_find_what_is_nearest(tmp_path: Path, layout: Layout) -> None:
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     stored = vectors if layout is Layout.flat else vectors.astype(np.float16)
     np.save(tmp_path / "vectors.npy", stored)
-    build_nearest(layout, np.load(tmp_path / "vectors.npy", mmap_mode="r"), tmp_path, 10**9, lambda *_: None)
-    nearest = open_nearest(layout, tmp_path)
+    build_vector_index(layout, np.load(tmp_path / "vectors.npy", mmap_mode="r"), tmp_path, 10**9, lambda *_: None)
+    nearest = open_vector_index(layout, tmp_path)
     queries = vectors[:100]
     exact = np.argsort(-queries @ vectors.T, axis=1)[:, :10]
     scores, found = nearest.search(queries, 10)
@@ -250,11 +250,11 @@ from stepladder.retrieval.index import faiss_index as nearest, vectors
 from stepladder.retrieval.index.build import build_index
 vectors.SHARD, nearest._FEWEST = 512, 1000
 corpus, folder, encoder, kind, stop = sys.argv[1:]
-def watch(doing, done, total):
+def progress(doing, done, total):
     if f"{doing} {done}" == stop:
         print(stop, flush=True)
         time.sleep(600)
-build_index(corpus, folder, kind, encoder=encoder, device="cpu", watch=watch)
+build_index(corpus, folder, kind, encoder=encoder, device="cpu", progress=progress)
 """
 
 
@@ -272,10 +272,10 @@ def test_a_killed_build_goes_on_and_gives_the_same_index(
     told: list[str] = []
 
     def build(folder: str) -> None:
-        def watch(doing: str, done: int, total: int) -> None:
+        def progress(doing: str, done: int, total: int) -> None:
             told.append(f"{doing} {done}")
 
-        build_index(corpus, tmp_path / folder, kind, encoder=str(models / "plain"), device="cpu", watch=watch)
+        build_index(corpus, tmp_path / folder, kind, encoder=str(models / "plain"), device="cpu", progress=progress)
 
     command = [sys.executable, "-c", SLOW_BUILD, corpus, tmp_path / "cut", models / "plain", kind, stop]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
@@ -302,12 +302,12 @@ def test_a_changed_corpus_begins_anew(models: Path, tmp_path: Path) -> None:
     corpus.write_text('{"id": "1", "text": "a tower"}\n{"id": "2", "text": "a bridge"}\n')
 
     def build(fail: bool) -> None:
-        def watch(doing: str, done: int, total: int) -> None:
+        def progress(doing: str, done: int, total: int) -> None:
             told.append(doing)
             if fail and doing == "Encoding passages":
                 raise RuntimeError("the power is gone")
 
-        build_index(corpus, tmp_path / "ix", "flat", encoder=str(models / "plain"), device="cpu", watch=watch)
+        build_index(corpus, tmp_path / "ix", "flat", encoder=str(models / "plain"), device="cpu", progress=progress)
 
     with pytest.raises(RuntimeError):
         build(fail=True)
@@ -341,11 +341,11 @@ def test_an_unfinished_build_that_was_damaged_begins_anew(
     save_encoder(tmp_path / "model")
 
     def build(folder: str, stop: int = 1000) -> None:
-        def watch(doing: str, done: int, total: int) -> None:
+        def progress(doing: str, done: int, total: int) -> None:
             if doing == "Encoding passages" and done >= stop:
                 raise RuntimeError("the power is gone")
 
-        build_index(corpus, tmp_path / folder, "flat", encoder=str(tmp_path / "model"), device="cpu", watch=watch)
+        build_index(corpus, tmp_path / folder, "flat", encoder=str(tmp_path / "model"), device="cpu", progress=progress)
 
     with pytest.raises(RuntimeError):
         build("ix", stop=32)
@@ -374,10 +374,10 @@ def test_what_fails_at_the_very_end_is_not_lost(models: Path, tmp_path: Path, mo
     told: list[str] = []
 
     def build() -> None:
-        def watch(doing: str, done: int, total: int) -> None:
+        def progress(doing: str, done: int, total: int) -> None:
             told.append(f"{doing} {done}")
 
-        build_index(corpus, tmp_path / "ix", "flat", encoder=str(models / "plain"), device="cpu", watch=watch)
+        build_index(corpus, tmp_path / "ix", "flat", encoder=str(models / "plain"), device="cpu", progress=progress)
 
     with monkeypatch.context() as patch:
         patch.setattr("stepladder.core.io.files._put_folder", lambda *_: 1 / 0)

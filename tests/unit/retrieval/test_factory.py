@@ -14,7 +14,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.evaluate.evaluator import evaluate
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import Recipe
-from stepladder.retrieval.factory import info_of, is_url, open_retriever
+from stepladder.retrieval.factory import is_url, open_retriever, retriever_info
 from stepladder.retrieval.index.build import build_index, open_index
 from stepladder.retrieval.index.manifest import index_info
 from stepladder.retrieval.remote.limits import ServerConfig
@@ -48,7 +48,7 @@ def test_a_folder_and_its_server_find_the_same(folder: Path) -> None:
     query = PASSAGES[0].title
     with served(folder) as url, closing(open_retriever(url)) as remote, closing(open_retriever(str(folder))) as local:
         assert remote.search([query], 3) == local.search([query], 3)
-        assert info_of(url) == info_of(str(folder)) == index_info(folder)
+        assert retriever_info(url) == retriever_info(str(folder)) == index_info(folder)
 
 
 def test_a_client_keeps_to_the_limits_of_its_server(folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_an_evaluation_is_not_lost_when_its_server_ends_afterwards(
 
         def once(place: str) -> object:
             asked.append(place)
-            return info_of(place)
+            return retriever_info(place)
 
         def played(*arguments: object, **options: object) -> object:
             assert asked == [url]

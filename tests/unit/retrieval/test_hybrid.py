@@ -10,7 +10,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage
 from stepladder.data import open_data
 from stepladder.retrieval.base import Retriever, check_retriever
-from stepladder.retrieval.hybrid import HybridRetriever, fused_by_ranks, fused_by_scores
+from stepladder.retrieval.hybrid import HybridRetriever, fuse_by_ranks, fuse_by_scores
 from stepladder.retrieval.index.bm25 import BM25Index
 from tests.support.samples import WordRetriever
 
@@ -39,7 +39,7 @@ class Fixed(Retriever):
 
 def test_ranks_are_added_up() -> None:
     # a: 1/61; b: 1/62 + 1/61; c: 1/62
-    found = fused_by_ranks([passages("ab"), passages("bc")], k=3)
+    found = fuse_by_ranks([passages("ab"), passages("bc")], k=3)
     assert [(each.id, each.score) for each in found] == [
         ("b", pytest.approx(1 / 62 + 1 / 61)),
         ("a", pytest.approx(1 / 61)),
@@ -49,12 +49,12 @@ def test_ranks_are_added_up() -> None:
 
 
 def test_equal_sums_are_ordered_as_the_first_retriever_orders_them() -> None:
-    assert [each.id for each in fused_by_ranks([passages("ab"), passages("cd")], k=4)] == ["a", "c", "b", "d"]
+    assert [each.id for each in fuse_by_ranks([passages("ab"), passages("cd")], k=4)] == ["a", "c", "b", "d"]
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdef"), unique=True), min_size=1, max_size=4), st.integers(1, 8))
 def test_a_passage_comes_once_and_one_that_all_rank_first_is_first(rankings: list[list[str]], k: int) -> None:
-    found = [each.id for each in fused_by_ranks([passages("".join(ids)) for ids in rankings], k)]
+    found = [each.id for each in fuse_by_ranks([passages("".join(ids)) for ids in rankings], k)]
     assert len(found) == len(set(found)) == min(k, len({each for ids in rankings for each in ids}))
     firsts = {ids[0] for ids in rankings if ids}
     if len(firsts) == 1 and all(rankings):
@@ -101,7 +101,7 @@ def scored(**scores: float) -> list[Passage]:
 
 def test_scores_are_stretched_weighted_and_added_up() -> None:
     # 10 to 20 becomes 0 to 1, as does 0.2 to 0.6
-    found = fused_by_scores([scored(a=20, b=14, c=10), scored(c=0.6, b=0.5, d=0.2)], k=4, weights=[0.6, 0.4])
+    found = fuse_by_scores([scored(a=20, b=14, c=10), scored(c=0.6, b=0.5, d=0.2)], k=4, weights=[0.6, 0.4])
     assert [(each.id, each.score) for each in found] == [
         ("a", pytest.approx(0.6)),
         ("b", pytest.approx(0.6 * 0.4 + 0.4 * 0.75)),
@@ -111,12 +111,12 @@ def test_scores_are_stretched_weighted_and_added_up() -> None:
 
 
 def test_a_ranking_of_equal_scores_counts_whole() -> None:
-    assert [each.score for each in fused_by_scores([scored(a=3), []], k=2)] == [1.0]
+    assert [each.score for each in fuse_by_scores([scored(a=3), []], k=2)] == [1.0]
 
 
 def test_scores_cannot_be_fused_where_there_are_none() -> None:
     with pytest.raises(StepladderError, match="fuse by ranks"):
-        fused_by_scores([[Passage("a", "", "a")]], k=1)
+        fuse_by_scores([[Passage("a", "", "a")]], k=1)
 
 
 def test_fusion_by_scores_keeps_the_contract() -> None:

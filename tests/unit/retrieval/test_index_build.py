@@ -103,7 +103,7 @@ def test_the_same_passages_give_the_same_files(tmp_path: Path) -> None:
 def test_progress_is_reported(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     passages = (Passage(str(i), "", f"word{i}") for i in range(2500))
-    build_index(passages, tmp_path / "ix", watch=lambda *now: told.append(now))
+    build_index(passages, tmp_path / "ix", progress=lambda *now: told.append(now))
     assert [now for now in told if now[0] == "Reading passages"] == [
         ("Reading passages", 1000, 0),
         ("Reading passages", 2000, 0),

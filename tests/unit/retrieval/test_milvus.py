@@ -187,12 +187,12 @@ from stepladder.retrieval.index.build import build_index
 
 milvus_collection._BATCH, milvus_collection._GROUP = 4, 12
 
-def watch(doing, done, total):
+def progress(doing, done, total):
     if doing.startswith("Sending") and done >= 24:
         os.kill(os.getpid(), signal.SIGKILL)
 
 corpus, folder, model = sys.argv[1:]
-build_index(corpus, folder, "milvus", encoder=model, device="cpu", dtype="fp32", watch=watch)
+build_index(corpus, folder, "milvus", encoder=model, device="cpu", dtype="fp32", progress=progress)
 """
 
 
@@ -206,7 +206,7 @@ def test_a_build_that_was_killed_while_sending_goes_on(
     assert not folder.exists()
     monkeypatch.setattr(milvus_collection, "_GROUP", 12)
     told: list[tuple[str, int, int]] = []
-    build(corpus, folder, model, watch=lambda *now: told.append(now))
+    build(corpus, folder, model, progress=lambda *now: told.append(now))
     assert [now for now in told if now[0] == "Encoding passages"] == [("Encoding passages", 60, 60)]
     assert [done for doing, done, _ in told if doing == "Sending vectors to Milvus"] == [24, 36, 48, 60]
     expect_same(found(folder), found(flat))
@@ -287,7 +287,7 @@ def test_addresses_that_are_none(tmp_path: Path, uri: str, message: str) -> None
 def test_a_server_that_is_down_is_found_before_the_passages_are_encoded(model: Path, tmp_path: Path) -> None:
     told: list[str] = []
     with pytest.raises(MilvusError, match=r"Milvus at http://127\.0\.0\.1:1: .*See whether it is running"):
-        build(TOWNS, tmp_path / "index", model, uri="http://127.0.0.1:1", watch=lambda doing, *_: told.append(doing))
+        build(TOWNS, tmp_path / "index", model, uri="http://127.0.0.1:1", progress=lambda doing, *_: told.append(doing))
     assert "Encoding passages" not in told
 
 
@@ -358,15 +358,15 @@ def test_a_server_that_stays_busy_ends_the_build_and_the_next_one_goes_on(
     monkeypatch.setattr(milvus_collection, "_GROUP", 24)
     told: list[int] = []
 
-    def watch(doing: str, done: int, total: int) -> None:
+    def progress(doing: str, done: int, total: int) -> None:
         if doing.startswith("Sending"):
             told.append(done)
             failing.times = 10**9 if len(told) == 2 else 0
 
     with pytest.raises(MilvusError, match=r"too busy.*tried 6 times; the same command goes on from here"):
-        build(corpus, tmp_path / "index", model, uri=server, watch=watch)
+        build(corpus, tmp_path / "index", model, uri=server, progress=progress)
     failing.times = 0
-    folder = build(corpus, tmp_path / "index", model, uri=server, watch=watch)
+    folder = build(corpus, tmp_path / "index", model, uri=server, progress=progress)
     assert told == [0, 24, 24, 48, 60]
     expect_same(found(folder), found(flat))
 
@@ -383,11 +383,11 @@ def test_vectors_that_got_lost_are_sent_again(
     monkeypatch.setattr(milvus_collection, "_GROUP", 24)
     monkeypatch.setattr(milvus_collection, "_TRIES", 1)
 
-    def watch(doing: str, done: int, total: int) -> None:
+    def progress(doing: str, done: int, total: int) -> None:
         failing.times = int(doing.startswith("Sending") and done == 24)
 
     with pytest.raises(MilvusError, match="too busy"):
-        build(corpus, tmp_path / "index", model, uri=server, collection="towns", watch=watch)
+        build(corpus, tmp_path / "index", model, uri=server, collection="towns", progress=progress)
     with closing(MilvusClient(server, dedicated=True)) as client:
         client.delete("towns", ids=[1, 2, 3])
     failing.times = 0

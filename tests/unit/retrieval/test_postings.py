@@ -97,7 +97,7 @@ def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
 
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    BM25Index.build([Passage("a", "one", "two")], tmp_path, watch=lambda *each: told.append(each))
+    BM25Index.build([Passage("a", "one", "two")], tmp_path, progress=lambda *each: told.append(each))
     assert told == [
         ("Indexing words", 0, 1),
         ("Indexing words", 1, 1),

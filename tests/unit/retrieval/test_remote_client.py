@@ -21,7 +21,7 @@ from stepladder.engines.scripted import ScriptedEngine
 from stepladder.retrieval import check_retriever
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.remote.client import FIRST_ATTEMPTS, RemoteRetriever, SearchDown
-from stepladder.retrieval.remote.load_balancer import Hosts
+from stepladder.retrieval.remote.load_balancer import LoadBalancer
 from stepladder.retrieval.remote.protocol import BadReply
 from stepladder.serve.http.run_server import listen
 from tests.support.samples import PASSAGES, WordRetriever
@@ -300,7 +300,7 @@ def test_calls_are_spread_evenly() -> None:
 
 
 def test_the_least_busy_comes_next_and_one_that_failed_is_tried_by_one_call() -> None:
-    hosts = Hosts(["a", "b"], backoff=0.0)
+    hosts = LoadBalancer(["a", "b"], backoff=0.0)
     first, second, third = (hosts.take()[0] for _ in range(3))
     assert [host and host.url for host in (first, second, third)] == ["a", "b", "a"]
     assert first is not None
@@ -313,7 +313,7 @@ def test_the_least_busy_comes_next_and_one_that_failed_is_tried_by_one_call() ->
 
 
 def test_rests_grow_but_failures_of_one_moment_count_once() -> None:
-    hosts = Hosts(["a"], backoff=10.0)
+    hosts = LoadBalancer(["a"], backoff=10.0)
     host, _ = hosts.take()
     assert host is not None
     for _ in range(50):

@@ -2,9 +2,6 @@
 
 import json
 import math
-import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from io import StringIO
@@ -15,7 +12,6 @@ import pytest
 import torch
 from peft import PeftModel
 from rich.console import Console
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from trl import DPOConfig as TrlDPOConfig  # type: ignore[attr-defined]
 from trl.trainer import base_trainer
@@ -32,34 +28,18 @@ from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.dpo.pair_checks import PairCheck
 from stepladder.train.dpo.trainer import DPOReport
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
-from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.metrics_log import read_curves
 from stepladder.train.loop.policy import load_policy
 from stepladder.train.loop.training_run import place_for
 from stepladder.train.transcripts.tokenized import Example
-from tests.support import ROOT
 from tests.support.dpo_training import AGENT, ENCODING, HELD_OUT, PAIRS, QUESTIONS, SETTINGS, train
+from tests.support.training_runs import plain_rows, updates, weights
 
 SHORT = PAIRS[:3]
 
 
 def changed(**changes: Any) -> DPOConfig:
     return DPOConfig(**{**SETTINGS.model_dump(), **changes})
-
-
-def weights(policy: Path) -> dict[str, torch.Tensor]:
-    return load_file(policy / "model.safetensors")
-
-
-def plain_rows(folder: Path) -> list[dict[str, Any]]:
-    """Curves without the times, which differ from run to run, and the trainer's rounding of epochs."""
-    rows = read_curves(folder / "curves.jsonl")
-    return [{name: value for name, value in row.items() if "seconds" not in name and name != "epoch"} for row in rows]
-
-
-def updates(folder: Path) -> list[dict[str, Any]]:
-    return [row for row in plain_rows(folder) if "loss" in row]
 
 
 @pytest.fixture(scope="module")
@@ -361,38 +341,6 @@ def test_without_dev_questions_held_out_pairs_decide(tmp_path: Path) -> None:
 
 
 # --- kill and resume -----------------------------------------------------------------------------------------------
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, {tests!r})
-from tests.support.dpo_training import train
-
-updates = 0
-def watch(outcome):
-    global updates
-    updates += isinstance(outcome.value, float)
-    if updates == 5:  # an epoch and two thirds: the checkpoint is behind, and more would be lost
-        os.kill(os.getpid(), signal.SIGKILL)
-
-train(Path({folder!r}), watch=watch)
-"""
-
-
-def test_a_killed_run_goes_on_and_ends_with_the_same_weights(finished: DPOReport, tmp_path: Path) -> None:
-    script = KILLED.format(tests=str(ROOT), folder=str(tmp_path))
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert Checkpoints(tmp_path / "checkpoints").complete == [3]
-    steps: list[int] = []
-    report = train(tmp_path, watch=lambda outcome: steps.append(outcome.index + 1))
-    assert steps == [4, 5, 6]
-    for ours, theirs in zip(plain_rows(tmp_path), plain_rows(finished.policy.parent), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3)
-    for name, tensor in weights(report.policy).items():
-        torch.testing.assert_close(tensor, weights(finished.policy)[name], rtol=1e-4, atol=1e-5)
 
 
 def test_an_adapter_is_resumed_and_its_reference_with_it(tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 """Reinforcement learning: whose tokens are learnt from, that the loss is GRPO's, alarms, kills, and what is refused."""
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import StringIO
@@ -14,7 +11,6 @@ import pytest
 import torch
 from datasets import Dataset  # type: ignore[import-untyped]
 from rich.console import Console
-from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig as TrlGRPOConfig  # type: ignore[attr-defined]
@@ -52,31 +48,13 @@ from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import Curves, read_curves
 from stepladder.train.loop.policy import load_policy, lora_config
 from stepladder.train.loop.training_run import place_for
-from tests.support import ROOT
 from tests.support.grpo_training import EPISODE, QUESTIONS, ROOMY, SETTINGS, Loose, Taste, train
 from tests.support.samples import QUESTION, WordRetriever
+from tests.support.training_runs import plain_rows, same_weights, updates, weights
 
 
 def changed(**changes: Any) -> GRPOConfig:
     return GRPOConfig.read({**SETTINGS.model_dump(), **changes})
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def same_weights(one: Path, other: Path) -> bool:
-    return all(torch.equal(tensor, weights(other)[name]) for name, tensor in weights(one).items())
-
-
-def plain_rows(folder: Path) -> list[dict[str, Any]]:
-    """Curves without the times, which differ from run to run, and the trainer's rounding of epochs."""
-    rows = read_curves(folder / "curves.jsonl")
-    return [{name: value for name, value in row.items() if "seconds" not in name and name != "epoch"} for row in rows]
-
-
-def updates(folder: Path) -> list[dict[str, Any]]:
-    return [row for row in plain_rows(folder) if "loss" in row]
 
 
 @pytest.fixture(scope="module")
@@ -581,39 +559,12 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_questions(
 
 # --- kill and resume ------------------------------------------------------------------------------------------------
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, {tests!r})
-from tests.support.grpo_training import train
-
-def watch(outcome):
-    if outcome.index + 1 == 5:  # the checkpoint is behind, and more would be lost
-        os.kill(os.getpid(), signal.SIGKILL)
-
-train(Path({folder!r}), watch=watch)
-"""
-
 
 def same_run(one: GRPOReport, other: GRPOReport) -> None:
     for ours, theirs in zip(plain_rows(one.policy.parent), plain_rows(other.policy.parent), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
     for name, tensor in weights(one.policy).items():
         torch.testing.assert_close(tensor, weights(other.policy)[name], rtol=1e-4, atol=1e-5)
-
-
-def test_a_killed_run_goes_on_and_ends_with_the_same_weights(finished: GRPOReport, tmp_path: Path) -> None:
-    script = KILLED.format(tests=str(ROOT), folder=str(tmp_path))
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert max(Checkpoints(tmp_path / "checkpoints").complete) == 4
-    steps: list[int] = []
-    report = train(tmp_path, watch=lambda outcome: steps.append(outcome.index + 1))
-    assert steps == [5, 6]
-    assert [row["step"] for row in updates(tmp_path)] == [1, 2, 3, 4, 5, 6]
-    same_run(report, finished)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 import json
 import math
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from stepladder.agents import make_agent
@@ -63,7 +59,6 @@ from stepladder.train.prm.prm_losses import centring_loss, ranking_loss, value_l
 from stepladder.train.prm.prm_questions import choose
 from stepladder.train.prm.trainer import PRMReport, batch_loss, weight_of
 from stepladder.train.transcripts.demonstrations import gold_transcripts
-from tests.support import ROOT
 from tests.support.prm_training import (
     AGENT,
     END,
@@ -78,6 +73,7 @@ from tests.support.prm_training import (
     train,
 )
 from tests.support.samples import QUESTION, WordRetriever
+from tests.support.training_runs import losses, weights
 
 
 def text_of(tokens: Iterable[int]) -> str:
@@ -411,14 +407,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> PRMReport:
     return train(tmp_path_factory.mktemp("prm"))
 
 
-def weights(reward: Path) -> dict[str, torch.Tensor]:
-    return load_file(reward / "model.safetensors")
-
-
-def losses(folder: Path, name: str = "loss") -> list[float]:
-    return [row[name] for row in read_curves(folder / "curves.jsonl") if name in row]
-
-
 def pair_scores(reward: Path, pairs: Sequence[Pair]) -> list[tuple[float, float]]:
     """Of the better and the worse step, by the plain model in the folder."""
     model, encoding = plain_model(reward), Encoding(TOKENIZER)
@@ -501,36 +489,6 @@ def test_the_best_by_held_out_loss_is_the_reward_model(tmp_path: Path, monkeypat
     assert checkpoints.complete == [4, 6]
     for name, tensor in weights(checkpoints.at(4)).items():
         assert torch.equal(tensor, weights(report.reward)[name])
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, {tests!r})
-from tests.support.prm_training import train
-
-def watch(outcome):
-    if outcome.index + 1 == 5:  # the checkpoint is behind, and more would be lost
-        os.kill(os.getpid(), signal.SIGKILL)
-
-train(Path({folder!r}), watch=watch)
-"""
-
-
-def test_a_killed_training_goes_on_and_ends_with_the_same_weights(finished: PRMReport, tmp_path: Path) -> None:
-    script = KILLED.format(tests=str(ROOT), folder=str(tmp_path))
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert Checkpoints(tmp_path / "checkpoints").complete == [4]
-    assert not (tmp_path / "reward").exists()
-    done: list[int] = []
-    report = train(tmp_path, watch=lambda outcome: done.append(outcome.index + 1))
-    assert done == list(range(5, 17))
-    assert losses(tmp_path) == pytest.approx(losses(finished.reward.parent), rel=1e-3)
-    for name, tensor in weights(report.reward).items():
-        torch.testing.assert_close(tensor, weights(finished.reward)[name], rtol=1e-3, atol=1e-4)
 
 
 # --- the stage ----------------------------------------------------------------------------------------------

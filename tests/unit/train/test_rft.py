@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from stepladder.agents import make_agent
@@ -42,6 +41,7 @@ from stepladder.train.sft.trainer import train_sft
 from stepladder.train.transcripts import sampled_episodes as sampling
 from stepladder.train.transcripts.sampled_episodes import sampled_in
 from tests.support.samples import QUESTION
+from tests.support.training_runs import same_weights, weights
 
 # --- which transcripts are good enough ----------------------------------------------------------------------------
 
@@ -297,14 +297,6 @@ class Likes:
 @pytest.fixture(scope="module")
 def finished(learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> RFTReport:
     return refine(learnt, tmp_path_factory.mktemp("rft"))
-
-
-def weights(policy: Path) -> dict[str, torch.Tensor]:
-    return load_file(policy / "model.safetensors")
-
-
-def same_weights(one: Path, other: Path) -> bool:
-    return all(torch.equal(tensor, weights(other)[name]) for name, tensor in weights(one).items())
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -1,9 +1,6 @@
 """The warm-up: what it learns from, that it can be killed and repeated, and how it says no."""
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +11,6 @@ import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 from peft import PeftModel
-from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
@@ -33,7 +29,7 @@ from stepladder.core.trace import Author, Hop, Segment, Trajectory
 from stepladder.driver import Outcome
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.models.length_batches import collate, window_of
+from stepladder.models.length_batches import context_window
 from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.train.loop.checkpoints import Checkpoints
@@ -46,15 +42,12 @@ from stepladder.train.sft import trainer as sft
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import SFTReport, train_sft
 from stepladder.train.transcripts import fine_tune
+from stepladder.train.transcripts.collate import collate
 from stepladder.train.transcripts.token_loss import weighted_nll
 from stepladder.train.transcripts.tokenized import Example, examples_of
-from tests.support import ROOT
 from tests.support.samples import QUESTION
 from tests.support.sft_training import QUESTIONS, SETTINGS, train
-
-
-def weights(policy: Path) -> dict[str, torch.Tensor]:
-    return load_file(policy / "model.safetensors")
+from tests.support.training_runs import losses, weights
 
 
 def changed(settings: SFTConfig, **changes: Any) -> SFTConfig:
@@ -138,10 +131,6 @@ def test_a_warm_up_of_the_learning_rate_leaves_an_update_to_learn_in(finished: S
     assert rates(tmp_path / "half") == pytest.approx([SETTINGS.lr * share for share in (0, 1 / 3, 2 / 3, 1, 1, 1)])
 
 
-def losses(folder: Path) -> list[float]:
-    return [row["loss"] for row in read_curves(folder / "curves.jsonl") if "loss" in row]
-
-
 def test_the_loss_is_the_mean_over_an_update_by_another_implementation(tmp_path: Path) -> None:
     """Parts of unequal length and weight; the first update is made with the weights as they came."""
     short = replace(QUESTION, id="short", answers=("Ada Tarn",), hops=(Hop("Who built it?", "Ada Tarn", ("p1",)),))
@@ -175,50 +164,6 @@ def test_a_finished_run_is_not_trained_again(finished: SFTReport) -> None:
 
 
 # --- kill and resume ----------------------------------------------------------------------------------------
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, {tests!r})
-from tests.support.sft_training import train
-
-updates = 0
-def watch(outcome):
-    global updates
-    updates += isinstance(outcome.value, float)
-    if updates == 5:  # an epoch and two thirds: the checkpoint is behind, and more would be lost
-        os.kill(os.getpid(), signal.SIGKILL)
-
-train(Path({folder!r}), watch=watch)
-"""
-
-
-def test_a_killed_run_goes_on_and_ends_with_the_same_weights(finished: SFTReport, tmp_path: Path) -> None:
-    script = KILLED.format(tests=str(ROOT), folder=str(tmp_path))
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert Checkpoints(tmp_path / "checkpoints").complete == [3]
-    assert not (tmp_path / "policy").exists()
-    made = (tmp_path / "transcripts.jsonl").stat().st_mtime_ns
-    # As if it had been killed once more, in the middle of writing a checkpoint and the curves of a later update.
-    (tmp_path / "checkpoints" / "checkpoint-4").mkdir()
-    (tmp_path / "checkpoints" / "checkpoint-4" / "model.safetensors").write_bytes(b"half")
-    with (tmp_path / "curves.jsonl").open("a") as file:
-        file.write('{"step": 4, "loss": 0.0}\n')
-
-    steps: list[int] = []
-    report = train(tmp_path, watch=lambda outcome: steps.append(outcome.index + 1))
-    assert steps == [4, 5, 6]
-    assert (tmp_path / "transcripts.jsonl").stat().st_mtime_ns == made
-    assert Checkpoints(tmp_path / "checkpoints").complete == [6]
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-6"]
-    whole = plain_rows(finished.policy.parent / "curves.jsonl")
-    for ours, theirs in zip(plain_rows(tmp_path / "curves.jsonl"), whole, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-4)
-    for name, tensor in weights(report.policy).items():
-        torch.testing.assert_close(tensor, weights(finished.policy)[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -477,6 +422,6 @@ def test_a_batch_is_not_padded_beyond_the_window_of_its_model() -> None:
     """Learned positions end there."""
     model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=300, n_positions=50, n_embd=8, n_layer=1, n_head=2))
     example = Example("q", tuple(range(1, 50)), (True,) * 49, (1.0,) * 49)
-    loss = weighted_nll(model, collate([example], window_of(model)))
+    loss = weighted_nll(model, collate([example], context_window(model)))
     assert torch.isfinite(loss)
     assert collate([example])["input_ids"].shape == (1, 64)

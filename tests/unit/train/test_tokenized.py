@@ -14,9 +14,10 @@ from stepladder.core.trace import Action, ActionKind, Author, Segment, Step, Sto
 from stepladder.driver import Driver
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.explore.episode import EpisodeConfig, episode
-from stepladder.models.length_batches import SimilarLengths, collate
+from stepladder.models.length_batches import LengthGroupedSampler
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.oracle.engine import OracleEngine
+from stepladder.train.transcripts.collate import collate
 from stepladder.train.transcripts.token_loss import weight_of, weighted_nll
 from stepladder.train.transcripts.tokenized import Example, examples_of, token_weights
 from tests.support.samples import QUESTION, WordRetriever
@@ -164,10 +165,10 @@ def test_what_nano_wrote_is_trained_on_as_its_text_would_be() -> None:
 
 def test_an_epoch_has_every_example_once_in_batches_of_like_length() -> None:
     lengths = [(7 * n) % 101 for n in range(103)]
-    order = SimilarLengths(lengths, batch=4, seed=0)
+    order = LengthGroupedSampler(lengths, batch=4, seed=0)
     first = list(order)
     assert sorted(first) == list(range(103))
-    assert first == list(SimilarLengths(lengths, batch=4, seed=0))
+    assert first == list(LengthGroupedSampler(lengths, batch=4, seed=0))
     spread = [
         max(lengths[i] for i in first[s : s + 4]) - min(lengths[i] for i in first[s : s + 4]) for s in range(0, 96, 4)
     ]

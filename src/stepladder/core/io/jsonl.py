@@ -95,7 +95,7 @@ def parse_object(path: Path, number: int, raw: bytes, error: type[StepladderErro
     try:
         data = json.loads(text.strip())
         if "\\u" in text:
-            data = _without_surrogates(data)
+            data = without_surrogates(data)
     except json.JSONDecodeError as problem:
         raise _wrong(error, path, number, f"not JSON: {problem.msg}, at column {problem.colno}") from problem
     except (ValueError, RecursionError) as problem:  # a number with thousands of digits, deep nesting
@@ -105,13 +105,13 @@ def parse_object(path: Path, number: int, raw: bytes, error: type[StepladderErro
     return data
 
 
-def _without_surrogates(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
+        return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
     if isinstance(value, list):
-        return [_without_surrogates(each) for each in value]
+        return [without_surrogates(each) for each in value]
     if isinstance(value, dict):
-        return {key: _without_surrogates(each) for key, each in value.items()}
+        return {key: without_surrogates(each) for key, each in value.items()}
     return value
 
 

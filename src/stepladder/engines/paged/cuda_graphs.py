@@ -172,7 +172,7 @@ class GraphRunner:
         return logits_BV[:count]
 
     def _try_fused(
-        self, decode_pass: "_Pass", fused: FusedDecoder, model: Any, logits_BV: torch.Tensor
+        self, decode_pass: "_DecodePass", fused: FusedDecoder, model: Any, logits_BV: torch.Tensor
     ) -> torch.Tensor:
         """Make the pass with fewer kernels, and from now on if that leaves the same logits; those that it leaves."""
         try:
@@ -192,7 +192,7 @@ class GraphRunner:
         self._fused = None
         log.warning("passes are recorded as the model makes them, with more kernels than they need: %s", reason)
 
-    def _capture(self, shape: tuple[int, int], decode_pass: "_Pass", model: Any, logits_BV: torch.Tensor) -> None:
+    def _capture(self, shape: tuple[int, int], decode_pass: "_DecodePass", model: Any, logits_BV: torch.Tensor) -> None:
         try:
             if len(self._logits_BV) < len(self.tokens_B):
                 self._drop_graphs()

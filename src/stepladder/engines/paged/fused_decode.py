@@ -91,9 +91,9 @@ class FusedDecoder:
 class _Layer:
     input_norm: Any
     post_attention_norm: Any
-    qkv_proj: "_Together"
+    qkv_proj: "_MergedLinear"
     o_proj: Callable[[torch.Tensor], torch.Tensor]
-    gate_up_proj: "_Together"
+    gate_up_proj: "_MergedLinear"
     down_proj: Callable[[torch.Tensor], torch.Tensor]
     #: Norms of the heads of queries and keys, where there are any.
     qk_norms: tuple[Any, Any] | None

@@ -20,7 +20,7 @@ import torch
 from stepladder.engines.base import EngineOutOfMemory
 from stepladder.engines.paged.paged_attention import decode_attention
 from stepladder.engines.transformers.packed_attention import AttentionBatch, fits
-from stepladder.models.gpu_memory import free_bytes, own_bytes
+from stepladder.models.gpu_memory import free_bytes, shared_bytes
 
 #: Tokens of a page.
 PAGE_SIZE = 16
@@ -63,7 +63,7 @@ def make_paged_kv_cache(
     device: torch.device, config: Any, dtype: torch.dtype, prefix_bytes: int | None
 ) -> "PagedKVCache":
     """The store for a model, with three eighths of what a GPU has for us."""
-    return PagedKVCache(device, kv_bytes_per_token(config, dtype), int(own_bytes(device) * SHARE), prefix_bytes)
+    return PagedKVCache(device, kv_bytes_per_token(config, dtype), int(shared_bytes(device) * SHARE), prefix_bytes)
 
 
 class PagedKVCache:
@@ -128,7 +128,7 @@ class PagedKVCache:
         return len(self._free) + len(self._evictable)
 
     @property
-    def tokens(self) -> int:
+    def max_tokens(self) -> int:
         """How many tokens there is room for, if one row has all of it."""
         self._ensure_sized()
         return (self.num_pages - 1) * PAGE_SIZE

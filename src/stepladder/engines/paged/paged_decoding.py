@@ -15,7 +15,14 @@ import torch
 from stepladder.core.errors import BackendDown
 from stepladder.engines.paged.cuda_graphs import GraphRunner
 from stepladder.engines.paged.kv_cache import PAGE_SIZE, PagedAttentionBatch, PagedKVCache, page_table, pages_for
-from stepladder.engines.transformers.decoding import PREFILL_TOKENS, similar_lengths
+from stepladder.engines.transformers.decoding import (
+    PREFILL_TOKENS,
+    Piece,
+    compaction,
+    packed_inputs,
+    prefill_chunks,
+    similar_lengths,
+)
 from stepladder.engines.transformers.packed_attention import forward_packed
 from stepladder.engines.transformers.sampling import Append, Row, Sampler
 
@@ -96,11 +103,8 @@ class PagedDecoding:
                 raise BackendDown("the model was changed while it was writing")
             return self.runner
         if self.runner is None:
-            self.runner = (
-                self.idle_runners.pop()
-                if self.idle_runners
-                else GraphRunner(self.cache, recording=self.cache.capacity > 0)
-            )
+            idle, can_capture = self.idle_runners, self.cache.capacity > 0
+            self.runner = idle.pop() if idle else GraphRunner(self.cache, capture=can_capture)
         self._clear_count = self.cache.clear_count
         if not self.runner.matches(self.model):
             self.runner.reset(self.model)
@@ -108,44 +112,38 @@ class PagedDecoding:
 
     def _prefill(self, rows: Sequence[Row]) -> torch.Tensor:
         """Read what is new of each; the logits behind each."""
-        pieces: list[tuple[int, range]] = []
-        for index, row in enumerate(rows):
-            context = row.prompt_tokens
-            # The last token of a context is read in any case: its logits are needed.
-            pages = self.cache.find(context[:-1])
+        pieces: list[Piece] = []
+        prompts = [row.prompt_tokens for row in rows]
+        for index, (row, prompt) in enumerate(zip(rows, prompts)):
+            # The last token of a prompt is always prefilled: its logits are needed.
+            pages = self.cache.find(prompt[:-1])
             self.pages.append(pages)
             cached = len(pages) * PAGE_SIZE
-            pages += self.cache.allocate(
-                pages_for(len(context) + min(row.max_new_tokens, _PAGES_AHEAD * PAGE_SIZE)) - len(pages)
-            )
-            # Those who come behind may share what will have been read by then.
-            self.cache.insert(context, pages)
-            pieces.append((index, range(cached, len(context))))
+            ahead = min(row.max_new_tokens, _PAGES_AHEAD * PAGE_SIZE)
+            pages += self.cache.allocate(pages_for(len(prompt) + ahead) - len(pages))
+            # The rows after this one may share these pages: they are filled before those are.
+            self.cache.insert(prompt, pages)
+            pieces.append((index, range(cached, len(prompt))))
         page_lists = self.pages[-len(rows) :]
         parts, order = [], list[int]()
-        for some in _chunks(pieces, PREFILL_TOKENS.get(self.device.type, PREFILL_TOKENS["cuda"])):
-            some.sort(key=lambda piece: len(piece[1]))
-            parts.append(self._prefill_chunk(rows, page_lists, some))
-            order += [index for index, span in some if span.stop == len(rows[index].prompt_tokens)]
+        for chunk in prefill_chunks(pieces, PREFILL_TOKENS.get(self.device.type, PREFILL_TOKENS["cuda"])):
+            chunk.sort(key=lambda piece: len(piece[1]))
+            parts.append(self._prefill_chunk(prompts, page_lists, chunk))
+            order += [index for index, span in chunk if span.stop == len(prompts[index])]
         logits_BV = torch.cat(parts)
         inverse = torch.empty(len(order), dtype=torch.long)
         inverse[torch.tensor(order)] = torch.arange(len(order))
         return logits_BV[inverse.to(self.device)]
 
     def _prefill_chunk(
-        self, rows: Sequence[Row], pages: Sequence[Sequence[int]], pieces: Sequence[tuple[int, range]]
+        self, prompts: Sequence[Sequence[int]], pages: Sequence[Sequence[int]], pieces: Sequence[Piece]
     ) -> torch.Tensor:
-        """One pass over pieces, which come from short to long; the logits behind the contexts that end in it."""
-        tokens = [token for index, span in pieces for token in rows[index].prompt_tokens[span.start : span.stop]]
-        sizes = torch.tensor([len(span) for _, span in pieces])
-        ended = torch.tensor([span.stop == len(rows[index].prompt_tokens) for index, span in pieces])
-        ends = (sizes.cumsum(0) - 1)[ended].to(self.device)
+        """One forward pass over pieces sorted by length; the logits after the prompts that end in it."""
+        ids_M, ends = packed_inputs(prompts, pieces, self.device)
         batches = [self._attention_batch(pages, run) for some in similar_lengths(pieces) for run in _bounded(some)]
-        return forward_packed(self.model, torch.tensor(tokens, device=self.device), batches, ends)
+        return forward_packed(self.model, ids_M, batches, ends)
 
-    def _attention_batch(
-        self, pages: Sequence[Sequence[int]], pieces: Sequence[tuple[int, range]]
-    ) -> PagedAttentionBatch:
+    def _attention_batch(self, pages: Sequence[Sequence[int]], pieces: Sequence[Piece]) -> PagedAttentionBatch:
         sizes = torch.tensor([len(span) for _, span in pieces])
         columns = max(span.stop for _, span in pieces)
         seen = [pages[index][: pages_for(columns)] for index, _ in pieces]
@@ -154,7 +152,7 @@ class PagedDecoding:
             rows_M=torch.arange(len(pieces)).repeat_interleave(sizes).to(self.device),
             positions_M=torch.tensor([position for _, span in pieces for position in span], device=self.device),
             columns=columns,
-            width=int(sizes.max()),
+            max_query_len=int(sizes.max()),
             cache=self.cache,
             table_RP=page_table(seen, pages_for(columns)).to(self.device),
         )
@@ -199,16 +197,9 @@ class PagedDecoding:
 
     def _remove_finished(self, runner: GraphRunner, tokens_B: torch.Tensor) -> torch.Tensor:
         """Give up the pages of the rows that have ended, and close the gaps; the last tokens of the others."""
-        before = len(self.active)
-        staying = [index for index, row in enumerate(self.active) if row.finish is None]
-        count = len(staying)
         ended = [(row, pages) for row, pages in zip(self.active, self.pages) if row.finish is not None]
-        gaps = [index for index in range(count) if self.active[index].finish is not None]
-        movers = staying[count - len(gaps) :]
-        runner.compact(gaps, movers, count, before)
-        order = list(range(count))
-        for gap, mover in zip(gaps, movers):
-            order[gap] = mover
+        gaps, movers, order = compaction(self.active)
+        runner.compact(gaps, movers, len(order), len(self.active))
         self.active = [self.active[index] for index in order]
         self.pages[:] = [self.pages[index] for index in order]
         for row, pages in ended:
@@ -226,26 +217,7 @@ def _pages_needed(row: Row) -> int:
     return pages_for(len(row.prompt_tokens) + max(min(row.max_new_tokens, _EXPECTED_TOKENS), len(row.tokens)))
 
 
-def _chunks(pieces: Sequence[tuple[int, range]], most: int) -> Iterator[list[tuple[int, range]]]:
-    """Pieces in passes of bounded size, in order. A longer one takes several.
-
-    >>> list(_passes([(0, range(3)), (1, range(2, 9))], 5))
-    [[(0, range(0, 3))], [(1, range(2, 7))], [(1, range(7, 9))]]
-    """
-    some: list[tuple[int, range]] = []
-    size = 0
-    for index, span in pieces:
-        for start in range(span.start, span.stop, most):
-            piece = range(start, min(start + most, span.stop))
-            if some and size + len(piece) > most:
-                yield some
-                some, size = [], 0
-            some.append((index, piece))
-            size += len(piece)
-    yield some
-
-
-def _bounded(pieces: Sequence[tuple[int, range]]) -> Iterator[Sequence[tuple[int, range]]]:
+def _bounded(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
     """Pieces in runs of bounded columns: what all of a run look at is copied together."""
     columns = max(span.stop for _, span in pieces)
     size = max(_MAX_COLUMNS // columns, 1)

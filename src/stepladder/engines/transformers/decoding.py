@@ -33,6 +33,10 @@ _LENGTH_RATIO, _SHORT = 2, 64
 PREFILL_TOKENS = {"cpu": 8192, "cuda": 32768}
 
 
+#: The index of a prompt and the positions of some of its tokens.
+Piece = tuple[int, range]
+
+
 class PackedDecoding:
     """Rows under way, in groups that began together."""
 
@@ -84,9 +88,8 @@ class PackedDecoding:
         if self.groups:
             batches = [group.decode_batch() for group in self.groups]
             logits_BV = forward_packed(self.model, torch.cat([group.tokens_B for group in self.groups]), batches, 0)
-            for group, logits_GV in zip(
-                self.groups, torch.split(logits_BV, [len(group.active) for group in self.groups])
-            ):
+            parts = torch.split(logits_BV, [len(group.active) for group in self.groups])
+            for group, logits_GV in zip(self.groups, parts):
                 group.logits_BV = logits_GV
         return ended
 
@@ -112,10 +115,8 @@ class RowGroup:
         duplicates = [(index, row) for index, prompt in enumerate(prompts) for row in rows_by_prompt[prompt][1:]]
         self.rows = [*unique, *(row for _, row in duplicates)]
         self.active = list(self.rows)
-        longest = max(len(row.prompt_tokens) for row in rows)
-        self.kv_cache = DenseKVCache(
-            len(rows), longest + min(RESERVED_COLUMNS, max(row.max_new_tokens for row in rows))
-        )
+        longest, ahead = max(len(row.prompt_tokens) for row in rows), max(row.max_new_tokens for row in rows)
+        self.kv_cache = DenseKVCache(len(rows), longest + min(RESERVED_COLUMNS, ahead))
         #: The different contexts: those of the first rows. The others have the same as one of them.
         self.prompts = [row.prompt_tokens for row in unique]
         self.source = [*range(len(unique)), *(index for index, _ in duplicates)]
@@ -128,49 +129,30 @@ class RowGroup:
 
     def _copy_cached(self, found: Sequence[PrefixMatch | None]) -> None:
         """Copy what the store knows of each context."""
-        by_block: dict[DenseKVCache, list[tuple[int, PrefixMatch]]] = {}
+        by_cache: dict[DenseKVCache, list[tuple[int, PrefixMatch]]] = {}
         for index, prefix in enumerate(found):
             if prefix is not None:
-                by_block.setdefault(prefix.kv_cache, []).append((index, prefix))
-        for kv_cache, some in by_block.items():
+                by_cache.setdefault(prefix.kv_cache, []).append((index, prefix))
+        for kv_cache, some in by_cache.items():
             indices, rows = [index for index, _ in some], [prefix.row for _, prefix in some]
             self.kv_cache.copy(kv_cache, indices, rows, max(prefix.length for _, prefix in some))
 
     def prefill(self, model: Any) -> None:
         """Read what is new in every context, up to the logits behind it."""
-        logits_CV = torch.cat([self._prefill_chunk(model, pieces) for pieces in self._chunks()])
+        new = [(index, range(cached, len(self.prompts[index]))) for index, cached in enumerate(self.cached)]
+        chunks = prefill_chunks(new, PREFILL_TOKENS.get(self.device.type, PREFILL_TOKENS["cuda"]))
+        logits_CV = torch.cat([self._prefill_chunk(model, pieces) for pieces in chunks])
         if duplicates := range(len(self.prompts), len(self.rows)):
             longest = max(map(len, self.prompts))
             self.kv_cache.copy(self.kv_cache, duplicates, [self.source[row] for row in duplicates], longest)
         self.logits_BV = logits_CV[torch.tensor(self.source, device=self.device)]
 
-    def _chunks(self) -> Iterator[list[tuple[int, range]]]:
-        """The new tokens, by context and positions, in passes of bounded size. A longer context takes several."""
-        pieces: list[tuple[int, range]] = []
-        size, most = 0, PREFILL_TOKENS.get(self.device.type, PREFILL_TOKENS["cuda"])
-        for index, (prompt, cached) in enumerate(zip(self.prompts, self.cached)):
-            for start in range(cached, len(prompt), most):
-                piece = range(start, min(start + most, len(prompt)))
-                if size + len(piece) > most:
-                    yield pieces
-                    pieces, size = [], 0
-                pieces.append((index, piece))
-                size += len(piece)
-        yield pieces
+    def _prefill_chunk(self, model: Any, pieces: list[Piece]) -> torch.Tensor:
+        """One forward pass; the logits after the prompts that end in it."""
+        ids_M, ends = packed_inputs(self.prompts, pieces, self.device)
+        return forward_packed(model, ids_M, [self._attention_batch(run) for run in similar_lengths(pieces)], ends)
 
-    def _prefill_chunk(self, model: Any, pieces: list[tuple[int, range]]) -> torch.Tensor:
-        """One pass; the logits behind the contexts that end in it."""
-        device = self.device
-        sizes = torch.tensor([len(positions) for _, positions in pieces])
-        tokens = [
-            token for index, positions in pieces for token in self.prompts[index][positions.start : positions.stop]
-        ]
-        ended = torch.tensor([positions.stop == len(self.prompts[index]) for index, positions in pieces])
-        ends = (sizes.cumsum(0) - 1)[ended].to(device)
-        batches = [self._attention_batch(some) for some in similar_lengths(pieces)]
-        return forward_packed(model, torch.tensor(tokens, device=device), batches, ends)
-
-    def _attention_batch(self, pieces: Sequence[tuple[int, range]]) -> AttentionBatch:
+    def _attention_batch(self, pieces: Sequence[Piece]) -> AttentionBatch:
         """Pieces of rows that stand side by side."""
         sizes = torch.tensor([len(positions) for _, positions in pieces])
         positions = [position for _, span in pieces for position in span]
@@ -186,23 +168,18 @@ class RowGroup:
 
     def move_finished(self, tokens_B: torch.Tensor) -> None:
         """Move rows that have ended behind the others. `tokens_B`: what all rows alive so far have just written."""
-        staying = [index for index, row in enumerate(self.active) if row.finish is None]
-        count, before = len(staying), len(self.active)
+        gaps, movers, order = compaction(self.active)
+        count, before = len(order), len(self.active)
         if count < before:
-            gaps = [index for index in range(count) if self.active[index].finish is not None]
-            movers = staying[count - len(gaps) :]
             if gaps:
                 self.kv_cache.swap(gaps, movers)
             for gap, mover in zip(gaps, movers):
                 self.rows[gap], self.rows[mover] = self.rows[mover], self.rows[gap]
-            staying = list(range(count))
-            for gap, mover in zip(gaps, movers):
-                staying[gap] = mover
             # From here on nothing moves them any more.
             self.finished.update((index, self.rows[index]) for index in range(count, before))
             if count:
-                self.sampler.select(staying)
-                tokens_B = tokens_B[torch.tensor(staying, device=self.device)]
+                self.sampler.select(order)
+                tokens_B = tokens_B[torch.tensor(order, device=self.device)]
         self.active = self.rows[:count]
         self.tokens_B = tokens_B
 
@@ -227,14 +204,54 @@ class RowGroup:
         )
 
 
-def similar_lengths(pieces: Sequence[tuple[int, range]]) -> Iterator[list[tuple[int, range]]]:
+def prefill_chunks(pieces: Sequence[Piece], max_tokens: int) -> Iterator[list[Piece]]:
+    """Pieces in chunks of at most `max_tokens` tokens, in order. A longer piece is split.
+
+    >>> list(prefill_chunks([(0, range(3)), (1, range(2, 9))], 5))
+    [[(0, range(0, 3))], [(1, range(2, 7))], [(1, range(7, 9))]]
+    """
+    chunk: list[Piece] = []
+    size = 0
+    for index, span in pieces:
+        for start in range(span.start, span.stop, max_tokens):
+            piece = range(start, min(start + max_tokens, span.stop))
+            if size + len(piece) > max_tokens:
+                yield chunk
+                chunk, size = [], 0
+            chunk.append((index, piece))
+            size += len(piece)
+    yield chunk
+
+
+def packed_inputs(
+    prompts: Sequence[Sequence[int]], pieces: Sequence[Piece], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token ids of all pieces as one sequence, and the indices in it of the last tokens of prompts."""
+    ids = [token for index, span in pieces for token in prompts[index][span.start : span.stop]]
+    sizes = torch.tensor([len(span) for _, span in pieces])
+    ended = torch.tensor([span.stop == len(prompts[index]) for index, span in pieces])
+    return torch.tensor(ids, device=device), (sizes.cumsum(0) - 1)[ended].to(device)
+
+
+def compaction(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:
+    """How to close the gaps of finished rows: the gaps, the rows that move into them, the resulting order of rows."""
+    running = [index for index, row in enumerate(rows) if row.finish is None]
+    order = list(range(len(running)))
+    gaps = [index for index in order if rows[index].finish is not None]
+    movers = running[len(running) - len(gaps) :]
+    for gap, mover in zip(gaps, movers):
+        order[gap] = mover
+    return gaps, movers, order
+
+
+def similar_lengths(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
     """Pieces, which come from short to long, in runs of like length: attention makes room for the longest of a run.
 
-    >>> pieces = [(place, range(size)) for place, size in enumerate([1, 3, 40, 300, 310])]
-    >>> [[len(span) for _, span in run] for run in alike(pieces)]
+    >>> pieces = [(index, range(size)) for index, size in enumerate([1, 3, 40, 300, 310])]
+    >>> [[len(span) for _, span in run] for run in similar_lengths(pieces)]
     [[1, 3, 40], [300, 310]]
     """
-    run: list[tuple[int, range]] = []
+    run: list[Piece] = []
     for piece in pieces:
         if run and len(piece[1]) > max(_LENGTH_RATIO * len(run[0][1]), _SHORT):
             yield run

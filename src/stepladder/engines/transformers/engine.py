@@ -1,16 +1,16 @@
-"""Generation in process with transformers: exact token ids and log-probs, batched, on CPU and CUDA.
+"""In-process generation with transformers: exact token ids and log-probs, batched, on CPU and CUDA.
 
-In: `Generate` requests. Out: `Generation`s. What `model.generate` cannot do, and a search over steps needs:
+In: `Generate` requests. Out: `Generation`s. It adds to `model.generate` what a step-level search needs:
 
 - every request of a batch has its own seed, temperature, top-p, stop strings and token limit;
-- token ids go in and come out untouched: a segment is encoded once, when it is first read;
-- rows that have ended leave the batch, and cost nothing more; others may take their place (`open`);
-- a draw depends on the request's seed and position alone. Batching changes logits by rounding only;
-- what was read in earlier steps of a transcript is not read again, and nothing is padded (`prefixes.py`, `blocks.py`,
-  on a GPU `pages.py`).
+- token ids are preserved: a segment is tokenized once, when it is first read;
+- continuous batching: finished rows leave the batch and others join (`open_session`);
+- sampling depends on the request's seed and position alone; batching changes logits by rounding only;
+- a prefix cache and no padding: packed attention on a CPU (`prefix_cache.py`, `packed_attention.py`), a paged KV cache
+  on a GPU (`paged/kv_cache.py`).
 
-Log-probs are those of the model itself, at temperature 1 and without top-p. A batch that does not fit into GPU memory
-raises; the driver then makes the call in halves.
+Log-probs are those of the model at temperature 1 without top-p. A batch that does not fit into GPU memory raises; the
+driver then retries with half the batch.
 """
 
 import math
@@ -49,9 +49,9 @@ from stepladder.engines.transformers.prefix_cache import (
 from stepladder.engines.transformers.sampling import Row
 from stepladder.models.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
 
-#: On a GPU new rows wait until there is one for every so many that write.
+#: On a GPU, waiting rows are admitted in groups of at least one per this many running rows.
 _ADMIT_RATIO = 8
-#: A model attends in another way while an engine writes with it, so engines in different threads take turns.
+#: The model's attention implementation is replaced during generation, so engines in several threads take turns.
 _MODEL_LOCKS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
 
@@ -77,13 +77,14 @@ class TransformersEngine(InProcessEngine):
         context_limit: int | None = None,
         prefix_bytes: int | None = None,
     ) -> None:
-        """`model`: a folder, a hub name, a built-in name; or a model object with its tokenizer, used where it is.
+        """`model`: a folder, a hub name, a built-in name; or a model object (with `tokenizer`), which stays on its
+        device.
 
-        `device`: auto, cpu, cuda, cuda:1 ... `dtype`: fp32, bf16 or auto (bf16 on CUDA, else fp32). `chat`: put prompts
-        into the tokenizer's chat template; by default when it has one. `chat_template_kwargs` are variables of that template,
-        such as `{"enable_thinking": False}`. `context_limit`: tokens of the window, where the model does not say.
-        `prefix_bytes`: memory for what is kept of earlier transcripts; 0 is off. By default an eighth of the machine's,
-        and on a GPU all that rows under way leave of three eighths.
+        `device`: auto, cpu, cuda, cuda:1 ... `dtype`: fp32, bf16 or auto (bf16 on CUDA, else fp32). `chat`: apply the
+        tokenizer's chat template to prompts (default: if it has one). `chat_template_kwargs`: variables of that
+        template, such as `{"enable_thinking": False}`. `context_limit`: the context length, if the model's config has
+        none. `prefix_bytes`: memory for cached prefixes; 0 disables the cache. Default: 1/8 of main memory; on a GPU,
+        what running rows leave of 3/8 of its memory.
         """
         if isinstance(model, str | Path):
             target_device = pick_device(device)
@@ -94,7 +95,7 @@ class TransformersEngine(InProcessEngine):
         elif tokenizer is None:
             raise StepladderError("a model object needs its tokenizer: TransformersEngine(model, tokenizer)")
         elif (device, dtype) != ("auto", "auto"):
-            raise StepladderError("a model object is used as it is: leave out device and dtype, and move it yourself")
+            raise StepladderError("a model object keeps its device and dtype: leave out device and dtype")
         else:
             self.model, tokenizer_used = cast(Any, model), tokenizer
         weights = next(self.model.parameters())
@@ -105,7 +106,7 @@ class TransformersEngine(InProcessEngine):
         self.end_tokens = end_tokens(self.model.generation_config, tokenizer_used)
         self.set_tokenizer(tokenizer_used, chat, chat_template_kwargs)
         self._can_pack = supports_packing(self.model)
-        #: What is kept of earlier transcripts: of rows in blocks, or in pages.
+        #: Cached prefixes: dense buffers, or pages on a GPU.
         self.prefix_cache: PrefixCache | PagedKVCache
         if self._can_pack and self.device.type == "cuda":
             self.prefix_cache = make_paged_kv_cache(self.device, self.config, self.dtype, prefix_bytes)
@@ -119,9 +120,9 @@ class TransformersEngine(InProcessEngine):
     # --- generation ----------------------------------------------------------------------------------------
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
-        """Answer every request, in order."""
+        """Generate a reply to every request, in order."""
         rows, replies = self.prepare(dict(enumerate(requests)))
-        rows.sort(key=lambda row: len(row.prompt_tokens))  # like lengths together
+        rows.sort(key=lambda row: len(row.prompt_tokens))  # similar lengths together
         with self._exclusive():
             self._reset_if_weights_changed()
             for start in range(0, len(rows), self.max_batch):
@@ -132,24 +133,24 @@ class TransformersEngine(InProcessEngine):
     def prepare(
         self, requests: Mapping[Hashable, Generate]
     ) -> tuple[list[Row], dict[Hashable, Generation | BackendError]]:
-        """The rows to be written, and the replies to requests that need none or cannot be written."""
+        """The rows to generate, and the replies to requests that need no generation or cannot run."""
         rows, replies = super().prepare(requests)
         if isinstance(self.prefix_cache, PagedKVCache) and rows:
-            max_tokens = self.prefix_cache.tokens
+            max_tokens = self.prefix_cache.max_tokens
             for row in [row for row in rows if len(row.prompt_tokens) >= max_tokens]:
                 replies[row.key] = BackendError(
-                    f"a context of {len(row.prompt_tokens)} tokens does not fit: there is memory for {max_tokens}"
+                    f"a context of {len(row.prompt_tokens)} tokens does not fit: the KV cache has room for {max_tokens}"
                 )
             rows = [row for row in rows if row.key not in replies]
         return rows, replies
 
     def open_session(self) -> "Session | None":
-        """Room for requests that come and go one by one, where the model allows it."""
+        """A session for continuous batching, if the model supports packed attention."""
         return _Session(self) if self._can_pack else None
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Within, nobody else writes with the model, and it is in evaluation mode. Afterwards it is as it was."""
+        """Locks the model and sets it to eval mode; restores its training mode afterwards."""
         with _lock_of(self.model):
             training = [module for module in self.model.modules() if module.training]
             if training:
@@ -157,11 +158,11 @@ class TransformersEngine(InProcessEngine):
             try:
                 yield
             finally:
-                for module in training:  # each by itself: parts of a model may be frozen
+                for module in training:  # one by one: parts of a model may be frozen
                     module.training = True
 
     def _reset_if_weights_changed(self) -> bool:
-        """Whether the weights have changed since this was last asked. What was kept is of no use then."""
+        """Whether the weights have changed since the last call; if so, the prefix cache is cleared."""
         if not (self.prefix_cache.capacity and self._can_pack):
             return False
         before, self._last_weights = self._last_weights, weights_fingerprint(self.model)
@@ -170,7 +171,7 @@ class TransformersEngine(InProcessEngine):
         return before != self._last_weights
 
     def _weight_versions_changed(self) -> bool:
-        """The same, without looking at the weights themselves, which takes as long as to write a token."""
+        """The same without a checksum of the weights, which takes as long as generating a token."""
         return bool(self._last_weights) and weight_versions(self.model) != self._last_weights[:-1]
 
     def _decode_batch(self, rows: list[Row]) -> None:
@@ -184,11 +185,11 @@ class TransformersEngine(InProcessEngine):
                             waiting = waiting[count:]
                         decoding.step()
                 return
-            except PackingUnsupported:  # seen at the first layer of the first pass: nothing was written yet
+            except PackingUnsupported:  # raised by the first layer of the first pass: nothing was generated yet
                 self._can_pack = False
             except torch.OutOfMemoryError:
                 decoding.close()
-                self.shrink_cache()  # the smaller batches that follow need the room more
+                self.shrink_cache()  # the smaller batches that follow need the memory
                 raise
             finally:
                 decoding.close()
@@ -196,7 +197,7 @@ class TransformersEngine(InProcessEngine):
 
     @property
     def paged(self) -> bool:
-        """Whether keys and values are in pages: a GPU saves by that, and a CPU by rows that lie together."""
+        """Whether the KV cache is paged (on a GPU) or dense (on a CPU)."""
         return isinstance(self.prefix_cache, PagedKVCache)
 
     def _new_decoding(self) -> "PackedDecoding | PagedDecoding":
@@ -205,7 +206,7 @@ class TransformersEngine(InProcessEngine):
         return PackedDecoding(self.model, self.prefix_cache, self._append_token)
 
     def _num_to_admit(self, decoding: "PackedDecoding | PagedDecoding", waiting: Sequence[Row]) -> int:
-        """How many of those that wait should begin. A GPU reads many contexts in the time it takes to read one."""
+        """How many waiting rows to admit now. On a GPU, prefilling many prompts takes as long as prefilling one."""
         if not decoding.rows:
             return max(decoding.num_admissible(waiting), 1) if waiting else 0
         if not waiting or (self.paged and len(waiting) * _ADMIT_RATIO < decoding.rows):
@@ -214,43 +215,43 @@ class TransformersEngine(InProcessEngine):
         return count if not self.paged or count * _ADMIT_RATIO >= decoding.rows else 0
 
     def on_idle(self) -> None:
-        """Drop what was kept of earlier transcripts; passes that were recorded stay."""
+        """Drop cached prefixes; CUDA graphs are kept."""
         self.prefix_cache.reset_prefix_cache()
 
     def shrink_cache(self) -> None:
-        """Memory has run out: drop all that was kept, and keep less from now on."""
+        """Out of memory: drop cached prefixes and allocate a smaller cache from now on."""
         if isinstance(self.prefix_cache, PagedKVCache):
             self.prefix_cache.shrink()
         self.reset_prefix_cache()
 
     def reset_prefix_cache(self) -> None:
-        """Drop the keys and values of earlier transcripts. Changes of weights are noticed without this."""
+        """Drop cached prefixes and CUDA graphs. Changed weights are detected without this."""
         self.prefix_cache.close()
         self._idle_runners.clear()
 
     def close(self) -> None:
-        """Free what was kept of earlier transcripts."""
+        """Free the KV cache."""
         self.reset_prefix_cache()
 
     def _append_token(self, row: Row, token: int, logprob: float) -> None:
-        """Add a token to a row and see whether the row has ended with it."""
+        """Append a token to a row and set `row.finish` if it ends the row."""
         if math.isnan(logprob):
             raise BackendError(
-                f"the model's output is not a number: its weights are damaged, or {self.dtype} is too narrow for it"
+                f"the model's logits are NaN: its weights are corrupt, or {self.dtype} is too narrow for it"
             )
         row.tokens.append(token)
         row.logprobs.append(logprob)
         row.finish = self.finish_of(row, may_stop=not row.stops or token in self._closing_tokens_of(row.stops))
 
     def _closing_tokens_of(self, stops: tuple[str, ...]) -> frozenset[int]:
-        """The tokens that can hold the end of a stop string. Spares decoding after every token."""
+        """The tokens that can contain the end of a stop string: only after these is the text decoded and checked."""
         if stops not in self._closing_tokens:
             if not self._token_texts:
                 size = self.config.vocab_size
                 self._token_texts = [
                     self.decode((token,)) if token < len(self.tokenizer) else "" for token in range(size)
                 ]
-            # An incomplete character shows as U+FFFD, and may be the end of anything.
+            # An incomplete character decodes to U+FFFD and may end any stop string.
             ends = {stop[-1] for stop in stops} | {"\ufffd"}
             closing = (token for token, piece in enumerate(self._token_texts) if not ends.isdisjoint(piece))
             self._closing_tokens[stops] = frozenset(closing)
@@ -258,24 +259,24 @@ class TransformersEngine(InProcessEngine):
 
 
 class _Session(Session):
-    """Rows that join and leave one by one."""
+    """Continuous batching: rows join and leave one by one."""
 
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
         self.decoding = engine._new_decoding()
-        #: Rows that have not begun.
+        #: Rows that are not admitted yet.
         self.waiting: list[Row] = []
-        #: Replies that cost no work.
+        #: Replies that need no generation.
         self.ready: dict[Hashable, Generation | BackendError] = {}
 
     def add(self, requests: Mapping[Hashable, Generate]) -> None:
-        """Take requests in. The weights must be those that the others under way began with."""
+        """Queue requests. The weights must not have changed since the running requests started."""
         rows, replies = self.engine.prepare(requests)
         self.ready |= replies
         self.waiting += rows
 
     def step(self) -> dict[Hashable, Generation | BackendError]:
-        """Go on until at least one row has ended."""
+        """Generate until at least one row finishes."""
         replies, self.ready = self.ready, {}
         if not replies:
             with self.engine._exclusive(), use_packed_attention(self.engine.model), self._release_on_error():
@@ -291,13 +292,13 @@ class _Session(Session):
         if not self.decoding.rows:
             self.engine._reset_if_weights_changed()
         elif self.engine._weight_versions_changed():
-            raise BackendDown("the model's weights were changed while it was writing")
+            raise BackendDown("the model's weights changed during generation")
         rows, self.waiting = self.waiting[:count], self.waiting[count:]
         self.decoding.add(rows)
 
     @contextmanager
     def _release_on_error(self) -> Iterator[None]:
-        """Where memory runs out, what was kept is given up: whoever tries again needs the room more."""
+        """On an error, release the rows; when out of memory, the prefix cache too: a retry needs the memory."""
         try:
             yield
         except torch.OutOfMemoryError as error:

@@ -1,7 +1,8 @@
-"""What engines in this process have in common: a tokenizer, a window, and rows that become replies.
+"""Shared by in-process engines: tokenization, context limit, and the conversion of requests to rows and rows to
+replies.
 
-In: requests. Out: a `Row` for each that has something to write, and replies made of rows that were written. Token ids
-go in and come out untouched: a segment is encoded once, when it is first read.
+In: requests. Out: a `Row` for each request to generate, and the replies of finished rows. Token ids are preserved: a
+segment is tokenized once, when it is first read.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -18,39 +19,39 @@ from stepladder.engines.transformers.tokenization import Encoding
 
 
 class InProcessEngine(Engine):
-    """An engine that owns its tokenizer."""
+    """An engine with its own tokenizer."""
 
     tokenizer: PreTrainedTokenizerBase
-    #: Tokens of the window, those written included.
+    #: Context length in tokens, including generated ones.
     context_limit: int
-    #: Every token that ends a turn.
+    #: Token ids that end a turn.
     end_tokens: frozenset[int]
 
     def set_tokenizer(
         self, tokenizer: PreTrainedTokenizerBase, chat: bool | None, chat_template_kwargs: Mapping[str, Any] | None
     ) -> None:
-        """Encode with this tokenizer from now on; prompts in its chat template, where it has one, unless told not to.
+        """Use this tokenizer. `chat`: apply its chat template to prompts (default: if it has one).
 
-        `chat_template_kwargs` are variables of that template.
+        `chat_template_kwargs`: variables of that template.
         """
         self.tokenizer = tokenizer
         self.encoding = Encoding(tokenizer, chat=chat, chat_template_kwargs=chat_template_kwargs)
 
     def encode(self, segment: Segment) -> Segment:
-        """The segment with token ids; one that has them is returned as it is."""
+        """The segment with token ids; unchanged if it has them."""
         return self.encoding.encode(segment)
 
     def decode(self, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
-        """The text of tokens that follow others."""
+        """The text of tokens that follow the tokens `after`."""
         return self.encoding.decode(tokens, after)
 
     def reset_prefix_cache(self) -> None:
-        """Drop what was kept of earlier transcripts."""
+        """Drop cached prefixes."""
 
     def prepare(
         self, requests: Mapping[Hashable, Generate]
     ) -> tuple[list[Row], dict[Hashable, Generation | BackendError]]:
-        """The rows to be written, and the replies to requests that need none."""
+        """The rows to generate, and the replies to requests that need no generation."""
         rows: list[Row] = []
         replies: dict[Hashable, Generation | BackendError] = {}
         for key, request in requests.items():
@@ -70,7 +71,7 @@ class InProcessEngine(Engine):
         return rows, replies
 
     def finish_of(self, row: Row, *, may_stop: bool = True) -> Finish | None:
-        """Whether a row has ended with its last token, and how. `may_close`: that token can end a stop string."""
+        """The finish reason of a row after its last token, or None. `may_stop`: that token can end a stop string."""
         if row.tokens[-1] in self.end_tokens:
             return Finish.END
         if row.stops and may_stop and cut_at_stop(self.text_of(row), row.stops)[1]:
@@ -80,12 +81,12 @@ class InProcessEngine(Engine):
         return None
 
     def text_of(self, row: Row) -> str:
-        """What a row has written, without the token that ends a turn."""
+        """The generated text of a row, without the end-of-turn token."""
         tokens = row.tokens[:-1] if row.tokens and row.tokens[-1] in self.end_tokens else row.tokens
         return self.decode(tokens, after=row.prompt_tokens)
 
     def reply_of(self, row: Row) -> Generation:
-        """The reply that a row has become."""
+        """The reply of a finished row."""
         assert row.finish is not None
         full_text = self.text_of(row)
         text, _ = cut_at_stop(full_text, row.stops)

@@ -1,10 +1,11 @@
-"""What was read before and need not be read again: keys and values of recent transcripts, within a bound of memory.
+"""Prefix cache with dense buffers: the KV cache of recent transcripts, within a memory limit.
 
-In: blocks with the token sequences they hold. Out: for the tokens of a request, the stored row that begins like it,
-and how far. The next step of a transcript, and the children of a node of a search tree, then read only what is new.
+In: dense KV caches and the token sequences in their rows. Out: for the tokens of a request, the cached row with the
+longest common prefix, and its length. The next step of a transcript, and the children of a search node, then prefill
+only new tokens.
 
-Blocks are dropped whole, those first that were not used for longest. Keys and values are valid for the weights that
-made them: `weights_fingerprint` tells whether these are still the same.
+Caches are evicted whole, least recently used first. They are valid for the weights that computed them:
+`weights_fingerprint` detects changes.
 """
 
 import os
@@ -18,17 +19,17 @@ from torch import nn
 
 from stepladder.engines.transformers.packed_attention import DenseKVCache
 
-#: Beginnings are looked up at multiples of this many tokens; from there on, tokens are compared.
+#: Prefixes are hashed at multiples of this many tokens; from there, tokens are compared.
 STRIDE = 16
-#: Share of a device's memory that is used unless told otherwise, and its most in main memory.
+#: Default limit: a share of main memory, and at most this many bytes.
 MEMORY_SHARE, MAX_BYTES = 1 / 8, 4 * 2**30
-#: Whole numbers by their bytes.
+#: Integer dtypes by size in bytes.
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The first `length` columns of a row of a block."""
+    """The first `length` columns of a cached row."""
 
     kv_cache: DenseKVCache
     row: int
@@ -36,14 +37,14 @@ class PrefixMatch:
 
 
 class PrefixCache:
-    """Blocks by the beginnings of the sequences in them. With a capacity of 0 bytes it stays empty."""
+    """KV caches by the prefixes of their rows. With a capacity of 0 bytes it stays empty."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        #: Least recently used first; of each block the rows that may be read, by their place.
+        #: Least recently used first; for each cache, the tokens of its readable rows by row index.
         self._caches: OrderedDict[DenseKVCache, dict[int, Sequence[int]]] = OrderedDict()
         self._index: dict[int, tuple[DenseKVCache, int]] = {}
-        #: The memory of each block when a row of it was last kept, and the sum: counting anew takes too long.
+        #: Bytes of each cache when a row was last added, and their sum (recomputing it is slow).
         self._sizes: dict[DenseKVCache, int] = {}
         self.bytes = 0
 
@@ -51,19 +52,19 @@ class PrefixCache:
         return len(self._caches)
 
     def find(self, tokens: Sequence[int]) -> PrefixMatch | None:
-        """A stored row that shares a beginning with these tokens: the longest, to within a few tokens."""
+        """A cached row that shares a prefix with these tokens: the longest one, to within a few tokens."""
         for key in reversed(list(_keys(tokens))):
             if key not in self._index:
                 continue
             kv_cache, row = self._index[key]
             length = _common_length(self._caches[kv_cache][row], tokens)
-            if length:  # else two beginnings have the same hash
+            if length:  # otherwise a hash collision
                 self._caches.move_to_end(kv_cache)
                 return PrefixMatch(kv_cache, row, length)
         return None
 
     def add(self, kv_cache: DenseKVCache, rows: Mapping[int, Sequence[int]]) -> None:
-        """Keep some rows of a block, which hold these tokens; drop others as long as there are too many bytes."""
+        """Add rows of a cache, which hold these tokens; evict others while over capacity."""
         size = kv_cache.bytes
         if not rows or (size > self.capacity and kv_cache not in self._sizes):
             return
@@ -85,19 +86,19 @@ class PrefixCache:
                     del self._index[key]
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Evict everything."""
         self._caches.clear()
         self._index.clear()
         self._sizes.clear()
         self.bytes = 0
 
     def close(self) -> None:
-        """The same: memory goes with what it holds."""
+        """The same: the memory is owned by the entries."""
         self.clear()
 
 
 def _keys(tokens: Sequence[int]) -> Iterator[int]:
-    """A hash of each beginning whose length is a multiple of the stride, shortest first."""
+    """A hash of every prefix whose length is a multiple of the stride, shortest first."""
     key = 0
     for end in range(STRIDE, len(tokens) + 1, STRIDE):
         key = hash((key, *tokens[end - STRIDE : end]))
@@ -105,7 +106,7 @@ def _keys(tokens: Sequence[int]) -> Iterator[int]:
 
 
 def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences have in common at their beginning."""
+    """The length of the common prefix of two sequences."""
     shorter = min(len(a), len(b))
     if list(a[:shorter]) == list(b[:shorter]):
         return shorter
@@ -113,11 +114,11 @@ def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def weights_fingerprint(model: nn.Module) -> tuple[Any, ...]:
-    """Equal as long as the model computes the same: an optimizer's step, a load, an adapter switched on or off, a scale
-    or a precision (autocast) set anew change it.
+    """Changes whenever the model may compute something else: an optimizer step, loaded weights, an adapter switched on
+    or off, another scale or precision (autocast).
 
-    In-place changes count up a tensor's version. Those made through `tensor.data` do not, but they change the sum of
-    its bits (unless values only change places), which takes about as long to compute as one token does.
+    In-place changes increment a tensor's version. Changes through `tensor.data` do not, but they change the sum of its
+    bits (unless values are permuted), which takes about as long to compute as one token.
     """
     weights = list(model.parameters())
     bits = torch.stack([_bit_sum(each).to(weights[0].device) for each in weights]).tolist()
@@ -125,12 +126,12 @@ def weights_fingerprint(model: nn.Module) -> tuple[Any, ...]:
 
 
 def weight_versions(model: nn.Module) -> tuple[Any, ...]:
-    """The same without looking at the weights: changes that are made through `tensor.data` do not show."""
+    """The same without reading the weights: does not detect changes through `tensor.data`."""
     return _layout(model), tuple(-1 if each.is_inference() else each._version for each in model.parameters())
 
 
 def layout_fingerprint(model: nn.Module) -> tuple[Any, ...]:
-    """Equal as long as the model does the same with weights at the same place, whatever their values."""
+    """Equal as long as the model computes the same function of weights at the same addresses, whatever their values."""
     hooks = [(*each._forward_pre_hooks, *each._forward_hooks) for each in model.modules()]
     return *_layout(model), tuple(hooks)
 
@@ -138,14 +139,14 @@ def layout_fingerprint(model: nn.Module) -> tuple[Any, ...]:
 def _layout(model: nn.Module) -> tuple[Any, ...]:
     tensors = [*model.parameters(), *model.buffers()]
     modules: list[Any] = list(model.modules())
-    adapters = [  # layers of peft
+    adapters = [  # PEFT layers
         (each.disable_adapters, *each.active_adapters, *each.merged_adapters, str(getattr(each, "scaling", "")))
         for each in modules
         if isinstance(getattr(each, "disable_adapters", None), bool)
     ]
     device = tensors[0].device.type
     precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    forward = vars(model).get("forward")  # a trainer's own, which may convert
+    forward = vars(model).get("forward")  # set by a trainer; may convert dtypes
     return (
         tuple((each.data_ptr(), each.dtype, each.shape, each.device) for each in tensors),
         tuple(adapters),
@@ -155,12 +156,12 @@ def _layout(model: nn.Module) -> tuple[Any, ...]:
 
 
 def _bit_sum(weights: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor read as whole numbers, modulo 2**64: no change is too small for it, in any precision."""
+    """The sum of a tensor read as integers, modulo 2**64: any change of a single value changes it, in any precision."""
     flat = weights.detach().reshape(-1)
     aligned = flat.nbytes % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
     return flat.view(torch.int64 if aligned else _INTEGERS[flat.element_size()]).sum()
 
 
 def default_capacity() -> int:
-    """Bytes for stored prefixes: an eighth of the machine's memory, 4 GiB at most."""
+    """Bytes for cached prefixes: 1/8 of main memory, at most 4 GiB."""
     return min(MAX_BYTES, int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE))

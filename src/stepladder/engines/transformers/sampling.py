@@ -1,7 +1,7 @@
-"""Requests under way, and how each draws its tokens: by its own temperature, top-p and seed, whatever the batch.
+"""Rows being generated, and the sampler: each row has its own temperature, top-p and seed, independent of the batch.
 
-In: logits, one line a row. Out: a token a row with its log-prob under the model itself, at temperature 1 and without
-top-p. A draw depends on the request's seed and on the position alone.
+In: logits, one vector per row. Out: one token per row with its log-prob under the model (temperature 1, no top-p).
+Sampling depends on the request's seed and the position alone.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -14,17 +14,17 @@ import torch
 from stepladder.core.requests import Finish, Generate, Sampling
 from stepladder.core.trace import Segment
 
-#: Below this temperature the likeliest token is taken.
+#: Below this temperature, decoding is greedy.
 GREEDY_BELOW = 1e-6
-#: Most tokens that are sorted for top-p on a CPU, unless more are needed.
+#: Number of tokens sorted for top-p on a CPU, unless more are needed.
 TOP_P_HEAD = 128
 
 
 @dataclass(slots=True)
 class Row:
-    """A request under way."""
+    """A request being generated."""
 
-    #: Whose row it is, in the words of whoever asked.
+    #: The caller's key of the request.
     key: Hashable
     context: tuple[Segment, ...]
     prompt_tokens: list[int]
@@ -37,29 +37,29 @@ class Row:
     finish: Finish | None = None
 
 
-#: Adds a token and its log-prob to a row, and says by `row.finish` whether the row has ended with it.
+#: Appends a token and its log-prob to a row, and sets `row.finish` if it ends the row.
 Append = Callable[[Row, int, float], None]
 
 
 def make_row(
     key: Hashable, request: Generate, context: tuple[Segment, ...], prompt_tokens: list[int], room: int
 ) -> Row:
-    """The row of a request; `room`: tokens left in the model's window."""
+    """The row of a request; `room`: tokens left in the context."""
     max_new_tokens = min(request.sampling.max_tokens, room)
     return Row(key, context, prompt_tokens, request.stop, request.sampling, request.seed, max_new_tokens)
 
 
 class Sampler:
-    """Draws the tokens of a batch of rows, which may leave one by one, and be joined by others."""
+    """Samples the tokens of a batch of rows. Rows can be removed and added."""
 
     def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
         self.device = device
-        #: How many tokens each row has drawn.
+        #: Number of tokens sampled per row.
         self.steps = np.zeros(len(rows), dtype=int)
         self.sampled = np.array([row.sampling.temperature >= GREEDY_BELOW for row in rows], dtype=bool)
         self.temperature = np.array([row.sampling.temperature for row in rows])
         self.top_p = np.array([row.sampling.top_p for row in rows])
-        #: One number in [0, 1) a row and position.
+        #: One uniform number in [0, 1) per row and position.
         self.draws = np.zeros((len(rows), max(row.max_new_tokens for row in rows) if self.sampled.any() else 0))
         for index in np.flatnonzero(self.sampled):
             row = rows[index]
@@ -67,14 +67,14 @@ class Sampler:
         self._upload()
 
     def select(self, indices: Sequence[int]) -> None:
-        """Go on with these rows alone, in this order."""
+        """Keep only these rows, in this order."""
         kept = np.array(indices)
         self.sampled, self.temperature, self.top_p = self.sampled[kept], self.temperature[kept], self.top_p[kept]
         self.steps, self.draws = self.steps[kept], self.draws[kept]
         self._upload()
 
     def extend(self, other: "Sampler") -> None:
-        """Draw for the rows of another one as well, behind these."""
+        """Append the rows of another sampler."""
         for name in ("sampled", "temperature", "top_p", "steps"):
             setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
         width = max(self.draws.shape[1], other.draws.shape[1])
@@ -83,7 +83,7 @@ class Sampler:
         self._upload()
 
     def _upload(self) -> None:
-        """What stays the same from token to token, on the device."""
+        """Copy the per-row parameters to the device."""
         indices = np.flatnonzero(self.sampled)
         self.chosen_H = torch.from_numpy(indices).to(self.device)
         self.temperature_H1 = self._column(self.temperature[indices]).float()
@@ -106,21 +106,21 @@ class Sampler:
         return tokens_B, (chosen_B - logits_BV.logsumexp(dim=-1)).clamp(max=0.0)
 
     def _sample(self, logits_HV: torch.Tensor) -> torch.Tensor:
-        """Inverse of the cumulative distribution: the first token whose cumulative mass exceeds the draw."""
+        """Inverse transform sampling: the first token whose cumulative mass exceeds the draw."""
         weights_HV = ((logits_HV - logits_HV.amax(dim=-1, keepdim=True)) / self.temperature_H1).exp_()
         if self.top_p_H1 is not None:
             weights_HV = keep_top_p(weights_HV, self.top_p_H1)
         mass_HV = weights_HV.cumsum(dim=-1)
         total_H1 = mass_HV[:, -1:]
         drawn_H1 = (self._column(self.draws[self.sampled, self.steps[self.sampled]]) * total_H1).float()
-        # Rounding must not lift a draw to the whole mass, which no token exceeds.
+        # Rounding must not raise a draw to the total mass, which no token exceeds.
         drawn_H1 = torch.minimum(drawn_H1, total_H1.nextafter(torch.zeros_like(total_H1)))
-        # Logits that are not numbers lead beyond the last token; the log-prob then shows what they are.
+        # NaN logits lead beyond the last token; the log-prob is NaN too and reports them.
         return torch.searchsorted(mass_HV, drawn_H1, right=True)[:, 0].clamp(max=logits_HV.shape[1] - 1)
 
 
 def keep_top_p(weights_HV: torch.Tensor, top_p_H1: torch.Tensor) -> torch.Tensor:
-    """Weights with everything outside the smallest set that holds the share top-p of the mass set to zero.
+    """The weights with everything outside the nucleus (the smallest set with a share top-p of the mass) set to zero.
 
     >>> keep_top_p(torch.tensor([[0.5, 0.2, 0.3]]), torch.tensor([[0.7]])).tolist()[0][1]
     0.0
@@ -128,7 +128,7 @@ def keep_top_p(weights_HV: torch.Tensor, top_p_H1: torch.Tensor) -> torch.Tensor
     share_H1 = weights_HV.sum(dim=-1, keepdim=True, dtype=torch.float64) * top_p_H1
     if weights_HV.device.type != "cpu" or weights_HV.shape[1] <= TOP_P_HEAD:
         return _keep(weights_HV, share_H1, *weights_HV.sort(dim=-1, descending=True))
-    # A CPU sorts slowly: it sorts no more than the likeliest tokens, for rows in which these hold enough.
+    # Sorting is slow on a CPU: only the likeliest tokens are sorted, unless they hold too little mass.
     head_HK, order_HK = weights_HV.topk(TOP_P_HEAD, dim=-1)
     kept_HV = _keep(weights_HV, share_H1, head_HK, order_HK)
     incomplete = (head_HK.sum(dim=-1, keepdim=True, dtype=torch.float64) < share_H1)[:, 0]

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, get_args
 from stepladder.core.errors import BackendError, unknown_name
 from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Node, Segment, Trajectory, Tree
-from stepladder.driver.gather import together
+from stepladder.driver.gather import gather
 from stepladder.judges.base import Preference
 from stepladder.judges.llm.prompts import Candidate, choice_prompt, letters, ranking_prompt, repair_prompt, score_prompt
 from stepladder.judges.llm.strict_json import BadReply
@@ -188,7 +188,7 @@ class LLMJudge:
 
     def _grades(self, requests: Sequence[Generate]) -> Algorithm[list[Grade | NoVerdict]]:
         grades: list[Grade | NoVerdict] = []
-        for grade in (yield from together([self._ask(request, read_score) for request in requests])):
+        for grade in (yield from gather([self._ask(request, read_score) for request in requests])):
             if not isinstance(grade, Grade | NoVerdict):
                 raise grade
             grades.append(grade)

@@ -22,7 +22,7 @@ from stepladder.core.step_scorer import StepScorer, sigmoid
 from stepladder.core.trace import Trajectory
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.judges.prm.prm_inputs import Reading, StepReader
-from stepladder.models.length_batches import padded_width, window_of
+from stepladder.models.length_batches import context_window, padded_width
 from stepladder.models.loading import (
     context_limit_of,
     load_model,
@@ -31,7 +31,7 @@ from stepladder.models.loading import (
     pick_dtype,
     quiet_libraries,
 )
-from stepladder.models.stochastic_rounding import round_to
+from stepladder.models.stochastic_rounding import cast_model
 
 #: Most tokens of a pass on a CPU, padding included: beyond, they outgrow its caches, and each takes twice as long.
 _CPU_TOKENS = 2048
@@ -107,7 +107,7 @@ class ProcessRewardModel(StepScorer):
         """The scores of one batch."""
         with torch.inference_mode():
             found = self.model(
-                **{name: tensor.to(self._device) for name, tensor in padded(readings, window_of(self.model)).items()}
+                **{name: tensor.to(self._device) for name, tensor in padded(readings, context_window(self.model)).items()}
             )
         scores = iter(found.float().tolist())
         rows = [tuple(next(scores) for _ in reading.ends) for reading in readings]
@@ -118,7 +118,7 @@ class ProcessRewardModel(StepScorer):
     def save(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write an ordinary model folder."""
         with quiet_libraries(), atomic_folder(folder, what="reward model") as fresh:
-            round_to(self.model, dtype or self.model.dtype)
+            cast_model(self.model, dtype or self.model.dtype)
             self.model.save_pretrained(fresh)
             self.tokenizer.save_pretrained(fresh)
 

@@ -1,19 +1,21 @@
-"""Comparison of runs: one table and one page over evaluations of equal questions.
+"""Comparison of runs on the same questions: a table, an HTML page, JSON.
 
-In: run folders and saved evaluations. Out: a `Compared`: a line a way to train, with intervals, paired differences to a
-reference, what it costs to answer and what it cost to train; as text, as a page, as plain data. No model is loaded.
+In: run folders and saved evaluations. Out: a `RunComparison`: one arm per method, with intervals, paired differences vs.
+a reference, inference cost and training cost. No model is loaded and no user code is run.
 
-sources.py   what was named on the command line: which evaluation, of which recipe, agent and seed
-lineage.py   what the evaluated policy was trained on: questions, tokens, minutes
-lines.py     sources that differ by their seed alone become one line; the shortest names that tell lines apart
-compared.py  the numbers; holm.py: p-values of several tests at once
-text.py      the table on a terminal; page.py: the page, charts.py draws on it; plain.py: for other programs
+evaluations.py    parses `[LABEL=]PATH[:STAGE]` and loads the evaluations
+provenance.py     what the evaluated policy was trained on: questions, tokens, minutes
+seed_groups.py    groups evaluations that differ only in their seed into arms, and names the arms
+comparison.py     the numbers; holm.py: correction for multiple tests
+compare_table.py  the table on a terminal
+compare_page.py   the HTML page
+compare_json.py   JSON
 """
 
-from stepladder.reporting.compare.compare_json import as_plain
-from stepladder.reporting.compare.compare_page import write_page
-from stepladder.reporting.compare.comparison import Compared, compare_lines
-from stepladder.reporting.compare.evaluations import open_sources
-from stepladder.reporting.compare.seed_groups import lines_of
+from stepladder.reporting.compare.compare_json import comparison_json
+from stepladder.reporting.compare.compare_page import write_comparison
+from stepladder.reporting.compare.comparison import RunComparison, compare_arms
+from stepladder.reporting.compare.evaluations import load_sources
+from stepladder.reporting.compare.seed_groups import group_by_seed
 
-__all__ = ["Compared", "as_plain", "compare_lines", "lines_of", "open_sources", "write_page"]
+__all__ = ["RunComparison", "compare_arms", "comparison_json", "group_by_seed", "load_sources", "write_comparison"]

@@ -1,43 +1,43 @@
-"""A comparison as plain data, for other programs.
+"""A comparison as JSON-compatible data.
 
-In: a `Compared`. Out: what JSON holds: all that the table and the page show, and every evaluation by its place. What is
-not known is null.
+In: a `RunComparison`. Out: everything that the table and the page show, and every evaluation with its path. Unknown
+values are null.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stepladder.reporting.compare.comparison import MEANS, Compared, Difference, Line
+from stepladder.reporting.compare.comparison import MEANS, Arm, Difference, RunComparison
 
 
-def as_plain(compared: Compared, every_two: Sequence[Difference]) -> dict[str, Any]:
-    """All of it. `every_two`: the differences between every two lines."""
+def comparison_json(comparison: RunComparison, pairwise: Sequence[Difference]) -> dict[str, Any]:
+    """The comparison. `pairwise`: the differences between all pairs of arms."""
     return {
-        "metric": compared.metric,
-        "questions": compared.questions,
-        "known": compared.known,
-        "by_hops": dict(compared.hops),
-        "reference": compared.reference,
-        "lines": [_line(line, compared.differences.get(line.label)) for line in compared.lines],
-        "every_two": [_difference(each) for each in every_two],
+        "metric": comparison.metric,
+        "questions": comparison.questions,
+        "scored": comparison.scored,
+        "by_hops": dict(comparison.hops),
+        "reference": comparison.reference,
+        "arms": [_arm(arm, comparison.differences.get(arm.label)) for arm in comparison.arms],
+        "pairwise": [_difference(each) for each in pairwise],
     }
 
 
-def _line(line: Line, difference: Difference | None) -> dict[str, Any]:
+def _arm(arm: Arm, difference: Difference | None) -> dict[str, Any]:
     return {
-        "label": line.label,
-        "agent": line.agent,
-        "scores": {name: {**asdict(score), "over_seeds": line.range(name)} for name, score in line.scores.items()},
+        "label": arm.label,
+        "agent": arm.agent,
+        "scores": {name: {**asdict(score), "over_seeds": arm.range(name)} for name, score in arm.scores.items()},
         "difference": None if difference is None else _difference(difference),
-        **{name: line.mean(name) for name in MEANS},
-        "by_hops": dict(line.by_hops),
-        "training_questions": line.training_questions,
-        "training_tokens": line.training_tokens,
-        "training_minutes": line.training_minutes,
-        "seeds": [asdict(seed) for seed in line.seeds],
+        **{name: arm.mean(name) for name in MEANS},
+        "by_hops": dict(arm.by_hops),
+        "training_questions": arm.training_questions,
+        "training_tokens": arm.training_tokens,
+        "training_minutes": arm.training_minutes,
+        "seeds": [asdict(seed) for seed in arm.seeds],
     }
 
 
 def _difference(each: Difference) -> dict[str, Any]:
-    return {**asdict(each), "beyond_noise": each.beyond_noise}
+    return {**asdict(each), "significant": each.significant}

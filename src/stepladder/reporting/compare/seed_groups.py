@@ -1,8 +1,8 @@
-"""Which sources are one line of a comparison, and what it is called.
+"""Groups evaluations into the arms of a comparison, and names the arms.
 
-In: sources. Out: `Group`s. Sources of one label are one line; of those without a label, those that differ by their seed
-alone. Runs that have the seed in common as well stay apart: they are compared for another reason, such as two versions
-of the code. A line without a label is called by the shortest name that tells it from the others.
+In: evaluations. Out: `SeedGroup`s. Evaluations with the same label form one arm; so do unlabeled ones that differ only in
+their seed. Runs with the same configuration and the same seed stay separate: they may be, for example, two versions of
+the code. An unlabeled arm gets the shortest name that is unique.
 """
 
 from collections import defaultdict
@@ -10,75 +10,75 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepladder.reporting.compare.evaluations import Source
+from stepladder.reporting.compare.evaluations import EvaluationSource
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A line, before anything is computed."""
+class SeedGroup:
+    """The evaluations of one arm."""
 
     label: str
-    sources: tuple[Source, ...]
+    sources: tuple[EvaluationSource, ...]
 
 
-def lines_of(sources: Sequence[Source]) -> list[Group]:
-    """One group a line, in the order in which their first sources were named."""
-    alike: dict[str, list[Source]] = defaultdict(list)
+def group_by_seed(sources: Sequence[EvaluationSource]) -> list[SeedGroup]:
+    """One group per arm, in the order of their first evaluations."""
+    same_config: dict[str, list[EvaluationSource]] = defaultdict(list)
     for source in sources:
         if source.label is None:
-            alike[source.alike].append(source)
-    groups: dict[tuple[str, ...], list[Source]] = defaultdict(list)
+            same_config[source.config_key].append(source)
+    groups: dict[tuple[str, ...], list[EvaluationSource]] = defaultdict(list)
     for source in sources:
         if source.label is not None:
             groups["label", source.label].append(source)
-        elif _differ_by_seed(alike[source.alike]):
-            groups["alike", source.alike].append(source)
+        elif _differ_by_seed(same_config[source.config_key]):
+            groups["config", source.config_key].append(source)
         else:
-            groups["place", source.place].append(source)
+            groups["path", source.path].append(source)
     found = [tuple(group) for group in groups.values()]
-    return [Group(label, group) for label, group in zip(_labels(found), found, strict=True)]
+    return [SeedGroup(label, group) for label, group in zip(_labels(found), found, strict=True)]
 
 
-def _differ_by_seed(sources: Sequence[Source]) -> bool:
+def _differ_by_seed(sources: Sequence[EvaluationSource]) -> bool:
     seeds = [source.seed for source in sources]
     return None not in seeds and len(set(seeds)) == len(seeds)
 
 
 # --- names ------------------------------------------------------------------------------------------------------
 
-#: What is added to a name that is not enough, in the order in which it is tried.
-_ADDED = (("stage",), ("agent",), ("seeds",), ("stage", "agent"), ("stage", "seeds"), ("agent", "seeds"))
+#: Fields that are added to names that are not unique, in the order in which they are tried.
+_SUFFIXES = (("stage",), ("agent",), ("seeds",), ("stage", "agent"), ("stage", "seeds"), ("agent", "seeds"))
 
 
-def _labels(groups: Sequence[tuple[Source, ...]]) -> list[str]:
+def _labels(groups: Sequence[tuple[EvaluationSource, ...]]) -> list[str]:
     found = [group[0].label or group[0].name for group in groups]
     for name in set(found):
-        same = [place for place, each in enumerate(found) if each == name]
-        unnamed = [place for place in same if groups[place][0].label is None]
+        same = [index for index, each in enumerate(found) if each == name]
+        unlabeled = [index for index in same if groups[index][0].label is None]
         if len(same) > 1:
-            for place, label in zip(unnamed, _told_apart(name, [groups[each] for each in unnamed]), strict=True):
-                found[place] = label
+            for index, label in zip(unlabeled, _unique_names(name, [groups[each] for each in unlabeled]), strict=True):
+                found[index] = label
     return [
-        label if found.count(label) == 1 or group[0].label else group[0].place for label, group in zip(found, groups)
+        label if found.count(label) == 1 or group[0].label else group[0].path for label, group in zip(found, groups)
     ]
 
 
-def _told_apart(name: str, groups: Sequence[tuple[Source, ...]]) -> list[str]:
-    """Names of lines whose recipes are called the same: with a stage, an agent or seeds; else by their folders."""
-    for fields in _ADDED:
+def _unique_names(name: str, groups: Sequence[tuple[EvaluationSource, ...]]) -> list[str]:
+    """Unique names of arms whose recipes have the same name: with stage, agent or seeds, else by folder."""
+    for fields in _SUFFIXES:
         names = [" ".join([name, *(_field(group, field) for field in fields)]) for group in groups]
         if len(set(names)) == len(names) and all(_field(group, field) for group in groups for field in fields):
             return names
-    folders = [Path(group[0].place.rpartition(":")[0] or group[0].place).parts for group in groups]
+    folders = [Path(group[0].path.rpartition(":")[0] or group[0].path).parts for group in groups]
     for length in range(1, max(map(len, folders)) + 1):
         names = ["/".join(parts[-length:]) for parts in folders]
         if len(set(names)) == len(names):
             return names
-    return [group[0].place for group in groups]
+    return [group[0].path for group in groups]
 
 
-def _field(group: tuple[Source, ...], field: str) -> str:
-    """What all sources of a line have in common; nothing where they do not agree."""
+def _field(group: tuple[EvaluationSource, ...], field: str) -> str:
+    """The value that all evaluations of an arm share; empty if they differ."""
     if field == "seeds":
         known = [str(source.seed) for source in group if source.seed is not None]
         return f"seed{'s' if len(known) > 1 else ''} {', '.join(known)}" if known else ""

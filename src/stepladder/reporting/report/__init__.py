@@ -1,6 +1,6 @@
 """The report of a run: one self-contained HTML file that needs no network.
 
-In: a run folder, finished or not. Out: the page. It shows what the stages measured: no model is loaded, and no user code
+In: a run folder, finished or not. Out: the page. It shows what the stages measured. No model is loaded and no user code
 is run.
 
 run_data.py         what is in the folder

@@ -1,6 +1,6 @@
 """Alarms that the monitors raised during training.
 
-In: a `RunData`. Out: the alarms of each monitored stage, ordered by update. A `grpo` stage is listed without alarms too.
+In: a `RunData`. Out: the alarms of each monitored stage, ordered by update. `grpo` stages are always listed.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
-"""The same questions before and after: what training changed, and what it broke.
+"""Transcripts of the same questions before and after training: what improved and what regressed.
 
-In: a `Run` with two evaluations of models on the same questions. Out: a few questions, each with both transcripts and
-the gold judge's verdict on every step. Before is the first evaluation in which a model wrote any valid transcript,
-after is the last one.
+In: a `RunData` with two evaluations of models on the same questions. Out: a few questions with both transcripts and the
+gold judge's verdict on every step. Before: the first evaluation with any valid transcript. After: the last evaluation.
 """
 
 from collections import Counter
@@ -15,15 +14,15 @@ from stepladder.core.trace import Question, Trajectory
 from stepladder.evaluate.evaluator import load_scores
 from stepladder.oracle.step_judge import judge
 from stepladder.pipeline.stage import EVALUATION
-from stepladder.reporting.report.run_data import Run
-from stepladder.reporting.report.step_view import ShownPassage, ShownStep, readable, shown_passages, shown_step
+from stepladder.reporting.report.run_data import RunData
+from stepladder.reporting.report.step_view import PassageView, StepView, passage_views, readable, step_view
 
 _TRAJECTORIES = "trajectories.jsonl"
-#: What became of a question, by whether it was right before and after; and how many of these are shown.
-_SHOWN = {
-    (False, True): ("became right", 3),
-    (True, False): ("became wrong", 2),
-    (False, False): ("wrong both times", 1),
+#: (right before, right after) -> label, and how many of these questions are shown.
+_OUTCOMES = {
+    (False, True): ("fixed", 3),
+    (True, False): ("regressed", 2),
+    (False, False): ("wrong in both", 1),
 }
 
 
@@ -35,14 +34,14 @@ class Transcript:
     answer: str
     right: bool
     f1: float
-    #: How the episode ended.
+    #: Stop reason.
     stop: str
-    given: tuple[ShownPassage, ...]
-    steps: tuple[ShownStep, ...]
+    given: tuple[PassageView, ...]
+    steps: tuple[StepView, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class TranscriptPair:
     """A question with both transcripts."""
 
     outcome: str
@@ -55,43 +54,43 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Transcripts:
-    """What is shown, and how many questions there are of each outcome."""
+    """The selected questions, and the number of questions per outcome."""
 
     before: str
     after: str
     counts: dict[str, int]
-    compared: tuple[Compared, ...]
+    pairs: tuple[TranscriptPair, ...]
 
 
-def transcripts_of(run: Run) -> Transcripts | None:
-    """Questions before and after; None where no two evaluations can be compared."""
-    stages = [stage.name for stage in run.played if stage.summary["validity"] > 0]
+def transcripts_of(run: RunData) -> Transcripts | None:
+    """Transcripts before and after training; None without two comparable evaluations."""
+    stages = [stage.name for stage in run.model_evaluations if stage.summary["validity"] > 0]
     scores = {name: _by_id(load_scores(run.folder / name / EVALUATION)) for name in stages}
-    alike = [name for name in stages if scores[name].keys() == scores[stages[-1]].keys()]
-    if len(alike) < 2:
+    comparable = [name for name in stages if scores[name].keys() == scores[stages[-1]].keys()]
+    if len(comparable) < 2:
         return None
-    before, after = alike[0], alike[-1]
+    before, after = comparable[0], comparable[-1]
     outcomes = {key: (row.em == 1, scores[after][key].em == 1) for key, row in scores[before].items()}
     rows = [row for row in scores[before].values() if not row.failure and not scores[after][row.question_id].failure]
     chosen = [
-        (words, row.question_id)
-        for outcome, (words, most) in _SHOWN.items()
+        (label, row.question_id)
+        for outcome, (label, most) in _OUTCOMES.items()
         for row in _varied([row for row in rows if outcomes[row.question_id] == outcome], most)
     ]
     ids = {key for _, key in chosen}
-    played = {name: _trajectories(run, name, ids) for name in (before, after)}
+    trajectories = {name: _trajectories(run, name, ids) for name in (before, after)}
 
     def transcript(stage: str, key: str) -> Transcript:
-        return _transcript(stage, played[stage][key], scores[stage][key])
+        return _transcript(stage, trajectories[stage][key], scores[stage][key])
 
     counts = Counter(outcomes.values())
     return Transcripts(
         before,
         after,
-        {"right both times": counts[True, True]} | {words: counts[each] for each, (words, _) in _SHOWN.items()},
+        {"right in both": counts[True, True]} | {label: counts[each] for each, (label, _) in _OUTCOMES.items()},
         tuple(
-            _compared(words, played[after][key].question, transcript(before, key), transcript(after, key))
-            for words, key in chosen
+            _pair(label, trajectories[after][key].question, transcript(before, key), transcript(after, key))
+            for label, key in chosen
         ),
     )
 
@@ -101,7 +100,7 @@ def _by_id(rows: Iterable[QuestionScore]) -> dict[str, QuestionScore]:
 
 
 def _varied(rows: Iterable[QuestionScore], most: int) -> list[QuestionScore]:
-    """The first of each kind of question and number of searches before the second of any."""
+    """The first row of each (kind of question, number of searches) before the second of any."""
     seen: Counter[tuple[str, int]] = Counter()
     ranked = []
     for row in rows:
@@ -110,7 +109,7 @@ def _varied(rows: Iterable[QuestionScore], most: int) -> list[QuestionScore]:
     return [row for _, row in sorted(ranked, key=lambda each: each[0])[:most]]
 
 
-def _trajectories(run: Run, stage: str, ids: Collection[str]) -> dict[str, Trajectory]:
+def _trajectories(run: RunData, stage: str, ids: Collection[str]) -> dict[str, Trajectory]:
     path = run.folder / stage / EVALUATION / _TRAJECTORIES
     return {each.question.id: each for each in read_records(path, Trajectory) if each.question.id in ids}
 
@@ -122,11 +121,11 @@ def _transcript(stage: str, trajectory: Trajectory, row: QuestionScore) -> Trans
         row.em == 1,
         row.f1,
         row.stop.value.replace("_", " "),
-        shown_passages(trajectory.given),
-        tuple(shown_step(step, verdict) for step, verdict in zip(trajectory.steps, judge(trajectory), strict=True)),
+        passage_views(trajectory.given),
+        tuple(step_view(step, verdict) for step, verdict in zip(trajectory.steps, judge(trajectory), strict=True)),
     )
 
 
-def _compared(outcome: str, question: Question, before: Transcript, after: Transcript) -> Compared:
+def _pair(outcome: str, question: Question, before: Transcript, after: Transcript) -> TranscriptPair:
     answers = readable(" | ".join(question.answers[:3]))
-    return Compared(outcome, readable(question.text), question.id, answers, before, after)
+    return TranscriptPair(outcome, readable(question.text), question.id, answers, before, after)

@@ -1,7 +1,7 @@
 """The quality of the process reward model: how well it separates good steps from faulty ones.
 
-In: a `RunData`. Out: one `PRMQuality` per PRM evaluation, with its two plots. They are embedded as images, so that their
-style sheets do not leak into the page and still follow light and dark mode.
+In: a `RunData`. Out: one `PRMQuality` per PRM evaluation, with its two plots. These are embedded as images, so that
+their style sheets do not leak into the page and still follow light and dark mode.
 """
 
 from base64 import b64encode

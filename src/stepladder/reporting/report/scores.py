@@ -38,7 +38,7 @@ class Change:
     """The paired difference between two evaluations: EM and F1 with p-values."""
 
     stage: str
-    baseline: str
+    against: str
     questions: int
     em: str
     em_p: str
@@ -101,10 +101,10 @@ def _changes(run: RunData) -> list[Change]:
     """The differences in EM and F1, side by side."""
     found: dict[tuple[str, str], dict[str, Comparison]] = {}
     for each in differences(run.report):
-        found.setdefault((each.stage, each.baseline), {})[each.metric] = each.comparison
+        found.setdefault((each.stage, each.against), {})[each.metric] = each.comparison
     return [
-        Change(stage, baseline, by["f1"].questions, _signed(by["em"]), _p(by["em"]), _signed(by["f1"]), _p(by["f1"]))
-        for (stage, baseline), by in found.items()
+        Change(stage, against, by["f1"].questions, _signed(by["em"]), _p(by["em"]), _signed(by["f1"]), _p(by["f1"]))
+        for (stage, against), by in found.items()
     ]
 
 

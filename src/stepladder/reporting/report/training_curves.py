@@ -1,7 +1,7 @@
 """Learning curves: one small chart per metric that a stage logged during training.
 
-In: a `RunData`. Out: the charts of each stage that wrote `curves.jsonl`, finished or not. Every numeric column is drawn,
-so a new kind of stage needs no change here.
+In: a `RunData`. Out: the charts of each stage that wrote `curves.jsonl`, finished or not. Every numeric column is
+drawn, so a new kind of stage needs no change here.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""Search trees to walk through, the most telling of those that a run has grown.
+"""Search trees of a run: a small, informative selection.
 
-In: a `Run`. Out: a few `ShownTree`s: right and wrong answers side by side, of questions that need few or many searches.
-Of a very large tree the steps that were visited most are shown; the others are counted. Where an examination has scored
-these trees, each step is shown with what the reward model thinks of it.
+In: a `RunData`. Out: a few `TreeView`s that contain both right and wrong answers, over questions that need few or many
+searches. Large trees are pruned to their most visited steps. If a PRM evaluation scored these trees, each step has its
+PRM score.
 """
 
 from collections import Counter
@@ -21,97 +21,98 @@ from stepladder.oracle.step_rules import Verdict
 from stepladder.pipeline.stage import EXAMINATION, TREES
 from stepladder.pipeline.stages.prm_eval import TREE_SCORES
 from stepladder.reporting.charts.tree_layout import is_unvisited, most_visited_path, ordered_children
-from stepladder.reporting.report.run_data import Run
-from stepladder.reporting.report.step_view import ShownPassage, ShownStep, readable, shown_passages, shown_step
+from stepladder.reporting.report.run_data import RunData
+from stepladder.reporting.report.step_view import PassageView, StepView, passage_views, readable, step_view
 from stepladder.reporting.stage_summaries import stage_summary
 
-#: Trees in a report, and steps of one tree.
-MOST_TREES, MOST_STEPS = 12, 80
+#: Maximum trees in a report, and steps per tree.
+MAX_TREES, MAX_STEPS = 12, 80
 
 
 @dataclass(frozen=True, slots=True)
-class ShownNode:
-    """A step of a tree, and what the search learnt of it."""
+class NodeView:
+    """A step of a tree with its search statistics."""
 
-    step: ShownStep
+    step: StepView
     visits: int
-    #: Q; None where no simulation went.
+    #: Q; None if unvisited.
     value: float | None
-    #: F1 of an end.
-    earned: float | None
+    #: F1 of a leaf.
+    reward: float | None
     shortest: float | None
-    #: Further scores by name that the search has kept.
+    #: Further scores by name that the search stored.
     scores: Mapping[str, float]
-    #: The reward model's score, from 0 to 1; None where it was not asked.
+    #: PRM score from 0 to 1; None if not scored.
     prm: float | None
-    #: Whether it lies on the way where most simulations went.
+    #: Whether it is on the most visited path.
     best: bool
     unvisited: bool
-    #: How episodes that were played on from here ended.
+    #: How the rollouts from here ended.
     rollouts: tuple[str, ...]
-    children: tuple["ShownNode", ...]
+    children: tuple["NodeView", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ShownTree:
-    """A tree below its question."""
+class TreeView:
+    """A question and its search tree."""
 
     question: str
     id: str
     answer: str
     simulations: int
     nodes: int
-    #: Ends with an answer: how many, and how many of them are right.
+    #: Leaves with an answer, and how many of them are right.
     answered: int
     right: int
     searches_needed: int
-    given: tuple[ShownPassage, ...]
-    children: tuple[ShownNode, ...]
-    #: Steps that are not shown.
-    left_out: int
+    given: tuple[PassageView, ...]
+    children: tuple[NodeView, ...]
+    #: Number of steps that were pruned.
+    pruned: int
 
 
 @dataclass(frozen=True, slots=True)
-class Trees:
-    """What is shown of an exploration."""
+class TreeSection:
+    """The trees of one stage."""
 
     stage: str
     headline: str
-    grown: int
-    shown: tuple[ShownTree, ...]
-    #: Place of the one to begin with.
+    #: Number of trees that the stage made.
+    total: int
+    trees: tuple[TreeView, ...]
+    #: Index of the tree that is shown first.
     first: int
-    #: The stage whose reward model has scored them; nothing where none has.
+    #: The PRM evaluation that scored the trees; empty if none did.
     scored_by: str
 
 
-def trees_of(run: Run) -> Trees | None:
-    """The most telling trees of the newest exploration; None where there is none."""
-    explored = [stage for stage in run.report.stages if TREES in stage.outputs]
-    if not explored:
+def trees_of(run: RunData) -> TreeSection | None:
+    """Informative trees of the newest tree search; None if there is none."""
+    with_trees = [stage for stage in run.report.stages if TREES in stage.outputs]
+    if not with_trees:
         return None
-    stage = explored[-1]
+    stage = with_trees[-1]
     headline, _ = stage_summary(stage) or ("", {})
     path = run.folder / stage.name / stage.outputs[TREES]
-    grown = 0
+    total = 0
 
     def counted() -> Iterable[Tree]:
-        nonlocal grown
+        nonlocal total
         for tree in read_trees(path):
-            grown += 1
+            total += 1
             yield tree
 
-    chosen = telling(counted())
+    chosen = most_informative(counted())
     if not chosen:
         return None
     first = chosen.index(max(chosen, key=_rank))
     scored_by, scores = _scores(run, path)
-    shown = tuple(shown_tree(tree, scores.get(tree.question.id, {})) for tree in chosen)
-    return Trees(stage.name, headline, grown, shown, first, scored_by)
+    trees = tuple(tree_view(tree, scores.get(tree.question.id, {})) for tree in chosen)
+    return TreeSection(stage.name, headline, total, trees, first, scored_by)
 
 
-def _scores(run: Run, trees: Path) -> tuple[str, dict[str, NodeScores]]:
-    """The newest examination that has scored these trees, and their scores."""
+def _scores(run: RunData, trees: Path) -> tuple[str, dict[str, NodeScores]]:
+    """The newest PRM evaluation that scored these trees, and the scores."""
     for stage in reversed(run.report.stages):
         if EXAMINATION in stage.outputs:
             folder = run.folder / stage.name / stage.outputs[EXAMINATION]
@@ -120,50 +121,55 @@ def _scores(run: Run, trees: Path) -> tuple[str, dict[str, NodeScores]]:
     return "", {}
 
 
-def telling(trees: Iterable[Tree], most: int = MOST_TREES) -> list[Tree]:
-    """Trees with the most right and wrong answers side by side, in turn of questions that need 1, 2, ... searches."""
+def most_informative(trees: Iterable[Tree], most: int = MAX_TREES) -> list[Tree]:
+    """The trees that mix right and wrong answers most, in turn from questions that need 1, 2, ... searches."""
     by_need: dict[int, list[Tree]] = {}
     for tree in trees:
         group = by_need.setdefault(tree.question.searches_needed, [])
         group.append(tree)
         group.sort(key=_rank, reverse=True)
-        del group[most:]  # a large exploration does not fit into memory
+        del group[most:]  # all trees may not fit into memory
     in_turn = chain.from_iterable(zip_longest(*(by_need[need] for need in sorted(by_need))))
     found = list(islice((tree for tree in in_turn if tree is not None), most))
     return sorted(found, key=lambda tree: tree.question.searches_needed)
 
 
 def _rank(tree: Tree) -> tuple[int, int, int]:
-    """Mixed results first, then those that divide most often, in the fewest steps."""
+    """Prefers mixed results, then many branch points, then few nodes."""
     answered, right = _answers(tree)
     forks = sum(len(family) > 1 for family in tree.children_by_node())
     return min(right, answered - right), forks, -len(tree.nodes)
 
 
 def _answers(tree: Tree) -> tuple[int, int]:
-    """Ends with an answer, and those of them that are right."""
-    earned = [node.reward for node in tree.nodes if node.stop is StopReason.ANSWERED]
-    return len(earned), sum(reward == 1 for reward in earned)
+    """Number of leaves with an answer, and with a right answer."""
+    rewards = [node.reward for node in tree.nodes if node.stop is StopReason.ANSWERED]
+    return len(rewards), sum(reward == 1 for reward in rewards)
 
 
-def shown_tree(tree: Tree, scores: Mapping[int, float], most: int = MOST_STEPS) -> ShownTree:
-    """A tree, readable. `scores`: the reward model's, logits by node; `most`: steps that are shown."""
+def tree_view(tree: Tree, scores: Mapping[int, float], most: int = MAX_STEPS) -> TreeView:
+    """The view of a tree. `scores`: PRM logits by node; `most`: maximum number of steps."""
     kept = _most_visited(tree, most)
-    children_by_node, way = ordered_children(tree), frozenset(most_visited_path(tree))
+    children_by_node, best = ordered_children(tree), frozenset(most_visited_path(tree))
     judged, shortest = judge_tree(tree), spre(tree)
-    chances = dict(zip(scores, as_probabilities([*scores.values()])))
+    probabilities = dict(zip(scores, as_probabilities([*scores.values()])))
 
-    def below(node: Node) -> tuple[ShownNode, ...]:
+    def children(node: Node) -> tuple[NodeView, ...]:
         return tuple(
-            _shown_node(
-                child, judged[child.id], shortest[child.id], chances.get(child.id), child.id in way, below(child)
+            _node_view(
+                child,
+                judged[child.id],
+                shortest[child.id],
+                probabilities.get(child.id),
+                child.id in best,
+                children(child),
             )
             for child in children_by_node[node.id]
             if child.id in kept
         )
 
     answered, right = _answers(tree)
-    return ShownTree(
+    return TreeView(
         readable(tree.question.text),
         tree.question.id,
         readable(" | ".join(tree.question.answers[:3])),
@@ -172,14 +178,14 @@ def shown_tree(tree: Tree, scores: Mapping[int, float], most: int = MOST_STEPS) 
         answered,
         right,
         tree.question.searches_needed,
-        shown_passages(tree.given),
-        below(tree.nodes[0]),
+        passage_views(tree.given),
+        children(tree.nodes[0]),
         len(tree.nodes) - 1 - len(kept),
     )
 
 
 def _most_visited(tree: Tree, most: int) -> frozenset[int]:
-    """The steps to show. None without the steps before it: those are visited at least as often."""
+    """Ids of the most visited nodes. Parents are always included: they are visited at least as often."""
     kept = {0}
     for node in sorted(tree.nodes[1:], key=lambda node: (-node.visits, node.id)):
         if len(kept) <= most and node.parent in kept:
@@ -187,23 +193,23 @@ def _most_visited(tree: Tree, most: int) -> frozenset[int]:
     return frozenset(kept - {0})
 
 
-def _shown_node(
+def _node_view(
     node: Node,
     verdict: Verdict | None,
     shortest: float | None,
     prm: float | None,
     best: bool,
-    children: tuple[ShownNode, ...],
-) -> ShownNode:
+    children: tuple[NodeView, ...],
+) -> NodeView:
     assert node.step is not None
-    played = Counter(
+    endings = Counter(
         f"F1 {each.reward:.2f} after {each.steps} more step{'' if each.steps == 1 else 's'}: "
         + readable(each.answer or each.stop.value)
         for each in node.rollouts
     )
-    rollouts = [f"{words} ({times} times)" if times > 1 else words for words, times in played.most_common()]
-    return ShownNode(
-        shown_step(node.step, verdict),
+    rollouts = [f"{words} ({times} times)" if times > 1 else words for words, times in endings.most_common()]
+    return NodeView(
+        step_view(node.step, verdict),
         node.visits,
         node.value if node.visits else None,
         node.reward,

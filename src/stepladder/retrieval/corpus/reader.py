@@ -21,8 +21,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from stepladder.core.trace import Passage
-from stepladder.retrieval.corpus.splitting import Piece, check_sizes, split_markdown, split_text
-from stepladder.retrieval.corpus.tables import TABLES, CorpusError, rows, text_lines
+from stepladder.retrieval.corpus.splitting import Chunk, check_chunk_sizes, split_markdown, split_text
+from stepladder.retrieval.corpus.tables import TABLES, CorpusError, read_table, text_lines
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Corpus:
         """The passages of a file, each with its line or row, or its number where the file is a text."""
         kind = _kind(file)
         if kind in TABLES:
-            yield from rows(file, kind)
+            yield from read_table(file, kind)
             return
         name = os.fsencode(file.relative_to(self.root).as_posix()).decode(errors="replace")
         stem = Path(name).stem
@@ -97,7 +97,7 @@ def read_corpus(path: str | Path, *, words: int = 100, overlap: int = 20) -> Cor
     Texts are split into passages of at most `words` words, each beginning with the last `overlap` words of the one
     before; tables are not split.
     """
-    check_sizes(words, overlap)
+    check_chunk_sizes(words, overlap)
     path = Path(path)
     if path.is_file():
         if not _kind(path):
@@ -110,7 +110,7 @@ def read_corpus(path: str | Path, *, words: int = 100, overlap: int = 20) -> Cor
     return Corpus(path, files, root, len(found) - len(files), words, overlap)
 
 
-def distinct(passages: Iterable[Passage]) -> Iterator[Passage]:
+def check_unique_ids(passages: Iterable[Passage]) -> Iterator[Passage]:
     """The passages as they come; an error when two have the same id, or when there are none."""
     first_seen: dict[str, int] = {}
     for position, passage in enumerate(passages):
@@ -199,7 +199,7 @@ def _check_files(path: Path, files: Sequence[Path], found: int) -> None:
         )
 
 
-_TEXT_FILES: dict[str, Callable[[Iterable[str], int, int], Iterator[Piece]]] = {
+_TEXT_FILES: dict[str, Callable[[Iterable[str], int, int], Iterator[Chunk]]] = {
     ".txt": split_text,
     ".md": split_markdown,
 }

@@ -1,6 +1,6 @@
 """Split texts into passages of a bounded number of words, each beginning with the last words of the one before.
 
-In: the lines of a text or Markdown file, one at a time. Out: `Piece`s, in order. Sentences and fenced code stay whole
+In: the lines of a text or Markdown file, one at a time. Out: `Chunk`s, in order. Sentences and fenced code stay whole
 where they fit; what does not fit is cut between lines, and a line that does not fit between words, never inside one.
 A word is what stands between white space. The layout of lines is kept, several blank lines become one.
 
@@ -25,7 +25,7 @@ _Unit = list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """A part of a text that is short enough to be a passage."""
 
     #: The headings above it, "Heading > Subheading"; empty where there are none.
@@ -35,7 +35,7 @@ class Piece:
     carried: int
 
 
-def check_sizes(words: int, overlap: int) -> None:
+def check_chunk_sizes(words: int, overlap: int) -> None:
     """Refuse sizes that no text can be split into."""
     if words < 1 or not 0 <= overlap < words:
         raise StepladderError(
@@ -44,39 +44,39 @@ def check_sizes(words: int, overlap: int) -> None:
         )
 
 
-def split_text(lines: Iterable[str], words: int, overlap: int) -> Iterator[Piece]:
+def split_text(lines: Iterable[str], words: int, overlap: int) -> Iterator[Chunk]:
     """The pieces of plain text.
 
     >>> [piece.text for piece in split_text(["One two. Three four.", "Five six."], words=5, overlap=1)]
     ['One two. Three four.', 'four.\\nFive six.']
     """
-    check_sizes(words, overlap)
+    check_chunk_sizes(words, overlap)
     yield from _pieces("", _sentences(lines, words), words, overlap)
 
 
-def split_markdown(lines: Iterable[str], words: int, overlap: int) -> Iterator[Piece]:
+def split_markdown(lines: Iterable[str], words: int, overlap: int) -> Iterator[Chunk]:
     """The pieces of Markdown. A heading with nothing below it is a piece without text.
 
     >>> [(piece.title, piece.text) for piece in split_markdown(["# Orla", "## Bridges", "Two."], words=5, overlap=1)]
     [('Orla > Bridges', 'Two.')]
     """
-    check_sizes(words, overlap)
+    check_chunk_sizes(words, overlap)
     for title, body in _sections(lines):
         yield from _pieces(title, _sentences_and_fences(body, words), words, overlap)
 
 
-def _pieces(title: str, units: Iterable[_Unit], words: int, overlap: int) -> Iterator[Piece]:
+def _pieces(title: str, units: Iterable[_Unit], words: int, overlap: int) -> Iterator[Chunk]:
     piece: list[str] = []
     carried = 0
     for unit in _fitting(units, words):
         if len(piece) + len(unit) > words:
-            yield Piece(title, "".join(piece).strip(), carried)
+            yield Chunk(title, "".join(piece).strip(), carried)
             # A unit that fits is worth more than the overlap: less is carried over where both are too much.
             carried = min(overlap, words - len(unit), len(piece))
             piece = piece[len(piece) - carried :]
         piece += unit
     if piece or title:
-        yield Piece(title, "".join(piece).strip(), carried)
+        yield Chunk(title, "".join(piece).strip(), carried)
 
 
 def _fitting(units: Iterable[_Unit], words: int) -> Iterator[_Unit]:

@@ -24,7 +24,7 @@ class CorpusError(StepladderError):
     """A corpus that cannot be read."""
 
 
-def rows(file: Path, kind: str) -> Iterator[tuple[int, Passage]]:
+def read_table(file: Path, kind: str) -> Iterator[tuple[int, Passage]]:
     """The passages of a table, each with its line or row."""
     for line in TABLES[kind](file):
         yield line.number, _passage(line)
@@ -37,13 +37,13 @@ def _objects(path: Path) -> Iterator[Line]:
 
 
 def _tsv_rows(path: Path) -> Iterator[Line]:
-    rows = csv.reader(text_lines(path), delimiter="\t", strict=True)
+    reader = csv.reader(text_lines(path), delimiter="\t", strict=True)
     names: list[str] = []
     number = 1
     try:
-        for row in rows:
+        for row in reader:
             line = Line(path, number, dict(zip(names, row)), CorpusError)
-            number = rows.line_num + 1  # a row may take several lines
+            number = reader.line_num + 1  # a row may take several lines
             if not names:
                 names = row
                 if not set(names) & set(_IDS) or not set(names) & set(_TEXTS):

@@ -26,9 +26,9 @@ from pydantic import Field
 
 from stepladder.core.config import Config
 from stepladder.core.trace import Passage
-from stepladder.retrieval.base import Retriever, Watch, check_search, unwatched
+from stepladder.retrieval.base import ProgressCallback, Retriever, check_search, no_progress
 from stepladder.retrieval.corpus.passage_store import Passages, PassageStore
-from stepladder.retrieval.corpus.reader import distinct
+from stepladder.retrieval.corpus.reader import check_unique_ids
 from stepladder.retrieval.corpus.tables import CorpusError
 from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY
 from stepladder.retrieval.index.postings import Formula, Postings, PostingsWriter
@@ -80,10 +80,10 @@ def _words(text: str) -> list[str]:
     return _WORDS.findall(text.lower())
 
 
-def terms(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """What BM25 sees of a text.
 
-    >>> terms("The bridges of Orléans, in 1760")
+    >>> tokenize("The bridges of Orléans, in 1760")
     ['bridg', 'orlean', '1760']
     """
     return list(filter(None, map(_stem, _words(text))))
@@ -116,9 +116,9 @@ class BM25Index(Retriever):
         (the defaults are Lucene's); a word of the title counts as often as `title_weight` words of the text.
         """
         formula = _formula(k1, b, title_weight)
-        kept = tuple(distinct(passages))
+        kept = tuple(check_unique_ids(passages))
         with PostingsWriter(formula) as writer:
-            return cls(_count(kept, writer, title_weight, unwatched), writer.in_memory(), kept)
+            return cls(_count(kept, writer, title_weight, no_progress), writer.in_memory(), kept)
 
     @classmethod
     def build(
@@ -130,7 +130,7 @@ class BM25Index(Retriever):
         b: float = 0.75,
         title_weight: int = 3,
         memory: int = DEFAULT_MEMORY,
-        watch: Watch = unwatched,
+        progress: ProgressCallback = no_progress,
     ) -> dict[str, str | int | float]:
         """Write an index of the passages into a folder; returns how it was made.
 
@@ -138,12 +138,12 @@ class BM25Index(Retriever):
         """
         library = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
         with PostingsWriter(_formula(k1, b, title_weight), folder, memory) as writer:
-            library.vocab_dict = _count(passages, writer, title_weight, watch)
+            library.vocab_dict = _count(passages, writer, title_weight, progress)
             # The library writes its small files, and in the place of the large ones empty ones, until ours come.
             library.scores = {"data": [], "indices": [], "indptr": [], "num_docs": len(passages)}
             library.nonoccurrence_array = None
             library.save(folder, show_progress=False)
-            writer.write(folder, watch)
+            writer.write(folder, progress)
         return {
             "k1": k1,
             "b": b,
@@ -168,13 +168,13 @@ class BM25Index(Retriever):
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> tuple[Passage, ...]:
-        known = [self._terms[term] for term in terms(query) if term in self._terms]
+        known = [self._terms[term] for term in tokenize(query) if term in self._terms]
         if not known:
             return ()
         scores = self._postings.sums(known)
         return tuple(
             Passage(found.id, found.title, found.text, float(scores[position]))
-            for position in best(scores, k)
+            for position in top_k(scores, k)
             for found in (self.passages[position],)
         )
 
@@ -184,10 +184,10 @@ class BM25Index(Retriever):
             self.passages.close()
 
 
-def best(scores: npt.NDArray[np.float32], k: int) -> list[int]:
+def top_k(scores: npt.NDArray[np.float32], k: int) -> list[int]:
     """Positions of the k highest scores above 0, highest first, equal ones in order of position.
 
-    >>> best(np.array([0, 2, 1, 2, 0], dtype=np.float32), k=4)
+    >>> top_k(np.array([0, 2, 1, 2, 0], dtype=np.float32), k=4)
     [1, 3, 2]
     """
     # The k-th highest of the blocks' maxima is reached by at least k scores, so the k best are among those that
@@ -227,14 +227,14 @@ class _Numbers(dict[str, int]):
         return [number for number in map(self.__getitem__, _words(text)) if number >= 0]
 
 
-def _count(passages: Passages, writer: PostingsWriter, title_weight: int, watch: Watch) -> dict[str, int]:
+def _count(passages: Passages, writer: PostingsWriter, title_weight: int, progress: ProgressCallback) -> dict[str, int]:
     """Count the terms of all passages; returns their numbers."""
     numbers = _Numbers()
     for done, passage in enumerate(passages):
         if done % _WATCH_EVERY == 0:
-            watch("Indexing words", done, len(passages))
+            progress("Indexing words", done, len(passages))
         writer.add(numbers.of(passage.title) * title_weight + numbers.of(passage.text))
-    watch("Indexing words", len(passages), len(passages))
+    progress("Indexing words", len(passages), len(passages))
     if not numbers.terms:
         raise CorpusError(f"none of the {len(passages)} passages has a word that can be searched for")
     return numbers.terms

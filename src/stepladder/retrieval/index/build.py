@@ -21,26 +21,26 @@ from stepladder import __version__
 from stepladder.core.config import Config
 from stepladder.core.io.files import PartialFolder, atomic_file, resumable_folder, sync_all
 from stepladder.core.trace import Passage
-from stepladder.retrieval.base import Retriever, Watch, unwatched
+from stepladder.retrieval.base import ProgressCallback, Retriever, no_progress
 from stepladder.retrieval.corpus.passage_store import PassageStore, PassageWriter
-from stepladder.retrieval.corpus.reader import Corpus, distinct, read_corpus
+from stepladder.retrieval.corpus.reader import Corpus, check_unique_ids, read_corpus
 from stepladder.retrieval.hybrid import HybridRetriever
 from stepladder.retrieval.index.manifest import (
     MANIFEST,
     IndexFolderError,
     IndexInfo,
+    build_hint,
     check_files,
-    check_free,
-    how_to_build,
+    check_overwrite,
     index_info,
     write_manifest,
 )
 from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY
-from stepladder.retrieval.index.registry import IndexKind, kinds_of, settings_of
+from stepladder.retrieval.index.registry import IndexKind, parse_kinds, split_settings
 
 #: How much bm25 counts beside embeddings: found best on the train questions of three data sets, with 0.7 alike
 #: (`python benchmarks/retrieval_quality.py --tune --kinds hybrid`).
-WORDS_WEIGHT = 0.6
+BM25_WEIGHT = 0.6
 
 _PROGRESS_EVERY = 1000
 #: Written when all passages are in the folder: how many there are, and of what.
@@ -65,7 +65,7 @@ def build_index(
     *,
     source: str = "",
     overwrite: bool = False,
-    watch: Watch = unwatched,
+    progress: ProgressCallback = no_progress,
     memory: int = DEFAULT_MEMORY,
     words: int = 100,
     overlap: int = 20,
@@ -77,15 +77,15 @@ def build_index(
     those of the kind (`BM25Config`, `DenseConfig`). `memory` is about how many bytes building may take. An existing
     index is replaced only with `overwrite`, any other folder with files in it never.
     """
-    folder, kinds = Path(folder), kinds_of(kind)
-    chosen = settings_of(kinds, settings)
-    check_free(folder, overwrite)
+    folder, kinds = Path(folder), parse_kinds(kind)
+    chosen = split_settings(kinds, settings)
+    check_overwrite(folder, overwrite)
     passages: Iterable[Passage]
     if isinstance(corpus, str | Path):
         passages = read_corpus(corpus, words=words, overlap=overlap)
         source = source or Path(corpus).name
     else:
-        passages = distinct(corpus)
+        passages = check_unique_ids(corpus)
     # Of passages that come from a program nobody knows whether they are the same the next time.
     known = passages.signature() if isinstance(passages, Corpus) else None
     plan = {
@@ -100,8 +100,8 @@ def build_index(
         return bool(begun) and any(each.resumes for each in kinds.values())
 
     with resumable_folder(folder, plan, what="index", keep=worth_keeping) as partial:
-        reading = _read(passages, partial, watch)
-        made = _make(kinds, chosen, partial, memory, watch)
+        reading = _read(passages, partial, progress)
+        made = _make(kinds, chosen, partial, memory, progress)
         info = IndexInfo(
             kind=kind,
             passages=reading.passages,
@@ -120,20 +120,20 @@ def open_index(folder: str | Path, *, device: str = "cpu") -> Retriever:
     """The index in a folder, ready to search. An encoder of queries works on the `device`."""
     folder = Path(folder)
     info = index_info(folder)
-    kinds = kinds_of(info.kind)
+    kinds = parse_kinds(info.kind)
     check_files(folder, info)
     try:
         passages = PassageStore(folder)
         parts = [kind.open(folder, passages, device) for kind in kinds.values()]
     except (ValueError, KeyError, TypeError, EOFError) as error:
-        raise IndexFolderError(f"{folder} is damaged: {error}. {how_to_build(folder)}") from error
+        raise IndexFolderError(f"{folder} is damaged: {error}. {build_hint(folder)}") from error
     if len(parts) == 1:
         return parts[0]
-    weights = [WORDS_WEIGHT if name == "bm25" else 1 - WORDS_WEIGHT for name in kinds]
+    weights = [BM25_WEIGHT if name == "bm25" else 1 - BM25_WEIGHT for name in kinds]
     return HybridRetriever(parts, fusion="scores", weights=weights)
 
 
-def checksum_of(passages: Iterable[Passage]) -> str:
+def passages_checksum(passages: Iterable[Passage]) -> str:
     """The checksum that an index of these passages has."""
     digest = _Digest()
     for passage in passages:
@@ -153,7 +153,7 @@ class _Digest:
         return self._hash.hexdigest()
 
 
-def _read(passages: Iterable[Passage], partial: PartialFolder, watch: Watch) -> _Reading:
+def _read(passages: Iterable[Passage], partial: PartialFolder, progress: ProgressCallback) -> _Reading:
     """Put the passages into the folder, unless they are there from an earlier attempt."""
     file = partial.scratch / _READ
     if earlier := _earlier(file, partial.folder):
@@ -166,8 +166,8 @@ def _read(passages: Iterable[Passage], partial: PartialFolder, watch: Watch) -> 
             writer.add(passage)
             digest.add(passage)
             if count % _PROGRESS_EVERY == 0:
-                watch("Reading passages", count, 0)
-    watch("Reading passages", count, count)
+                progress("Reading passages", count, 0)
+    progress("Reading passages", count, count)
     reading = _Reading(count, digest.checksum, passages.left_out if isinstance(passages, Corpus) else {})
     sync_all(partial.folder)  # before the mark that vouches for it
     with atomic_file(file) as written:
@@ -186,7 +186,7 @@ def _earlier(file: Path, folder: Path) -> _Reading | None:
 
 
 def _make(
-    kinds: dict[str, IndexKind], settings: dict[str, Config], partial: PartialFolder, memory: int, watch: Watch
+    kinds: dict[str, IndexKind], settings: dict[str, Config], partial: PartialFolder, memory: int, progress: ProgressCallback
 ) -> dict[str, str | int | float]:
     """Build the parts that are not there yet; returns how all were made."""
     marks = {name: partial.scratch / _MADE.format(name) for name in kinds}
@@ -194,7 +194,7 @@ def _make(
         # First what takes longest and can go wrong: an encoder that is not there is not found out after hours.
         for name in sorted(kinds, key=lambda name: not kinds[name].resumes):
             if not marks[name].exists():
-                how = kinds[name].build(passages, partial, settings[name], memory, watch)
+                how = kinds[name].build(passages, partial, settings[name], memory, progress)
                 sync_all(partial.folder)
                 with atomic_file(marks[name]) as written:
                     json.dump(dict(how), written)

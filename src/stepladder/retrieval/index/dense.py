@@ -19,13 +19,19 @@ import numpy as np
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import PartialFolder, atomic_file
 from stepladder.core.trace import Passage
-from stepladder.retrieval.base import Retriever, Watch, check_search, unwatched
+from stepladder.retrieval.base import ProgressCallback, Retriever, check_search, no_progress
 from stepladder.retrieval.corpus.passage_store import Passages, PassageStore
-from stepladder.retrieval.corpus.reader import distinct
+from stepladder.retrieval.corpus.reader import check_unique_ids
 from stepladder.retrieval.index.dense_config import DenseConfig, EncoderConfig, Layout
 from stepladder.retrieval.index.encoder import Encoder, EncoderError, Vectors
-from stepladder.retrieval.index.faiss_index import Flat, Nearest, build_nearest, check_memory, open_nearest
-from stepladder.retrieval.index.manifest import Made
+from stepladder.retrieval.index.faiss_index import (
+    FlatIndex,
+    VectorIndex,
+    build_vector_index,
+    check_memory,
+    open_vector_index,
+)
+from stepladder.retrieval.index.manifest import BuildDetails
 from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY
 from stepladder.retrieval.index.vectors import encode_passages, same_direction
 
@@ -35,15 +41,15 @@ _DESCRIPTION = "dense.json"
 class DenseIndex(Retriever):
     """An index of embeddings with its passages and its encoder."""
 
-    def __init__(self, nearest: Nearest, encoder: Encoder, passages: Passages) -> None:
+    def __init__(self, nearest: VectorIndex, encoder: Encoder, passages: Passages) -> None:
         self.nearest, self.encoder, self.passages = nearest, encoder, passages
 
     @classmethod
     def from_passages(cls, passages: Iterable[Passage], encoder: Encoder | None = None) -> "DenseIndex":
         """An index that lives in memory and compares a query with every passage, for small corpora."""
         encoder = encoder or Encoder()
-        kept = tuple(distinct(passages))
-        return cls(Flat(encoder.passages(kept)), encoder, kept)
+        kept = tuple(check_unique_ids(passages))
+        return cls(FlatIndex(encoder.passages(kept)), encoder, kept)
 
     @classmethod
     def build(
@@ -54,20 +60,20 @@ class DenseIndex(Retriever):
         settings: DenseConfig,
         *,
         memory: int = DEFAULT_MEMORY,
-        watch: Watch = unwatched,
-    ) -> Made:
+        progress: ProgressCallback = no_progress,
+    ) -> BuildDetails:
         """Write an index of the passages into a folder, going on where an earlier attempt ended; returns how."""
         encoder = Encoder(settings, device=settings.device, dtype=settings.dtype, batch=settings.batch)
         check_memory(layout, len(passages), encoder.dimensions, memory)
         dtype = np.float32 if layout is Layout.flat else np.float16
         kept = to.scratch if layout is Layout.hnsw else to.folder  # the graph has the vectors in it
-        vectors = encode_passages(passages, encoder, kept, to.scratch, dtype, memory, watch)
-        build_nearest(layout, vectors, to.folder, memory, watch)
-        return describe(encoder, to.folder, layout, f"FAISS {version('faiss-cpu')}")
+        vectors = encode_passages(passages, encoder, kept, to.scratch, dtype, memory, progress)
+        build_vector_index(layout, vectors, to.folder, memory, progress)
+        return write_description(encoder, to.folder, layout, f"FAISS {version('faiss-cpu')}")
 
     @classmethod
     def open(
-        cls, folder: Path, passages: Passages, *, device: str = "cpu", nearest: Nearest | None = None
+        cls, folder: Path, passages: Passages, *, device: str = "cpu", nearest: VectorIndex | None = None
     ) -> "DenseIndex":
         """The index in a folder that was built of these passages; queries are encoded on the device.
 
@@ -79,7 +85,7 @@ class DenseIndex(Retriever):
             encoder = Encoder(EncoderConfig.read(description, str(folder / _DESCRIPTION)), device=device, dtype="fp32")
         except EncoderError as error:
             raise EncoderError(f"{error}. If it has moved, correct 'encoder' in {folder / _DESCRIPTION}") from error
-        nearest = nearest or open_nearest(Layout(layout), folder)
+        nearest = nearest or open_vector_index(Layout(layout), folder)
         _check_encoder(encoder, nearest.vector(0), passages[0], folder)
         return cls(nearest, encoder, passages)
 
@@ -109,7 +115,7 @@ class DenseIndex(Retriever):
             self.passages.close()
 
 
-def describe(encoder: Encoder, folder: Path, layout: str, library: str) -> Made:
+def write_description(encoder: Encoder, folder: Path, layout: str, library: str) -> BuildDetails:
     """Write down in a folder what `DenseIndex.open` must know; returns how the vectors were made."""
     how = encoder.settings.model_dump()
     with atomic_file(folder / _DESCRIPTION) as file:

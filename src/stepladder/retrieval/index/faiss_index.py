@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
-from stepladder.retrieval.base import Watch
+from stepladder.retrieval.base import ProgressCallback
 from stepladder.retrieval.index.dense_config import Layout
 from stepladder.retrieval.index.encoder import Vectors
-from stepladder.retrieval.index.memory_budget import shown_bytes
+from stepladder.retrieval.index.memory_budget import format_bytes
 from stepladder.retrieval.index.vectors import StoredVectors, open_vectors
 
 Positions = npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ _NUMBERS_A_BYTE, _FEWEST = 8, 10_000
 _CELLS, _CANDIDATES = 32, 16
 
 
-class Nearest(ABC):
+class VectorIndex(ABC):
     """Finds the vectors nearest to others."""
 
     @abstractmethod
@@ -56,19 +56,19 @@ class Nearest(ABC):
         """Let go of what is held."""
 
 
-def build_nearest(layout: Layout, vectors: StoredVectors, folder: Path, memory: int, watch: Watch) -> None:
+def build_vector_index(layout: Layout, vectors: StoredVectors, folder: Path, memory: int, progress: ProgressCallback) -> None:
     """Write the files of a layout into a folder. flat and ivfpq also need the vectors' own file there."""
     check_memory(layout, len(vectors), vectors.shape[1], memory)
     if layout is Layout.hnsw:
-        _build_hnsw(vectors, folder, watch)
+        _build_hnsw(vectors, folder, progress)
     elif layout is Layout.ivfpq:
-        _build_ivfpq(vectors, folder, memory, watch)
+        _build_ivfpq(vectors, folder, memory, progress)
 
 
-def open_nearest(layout: Layout, folder: Path) -> Nearest:
-    """What `build_nearest` wrote, ready to search."""
+def open_vector_index(layout: Layout, folder: Path) -> VectorIndex:
+    """What `build_vector_index` wrote, ready to search."""
     if layout is Layout.flat:
-        return Flat(open_vectors(folder))
+        return FlatIndex(open_vectors(folder))
     return _Hnsw(folder) if layout is Layout.hnsw else _IvfPq(folder)
 
 
@@ -79,8 +79,8 @@ def check_memory(layout: Layout, count: int, dimensions: int, memory: int) -> No
         smaller = [each for each in Layout if _needed(each, count, dimensions) <= memory]
         hint = f", or choose the kind {' or '.join(smaller)}" if smaller else ""
         raise StepladderError(
-            f"building {layout} of {count:,} vectors takes about {shown_bytes(needed)}, and the memory that was "
-            f"allowed is {shown_bytes(memory)}: allow more (--memory){hint}"
+            f"building {layout} of {count:,} vectors takes about {format_bytes(needed)}, and the memory that was "
+            f"allowed is {format_bytes(memory)}: allow more (--memory){hint}"
         )
     if layout is Layout.ivfpq and count < _FEWEST:
         raise StepladderError(
@@ -117,7 +117,7 @@ def _block(vectors: StoredVectors, start: int) -> Vectors:
     return np.ascontiguousarray(vectors[start : start + _BLOCK], dtype=np.float32)
 
 
-class Flat(Nearest):
+class FlatIndex(VectorIndex):
     """Compares all vectors; they may also be mapped into memory."""
 
     def __init__(self, vectors: StoredVectors) -> None:
@@ -138,20 +138,20 @@ class Flat(Nearest):
         return np.asarray(self._vectors[position], dtype=np.float32)
 
 
-def _build_hnsw(vectors: StoredVectors, folder: Path, watch: Watch) -> None:
+def _build_hnsw(vectors: StoredVectors, folder: Path, progress: ProgressCallback) -> None:
     faiss = _faiss()
     count, dimensions = vectors.shape
     index = faiss.IndexHNSWSQ(dimensions, faiss.ScalarQuantizer.QT_fp16, _NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = _BUILD_WIDTH
     index.train(_block(vectors, 0))  # fp16 has nothing to learn, and FAISS insists
     for start in range(0, count, _BLOCK):
-        watch("Linking neighbours", start, count)
+        progress("Linking neighbours", start, count)
         index.add(_block(vectors, start))
-    watch("Linking neighbours", count, count)
+    progress("Linking neighbours", count, count)
     faiss.write_index(index, str(folder / _INDEX))
 
 
-class _Hnsw(Nearest):
+class _Hnsw(VectorIndex):
     def __init__(self, folder: Path) -> None:
         self._faiss = _faiss()
         self._index = _read_index(folder, self._faiss.IO_FLAG_MMAP_IFC)
@@ -165,7 +165,7 @@ class _Hnsw(Nearest):
         return np.asarray(self._index.reconstruct(position), dtype=np.float32)
 
 
-def _build_ivfpq(vectors: StoredVectors, folder: Path, memory: int, watch: Watch) -> None:
+def _build_ivfpq(vectors: StoredVectors, folder: Path, memory: int, progress: ProgressCallback) -> None:
     faiss = _faiss()
     count, dimensions = vectors.shape
     if dimensions % _NUMBERS_A_BYTE:
@@ -175,17 +175,17 @@ def _build_ivfpq(vectors: StoredVectors, folder: Path, memory: int, watch: Watch
     index = faiss.IndexIVFPQ(coarse, dimensions, cells, dimensions // _NUMBERS_A_BYTE, 8, faiss.METRIC_INNER_PRODUCT)
     room = max(_BLOCK, (memory - _needed(Layout.ivfpq, count, dimensions)) // (4 * dimensions))
     sample = min(count, room, max(_BLOCK, 64 * cells))
-    watch(f"Learning {cells:,} cells", 0, 0)
+    progress(f"Learning {cells:,} cells", 0, 0)
     chosen = np.sort(np.random.default_rng(0).choice(count, sample, replace=False))
     index.train(np.ascontiguousarray(vectors[chosen], dtype=np.float32))
     for start in range(0, count, _BLOCK):
-        watch("Compressing vectors", start, count)
+        progress("Compressing vectors", start, count)
         index.add(_block(vectors, start))
-    watch("Compressing vectors", count, count)
+    progress("Compressing vectors", count, count)
     faiss.write_index(index, str(folder / _INDEX))
 
 
-class _IvfPq(Nearest):
+class _IvfPq(VectorIndex):
     def __init__(self, folder: Path) -> None:
         self._faiss = _faiss()
         self._index = _read_index(folder, self._faiss.IO_FLAG_MMAP)

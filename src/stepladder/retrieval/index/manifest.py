@@ -20,7 +20,7 @@ MANIFEST = "index.json"
 _VERSION_KEY = "stepladder_index"
 
 #: How an index was made: parameters and libraries.
-Made = Mapping[str, str | int | float]
+BuildDetails = Mapping[str, str | int | float]
 
 
 class IndexFolderError(StepladderError):
@@ -66,10 +66,10 @@ def index_info(folder: str | Path) -> IndexInfo:
     """The manifest of the index in a folder."""
     folder = Path(folder)
     if not folder.exists():
-        raise IndexFolderError(f"{folder}: there is no such folder. {how_to_build(folder)}")
+        raise IndexFolderError(f"{folder}: there is no such folder. {build_hint(folder)}")
     path = folder / MANIFEST
     if not path.is_file():
-        raise IndexFolderError(f"{folder} is not an index: it has no {MANIFEST}. {how_to_build(folder)}")
+        raise IndexFolderError(f"{folder} is not an index: it has no {MANIFEST}. {build_hint(folder)}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         found = manifest.pop(_VERSION_KEY)
@@ -78,7 +78,7 @@ def index_info(folder: str | Path) -> IndexInfo:
     if found != INDEX_VERSION:
         raise IndexFolderError(
             f"{folder} is an index of version {found}, this Stepladder reads version {INDEX_VERSION}: build it "
-            f"again. {how_to_build(folder)}"
+            f"again. {build_hint(folder)}"
         )
     try:
         return _FIELDS.validate_python(manifest)
@@ -106,11 +106,11 @@ def check_files(folder: Path, info: IndexInfo) -> None:
         if found != size:
             state = "is missing" if found is None else f"has {found:,} bytes"
             raise IndexFolderError(
-                f"{folder} is damaged: {name} {state}, expected {size:,} bytes. {how_to_build(folder)}"
+                f"{folder} is damaged: {name} {state}, expected {size:,} bytes. {build_hint(folder)}"
             )
 
 
-def check_free(folder: Path, overwrite: bool) -> None:
+def check_overwrite(folder: Path, overwrite: bool) -> None:
     """Raise where building an index would remove something else, or an index without leave."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return
@@ -127,6 +127,6 @@ def check_free(folder: Path, overwrite: bool) -> None:
         raise IndexFolderError(f"{folder} is an index already; say overwrite (--overwrite) to replace it")
 
 
-def how_to_build(folder: Path) -> str:
+def build_hint(folder: Path) -> str:
     """What to type for an index in a folder."""
     return f"Build one with: stepladder index build CORPUS --out {folder}"

@@ -11,10 +11,10 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
 DEFAULT_MEMORY = 4 * 10**9
 
 
-def bytes_of(text: str) -> int:
+def parse_bytes(text: str) -> int:
     """An amount of memory as people write it.
 
-    >>> bytes_of("4GB"), bytes_of("500 M")
+    >>> parse_bytes("4GB"), parse_bytes("500 M")
     (4000000000, 500000000)
     """
     found = _AMOUNT.fullmatch(text.strip())
@@ -23,10 +23,10 @@ def bytes_of(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
-def shown_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """An amount of memory for people.
 
-    >>> shown_bytes(3_500_000_000)
+    >>> format_bytes(3_500_000_000)
     '3.5 GB'
     """
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

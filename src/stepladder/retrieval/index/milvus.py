@@ -19,20 +19,20 @@ import numpy as np
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import PartialFolder, atomic_file
-from stepladder.retrieval.base import Watch, unwatched
+from stepladder.retrieval.base import ProgressCallback, no_progress
 from stepladder.retrieval.corpus.passage_store import Passages
-from stepladder.retrieval.index.dense import DenseIndex, describe
+from stepladder.retrieval.index.dense import DenseIndex, write_description
 from stepladder.retrieval.index.dense_config import MilvusConfig
 from stepladder.retrieval.index.encoder import Encoder, Vectors
-from stepladder.retrieval.index.faiss_index import Nearest, Positions
-from stepladder.retrieval.index.manifest import Made
-from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY, shown_bytes
+from stepladder.retrieval.index.faiss_index import Positions, VectorIndex
+from stepladder.retrieval.index.manifest import BuildDetails
+from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY, format_bytes
 from stepladder.retrieval.index.milvus_collection import (
     EMBEDDED,
     POSITION,
     VECTOR,
-    Place,
-    Sending,
+    CollectionInfo,
+    VectorUpload,
     count_of,
     dimensions_of,
 )
@@ -56,25 +56,25 @@ def build_milvus(
     settings: MilvusConfig,
     *,
     memory: int = DEFAULT_MEMORY,
-    watch: Watch = unwatched,
-) -> Made:
+    progress: ProgressCallback = no_progress,
+) -> BuildDetails:
     """Put the vectors of the passages into Milvus, going on where an earlier attempt ended; returns how."""
     encoder = Encoder(settings, device=settings.device, dtype=settings.dtype, batch=settings.batch)
     if settings.uri is None:
         _check_size(len(passages), encoder.dimensions, memory)
     Milvus(settings.uri, to.folder / EMBEDDED).close()  # a server that is down is found before hours of encoding
     # Among the notes, which go when the index is finished: Milvus has the vectors then.
-    vectors = encode_passages(passages, encoder, to.scratch, to.scratch, np.float32, memory, watch)
+    vectors = encode_passages(passages, encoder, to.scratch, to.scratch, np.float32, memory, progress)
     index = settings.milvus_index or ("HNSW" if settings.uri else "FLAT")
     collection = settings.collection or _name(to.folder, vectors)
-    place = Place(settings.uri, collection, index, encoder.dimensions)
-    Sending(vectors, place, to, watch).run()
+    place = CollectionInfo(settings.uri, collection, index, encoder.dimensions)
+    VectorUpload(vectors, place, to, progress).run()
     if place.uri is None:
         _settle(place, to.folder)
     with atomic_file(to.folder / _DESCRIPTION) as file:
         json.dump(asdict(place), file, indent=2)
     return {
-        **describe(encoder, to.folder, "milvus", f"pymilvus {version('pymilvus')}"),
+        **write_description(encoder, to.folder, "milvus", f"pymilvus {version('pymilvus')}"),
         "uri": place.uri or EMBEDDED,
         "collection": place.collection,
         "milvus_index": place.index,
@@ -83,7 +83,7 @@ def build_milvus(
 
 def open_milvus(folder: Path, passages: Passages, *, device: str = "cpu") -> DenseIndex:
     """The index in a folder that `build_milvus` wrote, of these passages; queries are encoded on the device."""
-    place = Place(**json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8")))
+    place = CollectionInfo(**json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8")))
     nearest = _InMilvus(place, folder, len(passages))
     try:
         return DenseIndex.open(folder, passages, device=device, nearest=nearest)
@@ -92,8 +92,8 @@ def open_milvus(folder: Path, passages: Passages, *, device: str = "cpu") -> Den
         raise
 
 
-class _InMilvus(Nearest):
-    def __init__(self, place: Place, folder: Path, count: int) -> None:
+class _InMilvus(VectorIndex):
+    def __init__(self, place: CollectionInfo, folder: Path, count: int) -> None:
         self._place, self._milvus = place, place.connect(folder)
         try:
             self._check(folder, count)
@@ -164,8 +164,8 @@ def _check_size(count: int, dimensions: int, memory: int) -> None:
         problem, more = f"is for up to {_MOST_EMBEDDED:,} passages, and there are {count:,}", ""
     elif needed > memory:
         problem = (
-            f"takes about {shown_bytes(needed)} for {count:,} vectors, and the memory that was allowed is "
-            f"{shown_bytes(memory)}"
+            f"takes about {format_bytes(needed)} for {count:,} vectors, and the memory that was allowed is "
+            f"{format_bytes(memory)}"
         )
         more = "allow more (--memory), "
     else:
@@ -175,7 +175,7 @@ def _check_size(count: int, dimensions: int, memory: int) -> None:
     )
 
 
-def _settle(place: Place, folder: Path) -> None:
+def _settle(place: CollectionInfo, folder: Path) -> None:
     """Open and close milvus-lite until it finds nothing to merge: the files of a finished index do not change."""
     before, now = None, _sizes(folder / EMBEDDED)
     while before != now:

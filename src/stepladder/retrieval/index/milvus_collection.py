@@ -15,7 +15,7 @@ from typing import Any
 
 from stepladder.core.io.files import PartialFolder, atomic_file
 from stepladder.core.io.retries import retry_wait
-from stepladder.retrieval.base import Watch
+from stepladder.retrieval.base import ProgressCallback
 from stepladder.retrieval.index.milvus_server import ANSWER_SECONDS, WORK_SECONDS, Milvus, MilvusError
 from stepladder.retrieval.index.vectors import StoredVectors
 
@@ -34,7 +34,7 @@ _NEIGHBOURS, _BUILD_WIDTH = 32, 200
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CollectionInfo:
     """Where the vectors are."""
 
     #: Of a server; None is milvus-lite in the index folder.
@@ -50,11 +50,11 @@ class Place:
         return Milvus(self.uri, folder / EMBEDDED)
 
 
-class Sending:
+class VectorUpload:
     """Puts vectors into their collection."""
 
-    def __init__(self, vectors: StoredVectors, place: Place, to: PartialFolder, watch: Watch) -> None:
-        self._vectors, self._place, self._to, self._watch = vectors, place, to, watch
+    def __init__(self, vectors: StoredVectors, place: CollectionInfo, to: PartialFolder, progress: ProgressCallback) -> None:
+        self._vectors, self._place, self._to, self._watch = vectors, place, to, progress
         self._note = to.scratch / _NOTE
 
     def run(self) -> None:
@@ -65,7 +65,7 @@ class Sending:
         name, total = self._place.collection, len(self._vectors)
         with closing(self._place.connect(self._to.folder)) as milvus:
             for start in range(self._begin(milvus), total, _GROUP):
-                self._watch("Sending vectors to Milvus", start, total)
+                self._watch("VectorUpload vectors to Milvus", start, total)
                 end = min(start + _GROUP, total)
                 for first in range(start, end, _BATCH):
                     self._send(milvus, first, min(first + _BATCH, end))
@@ -73,7 +73,7 @@ class Sending:
                     with milvus.explained():
                         milvus.client.flush(name, timeout=WORK_SECONDS)
                 self._write_note(end)
-            self._watch("Sending vectors to Milvus", total, total)
+            self._watch("VectorUpload vectors to Milvus", total, total)
             with milvus.explained():
                 milvus.client.flush(name, timeout=WORK_SECONDS)
                 milvus.client.load_collection(name, timeout=WORK_SECONDS)
@@ -124,7 +124,7 @@ class Sending:
             json.dump({"sent": sent}, file)
 
 
-def _create(client: Any, place: Place) -> None:
+def _create(client: Any, place: CollectionInfo) -> None:
     from pymilvus import DataType  # type: ignore[import-untyped]
 
     parameters = {"M": _NEIGHBOURS, "efConstruction": _BUILD_WIDTH} if place.index == "HNSW" else {}

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from stepladder.retrieval.base import Watch, unwatched
+from stepladder.retrieval.base import ProgressCallback, no_progress
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -135,7 +135,7 @@ class PostingsWriter:
         passages, scores = zip(*self._blocks(starts))
         return Postings(starts, np.concatenate(passages), np.concatenate(scores), len(self._lengths))
 
-    def write(self, folder: Path, watch: Watch = unwatched) -> None:
+    def write(self, folder: Path, progress: ProgressCallback = no_progress) -> None:
         """The postings of all passages, as files in a folder."""
         starts = self._count()
         np.save(folder / STARTS, starts)
@@ -145,11 +145,11 @@ class PostingsWriter:
                 np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
             written = 0
             for passages, scores in self._blocks(starts):
-                watch("Writing postings", written, int(starts[-1]))
+                progress("Writing postings", written, int(starts[-1]))
                 passages.tofile(passages_file)
                 scores.tofile(scores_file)
                 written += len(passages)
-            watch("Writing postings", written, int(starts[-1]))
+            progress("Writing postings", written, int(starts[-1]))
 
     def _end_run(self) -> None:
         """Sort the passages since the last cut by term, and put them aside."""

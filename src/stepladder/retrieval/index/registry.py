@@ -17,11 +17,11 @@ from typing import Any
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import PartialFolder
-from stepladder.retrieval.base import Retriever, Watch
+from stepladder.retrieval.base import ProgressCallback, Retriever
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.bm25 import BM25Config, BM25Index
 from stepladder.retrieval.index.dense_config import DenseConfig, Layout, MilvusConfig
-from stepladder.retrieval.index.manifest import Made
+from stepladder.retrieval.index.manifest import BuildDetails
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class IndexKind:
 
     #: What can be set of it when it is built.
     settings: type[Config]
-    #: (passages, where to, settings, memory, watch) -> how it was made. Writes files of its own.
-    build: Callable[[Passages, PartialFolder, Any, int, Watch], Made]
+    #: (passages, where to, settings, memory, progress) -> how it was made. Writes files of its own.
+    build: Callable[[Passages, PartialFolder, Any, int, ProgressCallback], BuildDetails]
     #: (folder, passages, device) -> the retriever of a folder that `build` wrote.
     open: Callable[[Path, Passages, str], Retriever]
     #: Whether a `build` that was cut off goes on where it was.
@@ -39,8 +39,8 @@ class IndexKind:
 
 
 def _bm25() -> IndexKind:
-    def build(passages: Passages, to: PartialFolder, settings: BM25Config, memory: int, watch: Watch) -> Made:
-        return BM25Index.build(passages, to.folder, **settings.model_dump(), memory=memory, watch=watch)
+    def build(passages: Passages, to: PartialFolder, settings: BM25Config, memory: int, progress: ProgressCallback) -> BuildDetails:
+        return BM25Index.build(passages, to.folder, **settings.model_dump(), memory=memory, progress=progress)
 
     def open_(folder: Path, passages: Passages, device: str) -> Retriever:  # noqa: ARG001
         return BM25Index.open(folder, passages)
@@ -50,10 +50,10 @@ def _bm25() -> IndexKind:
 
 def _dense(layout: Layout) -> IndexKind:
     # Imported when they are needed: the libraries of encoders take seconds to import, and may not be installed.
-    def build(passages: Passages, to: PartialFolder, settings: DenseConfig, memory: int, watch: Watch) -> Made:
+    def build(passages: Passages, to: PartialFolder, settings: DenseConfig, memory: int, progress: ProgressCallback) -> BuildDetails:
         from stepladder.retrieval.index.dense import DenseIndex
 
-        return DenseIndex.build(passages, to, layout, settings, memory=memory, watch=watch)
+        return DenseIndex.build(passages, to, layout, settings, memory=memory, progress=progress)
 
     def open_(folder: Path, passages: Passages, device: str) -> Retriever:
         from stepladder.retrieval.index.dense import DenseIndex
@@ -64,10 +64,10 @@ def _dense(layout: Layout) -> IndexKind:
 
 
 def _milvus() -> IndexKind:
-    def build(passages: Passages, to: PartialFolder, settings: MilvusConfig, memory: int, watch: Watch) -> Made:
+    def build(passages: Passages, to: PartialFolder, settings: MilvusConfig, memory: int, progress: ProgressCallback) -> BuildDetails:
         from stepladder.retrieval.index.milvus import build_milvus
 
-        return build_milvus(passages, to, settings, memory=memory, watch=watch)
+        return build_milvus(passages, to, settings, memory=memory, progress=progress)
 
     def open_(folder: Path, passages: Passages, device: str) -> Retriever:
         from stepladder.retrieval.index.milvus import open_milvus
@@ -77,27 +77,27 @@ def _milvus() -> IndexKind:
     return IndexKind(MilvusConfig, build, open_, resumes=True)
 
 
-KINDS: Mapping[str, IndexKind] = {
+INDEX_KINDS: Mapping[str, IndexKind] = {
     "bm25": _bm25(),
     **{layout.value: _dense(layout) for layout in Layout},
     "milvus": _milvus(),
 }
 
 
-def kinds_of(name: str) -> dict[str, IndexKind]:
+def parse_kinds(name: str) -> dict[str, IndexKind]:
     """The kinds that a name stands for; several are joined by +."""
     names = name.split("+")
     for each in names:
-        if each not in KINDS:
-            raise unknown_name("kind of index", each, KINDS)
+        if each not in INDEX_KINDS:
+            raise unknown_name("kind of index", each, INDEX_KINDS)
     if len(set(names)) < len(names):
         raise StepladderError(f"the kind '{name}' has a part twice")
     if len(set(names) - {"bm25"}) > 1:
         raise StepladderError(f"the kind '{name}' has several indexes of embeddings; one of them goes with bm25")
-    return {each: KINDS[each] for each in names}
+    return {each: INDEX_KINDS[each] for each in names}
 
 
-def settings_of(kinds: Mapping[str, IndexKind], given: Mapping[str, object]) -> dict[str, Config]:
+def split_settings(kinds: Mapping[str, IndexKind], given: Mapping[str, object]) -> dict[str, Config]:
     """The settings of each kind, from all that were given together."""
     known = {name for kind in kinds.values() for name in kind.settings.model_fields}
     for name in given:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file, sync
-from stepladder.retrieval.base import Watch
+from stepladder.retrieval.base import ProgressCallback
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.encoder import Encoder, Vectors
-from stepladder.retrieval.index.memory_budget import shown_bytes
+from stepladder.retrieval.index.memory_budget import format_bytes
 
 VECTORS = "vectors.npy"
 _NOTE = "encoded.txt"
@@ -41,33 +41,33 @@ def encode_passages(
     notes: Path,
     dtype: type[np.float32] | type[np.float16],
     memory: int,
-    watch: Watch,
+    progress: ProgressCallback,
 ) -> StoredVectors:
     """The vectors of the passages, in a file of the folder; how far it came stands in the notes."""
     file, note = folder / VECTORS, notes / _NOTE
     needed = SHARD * (_BYTES_A_PASSAGE + 12 * encoder.dimensions)
     if memory < needed:
         raise StepladderError(
-            f"encoding takes about {shown_bytes(needed)} beside the model, and the memory that was allowed is "
-            f"{shown_bytes(memory)}: allow more (--memory)"
+            f"encoding takes about {format_bytes(needed)} beside the model, and the memory that was allowed is "
+            f"{format_bytes(memory)}: allow more (--memory)"
         )
     done = _done(file, note, passages, encoder)
     if not done:
         np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(len(passages), encoder.dimensions))  # type: ignore[no-untyped-call]
     vectors = np.load(file, mmap_mode="r+")
-    watch("Encoding passages", done, len(passages))
+    progress("Encoding passages", done, len(passages))
     for start in range(done, len(passages), SHARD):
         end = min(start + SHARD, len(passages))
         for first in range(start, end, _BATCHES * encoder.batch):
             some = range(first, min(first + _BATCHES * encoder.batch, end))
             vectors[some.start : some.stop] = encoder.passages([passages[position] for position in some])
             if some.stop < end:
-                watch("Encoding passages", some.stop, len(passages))
+                progress("Encoding passages", some.stop, len(passages))
         vectors.flush()
         sync(file)
         with atomic_file(note) as written:
             written.write(str(end))
-        watch("Encoding passages", end, len(passages))
+        progress("Encoding passages", end, len(passages))
     return open_vectors(folder)
 
 

@@ -26,8 +26,8 @@ from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.io.auth_token import validate_token
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_search
-from stepladder.retrieval.remote.limits import LONGEST_QUERY
-from stepladder.retrieval.remote.load_balancer import Host, Hosts, checked_urls
+from stepladder.retrieval.remote.limits import MAX_QUERY_CHARACTERS
+from stepladder.retrieval.remote.load_balancer import Host, LoadBalancer, validate_urls
 from stepladder.retrieval.remote.protocol import BadReply, read_reply, write_request
 
 #: Tries to reach servers none of which has ever answered: they are more likely absent than busy.
@@ -74,10 +74,10 @@ class RemoteRetriever(Retriever):
         self.max_batch, self.concurrency = max_batch, concurrency
         #: Calls repeated so far, for whoever shows progress.
         self.retries = 0
-        self._hosts = Hosts(checked_urls(urls), backoff)
+        self._hosts = LoadBalancer(validate_urls(urls), backoff)
         self._max_retries, self._timeout = retries, timeout
         self._reached = False
-        self._most_queries, self._most_characters = max_batch, LONGEST_QUERY
+        self._most_queries, self._most_characters = max_batch, MAX_QUERY_CHARACTERS
         self._closed = threading.Event()
         self._client = httpx2.Client(
             headers={"content-type": "application/json"}

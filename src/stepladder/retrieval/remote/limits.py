@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, model_validator
 from stepladder.core.config import Config
 
 #: Longer queries are a policy that lost the thread; encoders read a fraction of this.
-LONGEST_QUERY = 8192
+MAX_QUERY_CHARACTERS = 8192
 
 
 class ServerConfig(Config):
@@ -19,7 +19,7 @@ class ServerConfig(Config):
     #: Queries a request.
     max_queries: int = Field(default=512, ge=1)
     #: Characters a query.
-    max_characters: int = Field(default=LONGEST_QUERY, ge=1)
+    max_characters: int = Field(default=MAX_QUERY_CHARACTERS, ge=1)
     #: Bytes a request.
     max_body_bytes: int = Field(default=8 * 2**20, ge=1)
     #: Queries of all requests that may wait for a search.

@@ -33,7 +33,7 @@ class Host:
     problem: str = ""
 
 
-class Hosts:
+class LoadBalancer:
     """The servers of one client. Threads may share it."""
 
     def __init__(self, urls: Sequence[str], backoff: float) -> None:
@@ -86,10 +86,10 @@ class Hosts:
             return [(host.url, host.problem) for host in self._hosts if host.problem]
 
 
-def checked_urls(urls: str | Sequence[str]) -> tuple[str, ...]:
+def validate_urls(urls: str | Sequence[str]) -> tuple[str, ...]:
     """URLs that can be called, without the path of the search and a slash at their end.
 
-    >>> checked_urls(["http://node1:8000/retrieve", "https://search.example.org/wiki/"])
+    >>> validate_urls(["http://node1:8000/retrieve", "https://search.example.org/wiki/"])
     ('http://node1:8000', 'https://search.example.org/wiki')
     """
     given = [urls] if isinstance(urls, str) else list(urls)

@@ -19,10 +19,10 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.json_body import BadRequest, json_object, json_type
 from stepladder.core.trace import Passage
 from stepladder.core.unicode import replace_surrogates
-from stepladder.retrieval.remote.limits import LONGEST_QUERY, ServerConfig
+from stepladder.retrieval.remote.limits import MAX_QUERY_CHARACTERS, ServerConfig
 
 #: The passages of one query as JSON: document and score of each.
-Found = tuple[tuple[bytes, bytes], ...]
+EncodedHits = tuple[tuple[bytes, bytes], ...]
 
 
 class BadReply(StepladderError):
@@ -43,7 +43,7 @@ class SearchRequest:
 
 def write_request(queries: Iterable[str], k: int) -> bytes:
     """A request for passages with scores."""
-    asked = [replace_surrogates(query)[:LONGEST_QUERY] for query in queries]
+    asked = [replace_surrogates(query)[:MAX_QUERY_CHARACTERS] for query in queries]
     return json.dumps({"queries": asked, "topk": k, "return_scores": True}).encode()
 
 
@@ -89,7 +89,7 @@ def read_request(body: bytes, limits: ServerConfig) -> SearchRequest:
 # --- Replies ----------------------------------------------------------------------------------------------
 
 
-def write_found(passages: Sequence[Passage]) -> Found:
+def encode_hits(passages: Sequence[Passage]) -> EncodedHits:
     """Passages as they go over the wire. A score that is no finite number is an error: JSON has no word for it."""
     return tuple(
         (
@@ -100,10 +100,10 @@ def write_found(passages: Sequence[Passage]) -> Found:
     )
 
 
-def write_reply(results: Iterable[Found], with_scores: bool) -> bytes:
+def write_reply(results: Iterable[EncodedHits], with_scores: bool) -> bytes:
     """The reply to a request, made of what was found for each of its queries.
 
-    >>> found = write_found([Passage("7", "Orm", "A tower.", 2.5)])
+    >>> found = encode_hits([Passage("7", "Orm", "A tower.", 2.5)])
     >>> write_reply([found, ()], with_scores=False).decode()
     '{"result": [[{"id": "7", "contents": "\\\\"Orm\\\\"\\\\nA tower."}], []]}'
     """

@@ -8,10 +8,10 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class Recent(Generic[Key, Value]):
+class LRUCache(Generic[Key, Value]):
     """A cache that lets go of what was not used for longest.
 
-    >>> recent = Recent[str, str](entries=2, capacity=100)
+    >>> recent = LRUCache[str, str](entries=2, capacity=100)
     >>> for key in "abc":
     ...     recent.put(key, key.upper(), size=10)
     >>> recent.get("a"), recent.get("c"), recent.size

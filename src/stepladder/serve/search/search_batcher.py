@@ -1,6 +1,6 @@
 """Searches of many requests, merged into batches: the heart of the search server.
 
-In: queries of requests, on an event loop (`SearchQueue.ask`). Out: a `Ticket` each, ready when all are answered.
+In: queries of requests, on an event loop (`SearchQueue.ask`). Out: a `PendingSearch` each, ready when all are answered.
 
 Whatever has queued up while a batch was being searched goes into the next one: alone a query waits for nobody, and
 under load batches are full. Equal queries are searched once, also while the first of them is under way, and the most
@@ -22,10 +22,10 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from stepladder.core.errors import StepladderError
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.remote.protocol import Found, write_found
+from stepladder.retrieval.remote.protocol import EncodedHits, encode_hits
 from stepladder.serve.http.server_metrics import Metrics
 from stepladder.serve.http.timeouts import QueueFull
-from stepladder.serve.search.lru import Recent
+from stepladder.serve.search.lru import LRUCache
 
 #: How long the threads are waited for at the end, in seconds.
 _LAST_WAIT = 2.0
@@ -66,12 +66,12 @@ class _Search:
     #: Searches are taken in the order of their numbers.
     number: int
     begun: bool = False
-    found: Found | None = None
-    tickets: "set[Ticket]" = field(default_factory=set)
+    found: EncodedHits | None = None
+    tickets: "set[PendingSearch]" = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class PendingSearch:
     """What one request waits for."""
 
     searches: list[_Search]
@@ -86,19 +86,19 @@ class Ticket:
             self.ready.set_result(False)
 
     @property
-    def results(self) -> list[Found] | None:
+    def results(self) -> list[EncodedHits] | None:
         """What was found for each query, in order; None when a search failed."""
         found = [search.found for search in self.searches if search.found is not None]
         return found if len(found) == len(self.searches) else None
 
 
-def _bytes(query: str, found: Found) -> int:
+def _bytes(query: str, found: EncodedHits) -> int:
     """About how much memory a result takes that is kept."""
     written = sum(len(document) + len(score) for document, score in found)
     return _RESULT_BYTES + 4 * len(query) + len(found) * _PASSAGE_BYTES + written
 
 
-class SearchQueue:
+class SearchBatcher:
     """Queries of all requests. `start` it on the event loop on which it is asked."""
 
     def __init__(
@@ -109,7 +109,7 @@ class SearchQueue:
         self._metrics = metrics
         self._numbers = count()
         #: Answered. Like `_open`, touched on the event loop alone.
-        self._cache: Recent[tuple[str, int], _Search] = Recent(cache_entries, cache_bytes)
+        self._cache: LRUCache[tuple[str, int], _Search] = LRUCache(cache_entries, cache_bytes)
         #: Not answered yet.
         self._open: dict[tuple[str, int], _Search] = {}
         #: Guards what follows, which the threads share, and whether a search has begun.
@@ -143,7 +143,7 @@ class SearchQueue:
 
     # --- On the event loop ------------------------------------------------------------------------------
 
-    def ask(self, queries: Sequence[str], k: int) -> Ticket:
+    def ask(self, queries: Sequence[str], k: int) -> PendingSearch:
         """Queue the queries of a request, if there is room. `drop` the ticket when nobody waits for it any more."""
         searches: dict[str, _Search] = {}
         fresh: list[_Search] = []
@@ -157,7 +157,7 @@ class SearchQueue:
             searches[query] = known
         if fresh:
             self._enqueue(fresh)
-        ticket = Ticket([searches[query] for query in queries], 0, self._loop.create_future())
+        ticket = PendingSearch([searches[query] for query in queries], 0, self._loop.create_future())
         for search in searches.values():
             if search.found is None:
                 search.tickets.add(ticket)
@@ -169,7 +169,7 @@ class SearchQueue:
             self._metrics.shared.inc(shared)
         return ticket
 
-    def drop(self, ticket: Ticket) -> None:
+    def drop(self, ticket: PendingSearch) -> None:
         """Nobody waits for a ticket any more: what has not begun, and nobody else asked for, is not searched."""
         if not ticket.missing:
             return
@@ -196,7 +196,7 @@ class SearchQueue:
             self._length += len(fresh)
             self._changed.notify()
 
-    def _deliver(self, batch: list[_Search], results: list[Found | None]) -> None:
+    def _deliver(self, batch: list[_Search], results: list[EncodedHits | None]) -> None:
         self._metrics.batch_size.observe(len(batch))
         for search, found in zip(batch, results, strict=True):
             key = search.query, search.k
@@ -240,13 +240,13 @@ class SearchQueue:
                 self._changed.notify()
             return batch
 
-    def _search(self, queries: list[str], k: int) -> list[Found | None]:
+    def _search(self, queries: list[str], k: int) -> list[EncodedHits | None]:
         """What was found for each query; None where the search failed. A batch that fails is searched in halves."""
         try:
             results = self._retriever.search(queries, k)
             if len(results) != len(queries):
                 raise StepladderError(f"{len(queries)} queries got {len(results)} results")
-            return [write_found(passages) for passages in results]
+            return [encode_hits(passages) for passages in results]
         except Exception:  # a query that breaks the retriever fails alone, and the server goes on
             if len(queries) == 1:
                 log.exception("the search for %.200r (k=%d) failed", queries[0], k)

@@ -27,14 +27,14 @@ from stepladder.serve.http.app import CLIENT_GONE, Endpoint, Gate, Receive, Refu
 from stepladder.serve.http.run_server import check_host, is_loopback, run
 from stepladder.serve.http.server_metrics import CONTENT_TYPE
 from stepladder.serve.http.timeouts import QueueFull, Watch, read_body
-from stepladder.serve.search.search_batcher import SearchMetrics, SearchQueue
+from stepladder.serve.search.search_batcher import SearchBatcher, SearchMetrics
 from stepladder.serve.search.search_openapi import openapi_schema
 
 
 def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, object], *, local: bool = False) -> Gate:
     """The server as an ASGI application; `info` describes the index. `local`: web pages are kept out."""
     metrics = SearchMetrics()
-    queue = SearchQueue(
+    queue = SearchBatcher(
         retriever,
         max_waiting=settings.max_waiting,
         cache_entries=settings.cache_entries,

@@ -25,9 +25,9 @@ from transformers import TrainingArguments
 
 from stepladder.agents.base import Agent
 from stepladder.core.trace import Pair, Question, Trajectory
-from stepladder.driver import Watcher
+from stepladder.driver import OutcomeCallback
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.models.length_batches import window_of
+from stepladder.models.length_batches import context_window
 from stepladder.models.loading import DTYPES, load_model, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
 from stepladder.train.dpo.config import DPOConfig
@@ -68,7 +68,7 @@ def train_dpo(
     device: str = "auto",
     dtype: str = "auto",
     max_batch: int = 64,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> DPOReport:
     """Train a policy on pairs; the same call goes on where an earlier one was killed.
 
@@ -160,7 +160,7 @@ def _trainer(
         policy.model,
         ref_model=reference,
         args=arguments,
-        data_collator=partial(collate_pairs, window=window_of(policy.model)),
+        data_collator=partial(collate_pairs, window=context_window(policy.model)),
         train_dataset=Dataset.from_list(list(rows)),
         eval_dataset=Dataset.from_list(list(held_out or rows[:1])),  # only asked whether it is there
         processing_class=policy.tokenizer,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import pad
 from trl import DPOTrainer  # type: ignore[attr-defined]
 
-from stepladder.models.length_batches import padded_width, window_of
+from stepladder.models.length_batches import context_window, padded_width
 from stepladder.train.loop.selected_logits import wanted_logits
 from stepladder.train.loop.watched_trainer import DevScore, WatchedTrainer
 from stepladder.train.transcripts.tokenized import Example
@@ -139,7 +139,7 @@ class PairTrainer(DPOTrainer, WatchedTrainer):
         return total / max(count, 1)
 
     def _divergence(self, examples: Sequence[Example]) -> tuple[float, int]:
-        width = padded_width((len(example.tokens) for example in examples), window_of(self.model))
+        width = padded_width((len(example.tokens) for example in examples), context_window(self.model))
         ids_BT = torch.zeros(len(examples), width, dtype=torch.long)
         written_BT = torch.zeros(len(examples), width, dtype=torch.bool)
         for row, example in enumerate(examples):

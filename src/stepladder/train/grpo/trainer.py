@@ -30,7 +30,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
-from stepladder.driver import Driver, Watcher
+from stepladder.driver import Driver, OutcomeCallback
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.prm.reward_model import ProcessRewardModel, expect_same_words
 from stepladder.models.loading import DTYPES, load_model, pick_dtype, quiet_libraries
@@ -78,7 +78,7 @@ def train_grpo(
     device: str = "auto",
     dtype: str = "auto",
     max_batch: int = 64,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> GRPOReport:
     """Train a policy by its own episodes; the same call goes on where an earlier one was killed."""
     place = place_for(settings, seed, device, "grpo")

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
 from stepladder.models.loading import load_model
-from stepladder.models.stochastic_rounding import round_to
+from stepladder.models.stochastic_rounding import cast_model
 from stepladder.train.loop.config import LoraConfig
 
 
@@ -116,6 +116,6 @@ def write_policy(folder: Path, policy: Policy, checkpoint: Path | None, dtype: t
     else:
         model, _ = load_model(checkpoint, policy.tokenizer, torch.float32)
     with atomic_folder(folder, what="policy") as fresh:
-        round_to(model, dtype)
+        cast_model(model, dtype)
         model.save_pretrained(fresh)
         policy.tokenizer.save_pretrained(fresh)

@@ -25,8 +25,8 @@ from stepladder.engines.paged.fused_decode import prepare_for_decoding
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.models.loading import load_model
-from stepladder.models.resolve import whole_model
-from stepladder.models.stochastic_rounding import rounded
+from stepladder.models.resolve import resolve_full_model
+from stepladder.models.stochastic_rounding import stochastic_round
 from stepladder.train.loop.policy import Policy, lora_layers
 from stepladder.train.loop.training_run import Place, Precision
 
@@ -64,13 +64,13 @@ def _in_vllm(policy: Policy, place: Place, max_batch: int, memory: float) -> tup
     from stepladder.engines.vllm import VLLMEngine
 
     # Of an adapter its model: the adapter is in the weights that it takes over.
-    whole = whole_model(policy.source)
+    whole = resolve_full_model(policy.source)
     engine = VLLMEngine(whole, tokenizer=policy.tokenizer, max_batch=max_batch, gpu_memory_utilization=memory, dtype="bf16")
 
     @contextmanager
     def playing() -> Iterator[None]:
         weights = plain_weights(policy.model)
-        engine.load_weights((name, rounded(weight, torch.bfloat16, name)) for name, weight in weights)
+        engine.load_weights((name, stochastic_round(weight, torch.bfloat16, name)) for name, weight in weights)
         yield
 
     return engine, playing
@@ -119,7 +119,7 @@ def take_over(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> 
         if name not in own:
             raise StepladderError(f"the policy in training has a weight that its copy has not: {name}")
         mine = own.pop(name)
-        mine.copy_(rounded(weight, mine.dtype, name))
+        mine.copy_(stochastic_round(weight, mine.dtype, name))
     if own:
         raise StepladderError(f"the policy in training has no weights for {len(own)} of its copy, such as {min(own)}")
 

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from stepladder.engines.transformers.packed_attention import unwrap_model
-from stepladder.models.length_batches import WIDTHS
+from stepladder.models.length_batches import PAD_TO_MULTIPLE_OF
 
 
 def wanted_logits(model: Any, ids_BT: torch.Tensor, wanted_BT: torch.Tensor) -> torch.Tensor:
     """The logits behind the tokens where `wanted_BT` says so. Nothing is masked: what is padded stands on the right."""
     places_N = wanted_BT.flatten().nonzero()[:, 0]
     # The last one is repeated, for fewer different shapes.
-    chosen_M = torch.cat([places_N, places_N[-1:].expand(-len(places_N) % WIDTHS)])
+    chosen_M = torch.cat([places_N, places_N[-1:].expand(-len(places_N) % PAD_TO_MULTIPLE_OF)])
     head = _output_layer(model)
     if head is None:
         return _of(model, ids_BT).flatten(0, 1)[places_N]

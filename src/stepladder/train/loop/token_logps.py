@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from stepladder.models.length_batches import padded_width, window_of
+from stepladder.models.length_batches import context_window, padded_width
 from stepladder.train.loop.selected_logits import wanted_logits
 
 #: Rows computed together: small parts of like length have less padding, large ones keep a GPU busy.
@@ -30,7 +30,7 @@ def token_logps(
     at_once = _AT_ONCE_CPU if ids_BT.device.type == "cpu" else _AT_ONCE
     rows, columns, logps, entropies = [], [], [], []
     for part in torch.split(torch.argsort(lengths_B, stable=True), at_once):
-        width = padded_width(lengths_B[part].tolist(), window_of(model))
+        width = padded_width(lengths_B[part].tolist(), context_window(model))
         own_BT = wanted_BT[part, : width - 1]  # a token's log-prob is found at the one before it
         if not own_BT.any():
             continue

@@ -20,9 +20,9 @@ from transformers import TrainingArguments, set_seed
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
-from stepladder.driver import Watcher
+from stepladder.driver import OutcomeCallback
 from stepladder.driver.progress import Progress
-from stepladder.models.gpu_memory import keep_to_share
+from stepladder.models.gpu_memory import apply_gpu_share
 from stepladder.models.loading import pick_device, pick_dtype
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig, TrainingConfig
@@ -59,7 +59,7 @@ def place_for(settings: TrainingConfig, seed: int, device: str, kind: str) -> Pl
         )
     bf16 = pick_dtype(settings.precision, where) is torch.bfloat16
     processes = PartialState(cpu=where.type == "cpu")
-    where = keep_to_share(processes.device) if processes.num_processes > 1 else where
+    where = apply_gpu_share(processes.device) if processes.num_processes > 1 else where
     short = seed_of(seed, kind) % 2**32
     set_seed(short)
     return Place(where, bf16, short, processes)
@@ -80,7 +80,7 @@ def fit(
     an_epoch: int | None = None,
     save_every: int | None = None,
     arguments: type[TrainingArguments] = TrainingArguments,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
     **more: Any,
 ) -> tuple[Curves, Path | None]:
     """Train from the newest checkpoint on, to the end. `more` goes to the arguments.
@@ -175,7 +175,7 @@ def lr_for(model: nn.Module, lora: LoraConfig | None) -> float:
     return 5e-4 if parameters < 20e6 else 1e-4 if parameters < 1e9 else 2e-5
 
 
-def shown(watch: Watcher | None, label: str, total: int) -> AbstractContextManager[Watcher]:
+def shown(watch: OutcomeCallback | None, label: str, total: int) -> AbstractContextManager[OutcomeCallback]:
     """The caller's watcher, or a progress bar of our own."""
     return nullcontext(watch) if watch is not None else Progress(label, total)
 

@@ -24,9 +24,9 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerContr
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
-from stepladder.driver import Outcome, Watcher
+from stepladder.driver import Outcome, OutcomeCallback
 from stepladder.engines.paged.fused_norms import fuse_norms
-from stepladder.models.length_batches import SimilarLengths
+from stepladder.models.length_batches import LengthGroupedSampler
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.fused_lora import fuse_lora
 from stepladder.train.loop.metrics_log import Curves
@@ -48,7 +48,7 @@ class Watching:
     #: Where the questions of a batch that breaks are written.
     bad_batch: Path
     #: Is told of every update.
-    watch: Watcher
+    watch: OutcomeCallback
     #: Scores the model as it is; None where nothing was held out.
     dev_score: Callable[[], DevScore] | None
 
@@ -79,7 +79,7 @@ class WatchedTrainer(Trainer):
             # in it.
             update = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
             update *= arguments.world_size
-            self.order = SimilarLengths(lengths, update, arguments.seed)
+            self.order = LengthGroupedSampler(lengths, update, arguments.seed)
             self.add_callback(_Orderer(self.order, math.ceil(len(lengths) / update)))
         #: The update under way: its question ids, its tokens, what it is divided by, what was noted, when it began.
         self.questions: list[str] = []
@@ -229,7 +229,7 @@ class WatchedTrainer(Trainer):
 class _Orderer(TrainerCallback):
     """Sees to the order of an epoch."""
 
-    def __init__(self, order: SimilarLengths, updates_an_epoch: int) -> None:
+    def __init__(self, order: LengthGroupedSampler, updates_an_epoch: int) -> None:
         self.order = order
         self.updates_an_epoch = updates_an_epoch
 

@@ -22,11 +22,11 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from stepladder.core.errors import StepladderError
-from stepladder.driver import Watcher
+from stepladder.driver import OutcomeCallback
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.judges.prm.prm_inputs import StepReader
 from stepladder.judges.prm.reward_model import ProcessRewardModel, load_reward_model, load_to_train, reads_steps
-from stepladder.models.length_batches import window_of
+from stepladder.models.length_batches import context_window
 from stepladder.models.loading import DTYPES, context_limit_of, pick_dtype, quiet_libraries
 from stepladder.train.loop.policy import with_lora
 from stepladder.train.loop.training_run import Place, curve_numbers, fit, lr_for, place_for
@@ -105,7 +105,7 @@ def train_prm(
     seed: int,
     device: str = "auto",
     dtype: str = "auto",
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> PRMReport:
     """Train a reward model that begins as `model`; the same call goes on where an earlier one was killed."""
     place = place_for(settings, seed, device, "prm")
@@ -125,7 +125,7 @@ def train_prm(
         dev_score = _held_out_score(scoring, dev, settings, place) if dev else None
 
         def trainer(arguments: TrainingArguments) -> WatchedTrainer:
-            together: Any = partial(collate_rewards, dense=settings.dense, window=window_of(scoring))
+            together: Any = partial(collate_rewards, dense=settings.dense, window=context_window(scoring))
             held_out: Any = [None] if dev else None
             made = RewardTrainer(scoring, arguments, together, train_dataset=list(train), eval_dataset=held_out)
             made.centre = settings.center_rewards_coefficient
@@ -168,7 +168,7 @@ def _held_out_score(
         sums: dict[str, float] = {}
         weight = 0
         for start in range(0, len(ordered), _HELD_OUT_BATCH):
-            batch: Any = collate_rewards(ordered[start : start + _HELD_OUT_BATCH], window=window_of(model))
+            batch: Any = collate_rewards(ordered[start : start + _HELD_OUT_BATCH], window=context_window(model))
             batch = {name: part.to(place.device) if torch.is_tensor(part) else part for name, part in batch.items()}
             with torch.no_grad(), place.autocast:
                 loss, seen = batch_loss(_scores(model, batch), batch, settings.center_rewards_coefficient)

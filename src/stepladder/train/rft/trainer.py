@@ -22,7 +22,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.records import write_records
 from stepladder.core.trace import Question, Trajectory
-from stepladder.driver import Driver, Watcher
+from stepladder.driver import Driver, OutcomeCallback
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.prm.reward_model import ProcessRewardModel, expect_same_words
 from stepladder.models.loading import DTYPES, pick_dtype, quiet_libraries
@@ -61,7 +61,7 @@ def train_rft(
     device: str = "auto",
     dtype: str = "auto",
     max_batch: int = 64,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> RFTReport:
     """Sample, sift, fine-tune; the same call goes on where an earlier one was killed.
 

@@ -15,7 +15,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.records import read_records, write_records
 from stepladder.core.trace import Question, Trajectory
-from stepladder.driver import Watcher
+from stepladder.driver import OutcomeCallback
 from stepladder.engines.base import Engine
 from stepladder.engines.openai import OpenAIEngine
 from stepladder.explore.episode import EpisodeConfig
@@ -57,7 +57,7 @@ def transcripts_in(
     *,
     trees: Path | None = None,
     seed: int,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> Transcripts:
     """Transcripts of these questions, from the folder or else from their source. Those to be mined have been.
 
@@ -95,7 +95,7 @@ def _make(
     retriever: Retriever | None,
     episode: EpisodeConfig,
     seed: int,
-    watch: Watcher | None,
+    watch: OutcomeCallback | None,
 ) -> Transcripts:
     if settings.source in ("gold", "mined"):
         return gold_transcripts(agent, questions, retriever, episode, seed=seed, watch=watch)

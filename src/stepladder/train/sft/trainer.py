@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stepladder.agents.base import Agent
 from stepladder.core.trace import Question
-from stepladder.driver import Watcher
+from stepladder.driver import OutcomeCallback
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.loading import DTYPES, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
@@ -60,7 +60,7 @@ def train_sft(
     dtype: str = "auto",
     max_batch: int = 64,
     trees: Path | None = None,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> SFTReport:
     """Train a model on transcripts; the same call goes on where an earlier one was killed.
 

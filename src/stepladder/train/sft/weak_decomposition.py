@@ -18,7 +18,7 @@ from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.decompositions.entity_names import mentions as is_named
 from stepladder.data.decompositions.gold_passages import Gold
 from stepladder.data.decompositions.passage_chains import chain_hops
-from stepladder.driver import Driver, Watcher
+from stepladder.driver import Driver, OutcomeCallback
 from stepladder.retrieval.base import Retriever
 
 #: How many passages are looked at for the beginning of a way, and for its end.
@@ -28,7 +28,7 @@ _ANYWHERE = frozenset({"yes", "no", "true", "false"})
 
 
 def mined_questions(
-    questions: Sequence[Question], retriever: Retriever | None, k: int, watch: Watcher | None = None
+    questions: Sequence[Question], retriever: Retriever | None, k: int, watch: OutcomeCallback | None = None
 ) -> list[Question]:
     """The questions, with hops where any are known or found."""
     outcomes = Driver(None, retriever).run([partial(mined, question, k) for question in questions], watch)

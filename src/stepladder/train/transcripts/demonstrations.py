@@ -21,7 +21,7 @@ from stepladder.core.answer_metrics import Miss, score
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import ActionKind, Question, Trajectory, Tree
-from stepladder.driver import Driver, Outcome, Watcher
+from stepladder.driver import Driver, Outcome, OutcomeCallback
 from stepladder.engines.base import Engine
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.ranked import best_branch
@@ -72,7 +72,7 @@ def gold_transcripts(
     settings: EpisodeConfig,
     *,
     seed: int,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> Transcripts:
     """The gold decomposition of every question that has one, as far as the search finds what it needs."""
     answerable = [question for question in questions if question.answers]
@@ -102,7 +102,7 @@ def sampled_transcripts(
     min_f1: float,
     keep: int,
     seed: int,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> Transcripts:
     """What a model writes when it is shown worked examples: up to `keep` different, right transcripts a question.
 
@@ -127,7 +127,7 @@ def _play(
     seed: int,
     *,
     samples: int,
-    watch: Watcher | None,
+    watch: OutcomeCallback | None,
 ) -> list[Outcome[Trajectory]]:
     def job(question: Question, sample: int) -> Callable[[], Algorithm[Trajectory]]:
         return lambda: episode(agent, question, settings, seed_of(seed, question.id, sample))

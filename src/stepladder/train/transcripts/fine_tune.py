@@ -21,11 +21,11 @@ from transformers import TrainingArguments
 from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Question, Trajectory
-from stepladder.driver import Driver, Watcher
+from stepladder.driver import Driver, OutcomeCallback
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.evaluate.evaluator import evaluate
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.models.length_batches import collate, window_of
+from stepladder.models.length_batches import context_window
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.metrics_log import Curves
 from stepladder.train.loop.microbatches import in_parts
@@ -33,6 +33,7 @@ from stepladder.train.loop.policy import Policy
 from stepladder.train.loop.training_run import Place, Precision, curve_numbers, fit, lr_for
 from stepladder.train.loop.watched_trainer import DevScore, WatchedTrainer
 from stepladder.train.sft.config import TranscriptTrainingConfig
+from stepladder.train.transcripts.collate import collate
 from stepladder.train.transcripts.token_loss import weight_of, weighted_nll
 from stepladder.train.transcripts.tokenized import Example, examples_of
 
@@ -67,7 +68,7 @@ def fine_tune(
     place: Place,
     *,
     dev_score: Callable[[], DevScore] | None,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> tuple[dict[str, float], Path | None]:
     """Train the policy; `engine` plays it. What came of it in numbers, and the checkpoint that is the new policy.
 
@@ -86,12 +87,12 @@ def _fit(
     folder: Path,
     place: Place,
     dev_score: Callable[[], DevScore] | None,
-    watch: Watcher | None,
+    watch: OutcomeCallback | None,
 ) -> tuple[Curves, Path | None]:
     def trainer(arguments: TrainingArguments) -> WatchedTrainer:
         # A trainer that evaluates wants an eval_dataset; ours is inside dev_score.
         held_out: Any = [None] if dev_score else None
-        together: Any = partial(collate, window=window_of(policy.model))
+        together: Any = partial(collate, window=context_window(policy.model))
         return TranscriptTrainer(policy.model, arguments, together, train_dataset=list(examples), eval_dataset=held_out)
 
     return fit(

@@ -13,7 +13,7 @@ from stepladder.core.io.records import read_records, write_records
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Trajectory
-from stepladder.driver import Driver, Outcome, Watcher
+from stepladder.driver import Driver, Outcome, OutcomeCallback
 from stepladder.explore.episode import EpisodeConfig, episode
 
 #: Questions a part: enough to fill batches, few enough to lose little.
@@ -29,7 +29,7 @@ def sampled_in(
     *,
     samples: int,
     seed: int,
-    watch: Watcher | None = None,
+    watch: OutcomeCallback | None = None,
 ) -> tuple[list[Trajectory], int]:
     """The trajectories, from the folder as far as they are there, and how many episodes failed."""
     folder.mkdir(parents=True, exist_ok=True)

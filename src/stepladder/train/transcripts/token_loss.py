@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy, pad
 
-from stepladder.models.length_batches import Batch
 from stepladder.train.loop.selected_logits import wanted_logits
+from stepladder.train.transcripts.collate import Batch
 
 
 def weighted_nll(model: Callable[..., Any], batch: Batch) -> torch.Tensor:

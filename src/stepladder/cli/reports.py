@@ -1,0 +1,117 @@
+"""`report` writes a run as one HTML file, `compare` compares runs and saved evaluations, `study` compares methods."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepladder.cli.options import ERR, OUT, AsJson, Overrides, Update, check_writable_file, path_of, say
+from stepladder.cli.recipes import interruptible
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace_printer import printable
+from stepladder.reporting.report import write_report
+from stepladder.reporting.studies import STUDIES, find_study
+from stepladder.reporting.studies.study_report import print_results, write_results
+from stepladder.reporting.studies.study_results import read_results
+from stepladder.reporting.studies.study_runner import run_study
+
+
+def report_command(
+    run: Annotated[Path, typer.Argument(parser=path_of, metavar="RUN", help="A run, finished or not.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", parser=path_of, metavar="FILE", help="Where to write it [dim](default: RUN/report.html)[/]"
+        ),
+    ] = None,
+) -> None:
+    """Write an HTML report of a run: results, curves, search trees, transcripts. It works without a network."""
+    check_writable_file("--out", out)
+    path = write_report(run, out)
+    say(f"{printable(str(path))}: the report, {path.stat().st_size / 1e6:.1f} MB")
+
+
+def compare_command(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN",
+            help=r"Runs, or folders of `eval --out`: \[LABEL=]PATH\[:STAGE]. Of a run, the last evaluation of its "
+            "policy is used; :STAGE selects another one, :* all of them. Runs that differ only in their seed, or have "
+            "the same label, form one line.",
+            show_default=False,
+        ),
+    ],
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help="Metric of the differences: f1, em, searches ...")
+    ] = "f1",
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="LABEL", help="The reference line [dim](default: the first)[/]"),
+    ] = None,
+    stage: Annotated[
+        str | None, typer.Option("--stage", metavar="NAME", help="Evaluation to use of runs without :STAGE.")
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", metavar="METRIC", help="Sort lines by a metric, highest first.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", parser=path_of, metavar="FILE", help="Write an HTML page with charts.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs on their common questions: scores with intervals, paired differences, cost."""
+    from stepladder.driver.progress import Progress
+    from stepladder.reporting.compare import as_plain, compare_lines, lines_of, open_sources, write_page
+    from stepladder.reporting.compare.compare_table import print_compared
+
+    check_writable_file("--html", html)
+    compared = compare_lines(lines_of(open_sources(runs, stage)), metric, against=against, sort=sort)
+    if html is not None or as_json:
+        count = len(compared.lines) * (len(compared.lines) - 1) // 2
+        with Progress("Differences", count) as watch:
+            every_two = compared.every_two(watch.advance)
+        if html is not None:
+            write_page(compared, every_two, html)
+        if as_json:
+            typer.echo(json.dumps(as_plain(compared, every_two), indent=2))
+    if not as_json:
+        print_compared(OUT, compared)
+    if html is not None:
+        say(f"{printable(str(html))}: the page", ERR)
+
+
+def study_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="The study [dim](default: list all of them)[/]", show_default=False),
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option("--out", parser=path_of, metavar="DIR", help="Folder of all studies; each has a subfolder.")
+    ] = Path("studies"),
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds: 0, 1, 2 ...")] = 5,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Concurrent runs; they share cores and GPU.")] = 1,
+    overrides: Overrides = None,
+    update: Update = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare training methods over several seeds: one recipe, one change each. The same command resumes."""
+    if name is None:
+        for each in STUDIES.values():
+            say(f"[bold]{each.name}[/]: {printable(each.about)}")
+        return
+    study = find_study(name)
+    path = folder / study.name
+    if next((each for each in (path, *path.parents) if each.exists()), path).is_file():
+        raise StepladderError(f"--out: {path} cannot be a folder: a file is in the way")
+    with interruptible():
+        run_study(study, path, seeds=range(seeds), jobs=jobs, changes=overrides or (), update=update, console=ERR)
+    results = read_results(study, path, range(seeds))
+    chart = write_results(results, path)
+    if as_json:
+        typer.echo(json.dumps(results.plain(), indent=2))
+        return
+    print_results(OUT, results)
+    if chart is not None:
+        say(f"\nchart: {printable(str(chart))}")

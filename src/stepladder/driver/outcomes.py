@@ -1,0 +1,52 @@
+"""Results of driver jobs: an `Outcome` per job, the counts of a driver, and the interruption of a run."""
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol
+
+from stepladder.core.requests import Result
+from stepladder.core.trace import StopReason, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a job has no result."""
+
+    stop: StopReason
+    reason: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[Result]):
+    """The result of one job: a value or a failure. `index` is the position of the job."""
+
+    index: int
+    value: Result | None = None
+    failure: Failure | None = None
+
+
+class OutcomeCallback(Protocol):
+    """Called with every outcome, for example by a progress bar."""
+
+    def __call__(self, outcome: Outcome[Any]) -> None: ...
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during `Driver.run`. `outcomes` has one entry per job; unfinished jobs are failures (`cancelled`)."""
+
+    def __init__(self, outcomes: list[Outcome[Any]]) -> None:
+        super().__init__("interrupted")
+        self.outcomes = outcomes
+
+
+@dataclass(slots=True)
+class Counts:
+    """Requests and calls of a driver, by kind of request."""
+
+    asked: dict[str, int] = field(default_factory=dict)
+    #: Requests answered from the cache, and requests that shared the reply of an equal pending one.
+    answered_by_cache: int = 0
+    merged: int = 0
+    calls: dict[str, int] = field(default_factory=dict)
+    #: Tokens read and written by the engine, without requests answered from the cache.
+    usage: Usage = Usage()

@@ -1,0 +1,285 @@
+"""One run of a driver: the state of its jobs and queues.
+
+In: a driver and its jobs. Out: outcomes, in the order in which jobs finish.
+"""
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Generic
+
+from stepladder.core.errors import BackendDown, StepladderError
+from stepladder.core.requests import (
+    Algorithm,
+    AnyRequest,
+    Generate,
+    Generation,
+    Job,
+    Request,
+    Result,
+    Retrieve,
+    Score,
+    requests_in,
+    send_replies,
+)
+from stepladder.core.trace import StopReason
+from stepladder.driver.outcomes import Failure, Outcome
+from stepladder.driver.queues import PendingRequest, RequestQueue, queue_for, score_call, search_call
+from stepladder.driver.request_cache import Key, key_of
+from stepladder.engines.base import EngineOutOfMemory
+
+if TYPE_CHECKING:
+    from stepladder.driver.driver import Driver
+
+#: Seconds between two polls for new jobs while calls run in threads.
+_POLL_SECONDS = 0.02
+
+
+class MissingBackend(StepladderError):
+    """An algorithm made a request for which the driver has no backend."""
+
+
+class _RunningJob(Generic[Result]):
+    """A job in progress: its generator, its current requests, and the replies received so far."""
+
+    __slots__ = ("algorithm", "index", "missing", "replies", "request")
+
+    def __init__(self, index: int, algorithm: Algorithm[Result]) -> None:
+        self.index = index
+        self.algorithm = algorithm
+        self.request: AnyRequest = ()
+        self.replies: list[Any] = []
+        self.missing = 0
+
+
+class DriverSession(Generic[Result]):
+    """The state of one `Driver.stream`."""
+
+    def __init__(self, driver: "Driver", jobs: Iterable[Job[Result] | None]) -> None:
+        self.driver = driver
+        self.jobs = iter(jobs)
+        self.opened = 0
+        #: `exhausted`: there are no more jobs. `arriving`: `jobs` has yielded None, so more may come at any time.
+        self.exhausted = False
+        self.arriving = False
+        self.active: dict[int, _RunningJob[Result]] = {}
+        self.finished: deque[Outcome[Result]] = deque()
+        self.completed: SimpleQueue[tuple[RequestQueue, list[PendingRequest], Any]] = SimpleQueue()
+        retriever, scorer, engine = driver.retriever, driver.scorer, driver.engine
+        generate = getattr(engine, "generate", None)
+        # Cheapest first: a queue that takes one call at a time waits for those before it.
+        self.queues = tuple(
+            queue_for(kind, call, backend, advice, driver.caches[kind])
+            for kind, call, backend, advice in (
+                (Retrieve, search_call(retriever), retriever, "there is no index: pass a retriever"),
+                (Score, score_call(scorer), scorer, "there is no step scorer: pass a scorer"),
+                (Generate, generate, engine, "there is no model: pass an engine"),
+            )
+        )
+
+    def outcomes(self) -> Iterator[Outcome[Result]]:
+        while True:
+            self._admit()
+            if self.finished:
+                yield self.finished.popleft()
+            elif self.active:
+                self._work()
+            elif self.exhausted:
+                return
+
+    def close(self) -> None:
+        """Stop everything that still runs: at the end, on Ctrl-C, and when the consumer stops iterating."""
+        if any(queue.calls for queue in self.queues) and self.driver.engine is not None:
+            with suppress(Exception):  # must not hide the exception that ended the run
+                self.driver.engine.cancel()
+        for queue in self.queues:
+            if queue.pool is not None:
+                queue.pool.shutdown(wait=False, cancel_futures=True)
+        for job in self.active.values():
+            _close(job)
+
+    def _admit(self) -> None:
+        """Open jobs up to the limit, but none while there are outcomes to yield."""
+        while len(self.active) < self.driver.in_flight and not self.finished:
+            try:
+                job = next(self.jobs)
+            except StopIteration:
+                self.exhausted = True
+                return
+            if job is None:
+                self.arriving = True
+                return
+            index, self.opened = self.opened, self.opened + 1
+            try:
+                running = _RunningJob(index, _algorithm(job))
+            except Exception as error:  # noqa: BLE001 - recorded as a failure; the other jobs continue
+                self.finished.append(Outcome(index, failure=_failure(error)))
+                continue
+            self.active[index] = running
+            self._advance(running, lambda running=running: next(running.algorithm))  # type: ignore[misc]
+
+    def _work(self) -> None:
+        """Start the calls that can start, then take in replies; while jobs may arrive, wait only briefly."""
+        for queue in self.queues:
+            while queue.pool is not None and queue.waiting and queue.calls < queue.concurrency:
+                self._start(queue, queue.take_batch())
+        for queue in self.queues:
+            if queue.pool is None and (queue.waiting or queue.running) and not self._cheaper_pending(queue):
+                queue.session = queue.session or queue.open_session()
+                if queue.session is not None:
+                    self._continue_session(queue)
+                else:
+                    self._call(queue, queue.take_batch())
+                return
+        try:
+            queue, batch, replies = self.completed.get(timeout=_POLL_SECONDS if self.arriving else None)
+        except Empty:
+            return
+        queue.calls -= 1
+        if isinstance(replies, BaseException):
+            raise replies
+        self._deliver(queue, batch, replies)
+
+    def _call(self, queue: RequestQueue, batch: list[PendingRequest]) -> None:
+        self._count_call(queue)
+        self._deliver(queue, batch, queue.answer(batch))
+
+    def _continue_session(self, queue: RequestQueue) -> None:
+        """Add requests to the running batch and generate until some of them finish."""
+        session = queue.session
+        assert session is not None
+        try:
+            if joining := queue.take_joining():
+                self._count_call(queue)
+                session.add({pending.key: pending.request for pending in joining})  # type: ignore[misc] # all Generate
+            replies = session.work()
+        except BackendDown:
+            raise
+        except EngineOutOfMemory:
+            queue.reduce_batch()
+            if self.driver.engine is not None:
+                self.driver.engine.max_batch = queue.max_batch  # also for later runs
+            queue.session = None
+        except Exception:  # noqa: BLE001 - the plain call below finds the failing request by halving
+            queue.session = None
+        else:
+            self._deliver(queue, [queue.running[key] for key in replies], list(replies.values()))  # type: ignore[index]
+            return
+        # Outside of the handler, so that the memory held by the session is released.
+        del session
+        self._call(queue, list(queue.running.values()))
+
+    def _cheaper_pending(self, queue: RequestQueue) -> bool:
+        cheaper = self.queues[: self.queues.index(queue)]
+        return any(other.calls or other.waiting for other in cheaper)
+
+    def _start(self, queue: RequestQueue, batch: list[PendingRequest]) -> None:
+        """Call from a thread; the replies arrive through `completed`."""
+        assert queue.pool is not None
+        self._count_call(queue)
+        queue.calls += 1
+
+        def work() -> None:
+            try:
+                replies: Any = queue.answer(batch)
+            except BaseException as error:  # noqa: BLE001 - re-raised in the main thread
+                replies = error
+            self.completed.put((queue, batch, replies))
+
+        queue.pool.submit(work)
+
+    def _count_call(self, queue: RequestQueue) -> None:
+        calls = self.driver.counts.calls
+        calls[queue.kind.__name__] = calls.get(queue.kind.__name__, 0) + 1
+
+    def _deliver(self, queue: RequestQueue, batch: list[PendingRequest], replies: Sequence[Any]) -> None:
+        """Hand replies to the waiting jobs and advance those that have all of theirs."""
+        for pending, reply in zip(batch, replies):
+            del queue.running[pending.key]
+            if not isinstance(reply, Exception):
+                queue.cache.put(pending.key, pending.request, reply)
+            if isinstance(reply, Generation):
+                self.driver.counts.usage += reply.usage
+            for job, slot, request in pending.waiters:
+                job.replies[slot] = pending.reply_for(request, reply)
+                job.missing -= 1
+                if job.missing == 0:
+                    self._advance(job, partial(send_replies, job.algorithm, job.request, job.replies))
+
+    def _advance(self, job: _RunningJob[Result], resume: Callable[[], AnyRequest]) -> None:
+        """Resume one algorithm until it waits for a reply that is not cached, or ends."""
+        while True:
+            try:
+                job.request = resume()
+                requests = [(request, self._queue_of(request), key_of(request)) for request in requests_in(job.request)]
+            except StopIteration as end:
+                self._finish(job, Outcome(job.index, value=end.value))
+                return
+            except (BackendDown, MissingBackend):
+                raise
+            except Exception as error:  # noqa: BLE001 - recorded as a failure; the other jobs continue
+                failure = _failure(error)
+                _close(job)
+                self._finish(job, Outcome(job.index, failure=failure))
+                return
+            self._enqueue(job, requests)
+            if job.missing:
+                return
+            resume = partial(send_replies, job.algorithm, job.request, job.replies)
+
+    def _queue_of(self, request: object) -> RequestQueue:
+        for queue in self.queues:
+            if isinstance(request, queue.kind):
+                if queue.call is None:
+                    raise MissingBackend(f"an algorithm asked to {queue.kind.__name__.lower()}, but {queue.advice}")
+                return queue
+        raise TypeError(f"an algorithm yielded {request!r}; it may yield Generate, Retrieve and Score requests")
+
+    def _enqueue(self, job: _RunningJob[Result], requests: list[tuple[Request, RequestQueue, Key]]) -> None:
+        counts = self.driver.counts
+        job.replies = [None] * len(requests)
+        job.missing = 0
+        for slot, (request, queue, key) in enumerate(requests):
+            name = queue.kind.__name__
+            counts.asked[name] = counts.asked.get(name, 0) + 1
+            cached = queue.cache.get(key, request)
+            if cached is not None:
+                counts.answered_by_cache += 1
+                job.replies[slot] = cached
+                continue
+            job.missing += 1
+            pending = queue.running.get(key) or queue.waiting.get(key)
+            if pending is None:
+                pending = queue.waiting[key] = PendingRequest(key, request, job.index)
+            else:
+                pending.age = min(pending.age, job.index)
+                counts.merged += 1
+            pending.waiters.append((job, slot, request))
+
+    def _finish(self, job: _RunningJob[Result], outcome: Outcome[Result]) -> None:
+        self.finished.append(outcome)
+        del self.active[job.index]
+
+
+def _algorithm(job: Job[Result]) -> Algorithm[Result]:
+    algorithm = job()
+    if not isinstance(algorithm, Generator):
+        raise TypeError(f"a job must return a generator; this one returned {algorithm!r}")
+    return algorithm
+
+
+def _failure(error: Exception) -> Failure:
+    try:
+        reason = str(error) if isinstance(error, StepladderError) else f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an exception whose text cannot be formatted
+        reason = type(error).__name__
+    return Failure(StopReason.FAILED, reason, "".join(traceback.format_exception(error)))
+
+
+def _close(job: _RunningJob[Any]) -> None:
+    """Close a generator. Exceptions raised while closing change neither its outcome nor the run."""
+    with suppress(Exception):
+        job.algorithm.close()

@@ -1,0 +1,39 @@
+"""Self-contained HTML pages: the report of a run and the page of a comparison share layout and style sheet.
+
+In: the package of a page, whose `templates/` folder has its template. Out: the rendered page. Text is escaped, so the
+contents of transcripts, passages and labels are never interpreted.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from stepladder import __version__
+
+
+def render_page(
+    package: str,
+    template: str,
+    filters: Mapping[str, Callable[..., str]],
+    styles: tuple[str, ...] = (),
+    script: str | None = None,
+    **content: Any,
+) -> str:
+    """Render a template that extends layout.html. `styles` and `script` are template files to inline."""
+    loader = ChoiceLoader([PackageLoader(package), PackageLoader("stepladder.reporting")])
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(filters)
+
+    def inlined(name: str) -> Markup:
+        return Markup(loader.get_source(environment, name)[0])  # our own CSS and JavaScript, which must not be escaped
+
+    return environment.get_template(template).render(
+        style=Markup("").join(map(inlined, ("page.css", *styles))),
+        script=None if script is None else inlined(script),
+        version=__version__,
+        **content,
+    )
