@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .PHONY: help demo test lint bench clean
 
 help:
-	@echo "make demo    set up, then train the small model that comes along to answer questions by searching"
-	@echo "make test    set up, then run every test"
-	@echo "make lint    ruff and mypy --strict"
-	@echo "make bench   measure this machine; prints one table per benchmark"
+	@echo "make demo    set up, then train the included small model to answer questions by searching"
+	@echo "make test    set up, then run all tests"
+	@echo "make lint    ruff, mypy --strict, import rules, vocabulary"
+	@echo "make bench   run the benchmarks on this machine; prints one table each"
 	@echo "make clean   remove .venv and caches"
 
 demo: .venv/.installed
@@ -23,6 +23,8 @@ lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python checks/words.py
 
 bench: .venv/.installed
 	$(BIN)/python benchmarks/run.py

@@ -45,7 +45,7 @@ from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import ExploreConfig
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.transcripts.demonstrations import sample_questions
 
 RECIPE = "prorag-nano"
 SIZES = (16, 64, 256, 1024)
@@ -70,7 +70,7 @@ class Bench:
         return lambda: self.grow(question, seed_of(0, question.id))
 
     def questions(self, count: int) -> list[Question]:
-        return pick(self.context.split("train"), count, 0, balance=True)
+        return sample_questions(self.context.split("train"), count, 0, balance=True)
 
 
 # --- the way of the reference systems -----------------------------------------------------------------------------

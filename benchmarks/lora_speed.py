@@ -25,7 +25,7 @@ from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.models.loading import quiet_libraries
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.fused_lora import fuse_lora
-from stepladder.train.loop.policy import leave_to_autocast, load_policy
+from stepladder.train.loop.policy import skip_lora_input_casts, load_policy
 from stepladder.train.transcripts.token_loss import weighted_nll
 
 
@@ -45,7 +45,7 @@ def made(label: str, source: str, device: torch.device, *, bf16: bool, fused: bo
         for name, weights in model.named_parameters():
             if "lora_B" in name:  # else nothing would flow back to the other matrices
                 weights.normal_(std=0.01)
-    leave_to_autocast(model)
+    skip_lora_input_casts(model)
     if fused:
         fuse_norms(model)
         fuse_lora(model)

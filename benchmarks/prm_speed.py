@@ -32,7 +32,7 @@ from stepladder.core.trace import Segment, Trajectory
 from stepladder.data import open_data
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
 from stepladder.models.loading import load_model, quiet_libraries
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.transcripts.demonstrations import gold_transcripts
@@ -40,7 +40,7 @@ from stepladder.train.transcripts.demonstrations import gold_transcripts
 
 def nano_with_head(folder: Path) -> Path:
     model, tokenizer = load_model("nano", None, torch.float32)
-    scoring: Any = with_head(model, tokenizer, "nano")
+    scoring: Any = with_scalar_head(model, tokenizer, "nano")
     torch.nn.init.normal_(scoring.score.weight, generator=torch.Generator().manual_seed(0))
     ProcessRewardModel(scoring, tokenizer).save(folder / "reward")
     return folder / "reward"
@@ -137,7 +137,7 @@ def main() -> None:
     print(f"{size:.1f}M parameters, {dtype}, {device}, {threads} threads, batches of {given.batch}, prorag-brief")
     print(f"{'trajectories':<22}{'way':<24}{'seconds':>9}{'steps/s':>10}{'times':>10}{'difference':>14}")
     for k in (1, 3):
-        trajectories = trajectories_with_ids(ours.reader.encoding, given.questions, k)
+        trajectories = trajectories_with_ids(ours.builder.encoding, given.questions, k)
         texts = texts_of(trajectories)
         ours.score_logits(trajectories[:2])  # warm up
         one_text_a_call(plain, texts[:2])
@@ -148,7 +148,7 @@ def main() -> None:
             "Stepladder": lambda played=trajectories: [*chain.from_iterable(ours.score_logits(played))],  # type: ignore[misc]
         }
         compare(label, ways, given.rounds)
-        again, once = sum(map(len, texts)), sum(len(r.tokens) for t in trajectories for r in ours.reader.trajectory(t))
+        again, once = sum(map(len, texts)), sum(len(r.tokens) for t in trajectories for r in ours.builder.trajectory(t))
         print(f"{'':<22}tokens read: {again:,} by texts, {once:,} by trajectories ({again / once:.1f} times as many)")
     print("aim: 10 times as many steps a second as with one text a call")
 

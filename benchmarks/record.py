@@ -21,7 +21,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.evaluate.statistics import Interval
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.reporting.compare import Compared, compare_lines, lines_of, open_sources
+from stepladder.reporting.compare import Compared, compare_lines, lines_of, load_sources
 from stepladder.reporting.compare.comparison import Line
 from stepladder.reporting.compare.evaluations import Source
 from stepladder.reporting.compare.seed_groups import Group
@@ -155,7 +155,7 @@ def _seconds(run: RunFolder) -> float:
 
 def table_from(runs: Sequence[str], name: str, title: str) -> dict[str, Any]:
     """What the file holds. Whatever all lines have in common is said once."""
-    groups = lines_of(open_sources(runs))
+    groups = lines_of(load_sources(runs))
     compared = compare_lines(groups)
     columns = columns_of(compared)
     wanted = [column["cell"] for column in columns]

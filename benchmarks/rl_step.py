@@ -47,7 +47,7 @@ from stepladder.engines.base import cut_at_stop
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import take_step
-from stepladder.judges.prm.reward_model import ProcessRewardModel, expect_same_words, with_head
+from stepladder.judges.prm.reward_model import ProcessRewardModel, check_same_tokenizer, with_scalar_head
 from stepladder.models.loading import end_tokens, load_model, quiet_libraries
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import load_recipe
@@ -58,12 +58,12 @@ from stepladder.train.grpo.monitor_config import MonitorConfig
 from stepladder.train.grpo.rollouts import Played, Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop.checkpoints import Checkpoints
-from stepladder.train.loop.metrics_log import Curves
+from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.policy import Policy, load_policy
-from stepladder.train.loop.rollout_engine import player_of
-from stepladder.train.loop.training_run import Place, Precision, place_for
-from stepladder.train.loop.watched_trainer import Watching
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.loop.rollout_engine import make_rollout_engine
+from stepladder.train.loop.training_run import Compute, Precision, prepare_compute
+from stepladder.train.loop.watched_trainer import TrainerHooks
+from stepladder.train.transcripts.demonstrations import sample_questions
 
 RECIPE = "prorag-nano"
 PARTS = ("rollout", "scoring", "update")
@@ -269,7 +269,7 @@ class Bench:
     context: RunContext
     questions: list[Question]
     settings: GRPOConfig
-    place: Place
+    place: Compute
     folder: Path
 
     def trainer(self, kind: type[EpisodeTrainer], policy: Policy, rollouts: Rollouts) -> EpisodeTrainer:
@@ -298,8 +298,8 @@ class Bench:
             train_dataset=Dataset.from_dict({"prompt": [question.id for question in self.questions]}),
             processing_class=policy.tokenizer,
         )
-        checkpoints, curves = Checkpoints(folder / "checkpoints"), Curves(folder / "curves.jsonl", writes=False)
-        trainer.watch_over(None, Watching(curves, checkpoints, folder / "bad_batch.json", lambda _: None, None))
+        checkpoints, curves = Checkpoints(folder / "checkpoints"), MetricsLog(folder / "curves.jsonl", writes=False)
+        trainer.attach(None, TrainerHooks(curves, checkpoints, folder / "bad_batch.json", lambda _: None, None))
         return trainer
 
     def ways(self, policy_folder: str, reward_folder: Path) -> tuple[Way, Way]:
@@ -308,9 +308,9 @@ class Bench:
         reward = ProcessRewardModel.load(reward_folder, device=str(self.place.device))
         plain = AutoModelForSequenceClassification.from_pretrained(reward_folder, dtype=reward.model.dtype)
         plain = plain.to(self.place.device).eval()
-        engine, playing = player_of(policies[0], self.place, self.settings.batch_size)
+        engine, playing = make_rollout_engine(policies[0], self.place, self.settings.batch_size)
         assert isinstance(engine, TransformersEngine)
-        expect_same_words(engine.encoding, reward)
+        check_same_tokenizer(engine.encoding, reward)
         ours = OurRollouts(engine, playing, self.context, self.settings, reward)
         all_rows = self.settings.model_copy(update={"drop_zero_std_groups": False})
         by_text = RolloutsByText(ours, all_rows, policies[1], plain, Meter(policies[1].model))
@@ -384,7 +384,7 @@ def warmed_up(folder: Path, device: str) -> str:
 
 def with_random_head(policy: str, folder: Path) -> Path:
     model, tokenizer = load_model(policy, None, torch.float32)
-    scoring: Any = with_head(model, tokenizer, policy)
+    scoring: Any = with_scalar_head(model, tokenizer, policy)
     torch.nn.init.normal_(scoring.score.weight, generator=torch.Generator().manual_seed(0))
     ProcessRewardModel(scoring, tokenizer).save(folder)
     return folder
@@ -411,8 +411,8 @@ def main() -> None:
         folder = Path(temporary)
         policy = given.policy or warmed_up(folder / "run", given.device)
         reward = given.reward or with_random_head(policy, folder / "reward")
-        place = place_for(settings, 0, given.device, "grpo")
-        questions = pick(context.split("train"), given.questions, 0, balance=True)
+        place = prepare_compute(settings, 0, given.device, "grpo")
+        questions = sample_questions(context.split("train"), given.questions, 0, balance=True)
         with quiet_libraries():
             ways = Bench(context, questions, settings, place, folder).ways(policy, reward)
             size = sum(weights.numel() for weights in ways[0].trainer.model.parameters()) / 1e6

@@ -15,7 +15,7 @@ import torch
 from stepladder.models.loading import load_model
 from stepladder.models.stochastic_rounding import cast_model
 from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.policy import with_lora
+from stepladder.train.loop.policy import add_lora
 
 LINES = (
     "Question: Who is the mother of the director of The Silent Harbour?\nSearch: director of The Silent Harbour",
@@ -28,7 +28,7 @@ LINES = (
 def learnt(model: Any, batch: dict[str, torch.Tensor], lr: float, updates: int, source: str) -> Any:
     """The model after so many updates, LoRA merged, in fp32."""
     torch.manual_seed(0)
-    adapted: Any = with_lora(copy.deepcopy(model), LoraConfig(r=16, lora_alpha=32), source, "CAUSAL_LM")
+    adapted: Any = add_lora(copy.deepcopy(model), LoraConfig(r=16, lora_alpha=32), source, "CAUSAL_LM")
     optimizer = torch.optim.AdamW([each for each in adapted.parameters() if each.requires_grad], lr=lr, weight_decay=0)
     for _ in range(updates):
         adapted(**batch).loss.backward()

@@ -1,11 +1,10 @@
-"""A folder of texts and a table of questions to try docs/your-data.md with, before you take your own.
+"""Sample texts and questions to try docs/your-data.md with.
 
     python examples/sample_data.py try
 
-Writes `try/texts`, 600 articles of a fictional encyclopedia (`.txt`, one each, called as the article is; those about
-albums, paintings and ships as sections of three `.md` files), and `try/questions.csv` with 480 questions and their
-answers: a `question` and an `answer` a line, and nothing about how to get from one to the other. A question needs one
-to three searches. Most articles are there to be passed over.
+Writes `try/texts`, 600 articles of a generated encyclopedia (one `.txt` file each; articles about albums, paintings and
+ships are sections of three `.md` files), and `try/questions.csv` with 480 rows of `question` and `answer`, without
+decompositions. A question needs one to three searches. Most articles are distractors.
 """
 
 import argparse
@@ -20,12 +19,12 @@ from stepladder.data.atlas.questions import write_questions
 from stepladder.data.atlas.world import World
 
 ARTICLES, QUESTIONS, SEARCHES = 600, 480, 3
-#: What is written into one Markdown file a kind; every other article is a text file.
+#: Kinds of articles that share one Markdown file; every other article is a text file.
 IN_SECTIONS = {"album": "albums", "painting": "paintings", "ship": "ships"}
 
 
 def write_sample(folder: Path, seed: int) -> None:
-    """Write the texts and the questions of one world into a folder that has neither yet."""
+    """Write the texts and questions of one world into a folder that has neither yet."""
     texts, table = folder / "texts", folder / "questions.csv"
     if texts.exists() or table.exists():
         raise StepladderError(f"{folder} has texts or questions.csv already; expected a new or an empty folder")
@@ -56,16 +55,16 @@ def _write_questions(path: Path, library: Library) -> None:
 
 
 def main() -> None:
-    """Write, and say what was written."""
+    """Write the sample and print a summary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, help="folder to write into")
-    parser.add_argument("--seed", type=int, default=7, help="of the world; another seed gives another one")
-    asked = parser.parse_args()
+    parser.add_argument("--seed", type=int, default=7, help="seed of the generated world")
+    options = parser.parse_args()
     try:
-        write_sample(asked.out, asked.seed)
+        write_sample(options.out, options.seed)
     except StepladderError as error:
         parser.exit(1, f"{error}\n")
-    print(f"{asked.out}: {len(list((asked.out / 'texts').iterdir()))} files in texts, {QUESTIONS} questions")
+    print(f"{options.out}: {len(list((options.out / 'texts').iterdir()))} files in texts, {QUESTIONS} questions")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""An agent of your own in one file: Self-Ask, which asks itself follow-up questions, a line at a time.
+"""A custom agent in one file: Self-Ask, which asks itself follow-up questions, one line per step.
 
     Follow up: Who designed Orm Tower?
     Context: [1] Orm Tower: Orm Tower was designed by Ada Tarn in 1871.
     Intermediate answer: Ada Tarn
     So the final answer is: Velm
 
-Everything takes it by its path: nothing has to be registered.
+Every command accepts its path as --agent: nothing has to be registered.
 
-    stepladder ask --agent examples/self_ask.py --engine gold
+    stepladder ask --agent examples/self_ask.py --engine oracle
     stepladder train sft --agent examples/self_ask.py --out runs/self-ask
     stepladder eval --run runs/self-ask
 
-`check_agent` runs when the file is loaded and says what is wrong with it, if anything is.
+`check_agent` runs when the file is loaded and reports mistakes.
 """
 
 from typing import ClassVar
@@ -32,7 +32,7 @@ HEADS = {
 
 
 class SelfAsk(Agent):
-    """One line a step, told by how it begins."""
+    """One line per step; its first words give the kind of action."""
 
     name: ClassVar[str] = "self-ask"
     summary: ClassVar[str] = "asks itself follow-up questions, then answers"
@@ -40,18 +40,18 @@ class SelfAsk(Agent):
     stops: ClassVar[tuple[str, ...]] = ("\n",)
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
-        """The lines so far. What is retrieved, and the question, cannot begin a line: they are data."""
+        """The lines so far. Question and passages are data: they cannot start a line."""
         if not trajectory.steps:
             return (prompt_segment(PROMPT.format(question=one_line(trajectory.question.text))),)
         last = trajectory.steps[-1]
         if last.action.kind is not ActionKind.QUERY:
             return trajectory.context()
-        line_break = "" if last.written.text.endswith("\n") else "\n"  # chat models end their turn without one
+        line_break = "" if last.written.text.endswith("\n") else "\n"  # chat models end their turn without a line break
         found = " ".join(render_passages(last.passages).split("\n"))
         return (*trajectory.context(), environment_segment(f"{line_break}Context: {found}\n"))
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:
-        """The action of a line, or what is wrong with it. Never raises."""
+        """The action of a line, or a malformed action with the reason. Never raises."""
         line = text.strip()
         kind = next((kind for kind, head in HEADS.items() if line.startswith(head)), None)
         if kind is None:
@@ -63,5 +63,5 @@ class SelfAsk(Agent):
         return Action(kind, content)
 
     def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
-        """The line of an action: `parse` gives the action back."""
+        """The line of an action: the inverse of `parse`."""
         return f"{HEADS[action.kind]} {' '.join(action.content.splitlines())}\n"

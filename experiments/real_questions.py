@@ -206,7 +206,7 @@ def evaluations(
         reward, needs = place / "shared" / "prm", [place / "shared" / "sft"]
         arguments = ["eval", "--run", str(place / "shared"), "--split", "test"]
         if row.stage == "gold":
-            arguments += ["--engine", "gold"]
+            arguments += ["--engine", "oracle"]
         else:
             stage = place / run.again(row.arm) / run.again(row.stage)
             arguments += ["--model", str(stage / "policy")]

@@ -29,7 +29,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 def test_the_oracle_on_atlas_scores_above_095_and_misses_are_retrievals(capsys: pytest.CaptureFixture[str]) -> None:
     code, printed, _ = run(
-        capsys, "eval", "--engine", "gold", "--agent", "prorag", "--data", "atlas", "--split", "test", "--json"
+        capsys, "eval", "--engine", "oracle", "--agent", "prorag", "--data", "atlas", "--split", "test", "--json"
     )
     result = json.loads(printed)
     assert code == 0
@@ -73,8 +73,8 @@ def test_ask_says_where_the_question_and_the_texts_are_not_of_one_world(
     run(capsys, "index", "build", str(tmp_path / "texts"), "--out", str(tmp_path / "index"))
     brief = ["--model", "tiny", "--agent", "rag", "--max-tokens", "2"]
     for given, told in (
-        (["Where is Rome?"], "Atlas is searched"),
-        (["--index", str(tmp_path / "index")], "the question is one of Atlas"),
+        (["Where is Rome?"], "Searching Atlas"),
+        (["--index", str(tmp_path / "index")], "The question is from Atlas"),
         (["Where is Rome?", "--index", str(tmp_path / "index")], ""),
         ([], ""),
     ):
@@ -157,7 +157,7 @@ def test_a_corpus_becomes_an_index_and_answers_questions(
         (["ask", "--run", "nowhere"], "nowhere is not a run: it does not exist"),
         (["run", "nowhere.yaml", "--out", "x"], "recipe file nowhere.yaml does not exist"),
         (["run", "prorag-nan", "--out", "x"], "unknown recipe 'prorag-nan'. Did you mean 'prorag-nano'?"),
-        (["ask", "Who are you?"], "the gold engine knows only the questions of atlas"),
+        (["ask", "Who are you?"], "the oracle can only answer questions of atlas"),
         (["index", "info", "nowhere"], "nowhere: there is no such folder"),
         (["index", "build", "nowhere.jsonl", "--out", "x"], "nowhere.jsonl: there is no such file"),
     ],
@@ -221,7 +221,7 @@ def test_ctrl_c_ends_a_run_with_130_and_the_same_command_goes_on(tmp_path: Path)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "interrupted: the same command goes on from here" in err
+    assert "interrupted: the same command resumes from here" in err
     assert "Traceback" not in err
     assert (tmp_path / "run" / "oracle" / "stage.json").is_file()
     assert not (tmp_path / "run" / "floor" / "stage.json").exists()
@@ -229,7 +229,17 @@ def test_ctrl_c_ends_a_run_with_130_and_the_same_command_goes_on(tmp_path: Path)
 
 def test_ctrl_c_prints_what_was_reached_and_exits_130(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stepladder", "eval", "--engine", "transformers", "--model", "tiny"]
-    command += ["--batch-size", "2", "--max-tokens", "200", "--temperature", "1", "--json", "--out", str(tmp_path / "run")]
+    command += [
+        "--batch-size",
+        "2",
+        "--max-tokens",
+        "200",
+        "--temperature",
+        "1",
+        "--json",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     process = start(command)
     assert process.stderr is not None
     assert "Evaluating: " in process.stderr.readline()  # the first line of progress: some questions are done
@@ -323,7 +333,7 @@ def test_a_home_folder_may_be_written_as_a_tilde(
 
 def test_a_question_of_nothing_and_a_model_for_the_oracle_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is empty" in run(capsys, "ask", " ")[2]
-    assert "the gold engine is no model" in run(capsys, "eval", "--engine", "gold", "--model", "tiny")[2]
+    assert "the gold engine is no model" in run(capsys, "eval", "--engine", "oracle", "--model", "tiny")[2]
 
 
 def test_an_evaluation_is_saved_even_if_nobody_can_read_what_is_printed(tmp_path: Path) -> None:
@@ -380,7 +390,7 @@ def test_a_run_without_a_policy_has_none_to_ask(
     assert run(capsys, "run", recipe, "--out", folder, "--set", "stages.floor.limit=1")[0] == 0
     code, _, err = run(capsys, "eval", "--run", folder)
     assert code == 2
-    assert "has made a policy yet" in " ".join(err.split())
+    assert "has no policy yet" in " ".join(err.split())
 
 
 def test_ask_and_eval_take_up_a_run_and_options_still_win(
@@ -399,7 +409,7 @@ def test_ask_and_eval_take_up_a_run_and_options_still_win(
     assert result["settings"]["sampling"]["max_tokens"] == 4
 
     code, printed, _ = run(
-        capsys, "eval", "--run", str(folder), "--limit", "2", "-k", "1", "--engine", "gold", "--json"
+        capsys, "eval", "--run", str(folder), "--limit", "2", "-k", "1", "--engine", "oracle", "--json"
     )
     result = json.loads(printed)
     assert (code, result["engine"], result["model"], result["settings"]["k"]) == (0, "gold", None, 1)
@@ -413,7 +423,19 @@ def test_train_sft_is_a_recipe_of_one_stage(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(STAGES._targets, "sft", StageSpec(SFTConfig, save_tiny, outputs=("policy",)))
-    arguments = ["train", "sft", "--out", str(tmp_path / "run"), "--model", "tiny", "-k", "2", "--learning-rate", "1e-3", "--lora"]
+    arguments = [
+        "train",
+        "sft",
+        "--out",
+        str(tmp_path / "run"),
+        "--model",
+        "tiny",
+        "-k",
+        "2",
+        "--learning-rate",
+        "1e-3",
+        "--lora",
+    ]
     code, printed, _ = run(
         capsys, *arguments, "--set", "batch_size=4", "--set", "lora.r=2", "--questions", "7", "--json"
     )
@@ -440,7 +462,7 @@ def test_train_sft_with_question_files_and_what_is_wrong_about_them(
     arguments = ["train", "sft", "--out", folder, "--model", "tiny", "--agent", "direct"]
     for wrong, message in (
         (["--data", "atlass"], "Did you mean 'atlas'?"),
-        (["--dev", str(questions)], "--dev goes with a question file as --data; atlas is none"),
+        (["--dev", str(questions)], "--dev needs a question file as --data, and atlas is none"),
         (["--set", "epochs"], "--set epochs: expected NAME=VALUE"),
         (["--data", "~nobody-of-that-name/x.jsonl"], "there is no such user"),
     ):
@@ -450,7 +472,7 @@ def test_train_sft_with_question_files_and_what_is_wrong_about_them(
     assert run(capsys, *arguments, *files, "--set", "stages.sft.num_train_epochs=2")[0] == 0  # as `run` has it
     assert RunFolder.open(Path(folder)).recipe().stages[0].settings == SFTConfig(num_train_epochs=2)
     code, _, err = run(capsys, "eval", "--run", folder)
-    assert (code, "has no test split: say --split train or dev" in " ".join(err.split())) == (2, True), err
+    assert (code, "has no test split: add --split train or dev" in " ".join(err.split())) == (2, True), err
     assert run(capsys, "eval", "--run", folder, "--split", "dev", "--max-tokens", "4")[0] == 0
 
 

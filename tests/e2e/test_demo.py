@@ -46,7 +46,7 @@ def test_the_demo_shows_a_question_before_and_after_and_the_tables(
     told = StringIO()
     report = run_demo(Console(file=told, width=150), recipe, tmp_path / "run")
     text = told.getvalue()
-    story = ("2,000 passages", "as the oracle answers it", "answered after", "as the trained model answers it", "time:")
+    story = ("2,000 passages", "answered by the oracle", "answered after", "answered by the trained model", "time:")
     places = [text.index(part) for part in story]
     assert places == sorted(places)
     assert "after - before: f1" in text
@@ -70,7 +70,7 @@ def test_the_demo_s_size_and_minutes_change_its_recipe(
     options: list[str], expected: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Recipe] = []
-    monkeypatch.setattr("stepladder.cli.about.run_demo", lambda _, recipe, *__, **___: asked.append(recipe))
+    monkeypatch.setattr("stepladder.cli.demo.run_demo", lambda _, recipe, *__, **___: asked.append(recipe))
     assert main(["demo", "--seed", "7", *options]) == 0
     (recipe,) = asked
     (stage,) = (stage for stage in recipe.stages if stage.kind == "grpo")

@@ -195,12 +195,12 @@ def test_the_report_fits_a_narrow_terminal(shell: Shell, explored: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["explore"], "say --run DIR"),
-        (["explore", "--run", "RUN", "--out", "elsewhere"], "say --run DIR"),
-        (["explore", "--run", "RUN", "--model", "nano"], "--model belongs to the run"),
+        (["explore"], "give either --run DIR"),
+        (["explore", "--run", "RUN", "--out", "elsewhere"], "give either --run DIR"),
+        (["explore", "--run", "RUN", "--model", "nano"], "--model was set when the run"),
         (["explore", "--run", "RUN", "--set", "simulation=3"], "Did you mean 'simulations'"),
         (["explore", "--run", "RUN", "--preset", "prorg"], "found 'prorg'"),
-        (["explore", "--run", "RUN", "--budget", "5usd"], "add --judge-model"),
+        (["explore", "--run", "RUN", "--budget", "5usd"], "--budget needs a --judge-model"),
         (["pairs", "--run", "RUN", "--judge", "llm"], "llm.model"),
         (["pairs", "--run", "RUN", "--judge", "spree"], "found 'spree'"),
         (["pairs", "--run", "RUN", "--judge-model", "m", "--budget", "5 euros"], "5usd"),
@@ -209,8 +209,8 @@ def test_the_report_fits_a_narrow_terminal(shell: Shell, explored: Path) -> None
         (["pairs", "--run", "RUN", "--name", "explore"], "choose another --name"),
         (["pairs", "--run", "RUN", "--name", "../out"], "small letters"),
         (["pairs", "--run", "RUN", "--margin", "5"], "less than or equal to 1"),
-        (["pairs", "--run", "RUN", "--margin", "0.2", "--judge", "gold"], "--margin is about values"),
-        (["pairs", "--run", "RUN", "--margin", "0.2", "--judge-model", "m"], "--margin is about values"),
+        (["pairs", "--run", "RUN", "--margin", "0.2", "--judge", "gold"], "--margin needs values"),
+        (["pairs", "--run", "RUN", "--margin", "0.2", "--judge-model", "m"], "--margin needs values"),
         (["pairs", "--run", "RUN", "--judge-model", "./none"], "no model folder"),
         (["pairs", "--run", "RUN", "--judge-model", "~nobody-at-all/m"], "no model folder"),
         (["explore", "--run", "RUN", "--judge-model", "m", "--budget", "1usd", "--update"], "'m' has no price"),
@@ -255,7 +255,7 @@ def test_a_model_judges_within_its_budget_and_is_paid_once(shell: Shell, explore
     asked = len(server.requests)
     assert 0 < asked < cost["calls"]
     left = shell.json("pairs", "--run", explored, *given, "--dry-run")
-    assert (left["calls"], left["recalled"]) == (cost["calls"] - asked, asked)
+    assert (left["calls"], left["cached"]) == (cost["calls"] - asked, asked)
     summary = judged(shell, explored, server, "--budget", "2Mtok")
     assert len(server.requests) == cost["calls"], "what was paid for is not asked again"
     bodies = [json.dumps(body["messages"]) for body in server.requests]

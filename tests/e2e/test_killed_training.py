@@ -1,4 +1,4 @@
-"""Training that is killed goes on from its last checkpoint, and ends with the weights of a run that nobody disturbed."""
+"""Training that is killed goes on from its last checkpoint and ends with the weights of an undisturbed run."""
 
 import json
 import signal
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stepladder.train.loop.checkpoints import Checkpoints
-from stepladder.train.loop.metrics_log import read_curves
+from stepladder.train.loop.metrics_log import read_metrics
 from tests.support import ROOT, dpo_training, grpo_training, prm_training, sft_training
 from tests.support.training_runs import losses, plain_rows, updates, weights
 
@@ -74,7 +74,7 @@ def test_sft_goes_on(killed: Path, tmp_path: Path) -> None:
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["checkpoint-6"]
 
     def rows(folder: Path) -> list[dict[str, Any]]:
-        curves = read_curves(folder / "curves.jsonl")
+        curves = read_metrics(folder / "curves.jsonl")
         return [{name: value for name, value in row.items() if "seconds" not in name} for row in curves]
 
     for ours, theirs in zip(rows(folder), rows(tmp_path), strict=True):

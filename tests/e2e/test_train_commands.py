@@ -14,8 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from stepladder.agents import make_agent
-from stepladder.cli.prm_eval import prm_command
-from stepladder.cli.recipes import finished_sources
+from stepladder.cli.recipes import finished_inputs
+from stepladder.cli.train import prm_command
 from stepladder.core.io.records import write_records
 from stepladder.core.trace import Action, ActionKind, Author, Pair, Question, Segment, Side, Trajectory
 from stepladder.evaluate.prm.calibration import GradedStep, calibrated, chain_numbers, judged_by_gold, pair_accuracy
@@ -104,7 +104,17 @@ def examine(*arguments: object) -> str:
 
 def test_options_of_a_reward_model(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs")
-    given = ("--objective", "values", "--num-train-epochs", 2, "--learning-rate", 1e-3, "--lora", "--set", "max_length=99")
+    given = (
+        "--objective",
+        "values",
+        "--num-train-epochs",
+        2,
+        "--learning-rate",
+        1e-3,
+        "--lora",
+        "--set",
+        "max_length=99",
+    )
     report = shell.json("train", "prm", "--run", run, *given, "--set", "lora.r=2", "--model", "nano")
     settings = PRMConfig(
         objective="values", num_train_epochs=2, learning_rate=1e-3, lora=LoraConfig(r=2), max_length=99, model="nano"
@@ -118,7 +128,20 @@ def test_options_of_a_reward_model(shell: Shell, begin: Begin) -> None:
 
 def test_options_of_a_refinement(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs", "prm")
-    given = ("--questions", 20, "--num-generations", 4, "--threshold", "-0.5", "--keep", 3, "--num-train-epochs", 2, "--learning-rate", 1e-4)
+    given = (
+        "--questions",
+        20,
+        "--num-generations",
+        4,
+        "--threshold",
+        "-0.5",
+        "--keep",
+        3,
+        "--num-train-epochs",
+        2,
+        "--learning-rate",
+        1e-4,
+    )
     report = shell.json("train", "rft", "--run", run, *given)
     settings = RFTConfig(
         questions=20, num_generations=4, threshold=-0.5, keep=3, num_train_epochs=2, learning_rate=1e-4
@@ -133,7 +156,19 @@ def test_options_of_a_refinement(shell: Shell, begin: Begin) -> None:
 
 def test_options_of_dpo(shell: Shell, begin: Begin) -> None:
     run = begin("sft", "explore", "pairs")
-    given = ("--beta", 0.1, "--loss-type", "ipo", "--num-train-epochs", 2, "--learning-rate", 1e-6, "--lora", "--set", "dev_questions=0")
+    given = (
+        "--beta",
+        0.1,
+        "--loss-type",
+        "ipo",
+        "--num-train-epochs",
+        2,
+        "--learning-rate",
+        1e-6,
+        "--lora",
+        "--set",
+        "dev_questions=0",
+    )
     shell.json("train", "dpo", "--run", run, *given)
     settings = DPOConfig(
         beta=0.1, loss_type="ipo", num_train_epochs=2, learning_rate=1e-6, lora=LoraConfig(), dev_questions=0
@@ -210,10 +245,10 @@ def test_a_stage_that_is_there_may_learn_from_a_file_from_now_on(shell: Shell, b
         (["prm", "--set", "epoch=2"], "has no pairs yet"),
         (["prm", "--set", "pairs=mine"], "stages.prm.pairs: expected"),
         (["rft"], "`stepladder train prm --run RUN` makes one, and --threshold none does without"),
-        (["rft", "--threshold", "high"], "--threshold: expected a number, or none; found 'high'"),
+        (["rft", "--threshold", "high"], "--threshold: expected a number or none, found 'high'"),
         (["rft", "--threshold", "nan"], "stages.rft.threshold: expected a finite number"),
         (["rft", "--threshold", "none", "--set", "samples=2"], "stages.rft.samples: renamed to 'num_generations'"),
-        (["dpo"], "`stepladder pairs --run RUN` makes them, and --pairs FILE takes those of others"),
+        (["dpo"], "`stepladder pairs --run RUN` makes them, and --pairs FILE reads others"),
         (["dpo", "--beta", "0"], "stages.dpo.beta: expected greater than 0"),
         (["dpo", "--pairs", "none.json"], "none.json does not exist"),
         (["dpo", "--pairs", "x", "--loss-type", "hinge"], "found 'hinge'"),
@@ -243,7 +278,20 @@ def test_a_policy_is_warmed_up_refined_and_taught_by_pairs_and_so_is_a_reward_mo
     questions = [Question(name, name, (name * 3,)) for name in ("Orm", "Tarn")]
     rows = ({"id": each.id, "question": each.text, "golden_answers": list(each.answers)} for each in questions)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    begun = ("--model", "tiny", "--agent", "direct", "--data", file, "--dev", file, "--num-train-epochs", 60, "--learning-rate", 1e-2)
+    begun = (
+        "--model",
+        "tiny",
+        "--agent",
+        "direct",
+        "--data",
+        file,
+        "--dev",
+        file,
+        "--num-train-epochs",
+        60,
+        "--learning-rate",
+        1e-2,
+    )
     assert "trained policy: " in shell("train", "sft", "--out", run, *begun, "--set", "dev_questions=0")
     agent = make_agent("direct")
 
@@ -368,9 +416,7 @@ class Done:
 def test_a_stage_that_failed_is_not_in_the_way_of_those_behind_it() -> None:
     before = {"sft": {"kind": "sft"}, "prm": {"kind": "prm"}, "broken": {"kind": "grpo"}, "typo": {"kind": "prm"}}
     run: Any = Done("sft", "prm")
-    assert finished_sources(run, before, {"kind": "rft"}) == {"policy": "sft", "reward": "prm"}
-    assert finished_sources(run, before, {"kind": "rft", "threshold": None}) == {"policy": "sft"}, (
-        "asks no reward model"
-    )
-    assert finished_sources(run, {"sft": {"kind": "sft"}}, {"kind": "rft"}) == {}, "the newest is done anyway"
-    assert finished_sources(run, {"new": {"kind": "sft"}}, {"kind": "rft"}) == {}, "nothing is done: it is made first"
+    assert finished_inputs(run, before, {"kind": "rft"}) == {"policy": "sft", "reward": "prm"}
+    assert finished_inputs(run, before, {"kind": "rft", "threshold": None}) == {"policy": "sft"}, "asks no reward model"
+    assert finished_inputs(run, {"sft": {"kind": "sft"}}, {"kind": "rft"}) == {}, "the newest is done anyway"
+    assert finished_inputs(run, {"new": {"kind": "sft"}}, {"kind": "rft"}) == {}, "nothing is done: it is made first"

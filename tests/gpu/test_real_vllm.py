@@ -14,7 +14,7 @@ from stepladder.core.trace import Segment
 from stepladder.engines.base import check_engine
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.vllm import VLLMEngine
-from stepladder.train.loop.rollout_engine import plain_weights
+from stepladder.train.loop.rollout_engine import merged_weights
 from tests.support.vllm_requests import prompt, written
 
 pytestmark = pytest.mark.skipif(
@@ -69,7 +69,7 @@ def test_vllm_takes_the_weights_of_a_trainer(real: tuple[VLLMEngine, Transformer
     ours.use_adapter(tmp_path / "adapter")  # the same change, as an adapter
     _expect_alike(written(ours, request)[0], expected)
     ours.use_adapter(None)
-    ours.load_weights(plain_weights(adapted))  # and in the weights themselves
+    ours.load_weights(merged_weights(adapted))  # and in the weights themselves
     _expect_alike(written(ours, request)[0], expected)
     ours.load_weights(kept.items())
     assert written(ours, request)[0].written.tokens == before.written.tokens

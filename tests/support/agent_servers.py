@@ -129,4 +129,4 @@ class Fragile(Oracle):
         return super().generate(requests)
 
 
-COMMAND = "import typer; from stepladder.cli.serve_agent import serve_agent_command; typer.run(serve_agent_command)"
+COMMAND = "import typer; from stepladder.cli.serve import serve_agent_command; typer.run(serve_agent_command)"

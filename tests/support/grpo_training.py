@@ -46,7 +46,7 @@ class Taste:
     def __init__(self, score: Callable[[str], float] = lambda text: random.Random(text).uniform(-2, 2)) -> None:
         self.score_of = score
         vocabulary = Encoding(tiny_tokenizer()).vocabulary
-        self.reader = SimpleNamespace(encoding=SimpleNamespace(vocabulary=vocabulary), retokenize=False)
+        self.builder = SimpleNamespace(encoding=SimpleNamespace(vocabulary=vocabulary), retokenize=False)
 
     def score_logits(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
         return [tuple(self.score_of(step.written.text) for step in each.steps) for each in trajectories]

@@ -1,5 +1,6 @@
 """Calls to a judge behind a budget."""
 
+import threading
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Any
 from stepladder.core.requests import Algorithm, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
-from stepladder.judges.llm.spend.budget import Budget, at_most
+from stepladder.judges.llm.spend.budget import TEMPLATE_PER_CALL, TEMPLATE_PER_MESSAGE, Budget, max_usage
 from stepladder.judges.llm.spend.paid import PaidEngine, open_judge_engine
-from tests.support.openai_server import Server
+from tests.support.openai_server import Answer, Server, says
 
 MOST_WRITTEN = 20
 
@@ -23,7 +24,7 @@ def question(number: int) -> Generate:
     return ask(f"Question {number:02}?")
 
 
-MOST = at_most(question(0))
+MOST = max_usage(question(0))
 
 
 def calls(count: float) -> Budget:
@@ -45,3 +46,26 @@ def asking(request: Generate) -> Algorithm[str]:
 def run(engine: PaidEngine, count: int) -> list[str | None]:
     """Ask many questions at once."""
     return [outcome.value for outcome in Driver(engine).run([partial(asking, question(n)) for n in range(count)])]
+
+
+def content(body: dict[str, Any]) -> str:
+    return str(body["messages"][0]["content"])
+
+
+class Till:
+    """What a server bills: the worst that `max_usage` allows for, or a part of it. Every request, also those it loses."""
+
+    def __init__(self, part: float = 1.0) -> None:
+        self.part = part
+        self.tokens = 0
+        self.lock = threading.Lock()
+
+    def usage(self, body: dict[str, Any]) -> dict[str, int]:
+        read = len(content(body).encode()) + TEMPLATE_PER_CALL + TEMPLATE_PER_MESSAGE
+        counted = int(read * self.part), int(body["max_tokens"] * self.part)
+        with self.lock:
+            self.tokens += sum(counted)
+        return dict(zip(("prompt_tokens", "completion_tokens"), counted))
+
+    def answer(self, body: dict[str, Any], n: int) -> Answer:
+        return says(f"to {content(body)}", usage=self.usage(body))

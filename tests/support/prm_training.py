@@ -15,7 +15,7 @@ from stepladder.core.trace import (
 )
 from stepladder.driver import Outcome
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.judges.prm.prm_inputs import StepReader
+from stepladder.judges.prm.prm_inputs import PRMInputBuilder
 from stepladder.models.tiny import tiny_tokenizer
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import from_pairs
@@ -44,8 +44,8 @@ def pair(question: str, better: str = "yes", worse: str = "no", **changes: Any) 
     return replace(made, **changes)
 
 
-def reader(window: int = 4096, **options: bool) -> StepReader:
-    return StepReader(Encoding(TOKENIZER), window, END, **options)
+def builder(window: int = 4096, **options: bool) -> PRMInputBuilder:
+    return PRMInputBuilder(Encoding(TOKENIZER), window, END, **options)
 
 
 #: Four states, five pairs, of unequal length; two questions are held out.
@@ -65,7 +65,7 @@ def train(
     model: str | Path = "tiny",
     watch: Callable[[Outcome[Any]], None] | None = None,
 ) -> PRMReport:
-    def examples(reader: StepReader) -> Any:
-        return from_pairs(PAIRS, reader), from_pairs(HELD_OUT, reader), {}
+    def examples(builder: PRMInputBuilder) -> Any:
+        return from_pairs(PAIRS, builder), from_pairs(HELD_OUT, builder), {}
 
     return train_prm(model, examples, settings, folder, seed=0, device="cpu", watch=watch)

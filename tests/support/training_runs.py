@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from stepladder.train.loop.metrics_log import read_curves
+from stepladder.train.loop.metrics_log import read_metrics
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -18,8 +18,8 @@ def same_weights(one: Path, other: Path) -> bool:
 
 
 def plain_rows(folder: Path) -> list[dict[str, Any]]:
-    """Curves without the times, which differ from run to run, and the trainer's rounding of epochs."""
-    rows = read_curves(folder / "curves.jsonl")
+    """MetricsLog without the times, which differ from run to run, and the trainer's rounding of epochs."""
+    rows = read_metrics(folder / "curves.jsonl")
     return [{name: value for name, value in row.items() if "seconds" not in name and name != "epoch"} for row in rows]
 
 
@@ -28,4 +28,4 @@ def updates(folder: Path) -> list[dict[str, Any]]:
 
 
 def losses(folder: Path, name: str = "loss") -> list[float]:
-    return [row[name] for row in read_curves(folder / "curves.jsonl") if name in row]
+    return [row[name] for row in read_metrics(folder / "curves.jsonl") if name in row]

@@ -22,9 +22,9 @@ from typing import Annotated
 import typer
 
 from stepladder import __version__
-from stepladder.cli.ask_eval import ask, evaluate_command
-from stepladder.cli.demo import demo
-from stepladder.cli.doctor import doctor
+from stepladder.cli.ask_eval import ask_command, eval_command
+from stepladder.cli.demo import demo_command
+from stepladder.cli.doctor import doctor_command
 from stepladder.cli.explore import explore_command, pairs_command
 from stepladder.cli.export import adapter_command, export_command
 from stepladder.cli.index import app as index_app
@@ -48,9 +48,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command()(demo)
-app.command()(ask)
-app.command(name="eval")(evaluate_command)
+app.command(name="demo")(demo_command)
+app.command(name="ask")(ask_command)
+app.command(name="eval")(eval_command)
 app.command(name="run")(run_command)
 app.add_typer(train_app, name="train")
 app.command(name="explore")(explore_command)
@@ -65,7 +65,7 @@ app.command(name="adapter")(adapter_command)
 app.add_typer(index_app, name="index")
 app.command(name="serve")(serve_command)
 app.command(name="serve-agent")(serve_agent_command)
-app.command()(doctor)
+app.command(name="doctor")(doctor_command)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -26,7 +26,7 @@ from stepladder.retrieval.factory import retriever_info
 
 
 @takes_groups
-def ask(
+def ask_command(
     options: AgentOptions,
     sampling: SamplingOptions,
     question: Annotated[
@@ -63,7 +63,7 @@ def ask(
 
 
 @takes_groups
-def evaluate_command(
+def eval_command(
     options: AgentOptions,
     sampling: SamplingOptions,
     run: RunPath = None,

@@ -43,7 +43,7 @@ RECIPES = {Size.small: "prorag-nano", Size.large: "prorag-nano-large"}
 _SECONDS_PER_UPDATE, _MAX_QUESTIONS = 1.0, 800
 
 
-def demo(
+def demo_command(
     folder: RunOut = Path("runs/demo"),
     seed: Seed = 0,
     size: Annotated[

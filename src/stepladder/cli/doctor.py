@@ -43,7 +43,7 @@ class Finding:
     fix: str = ""
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor_command(as_json: AsJson = False) -> None:
     """Check versions and devices; show what is missing and the command that installs it."""
     findings = check_installation()
     if as_json:

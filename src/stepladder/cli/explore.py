@@ -200,12 +200,12 @@ def _print_estimate(cost: "Estimate", as_json: bool) -> None:
     if as_json:
         tokens = {"tokens_read": cost.tokens.read, "tokens_written": cost.tokens.written, "tokens_at_most": most}
         dollars = {"usd": cost.usd, "usd_at_most": cost.usd_at_most}
-        typer.echo(json.dumps({"calls": cost.calls, "recalled": cost.recalled, **tokens, **dollars}, indent=2))
+        typer.echo(json.dumps({"calls": cost.calls, "cached": cost.cached, **tokens, **dollars}, indent=2))
         return
     known = cost.usd is not None and cost.usd_at_most is not None
     price = f"about ${cost.usd:,.2f}, at most ${cost.usd_at_most:,.2f}" if known else "unknown for this model"
     say(
-        f"calls: {cost.calls:,} ({cost.recalled:,} more are in the response cache)\n"
+        f"calls: {cost.calls:,} ({cost.cached:,} more are in the response cache)\n"
         f"tokens: about {cost.tokens.read:,} read and {cost.tokens.written:,} written, at most {most:,} in total\n"
         f"price: {price}"
     )

@@ -63,11 +63,11 @@ def compare_command(
 ) -> None:
     """Compare runs on their common questions: scores with intervals, paired differences, cost."""
     from stepladder.driver.progress import Progress
-    from stepladder.reporting.compare import as_plain, compare_lines, lines_of, open_sources, write_page
+    from stepladder.reporting.compare import as_plain, compare_lines, lines_of, load_sources, write_page
     from stepladder.reporting.compare.compare_table import print_compared
 
     check_writable_file("--html", html)
-    compared = compare_lines(lines_of(open_sources(runs, stage)), metric, against=against, sort=sort)
+    compared = compare_lines(lines_of(load_sources(runs, stage)), metric, against=against, sort=sort)
     if html is not None or as_json:
         count = len(compared.lines) * (len(compared.lines) - 1) // 2
         with Progress("Differences", count) as watch:

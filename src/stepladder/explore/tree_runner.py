@@ -1,6 +1,6 @@
-"""Exploration: grow the trees of many questions at once, and have each on disk as soon as it is done.
+"""ExploreResult: grow the trees of many questions at once, and have each on disk as soon as it is done.
 
-In: a driver, questions, a way to grow a tree, a file. Out: the file with a tree a question, and a `Exploration`: what
+In: a driver, questions, a way to grow a tree, a file. Out: the file with a tree a question, and a `ExploreResult`: what
 it took. Trees that are in the file already are left as they are, so a run that was killed goes on; and as a tree
 depends on its question and the seed alone, it goes on to the trees it would have made.
 """
@@ -20,7 +20,7 @@ from stepladder.explore.tree_store import TreeFile
 
 
 @dataclass(frozen=True, slots=True)
-class Exploration:
+class ExploreResult:
     """What became of the questions, and what it took."""
 
     #: Trees made now, and those that were there before.
@@ -42,7 +42,7 @@ def explore(
     *,
     seed: int,
     watch: OutcomeCallback | None = None,
-) -> Exploration:
+) -> ExploreResult:
     """Grow the trees that are not in the file yet."""
     twice = [name for name, count in Counter(question.id for question in questions).items() if count > 1]
     if twice:
@@ -64,10 +64,10 @@ def explore(
                 failures[str(error)] += 1
             if watch is not None:
                 watch(outcome)
-    return Exploration(len(missing) - failures.total(), len(questions) - len(missing), failures)
+    return ExploreResult(len(missing) - failures.total(), len(questions) - len(missing), failures)
 
 
-class Meter:
+class ThroughputNote:
     """Says how fast a driver works and how much it need not do, for a progress bar."""
 
     def __init__(self, counts: Counts, more: Callable[[], str] | None = None) -> None:

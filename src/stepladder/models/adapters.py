@@ -1,7 +1,7 @@
-"""Adapters: the small matrices that LoRA trained, without the model that they change.
+"""LoRA adapters.
 
-In: a folder with adapter_config.json and its weights, as peft writes it, and the model that it names. Out: that model
-with the adapter in its weights.
+In: a folder with adapter_config.json and weights, as written by peft, and the base model that it names. Out: the base
+model with the adapter merged into its weights.
 """
 
 import json
@@ -12,7 +12,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 from stepladder.models import NAMED
 
-#: Beside an adapter: what it was trained as, for which peft has no place.
+#: File next to an adapter with the agent it was trained for, which peft's config has no field for.
 AGENT_FILE = "stepladder.json"
 
 _CONFIG = "adapter_config.json"
@@ -21,19 +21,19 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and no whole model."""
+    """Whether a folder contains an adapter and no full model."""
     return (folder / _CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def base_of(folder: Path) -> str:
-    """The model that an adapter belongs to, by the name that the adapter has for it."""
+    """The name of an adapter's base model, as stored in the adapter."""
     file = folder / _CONFIG
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StepladderError(f"{file} cannot be read as JSON: {error}") from error
     base = settings.get(_BASE) if isinstance(settings, dict) else None
-    how = f"Write the folder, the hub name or the built-in name ({', '.join(NAMED)}) of that model as {_BASE} into it"
+    how = f"Set {_BASE} in it to the folder, the hub name or the built-in name ({', '.join(NAMED)}) of that model"
     if not isinstance(base, str) or not base:
         raise StepladderError(f"{folder} has no config.json; it is an adapter, and {_CONFIG} names no model. {how}")
     if (task := settings.get("task_type")) not in (None, "CAUSAL_LM"):
@@ -50,7 +50,7 @@ def base_of(folder: Path) -> str:
 
 
 def agent_of(folder: Path) -> str | None:
-    """The agent that an adapter was trained as, where the command that wrote it has said so."""
+    """The agent that an adapter was trained for, if it was recorded."""
     file = folder / AGENT_FILE
     if not is_adapter(folder) or not file.is_file():
         return None
@@ -61,9 +61,9 @@ def agent_of(folder: Path) -> str | None:
 
 
 def merged(model: Any, folder: Path) -> Any:
-    """The model with the adapter in its weights, which keep their dtype. Sums are made in fp32, a layer at a time.
+    """The model with the adapter merged, in the model's dtype. Computed in fp32, one layer at a time.
 
-    They are rounded so that small changes stay (rounding.py).
+    Stochastic rounding preserves small changes (stochastic_rounding.py).
     """
     import torch
     from peft import PeftModel, get_peft_model_state_dict
@@ -80,12 +80,12 @@ def merged(model: Any, folder: Path) -> Any:
     given = load_peft_weights(str(folder), device="cpu")
     if wrong := sorted(expected.keys() ^ given.keys()):
         raise StepladderError(
-            f"the adapter {folder} does not fit its model: {len(wrong)} weights are on one side only, such as "
-            f"{wrong[0]}. See {_BASE} in its {_CONFIG}"
+            f"the adapter {folder} does not fit its model: {len(wrong)} weights exist on one side only, such as "
+            f"{wrong[0]}. Check {_BASE} in its {_CONFIG}"
         )
     for name, layer in adapted.named_modules():
         if isinstance(layer, BaseTunerLayer):
             layer.get_base_layer().to(torch.float32)
             layer.merge()
             cast_model(layer.get_base_layer(), dtype, name.removeprefix("base_model.model."))
-    return adapted.unload().to(dtype).requires_grad_(True)  # peft has frozen it, and it may learn on
+    return adapted.unload().to(dtype).requires_grad_(True)  # peft froze it, and it may be trained further

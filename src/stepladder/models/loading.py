@@ -1,4 +1,4 @@
-"""Models of transformers by name: a folder, a GGUF file, a hub name, a built-in one; what engines must know of them.
+"""Load transformers models by name: a folder, a GGUF file, a hub name or a built-in name.
 
 In: a name, a device, a dtype. Out: model and tokenizer, or an error that says what was found and what was expected.
 """
@@ -29,7 +29,7 @@ from stepladder.models.tiny import tiny_model, tiny_tokenizer
 
 log = getLogger(__name__)
 
-#: A full stop, or the end of a line, before what begins as a sentence does.
+#: The end of a sentence or line before a capital letter.
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\s*\n\s*(?=[A-Z])")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -38,25 +38,25 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def load_model(
     model: str | Path, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype | None
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """A causal model with its tokenizer, by its name (`places.py`); without a dtype in that of its files."""
+    """A causal language model and its tokenizer by name (`resolve.py`). Without a dtype: that of its files."""
     if str(model) == "tiny":
         return tiny_model().to(dtype), tokenizer or tiny_tokenizer()  # type: ignore[arg-type]
     return load_pretrained(model, AutoModelForCausalLM, _expect_causal, tokenizer, dtype)
 
 
 def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, without its weights."""
+    """The tokenizer of a model, without loading its weights."""
     if str(model) == "tiny":
         return tiny_tokenizer()
     with quiet_libraries():
-        place = resolve_model(model)
-        if isinstance(place, Path) and is_adapter(place) and not (place / "tokenizer_config.json").exists():
-            place = resolve_full_model(place)
+        source = resolve_model(model)
+        if isinstance(source, Path) and is_adapter(source) and not (source / "tokenizer_config.json").exists():
+            source = resolve_full_model(source)
         try:
-            found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(place))
-        except Exception as error:  # files of others, read by libraries that fail in many ways
-            raise _not_loaded(model, place, error) from error
-    return found
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(source))
+        except Exception as error:  # third-party files and libraries fail in many ways
+            raise _not_loaded(model, source, error) from error
+    return tokenizer
 
 
 def load_pretrained(
@@ -66,31 +66,31 @@ def load_pretrained(
     tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype | None,
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """A model of a kind (a class of transformers); `expect` raises where its configuration is of another."""
-    with quiet_libraries():  # a GGUF file is unpacked by them
-        place = resolve_model(model)
-    if isinstance(place, Path) and is_adapter(place):
-        return _load_adapted(place, kind, tokenizer, dtype)
-    name = str(place)
+    """A model of `kind` (a transformers auto class); `expect` raises if its config is of another kind."""
+    with quiet_libraries():  # resolving may unpack a GGUF file
+        source = resolve_model(model)
+    if isinstance(source, Path) and is_adapter(source):
+        return _load_adapted(source, kind, tokenizer, dtype)
+    name = str(source)
     loaded: nn.Module
     try:
         with quiet_libraries():
             expect(model, AutoConfig.from_pretrained(name))
-            loaded, found = kind.from_pretrained(  # two, with the loading info
+            loaded, loading_info = kind.from_pretrained(
                 name, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
             )
-            _expect_fit(model, found)
+            _expect_all_weights(model, loading_info)
             tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
     except StepladderError:
         raise
-    except Exception as error:  # files of others, read by libraries that fail in many ways
-        raise _not_loaded(model, place, error) from error
+    except Exception as error:  # third-party files and libraries fail in many ways
+        raise _not_loaded(model, source, error) from error
     return loaded, tokenizer
 
 
-def _not_loaded(model: str | Path, place: str | Path, error: Exception) -> StepladderError:
-    """The error for a model that cannot be had from its folder, or from the hub."""
-    where = "" if isinstance(place, Path) else f"there is no folder '{place}' here, and from the hub it did not come: "
+def _not_loaded(model: str | Path, source: str | Path, error: Exception) -> StepladderError:
+    """The error for a model that cannot be loaded from its folder or from the hub."""
+    where = "" if isinstance(source, Path) else f"there is no folder '{source}', and the hub download failed: "
     why = _first_sentences(str(error)) or type(error).__name__
     return StepladderError(
         f"model '{model}' could not be loaded: {where}{why}. "
@@ -98,16 +98,16 @@ def _not_loaded(model: str | Path, place: str | Path, error: Exception) -> Stepl
     )
 
 
-def _first_sentences(message: str, most: int = 300) -> str:
-    r"""What a long message begins with, in whole sentences on one line, without the last full stop.
+def _first_sentences(message: str, max_characters: int = 300) -> str:
+    r"""The first whole sentences of a long message, on one line, without the last full stop.
 
     >>> _first_sentences("No such file: a.b\nGet it at 'http://c.d/e'. Or do not.", 45)
     "No such file: a.b. Get it at 'http://c.d/e'"
     """
     first, *others = (" ".join(each.split()).rstrip(".,:") for each in _SENTENCE_END.split(message.strip()))
-    kept = shorten(first, most, placeholder=" ...")
+    kept = shorten(first, max_characters, placeholder=" ...")
     for sentence in others:
-        if len(kept) + len(sentence) + 2 > most:
+        if len(kept) + len(sentence) + 2 > max_characters:
             break
         kept += f". {sentence}"
     return kept
@@ -116,28 +116,28 @@ def _first_sentences(message: str, most: int = 300) -> str:
 def _load_adapted(
     folder: Path, kind: Any, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype | None
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """The model that an adapter names, with the adapter merged; the tokenizer is the adapter's where it has one."""
+    """The base model of an adapter, with the adapter merged. The adapter's own tokenizer, if any, takes precedence."""
     if kind is not AutoModelForCausalLM:
-        raise StepladderError(f"{folder} is an adapter; expected a whole model: merge it into its model first")
-    base, words = load_model(base_models(folder)[0], tokenizer, None)
+        raise StepladderError(f"{folder} is an adapter; expected a full model: merge it into its base model first")
+    base, own_tokenizer = load_model(base_models(folder)[0], tokenizer, None)
     try:
         with quiet_libraries():
             if tokenizer is None and (folder / "tokenizer_config.json").is_file():
-                words = AutoTokenizer.from_pretrained(str(folder))
+                own_tokenizer = AutoTokenizer.from_pretrained(str(folder))
             model = merged(base, folder)
     except StepladderError:
         raise
-    except Exception as error:  # files of others, read by libraries that fail in many ways
+    except Exception as error:  # third-party files and libraries fail in many ways
         why = shorten(" ".join(str(error).split()), 200, placeholder=" ...") or type(error).__name__
         if "size mismatch" in str(error):
-            why = "its matrices have other sizes. See base_model_name_or_path in its adapter_config.json"
+            why = "its matrices have other sizes. Check base_model_name_or_path in its adapter_config.json"
         raise StepladderError(f"the adapter {folder} could not be merged into '{base_of(folder)}': {why}") from error
-    model.name_or_path = str(folder.absolute())  # an adapter that is trained on top of it names it, not its base
-    return model.to(dtype or model.dtype), words
+    model.name_or_path = str(folder.absolute())  # an adapter trained on top of it names this adapter, not its base
+    return model.to(dtype or model.dtype), own_tokenizer
 
 
 def _expect_causal(model: str | Path, config: Any) -> None:
-    """Refuse what does not write from left to right: transformers would load an encoder's weights without a word."""
+    """Reject models that are not causal: transformers would silently load an encoder's weights."""
     kinds = config.architectures or []
     if config.is_encoder_decoder or not all(kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for kind in kinds):
         raise StepladderError(
@@ -146,12 +146,12 @@ def _expect_causal(model: str | Path, config: Any) -> None:
         )
 
 
-def _expect_fit(model: str | Path, found: Any) -> None:
-    """Refuse weights that do not fit the configuration: transformers would draw what is missing at random."""
+def _expect_all_weights(model: str | Path, loading_info: Any) -> None:
+    """Reject weights that do not match the config: transformers would initialize missing ones at random."""
     problems = {
-        "missing": found["missing_keys"],
-        "not in the model": found["unexpected_keys"],
-        "of another shape": found["mismatched_keys"],
+        "missing": loading_info["missing_keys"],
+        "not in the model": loading_info["unexpected_keys"],
+        "of another shape": loading_info["mismatched_keys"],
     }
     wrong = [
         f"{len(keys)} {problem} (such as {min(str(key[0] if isinstance(key, tuple) else key) for key in keys)})"
@@ -160,14 +160,14 @@ def _expect_fit(model: str | Path, found: Any) -> None:
     ]
     if wrong:
         raise StepladderError(
-            f"the weights of model '{model}' do not fit its config.json: {'; '.join(wrong)}. Get the folder again, "
+            f"the weights of model '{model}' do not fit its config.json: {'; '.join(wrong)}. Download the folder again, "
             "or use the config.json that belongs to these weights"
         )
 
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """No progress bars, logs and warnings of the libraries: what matters of them is checked, or counted and shown."""
+    """Suppress the libraries' progress bars, logs and warnings. What matters is checked explicitly."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -190,45 +190,45 @@ def pick_device(name: str) -> torch.device:
         raise StepladderError(f"unknown device '{name}'; use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise StepladderError(
-            f"device '{name}' was asked for, but this torch sees no CUDA device (`stepladder doctor`)"
+            f"device '{name}' was requested, but torch finds no CUDA device (`stepladder doctor`)"
         )
     return apply_gpu_share(device)
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of that name; auto is bf16 on CUDA, else fp32. A processor that cannot compute in bf16 gets fp32."""
+    """The dtype with that name; auto is bf16 on CUDA, else fp32. CPUs without bf16 support use fp32."""
     if name not in ("auto", *DTYPES):
         raise unknown_name("dtype", name, ("auto", *DTYPES))
-    wanted = DTYPES.get(name, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    if wanted is torch.bfloat16 and device.type == "cpu" and not _processor_has_bf16():
+    dtype = DTYPES.get(name, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    if dtype is torch.bfloat16 and device.type == "cpu" and not _cpu_supports_bf16():
         return torch.float32
-    return wanted
+    return dtype
 
 
 @cache
-def _processor_has_bf16() -> bool:
-    """Where it has not, torch multiplies numbers one by one, hundreds of times slower than in fp32."""
+def _cpu_supports_bf16() -> bool:
+    """Without support, torch's scalar fallback is hundreds of times slower than fp32."""
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return True
-    log.warning("this processor does not compute in bf16: fp32 is used instead")
+    log.warning("this CPU does not support bf16: using fp32 instead")
     return False
 
 
 def context_limit_of(config: Any) -> int:
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int):
-        raise StepladderError("the model does not say how long its context may be: pass context_limit")
+        raise StepladderError("the model's config has no context length: pass context_limit")
     return limit
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Equal for tokenizers whose ids mean the same."""
-    words = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    return blake2b(repr(words).encode("utf-8", "replace"), digest_size=6).hexdigest()
+    """A hash of the vocabulary: equal for tokenizers with the same ids."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return blake2b(repr(vocabulary).encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
 def end_tokens(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every token that ends a turn, by the tokenizer and by the model's generation settings."""
+    """All end-of-turn tokens, from the tokenizer and the model's generation config."""
     configured = settings.eos_token_id if settings is not None else None
     several = configured if isinstance(configured, list) else [configured]
     return frozenset(token for token in (*several, tokenizer.eos_token_id) if token is not None)

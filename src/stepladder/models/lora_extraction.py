@@ -1,9 +1,9 @@
-"""What training has changed in a model, as an adapter small enough to be sent and kept.
+"""LoRA extraction: turn the weight difference between a trained model and its base into an adapter.
 
-In: a trained model, the one it began with, a rank. Out: a folder as peft writes it, which names the model it belongs
-to: of every linear layer the best approximation of its change with matrices of that rank. What LoRA has learnt is kept
-as a whole when the rank is as large as those of all stages together, up to what rounding to bf16 has added; of what
-full training has learnt, the most of it.
+In: a trained model, its base model, a rank. Out: an adapter folder in peft's format that names the base model: for each
+linear layer, the best approximation of its difference by matrices of that rank (truncated SVD). LoRA training is
+recovered in full, up to bf16 rounding, if the rank is at least the sum of the ranks of all stages; full fine-tuning is
+approximated.
 """
 
 import json
@@ -25,48 +25,48 @@ _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 @dataclass(frozen=True, slots=True)
 class LoRAExtraction:
-    """What became of a change."""
+    """The result of an extraction."""
 
     folder: Path
-    #: Layers that were changed, and the share of their change (its squared size) that the adapter has.
+    #: Changed layers, and the share of their squared difference that the adapter captures.
     layers: int
     kept: float
-    #: Changed weights that no adapter of this kind can have, such as embeddings, and their share of the whole change.
+    #: Changed weights that LoRA cannot represent, such as embeddings, and their share of the total squared difference.
     left_out: int
     lost: float
-    #: Of the adapter's weights.
+    #: Size of the adapter's weights.
     bytes: int
 
 
 def extract_lora(
     trained: Any, base: Any, name: str, tokenizer: Any, rank: int, folder: Path, agent: str | None = None
 ) -> LoRAExtraction:
-    """Write the adapter that makes `base`, known by this name, about as good as `trained`, and which agent that is."""
+    """Write an adapter that turns `base` (named `name`) into an approximation of `trained`, with its agent's name."""
     matrices: dict[str, torch.Tensor] = {}
     layers: list[str] = []
     change = kept = elsewhere = 0.0
     left_out = 0
-    linear = {f"{place}.weight" for place, layer in base.named_modules() if isinstance(layer, nn.Linear)}
-    tied = {f"{place}.weight" for place, layer in base.named_modules() if isinstance(layer, nn.Embedding)}
-    for place, delta in _deltas(trained, base):
+    linear = {f"{module}.weight" for module, layer in base.named_modules() if isinstance(layer, nn.Linear)}
+    tied = {f"{module}.weight" for module, layer in base.named_modules() if isinstance(layer, nn.Embedding)}
+    for parameter, delta in _deltas(trained, base):
         size = float(delta.square().sum())
-        if place in linear - tied:
+        if parameter in linear - tied:
             up, down = _factors(delta, rank)
-            owner = place.removesuffix(".weight")
-            layers.append(owner)
-            matrices[f"base_model.model.{owner}.lora_A.weight"] = down
-            matrices[f"base_model.model.{owner}.lora_B.weight"] = up
+            module = parameter.removesuffix(".weight")
+            layers.append(module)
+            matrices[f"base_model.model.{module}.lora_A.weight"] = down
+            matrices[f"base_model.model.{module}.lora_B.weight"] = up
             change, kept = change + size, kept + size - float((delta - up.float() @ down.float()).square().sum())
         else:
             left_out, elsewhere = left_out + 1, elsewhere + size
     if not layers:
-        raise StepladderError(f"no linear layer differs from '{name}': there is nothing that an adapter could hold")
+        raise StepladderError(f"no linear layer differs from '{name}': there is nothing to extract")
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": name,
         "r": rank,
-        "lora_alpha": rank,  # its matrices count as they are
+        "lora_alpha": rank,  # scaling 1
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": layers,
@@ -83,22 +83,22 @@ def extract_lora(
 
 
 def _deltas(trained: Any, base: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """By name, how weights differ; those that do not are left out."""
-    ours, theirs = dict(trained.named_parameters()), dict(base.named_parameters())
-    if ours.keys() != theirs.keys() or any(ours[name].shape != theirs[name].shape for name in ours):
-        raise StepladderError("the two models are not of the same shape: one cannot have become of the other")
-    for name, weights in ours.items():
-        delta = weights.detach().float() - theirs[name].detach().float()
+    """The nonzero weight differences, by parameter name."""
+    after, before = dict(trained.named_parameters()), dict(base.named_parameters())
+    if after.keys() != before.keys() or any(after[name].shape != before[name].shape for name in after):
+        raise StepladderError("the two models do not have the same shapes: one was not trained from the other")
+    for name, weights in after.items():
+        delta = weights.detach().float() - before[name].detach().float()
         if delta.any():
             yield name, delta
 
 
 def _factors(delta: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two matrices whose product is as near to a change as matrices of this rank can be."""
+    """The two matrices of this rank whose product is closest to the difference."""
     left, sizes, right = torch.linalg.svd(delta, full_matrices=False)
     root = sizes[:rank].sqrt()
     up, down = left[:, :rank] * root, root[:, None] * right[:rank]
-    if len(root) < rank:  # a layer that is smaller than the rank: the rest counts nothing
+    if len(root) < rank:  # a layer smaller than the rank: pad with zeros
         up = torch.cat([up, up.new_zeros(len(up), rank - len(root))], dim=1)
         down = torch.cat([down, down.new_zeros(rank - len(root), down.shape[1])])
     return up.to(torch.bfloat16).contiguous(), down.to(torch.bfloat16).contiguous()

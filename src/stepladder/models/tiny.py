@@ -1,7 +1,6 @@
-"""A language model of 0.1M random weights with a byte tokenizer: it knows nothing, but takes the real path.
+"""A language model with 0.1M random weights and a byte tokenizer, for tests and as a lower bound.
 
-Out: an ordinary transformers model and tokenizer, made in memory in a moment, without any download. For tests, and
-as the floor below which no trained model should fall.
+Out: an ordinary transformers model and tokenizer, created in memory without any download.
 """
 
 from typing import Any
@@ -14,7 +13,7 @@ CONTEXT = 4096
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and one to end a turn."""
+    """One token per byte, and an end-of-turn token."""
     vocabulary = {symbol: number for number, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -24,7 +23,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_model(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
-    """A two-layer Llama with random weights from the seed; `changes` go to its configuration."""
+    """A two-layer Llama with random weights from the seed; `changes` override its config."""
     settings: dict[str, Any] = {
         "vocab_size": 257,
         "hidden_size": 64,
@@ -34,7 +33,7 @@ def tiny_model(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
         "num_key_value_heads": 2,
         "max_position_embeddings": CONTEXT,
         "tie_word_embeddings": True,
-        "initializer_range": 0.2,  # large enough that the next byte is not nearly uniform
+        "initializer_range": 0.2,  # large enough for a non-uniform next-byte distribution
         "bos_token_id": None,
         "eos_token_id": 256,
         "pad_token_id": 256,

@@ -11,7 +11,7 @@ from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
-from stepladder.explore.tree_runner import Grow, Meter, explore
+from stepladder.explore.tree_runner import Grow, ThroughputNote, explore
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import monte_carlo
 from stepladder.judges.llm.config import LLMJudgeConfig
@@ -83,7 +83,7 @@ def grow_trees(
         engine = stack.enter_context(context.engine(task.inputs["policy"]))
         grader = Grader.open(judge, llm, context, task, stack)
         driver = Driver(engine, context.retriever, grader.scorer, in_flight=at_once, generation_cache=_REMEMBERED)
-        meter = Meter(driver.counts, grader.note)
+        meter = ThroughputNote(driver.counts, grader.note)
         watch = stack.enter_context(Progress(task.name, len(questions), note=meter))
         explored = explore(driver, questions, grow, path, seed=task.seed, watch=watch)
         judged = grader.summary()

@@ -289,7 +289,7 @@ def test_a_run_is_not_played_with_another_agent_than_it_was_made_with(
     shared = {"agent": str(path), "data": {"name": "atlas-small"}}
     recipe = Recipe.read({**shared, "stages": {"oracle": {"kind": "eval", "policy": "oracle", "limit": 2}}})
     run_recipe(recipe, tmp_path / "run")
-    ask = ["ask", "--run", str(tmp_path / "run"), "--engine", "gold"]
+    ask = ["ask", "--run", str(tmp_path / "run"), "--engine", "oracle"]
     assert main(ask) == 0
     path.write_text(path.read_text().replace("one at a time", "one by one"))
     assert main(ask) == 2

@@ -27,7 +27,7 @@ from stepladder.engines.paged.cuda_graphs import GraphRunner
 from stepladder.engines.paged.fused_decode import FusedDecoder, prepare_for_decoding
 from stepladder.engines.paged.kv_cache import PAGE_SIZE, PagedAttentionBatch, PagedKVCache, kv_bytes_per_token
 from stepladder.engines.transformers.packed_attention import forward_packed, use_packed_attention
-from stepladder.train.loop.rollout_engine import take_over
+from stepladder.train.loop.rollout_engine import copy_weights
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = {"vocab_size": 300, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
@@ -127,7 +127,7 @@ def test_weights_that_lie_together_are_the_same_weights(config: Any) -> None:
     assert all(torch.equal(weights, before[name]) for name, weights in model.named_parameters())
     # New values are put where the old ones lie.
     other = {name: torch.randn_like(weights) * 0.2 for name, weights in before.items()}
-    take_over(model, other.items())
+    copy_weights(model, other.items())
     Rows(model).both()
 
 

@@ -16,7 +16,7 @@ from stepladder.engines.base import check_engine
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.vllm import VLLMEngine
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
-from stepladder.train.loop.rollout_engine import plain_weights
+from stepladder.train.loop.rollout_engine import merged_weights
 from tests.support import stand_in_vllm
 from tests.support.vllm_requests import prompt, written
 
@@ -99,7 +99,7 @@ def test_it_takes_the_weights_of_a_trainer(folder: Path, acting: None, rank: int
     request = prompt("Where?", sampling=Sampling(max_tokens=12))
     expected = written(TransformersEngine(trained, tiny_tokenizer()), request)[0].written
     assert written(engine, request)[0].written.logprobs != pytest.approx(expected.logprobs, abs=1e-4)
-    engine.load_weights(plain_weights(trained))
+    engine.load_weights(merged_weights(trained))
     found = written(engine, request)[0].written
     assert found.tokens == expected.tokens
     assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
@@ -112,7 +112,7 @@ def test_weights_with_lora_are_those_of_the_merged_model() -> None:
         for name, weight in adapted.named_parameters():
             if "lora_B" in name:
                 weight.normal_(std=0.1)
-    found = {name: weight.clone() for name, weight in plain_weights(adapted)}
+    found = {name: weight.clone() for name, weight in merged_weights(adapted)}
     merged = dict(adapted.merge_and_unload().named_parameters())
     assert found.keys() == merged.keys()
     assert all(torch.allclose(found[name], merged[name], atol=1e-6) for name in merged)

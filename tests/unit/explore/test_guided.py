@@ -236,11 +236,11 @@ def test_ask_and_eval_take_a_guide(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["ask", *data, "--guide", "vote", "--n", "3"]) == 0
     assert "answered after" in capsys.readouterr().out
     for arguments, message in (
-        (["--n", "4"], "--n goes with --guide"),
-        (["--guide", "prm"], "say --run DIR, or --guide FOLDER"),
-        (["--guide", "gold", "--temperature", "0"], "nothing to choose"),
-        (["What is love?", "--guide", "gold", "--model", "tiny"], "--guide gold knows the questions of its data set"),
-        (["--guide", str(tmp_path)], "expected prm, gold, vote or the folder of a reward model"),
+        (["--n", "4"], "--n needs --guide"),
+        (["--guide", "prm"], "add --run DIR, or give --guide FOLDER"),
+        (["--guide", "gold", "--temperature", "0"], "makes all candidates equal"),
+        (["What is love?", "--guide", "gold", "--model", "tiny"], "--guide gold can only judge questions of the data set"),
+        (["--guide", str(tmp_path)], "expected prm, gold, vote or a reward model folder"),
     ):
         assert main(["ask", *data, *arguments]) == 2
         assert message in " ".join(capsys.readouterr().err.split())

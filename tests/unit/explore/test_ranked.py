@@ -19,8 +19,8 @@ from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.stages.pairs import PairConfig, make_judge
 from stepladder.preferences.pairs import tree_pairs
-from stepladder.reporting.compare.evaluations import open_sources
-from stepladder.reporting.compare.provenance import Lineages
+from stepladder.reporting.compare.evaluations import load_sources
+from stepladder.reporting.compare.provenance import ProvenanceResolver
 from stepladder.train.transcripts.demonstrations import tree_transcripts
 from tests.support.sampled_steps import AGENT, BAD, GOOD, OTHER, Likes, Sampled
 from tests.support.samples import QUESTION, WordRetriever
@@ -145,12 +145,12 @@ def test_a_run_ranks_then_imitates_prefers_and_scores(tmp_path: Path) -> None:
     for tree in read_trees(tmp_path / "run" / "reranked" / "trees.jsonl.gz"):
         assert all(0 < node.value < 1 for node in tree.nodes[1:])
     warm, questions = stages["warm"].summary["asked"], {tree.question.id for tree in trees}
-    trained = {name: Lineages().training_of(tmp_path / "run", name) for name in ("warm", "imitated")}
+    trained = {name: ProvenanceResolver().training_of(tmp_path / "run", name) for name in ("warm", "imitated")}
     warmed = trained["warm"].stages[0].questions or frozenset()
     both = {each for _, each in warmed} | questions
     assert (len(warmed), trained["imitated"].questions) == (warm, len(both))
     assert trained["imitated"].tokens_written == stages["rank"].summary["tokens_written"]
-    (guided,) = open_sources([str(tmp_path / "run")])
+    (guided,) = load_sources([str(tmp_path / "run")])
     assert guided.training is not None
     assert {use.stage for use in guided.training.stages} == {"warm", "rank", "pairs", "imitated", "prm"}
     rows = (tmp_path / "run" / "after" / "evaluation" / "scores.jsonl").read_text().splitlines()

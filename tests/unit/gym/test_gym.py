@@ -19,12 +19,12 @@ from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from examples.gym_random_and_gold import gold, play, random_actions
+from examples.gym_random_and_oracle import oracle_policy, random_policy, run_episodes
 from stepladder.agents import AGENTS, make_agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import ActionKind, Passage, StopReason, Trajectory
 from stepladder.gym.spaces import AnyText
-from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
 from stepladder.models.loading import load_model, quiet_libraries
 from stepladder.oracle.step_judge import GoldScorer
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
@@ -135,7 +135,7 @@ def test_passages_that_an_agent_looks_up_first_are_in_the_first_observation() ->
 
 @pytest.mark.parametrize("agent", sorted(AGENTS))
 def test_every_agent_plays(agent: str) -> None:
-    earned, ends = play(make(agent=agent, k=3), gold(make_agent(agent)), 2)
+    earned, ends = run_episodes(make(agent=agent, k=3), oracle_policy(make_agent(agent)), 2)
     assert earned == [1.0, 1.0]
     assert ends == {"answered": 2}
 
@@ -255,7 +255,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A process reward model whose head is drawn at random."""
     folder = tmp_path_factory.mktemp("reward") / "tiny"
     causal, tokenizer = load_model("tiny", None, torch.float32)
-    scoring: Any = with_head(causal, tokenizer, "tiny")
+    scoring: Any = with_scalar_head(causal, tokenizer, "tiny")
     torch.nn.init.normal_(scoring.score.weight, generator=torch.Generator().manual_seed(0))
     with quiet_libraries():
         ProcessRewardModel(scoring, tokenizer).save(folder)
@@ -512,12 +512,12 @@ def test_noise_earns_nothing_chance_little_and_gold_nearly_all() -> None:
     env: gymnasium.Env[str, str] = gymnasium.make(ID)
     env.action_space.seed(0)
     agent = make_agent("prorag")
-    earned, ends = play(env, lambda _: env.action_space.sample(), 100)
+    earned, ends = run_episodes(env, lambda _: env.action_space.sample(), 100)
     assert (sum(earned), ends) == (0.0, {"malformed": 100})
-    earned, ends = play(env, random_actions(agent, Random(0)), 100)
+    earned, ends = run_episodes(env, random_policy(agent, Random(0)), 100)
     assert sum(earned) < 20
     assert set(ends) == {"malformed", "answered"}
-    earned, ends = play(env, gold(agent), 100)
+    earned, ends = run_episodes(env, oracle_policy(agent), 100)
     assert sum(earned) > 95
     assert ends == {"answered": 100}
     env.close()

@@ -1,10 +1,5 @@
 """Budgets are never passed and replies never paid for twice, whatever the server does and however a run ends."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -19,38 +14,15 @@ from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.requests import Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.judges.llm.spend.budget import TEMPLATE_PER_CALL, TEMPLATE_PER_MESSAGE, Budget, BudgetSpent, at_most
+from stepladder.judges.llm.spend.budget import TEMPLATE_PER_CALL, TEMPLATE_PER_MESSAGE, Budget, BudgetExhausted, max_usage
 from stepladder.judges.llm.spend.ledger import Ledger
 from stepladder.judges.llm.spend.prices import load_prices
-from stepladder.judges.llm.spend.response_cache import RememberingEngine, Replies
-from tests.support import ROOT, openai_server
+from stepladder.judges.llm.spend.response_cache import CachedEngine, ResponseCache
+from tests.support import openai_server
 from tests.support.openai_server import Answer, Server, fails, says
-from tests.support.paid_calls import MOST, calls, opened, question, run
+from tests.support.paid_calls import MOST, Till, calls, content, opened, question, run
 
 server = openai_server.server
-
-
-def content(body: dict[str, Any]) -> str:
-    return str(body["messages"][0]["content"])
-
-
-class Till:
-    """What a server bills: the worst that `at_most` allows for, or a part of it. Every request, also those it loses."""
-
-    def __init__(self, part: float = 1.0) -> None:
-        self.part = part
-        self.tokens = 0
-        self.lock = threading.Lock()
-
-    def usage(self, body: dict[str, Any]) -> dict[str, int]:
-        read = len(content(body).encode()) + TEMPLATE_PER_CALL + TEMPLATE_PER_MESSAGE
-        counted = int(read * self.part), int(body["max_tokens"] * self.part)
-        with self.lock:
-            self.tokens += sum(counted)
-        return dict(zip(("prompt_tokens", "completion_tokens"), counted))
-
-    def answer(self, body: dict[str, Any], n: int) -> Answer:
-        return says(f"to {content(body)}", usage=self.usage(body))
 
 
 # --- what a user writes -----------------------------------------------------------------------------------------
@@ -127,7 +99,7 @@ def test_dollars_need_a_price(server: Server, tmp_path: Path) -> None:
 
 def test_the_most_a_call_can_cost_counts_bytes() -> None:
     said = (Segment(Author.PROMPT, "é" * 10), Segment(Author.POLICY, "abc"), Segment(Author.ENVIRONMENT, "de\ud800"))
-    most = at_most(Generate(said, sampling=Sampling(max_tokens=7)))
+    most = max_usage(Generate(said, sampling=Sampling(max_tokens=7)))
     assert most == Usage(20 + 3 + 2 + len("\ufffd".encode()) + 3 * TEMPLATE_PER_MESSAGE + TEMPLATE_PER_CALL, 7)
 
 
@@ -142,7 +114,7 @@ def test_a_run_stops_before_it_can_pass_its_budget_and_goes_on_with_a_larger_one
     server.answer = till.answer
     with (
         closing(opened(server, tmp_path, calls(3.9), concurrency=concurrency)) as engine,
-        pytest.raises(BudgetSpent, match=r"so far, and the next call may cost 304 tokens.*larger budget") as stopped,
+        pytest.raises(BudgetExhausted, match=r"so far, and the next call may cost 304 tokens.*larger budget") as stopped,
     ):
         run(engine, 9)
     spend = engine.spend()
@@ -150,13 +122,13 @@ def test_a_run_stops_before_it_can_pass_its_budget_and_goes_on_with_a_larger_one
     assert till.tokens == spend.tokens_read + spend.tokens_written <= calls(3.9).limit
     assert sum(outcome.value is not None for outcome in stopped.value.outcomes) <= 3
 
-    with closing(opened(server, tmp_path, calls(3.9), concurrency=concurrency)) as engine, pytest.raises(BudgetSpent):
+    with closing(opened(server, tmp_path, calls(3.9), concurrency=concurrency)) as engine, pytest.raises(BudgetExhausted):
         run(engine, 9)  # what was spent before counts
     assert len(server.requests) == 3
 
     with closing(opened(server, tmp_path, calls(9), concurrency=concurrency)) as engine:
         assert run(engine, 9) == [f"to {content(body)}" for body in sorted(server.requests, key=content)]
-    assert engine.spend().recalled == 3
+    assert engine.spend().cached == 3
     assert Counter(map(content, server.requests)) == {f"Question {n:02}?": 1 for n in range(9)}
     assert till.tokens <= calls(9).limit
 
@@ -174,7 +146,7 @@ def test_a_server_that_does_not_count_is_charged_the_most(server: Server, tmp_pa
     with closing(opened(server, tmp_path, calls(2))) as engine:
         run(engine, 2)
         assert (engine.spend().tokens_read, engine.spend().tokens_written) == (2 * MOST.read, 2 * MOST.written)
-        with pytest.raises(BudgetSpent):
+        with pytest.raises(BudgetExhausted):
             engine.generate([question(2)])
 
 
@@ -186,7 +158,7 @@ def test_dollars_are_spent_to_the_last_but_not_further(server: Server, tmp_path:
     with closing(opened(server, tmp_path, Budget(2 * cost, "usd"), prices=prices)) as engine:
         run(engine, 2)
         assert engine.spend().usd == float(2 * cost)
-        with pytest.raises(BudgetSpent, match=rf"is spent: \${2 * cost:.4f} so far"):
+        with pytest.raises(BudgetExhausted, match=rf"is spent: \${2 * cost:.4f} so far"):
             engine.generate([question(2)])
 
 
@@ -194,7 +166,7 @@ def test_a_server_that_reads_more_than_it_is_sent_is_seen_through(server: Server
     """Its own system prompt costs 1,000 tokens. The first call cannot know; from then on it is put aside."""
     server.answer = lambda body, n: says("fine", usage={"prompt_tokens": MOST.read + 1_000, "completion_tokens": 1})
     budget = Budget(Decimal(5 * (MOST.read + 1_001)), "tok")
-    with closing(opened(server, tmp_path, budget, concurrency=1)) as engine, pytest.raises(BudgetSpent):
+    with closing(opened(server, tmp_path, budget, concurrency=1)) as engine, pytest.raises(BudgetExhausted):
         run(engine, 9)
     spend = engine.spend()
     assert spend.calls == 4
@@ -202,7 +174,7 @@ def test_a_server_that_reads_more_than_it_is_sent_is_seen_through(server: Server
 
 
 def test_a_budget_of_nothing_buys_nothing(server: Server, tmp_path: Path) -> None:
-    with closing(opened(server, tmp_path, Budget.parse("0tok"))) as engine, pytest.raises(BudgetSpent):
+    with closing(opened(server, tmp_path, Budget.parse("0tok"))) as engine, pytest.raises(BudgetExhausted):
         engine.generate([question(0)])
     assert server.requests == []
 
@@ -247,7 +219,7 @@ def test_a_server_that_bills_and_never_answers_cannot_pass_the_budget(server: Se
     server.answer = answer
     with (
         closing(opened(server, tmp_path, calls(4), timeout=0.2, retries=9, concurrency=3)) as engine,
-        pytest.raises(BudgetSpent),
+        pytest.raises(BudgetExhausted),
     ):
         run(engine, 3)
     assert (engine.spend().calls, engine.spend().lost) == (0, 4)
@@ -316,7 +288,7 @@ def test_equal_requests_at_once_are_sent_once(server: Server, tmp_path: Path) ->
             thread.join(10)
     assert Counter(map(content, server.requests)) == {"Question 00?": 1, "Question 01?": 1}
     assert [reply.text for reply in replies if isinstance(reply, Generation)] == ["fine"] * 5
-    assert engine.recalled == 3
+    assert engine.cached == 3
 
 
 def test_those_who_wait_for_an_equal_request_share_its_failure(tmp_path: Path) -> None:
@@ -328,7 +300,7 @@ def test_those_who_wait_for_an_equal_request_share_its_failure(tmp_path: Path) -
             go_on.wait(10)
             raise BackendDown("gone")
 
-    engine = RememberingEngine(Down({}), tmp_path / "replies.jsonl", "model")
+    engine = CachedEngine(Down({}), tmp_path / "replies.jsonl", "model")
     seen: list[str] = []
 
     def try_it() -> None:
@@ -341,62 +313,13 @@ def test_those_who_wait_for_an_equal_request_share_its_failure(tmp_path: Path) -
     started.wait(10)
     second = threading.Thread(target=try_it)
     second.start()
-    while engine.recalled == 0 and second.is_alive():
+    while engine.cached == 0 and second.is_alive():
         go_on.wait(0.01)
     go_on.set()
     first.join(10)
     second.join(10)
     assert seen == ["down"] * 2
     engine.close()  # nothing is under way any more
-
-
-_CHILD = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from tests.support import paid_calls
-from tests.support.openai_server import Server
-engine = paid_calls.opened(Server(url=sys.argv[2]), Path(sys.argv[3]), paid_calls.calls(8), concurrency=2)
-paid_calls.run(engine, 8)
-"""
-
-
-def test_after_a_kill_nothing_on_record_is_asked_again(server: Server, tmp_path: Path) -> None:
-    """Three calls are answered, two hang when the process is killed: those may have been billed, and count."""
-    till = Till()
-
-    def answer(body: dict[str, Any], n: int) -> Answer:
-        usage = till.usage(body)
-        return server.hang() if n >= 3 and not killed.is_set() else says(f"to {content(body)}", usage=usage)
-
-    server.answer = answer
-    killed = threading.Event()
-    replies = tmp_path / "replies.jsonl"
-    child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(ROOT), server.url, str(tmp_path)],
-        env=os.environ | {"NO_PROXY": "127.0.0.1"},
-    )
-    try:
-        with server.lock:  # a process takes its time to start
-            assert server.lock.wait_for(lambda: len(server.requests) == 5, timeout=60)
-        kept = [json.loads(line)["text"] for line in replies.read_text().splitlines()]
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    assert len(kept) == 3
-    killed.set()
-
-    with closing(opened(server, tmp_path, calls(8))) as engine:
-        assert (engine.spend().calls, engine.spend().lost) == (3, 2)
-        with pytest.raises(BudgetSpent):
-            run(engine, 8)
-    assert till.tokens == calls(8).limit
-    with closing(opened(server, tmp_path, calls(10))) as engine:
-        assert run(engine, 8) == [f"to Question {n:02}?" for n in range(8)]
-    assert till.tokens == calls(10).limit
-    sent = Counter(map(content, server.requests))
-    assert {sent[text.removeprefix("to ")] for text in kept} == {1}
-    assert sorted(sent.values()) == [1] * 6 + [2] * 2
 
 
 def test_a_ledger_is_kept_by_one_process_at_a_time(server: Server, tmp_path: Path) -> None:
@@ -432,18 +355,18 @@ def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path, line: st
 
 def test_looking_at_replies_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "replies.jsonl"
-    RememberingEngine(ScriptedEngine(lambda request: "fine"), path, "m").generate([question(0), question(1)])
+    CachedEngine(ScriptedEngine(lambda request: "fine"), path, "m").generate([question(0), question(1)])
     path.write_bytes(path.read_bytes()[:-9])
     before = path.read_bytes()
-    known = Replies(path, "m")
+    known = ResponseCache(path, "m")
     assert [question(n) in known for n in range(3)] == [True, False, False]
-    assert question(0) not in Replies(path, "other")
+    assert question(0) not in ResponseCache(path, "other")
     assert path.read_bytes() == before
 
 
 def test_a_reply_that_cannot_be_kept_stops_the_run(tmp_path: Path) -> None:
     path = tmp_path / "replies.jsonl"
-    engine = RememberingEngine(ScriptedEngine(lambda request: "fine"), path, "m")
+    engine = CachedEngine(ScriptedEngine(lambda request: "fine"), path, "m")
     path.mkdir()
     with pytest.raises(BackendDown, match="a paid reply could not be kept: Is a directory"):
         engine.generate([question(0)])

@@ -10,7 +10,7 @@ from stepladder.core.requests import Generate, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.judges.llm.config import LLMJudgeConfig
-from stepladder.judges.llm.spend.response_cache import RememberingEngine
+from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.models import builtin_folder
 
 ASKED = Generate((Segment(Author.PROMPT, "Which is better?"),), sampling=Sampling(max_tokens=4))
@@ -75,7 +75,7 @@ def test_a_budget_in_dollars_needs_a_price(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("url", [None, "http://localhost:8000/v1"])
 def test_replies_of_a_server_are_known_by_model_and_server(url: str | None, tmp_path: Path) -> None:
-    RememberingEngine(ScriptedEngine(lambda _: "A"), tmp_path / "replies.jsonl", f"m at {url}").generate([ASKED])
+    CachedEngine(ScriptedEngine(lambda _: "A"), tmp_path / "replies.jsonl", f"m at {url}").generate([ASKED])
     assert ASKED in settings(model="m", url=url).known(tmp_path)
     assert ASKED not in settings(model="m", url="http://localhost:9/v1").known(tmp_path)
 
@@ -88,4 +88,4 @@ def test_replies_of_a_model_of_this_machine_are_known_too(tmp_path: Path) -> Non
     assert ASKED in judge.known(tmp_path)
     with judge.engine(tmp_path, device="cpu") as engine:
         engine.generate([ASKED])
-        assert engine.spend().recalled == 1
+        assert engine.spend().cached == 1

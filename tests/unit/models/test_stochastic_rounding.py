@@ -16,7 +16,7 @@ from stepladder.models.stochastic_rounding import cast_model, stochastic_round
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.policy import load_policy, write_policy
-from stepladder.train.loop.rollout_engine import plain_weights, take_over
+from stepladder.train.loop.rollout_engine import merged_weights, copy_weights
 
 
 def grid(count: int) -> torch.Tensor:
@@ -45,7 +45,7 @@ def test_a_change_smaller_than_a_step_stays_on_average(share: float, sign: int) 
 def test_the_same_name_is_rounded_the_same_way_in_whatever_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = torch.rand(50, 20, generator=torch.Generator().manual_seed(1))
     whole = stochastic_round(weights, torch.bfloat16, "a")
-    monkeypatch.setattr(rounding, "_AT_ONCE", 7)
+    monkeypatch.setattr(rounding, "_CHUNK", 7)
     assert torch.equal(stochastic_round(weights, torch.bfloat16, "a"), whole)
     assert torch.equal(stochastic_round(weights.T.contiguous().T, torch.bfloat16, "a"), whole)
     assert not torch.equal(stochastic_round(weights, torch.bfloat16, "b"), whole)
@@ -101,7 +101,7 @@ def test_the_copy_that_plays_has_the_weights_that_are_written(tmp_path: Path) ->
             nn.init.normal_(weight, std=1e-4)
     copied, _ = load_model(tmp_path / "base", None, torch.bfloat16)
     before = {name: weight.clone() for name, weight in copied.named_parameters()}
-    take_over(copied, plain_weights(policy.model))
+    copy_weights(copied, merged_weights(policy.model))
     policy.model.save_pretrained(tmp_path / "checkpoint")
     write_policy(tmp_path / "policy", policy, tmp_path / "checkpoint", torch.bfloat16)
     written, _ = load_model(tmp_path / "policy", None, None)

@@ -13,7 +13,7 @@ from stepladder.core.trace import ActionKind, Hop, Question, StopReason, Traject
 from stepladder.data.atlas import generate_atlas
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeConfig, newly_read
-from stepladder.judges.prm.prm_inputs import StepReader
+from stepladder.judges.prm.prm_inputs import PRMInputBuilder
 from stepladder.models.tiny import tiny_tokenizer
 from stepladder.oracle.control_chains import CHAINS, control_chains, variants
 from stepladder.oracle.step_judge import Fault, judge
@@ -188,9 +188,9 @@ def test_control_chains_are_made_of_what_the_search_allows() -> None:
 def test_a_reward_model_learns_from_chains_what_the_gold_judge_says(name: str) -> None:
     """Steps that restart the context are examples of their own; together they have every verdict."""
     agent = make_agent(name)
-    reader = StepReader(Encoding(tiny_tokenizer()), 4096, tiny_tokenizer().pad_token_id)
+    builder = PRMInputBuilder(Encoding(tiny_tokenizer()), 4096, tiny_tokenizer().pad_token_id)
     chains = list(variants(agent, play(agent), random.Random(0)).values())
-    examples = list(from_chains(chains, reader))
+    examples = list(from_chains(chains, builder))
     assert len(examples) == (len(chains) if name == "prorag-brief" else sum(len(chain.steps) for chain in chains))
     verdicts = [verdict.value for chain in chains for verdict in judge(chain) if verdict is not None]
     assert [value for example in examples for value in example.values] == verdicts

@@ -41,7 +41,7 @@ from stepladder.evaluate.prm.tree_scores import read_tree_scores, score_tree, wr
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.tree_store import TreeFile
 from stepladder.judges.prm import reward_model as prm
-from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import GoldScorer, judge
@@ -193,7 +193,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
 
 @pytest.fixture
 def reward(tmp_path: Path) -> Path:
-    model = with_head(tiny_model(), tiny_tokenizer(), "tiny")
+    model = with_scalar_head(tiny_model(), tiny_tokenizer(), "tiny")
     torch.nn.init.normal_(model.score.weight, std=0.5, generator=torch.Generator().manual_seed(0))  # type: ignore[union-attr, arg-type]
     ProcessRewardModel(model, tiny_tokenizer()).save(tmp_path / "reward")
     return tmp_path / "reward"

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from stepladder.cli.compare import compare_command
+from stepladder.cli.reports import compare_command
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
@@ -43,11 +43,11 @@ from stepladder.pipeline.stages import STAGES, StageResult, StageSpec, Task
 from stepladder.pipeline.stages.eval import EVALUATION, main_numbers
 from stepladder.pipeline.stages.prm import run_prm
 from stepladder.reporting.charts.interval_plots import Dot, Row, forest_svg, scatter_svg
-from stepladder.reporting.compare import Compared, compare_lines, lines_of, open_sources
+from stepladder.reporting.compare import Compared, compare_lines, lines_of, load_sources
 from stepladder.reporting.compare.compare_page import render as rendered
 from stepladder.reporting.compare.compare_table import print_compared
 from stepladder.reporting.compare.holm import holm
-from stepladder.reporting.compare.provenance import Lineages
+from stepladder.reporting.compare.provenance import ProvenanceResolver
 from stepladder.train.grpo.config import GRPOConfig
 from tests.support.samples import QUESTION
 
@@ -124,11 +124,11 @@ class Made:
 
 
 def compared(*texts: str, stage: str | None = None, **options: Any) -> Compared:
-    return compare_lines(lines_of(open_sources(texts, stage)), **options)
+    return compare_lines(lines_of(load_sources(texts, stage)), **options)
 
 
 def labels(*texts: str) -> list[str]:
-    return [group.label for group in lines_of(open_sources(texts))]
+    return [group.label for group in lines_of(load_sources(texts))]
 
 
 def render(found: Compared) -> str:
@@ -297,9 +297,9 @@ def test_lines_are_called_by_the_shortest_names_that_tell_them_apart(tmp_path: P
 
 def test_a_name_may_hold_what_separates_labels_and_stages(tmp_path: Path) -> None:
     odd = saved(tmp_path / "lr=1:b", rows([1]))
-    (source,) = open_sources([odd])
+    (source,) = load_sources([odd])
     assert (source.label, source.name, source.place) == (None, "lr=1:b", odd)
-    (labelled,) = open_sources([f"mine={odd}"])
+    (labelled,) = load_sources([f"mine={odd}"])
     assert labelled.label == "mine"
 
 
@@ -427,7 +427,7 @@ def test_questions_of_pairs_and_trees_are_read_from_the_files(tmp_path: Path, mo
             write_records(folder / name, [Pair(each, "prorag", (), side, side, 0, "gold") for each in ids])
     run.finish("dpo", {}, "policy")
     run.finish("prm", {}, "reward")
-    given, pairs = Lineages().training_of(run.path, "dpo"), Lineages().training_of(run.path, "prm")
+    given, pairs = ProvenanceResolver().training_of(run.path, "dpo"), ProvenanceResolver().training_of(run.path, "prm")
     assert (given.names_in(run.path), given.questions, given.tokens_written) == (["given", "dpo"], 3, 0)
     assert (pairs.questions, pairs.tokens_written) == (3 + 2, None)  # by way of its policy too; one does not tell
 
@@ -447,7 +447,7 @@ def test_a_policy_that_began_with_another_runs_descends_from_that_too(made: Made
 
 
 def used(run: Path, stage: str) -> set[str]:
-    (use,) = [use for use in Lineages().training_of(run, stage).stages if use.stage == stage]
+    (use,) = [use for use in ProvenanceResolver().training_of(run, stage).stages if use.stage == stage]
     assert use.questions is not None, use.problem
     return {question for _, question in use.questions}
 
@@ -481,7 +481,7 @@ def test_a_question_counts_once_however_its_data_is_parted(tmp_path: Path) -> No
         plain = {"policy": policy, "agent": "direct", "device": "cpu", "data": data, "stages": {"sft": sft}}
         run_recipe(Recipe.read(plain), tmp_path / name, console=Console(file=StringIO()))
         policy = str(tmp_path / name / "sft" / "policy")
-    training = Lineages().training_of(tmp_path / "second", "sft")
+    training = ProvenanceResolver().training_of(tmp_path / "second", "sft")
     assert [len(stage.questions or ()) for stage in training.stages] == [12, 5]
     assert training.questions == 12
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from stepladder.cli.report import report_command
+from stepladder.cli.reports import report_command
 from stepladder.core.answer_metrics import score
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError

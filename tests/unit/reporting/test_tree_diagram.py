@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stepladder.cli.tree import find_tree, print_tree, telling_tree, tree_command
+from stepladder.cli.tree import find_tree, most_instructive_tree, print_tree, tree_command
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import loads
 from stepladder.core.svg import fit_text, text_width
@@ -193,7 +193,7 @@ def test_without_an_id_the_tree_with_right_and_wrong_answers_is_shown(
 ) -> None:
     tree_command(run)
     assert QUESTION.text in capsys.readouterr().out
-    assert telling_tree(run / "explore" / "trees.jsonl.gz") == small_tree()
+    assert most_instructive_tree(run / "explore" / "trees.jsonl.gz") == small_tree()
 
 
 def test_json_is_the_record(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,6 @@
 """Encoders are used as their cards say, and indexes of embeddings find what is nearest, however they were built."""
 
 import json
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -243,58 +241,6 @@ def test_unknown_settings_are_named(tmp_path: Path) -> None:
 
 
 # --- Building that is cut off -----------------------------------------------------------------------------
-
-SLOW_BUILD = """
-import sys, time
-from stepladder.retrieval.index import faiss_index as nearest, vectors
-from stepladder.retrieval.index.build import build_index
-vectors.SHARD, nearest._FEWEST = 512, 1000
-corpus, folder, encoder, kind, stop = sys.argv[1:]
-def progress(doing, done, total):
-    if f"{doing} {done}" == stop:
-        print(stop, flush=True)
-        time.sleep(600)
-build_index(corpus, folder, kind, encoder=encoder, device="cpu", progress=progress)
-"""
-
-
-@pytest.mark.parametrize(
-    ("kind", "stop"), [("bm25+flat", "Encoding passages 1024"), ("ivfpq", "Compressing vectors 0")]
-)
-def test_a_killed_build_goes_on_and_gives_the_same_index(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stop: str
-) -> None:
-    monkeypatch.setattr("stepladder.retrieval.index.vectors.SHARD", 512)
-    monkeypatch.setattr("stepladder.retrieval.index.faiss_index._FEWEST", 1000)
-    corpus = tmp_path / "corpus.jsonl"
-    rows = ({"id": str(number), "contents": f"{number**2}\n{number % 13} on {number % 7}"} for number in range(2000))
-    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told: list[str] = []
-
-    def build(folder: str) -> None:
-        def progress(doing: str, done: int, total: int) -> None:
-            told.append(f"{doing} {done}")
-
-        build_index(corpus, tmp_path / folder, kind, encoder=str(models / "plain"), device="cpu", progress=progress)
-
-    command = [sys.executable, "-c", SLOW_BUILD, corpus, tmp_path / "cut", models / "plain", kind, stop]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
-        assert killed.stdout is not None
-        assert killed.stdout.readline() == stop + "\n"
-        with pytest.raises(StepladderError, match="is being written by another process"):
-            build("cut")
-        killed.send_signal(signal.SIGKILL)
-    assert not (tmp_path / "cut").exists()
-
-    build("cut")
-    assert not any(each.startswith("Reading") for each in told)
-    assert told[0] == (stop if stop.startswith("Encoding") else "Encoding passages 2000")
-    build("whole")
-    info = index_info(tmp_path / "cut")
-    assert info.files == index_info(tmp_path / "whole").files
-    for name in info.files:
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["corpus.jsonl", "cut", "whole"]
 
 
 def test_a_changed_corpus_begins_anew(models: Path, tmp_path: Path) -> None:

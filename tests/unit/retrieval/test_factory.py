@@ -92,7 +92,7 @@ def test_commands_search_behind_a_server(folder: Path, capsys: pytest.CaptureFix
         assert PASSAGES[0].id in capsys.readouterr().out
         assert main(["index", "info", url]) == 0
         assert index_info(folder).checksum in capsys.readouterr().out
-        assert main(["ask", "--index", url, "--engine", "gold", "--data", "atlas"]) == 0
+        assert main(["ask", "--index", url, "--engine", "oracle", "--data", "atlas"]) == 0
 
 
 def test_places(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_an_evaluation_is_not_lost_when_its_server_ends_afterwards(
             assert asked == [url]
             return evaluate(*arguments, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr("stepladder.cli.ask_eval.info_of", once)
+        monkeypatch.setattr("stepladder.cli.ask_eval.retriever_info", once)
         monkeypatch.setattr("stepladder.cli.ask_eval.evaluate", played)
-        arguments = ["eval", "--engine", "gold", "--data", "atlas", "--limit", "2", "--index", url]
+        arguments = ["eval", "--engine", "oracle", "--data", "atlas", "--limit", "2", "--index", url]
         assert main([*arguments, "--out", str(tmp_path / "eval"), "--json"]) == 0
     assert asked == [url]
     assert json.loads(capsys.readouterr().out)["index"] == {"place": url, "checksum": index_info(folder).checksum}

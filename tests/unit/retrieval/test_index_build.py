@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -225,29 +224,6 @@ def test_the_message_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(WriteError, match=r"No space left on device\. [\d,.]+ MB are free .* Nothing half-written"):
         make(tmp_path / "ix")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_killed_build_leaves_no_index_and_the_next_clears_up(tmp_path: Path) -> None:
-    script = (
-        "import sys, time; from pathlib import Path; from stepladder.retrieval.index.build import build_index\n"
-        "from stepladder.core.trace import Passage\n"
-        "def passages():\n"
-        "    yield Passage('a', '', 'word')\n"
-        "    print('half', flush=True)\n"
-        "    time.sleep(600)\n"
-        "build_index(passages(), Path(sys.argv[1]))"
-    )
-    folder = tmp_path / "ix"
-    with subprocess.Popen([sys.executable, "-c", script, folder], stdout=subprocess.PIPE, text=True) as build:
-        assert build.stdout is not None
-        assert build.stdout.readline() == "half\n"
-        build.send_signal(signal.SIGKILL)
-    assert not folder.exists()
-    (leftover,) = tmp_path.iterdir()
-    assert leftover.name.startswith(".ix.")
-
-    make(folder)
-    assert [path.name for path in tmp_path.iterdir()] == ["ix"]
 
 
 def test_passages_are_read_once_and_one_at_a_time(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import base64
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from milvus_lite.adapter.grpc.servicer import MilvusServicer
 from pymilvus import MilvusClient
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace import Passage
 from stepladder.retrieval.base import check_retriever
 from stepladder.retrieval.index import milvus_collection
 from stepladder.retrieval.index.build import build_index, open_index
@@ -25,8 +23,7 @@ from stepladder.retrieval.index.manifest import check_files, index_info
 from stepladder.retrieval.index.milvus import _check_size
 from stepladder.retrieval.index.milvus_server import TOKEN, MilvusError
 from tests.support.encoders import TOWNS, save_encoder
-
-QUERIES = ["the river a1", "Town 12", "where does it lie?"]
+from tests.support.milvus_indexes import QUERIES, build, expect_same, found
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +61,6 @@ def server(tmp_path: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{port}"
     running.stop(grace=None).wait()
     database.close()
-
-
-def build(corpus: object, folder: Path, model: Path, kind: str = "milvus", **settings: object) -> Path:
-    build_index(corpus, folder, kind, encoder=str(model), device="cpu", dtype="fp32", **settings)  # type: ignore[arg-type]
-    return folder
-
-
-def found(folder: Path, k: int = 10) -> list[tuple[Passage, ...]]:
-    with closing(open_index(folder)) as index:
-        return index.search(QUERIES, k)
-
-
-def expect_same(results: list[tuple[Passage, ...]], expected: list[tuple[Passage, ...]]) -> None:
-    for ours, theirs in zip(results, expected, strict=True):
-        assert [passage.id for passage in ours] == [passage.id for passage in theirs]
-        assert [passage.score for passage in ours] == pytest.approx([passage.score for passage in theirs], abs=1e-4)
 
 
 # --- in a folder ----------------------------------------------------------------------------------------------
@@ -178,38 +159,6 @@ def test_nothing_is_printed_and_a_process_ends_that_closes_nothing(folder: Path)
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert found(folder)  # nobody holds it
-
-
-KILLED_WHILE_SENDING = """
-import os, signal, sys
-from stepladder.retrieval.index import milvus_collection
-from stepladder.retrieval.index.build import build_index
-
-milvus_collection._BATCH, milvus_collection._GROUP = 4, 12
-
-def progress(doing, done, total):
-    if doing.startswith("Sending") and done >= 24:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-corpus, folder, model = sys.argv[1:]
-build_index(corpus, folder, "milvus", encoder=model, device="cpu", dtype="fp32", progress=progress)
-"""
-
-
-def test_a_build_that_was_killed_while_sending_goes_on(
-    flat: Path, model: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "index"
-    command = [sys.executable, "-c", KILLED_WHILE_SENDING, corpus, folder, model]
-    killed = subprocess.run(command, capture_output=True, text=True)
-    assert (killed.returncode, killed.stdout, killed.stderr) == (-signal.SIGKILL, "", "")
-    assert not folder.exists()
-    monkeypatch.setattr(milvus_collection, "_GROUP", 12)
-    told: list[tuple[str, int, int]] = []
-    build(corpus, folder, model, progress=lambda *now: told.append(now))
-    assert [now for now in told if now[0] == "Encoding passages"] == [("Encoding passages", 60, 60)]
-    assert [done for doing, done, _ in told if doing == "Sending vectors to Milvus"] == [24, 36, 48, 60]
-    expect_same(found(folder), found(flat))
 
 
 def test_too_much_for_a_folder_is_said_before_the_work() -> None:

@@ -1,7 +1,6 @@
 """Search over HTTP: our own server, servers that behave otherwise or badly, and several of them together."""
 
 import json
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from stepladder.retrieval.remote.load_balancer import LoadBalancer
 from stepladder.retrieval.remote.protocol import BadReply
 from stepladder.serve.http.run_server import listen
 from tests.support.samples import PASSAGES, WordRetriever
-from tests.support.search_servers import INFO, TARN, TOWER, child, running
+from tests.support.search_servers import INFO, TARN, TOWER, running
 
 # --- A server that says what it is told to ----------------------------------------------------------------
 
@@ -323,40 +322,6 @@ def test_rests_grow_but_failures_of_one_moment_count_once() -> None:
     assert taken is None
     assert 0 < rest <= 10
     assert not hosts.failed(host, "busy", {"retry-after": "100000"})
-
-
-OTHER_SERVER = """
-from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.serve.search.search_server import serve
-from stepladder.retrieval.remote.limits import ServerConfig
-from tests.support.samples import PASSAGES
-
-serve(BM25Index.from_passages(PASSAGES), ServerConfig(), {}, port=0, announce=lambda url: print(url, flush=True))
-"""
-
-
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_a_server_that_ends_under_load_costs_no_search(end: int) -> None:
-    index = BM25Index.from_passages(PASSAGES)
-    expected = [passage.id for passage in index.search([TOWER], 2)[0]]
-    done = threading.Semaphore(0)
-    with child(OTHER_SERVER) as other, running(index) as server:
-        assert other.stdout is not None
-        with remote(other.stdout.readline(), server.url) as retriever, ThreadPoolExecutor(8) as pool:
-
-            def search(number: int) -> list[str]:
-                (result,) = retriever.search([f"{TOWER} {number}"], 2)
-                done.release()
-                return [passage.id for passage in result]
-
-            results = [pool.submit(search, number) for number in range(400)]
-            for _ in range(100):
-                done.acquire()
-            other.send_signal(end)
-            assert all(result.result() == expected for result in results)
-            assert server.metric("stepladder_queries_total") < 400, "the other took its share before"
-            assert retriever.retries > 0, "it ended while searches were under way"
-        assert other.wait(20) == (-end if end == signal.SIGKILL else 0)
 
 
 def test_a_server_that_comes_back_is_used_again() -> None:

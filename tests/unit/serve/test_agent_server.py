@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,10 +11,10 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from stepladder.cli.serve import serve_agent_command
 
 from stepladder.agents import make_agent
 from stepladder.cli import main
-from stepladder.cli.serve_agent import serve_agent_command
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Algorithm, Generate, Generation, Sampling
 from stepladder.core.trace import (
@@ -39,9 +38,9 @@ from stepladder.serve.agent.agent_server import serve_agent
 from stepladder.serve.agent.citations import cite
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.server_config import AgentServerConfig
-from tests.support.agent_servers import AGENT, COMMAND, LIMITS, Fragile, Oracle, Running, WideOracle, gold_play, running
+from tests.support.agent_servers import AGENT, LIMITS, Fragile, Oracle, Running, WideOracle, gold_play, running
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
-from tests.support.search_servers import child, until
+from tests.support.search_servers import until
 
 
 @pytest.fixture(scope="module")
@@ -581,30 +580,6 @@ def test_questions_are_played_by_a_model_together() -> None:
 # --- The command --------------------------------------------------------------------------------------------
 
 
-def test_the_command_serves_a_model_until_it_is_asked_to_end(shared: Running) -> None:
-    """The model that it asks is behind another server of the same kind."""
-    arguments = ("--agent", "direct", "--model", "stepladder", "--base-url", f"{shared.url}/v1")
-    token = {"STEPLADDER_TOKEN": "open-sesame", "OPENAI_API_KEY": "none"}
-    with child(COMMAND, *arguments, "--port", "0", "--name", "outer", **token) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        told = re.fullmatch(r"(http://127\.0\.0\.1:\d+/v1) serves outer to OpenAI clients \(Ctrl-C ends it\)\n", line)
-        assert told, line
-        client = openai.OpenAI(base_url=told[1], api_key="open-sesame", max_retries=0)
-        answer = client.chat.completions.create(model="outer", messages=asking("Who?"), max_tokens=400)
-        assert answer.choices[0].message.content == "No answer: the model did not keep to its agent's format."
-        trace: Any = answer.choices[0].message.model_extra["stepladder"]  # type: ignore[index]
-        assert (trace["steps"][0]["action"], trace["steps"][0]["content"]) == ("malformed", "Velm"), "what it said"
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens > 0
-        headers = {"authorization": "Bearer open-sesame"}
-        info = httpx2.get(told[1].removesuffix("/v1") + "/info", headers=headers, trust_env=False).json()
-        assert (info["agent"], info["policy"], info["index"]) == ("direct", "stepladder", None)
-        process.terminate()
-        assert process.wait(20) == 0
-        assert process.stdout.read() == ""
-
-
 def test_the_command_wants_something_to_serve() -> None:
     for choice in ({}, {"engine": "gold"}, {"data": "atlas"}):
         with pytest.raises(StepladderError, match=r"name a RUN .* or a --model"):
@@ -613,7 +588,7 @@ def test_the_command_wants_something_to_serve() -> None:
         serve_agent_command(engine="gold", model="nano")
     with pytest.raises(StepladderError, match="is not a run"):
         serve_agent_command(run=Path(__file__).parent)
-    with pytest.raises(StepladderError, match="one agent is served at a time"):
+    with pytest.raises(StepladderError, match="only one agent can be served"):
         serve_agent_command(run=Path("runs/one"), named_run=Path("runs/two"))
 
 

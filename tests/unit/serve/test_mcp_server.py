@@ -1,9 +1,7 @@
 """The agent as tools of the Model Context Protocol, asked by its own client: over stdio, over HTTP, in process."""
 
 import asyncio
-import json
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +19,7 @@ from stepladder.serve.agent.scheduler import Player, PlayMetrics
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.server_config import AgentServerConfig
 from tests.support import ROOT
-from tests.support.agent_servers import COMMAND, Fragile, Oracle, WideOracle, gold_play, running
+from tests.support.agent_servers import Fragile, Oracle, WideOracle, gold_play, running
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 from tests.support.search_servers import until
 
@@ -128,42 +126,6 @@ def test_tools_over_stdio_whatever_else_is_printed() -> None:
     run(test)
 
 
-def test_the_command_speaks_the_protocol_and_nothing_else_on_stdout() -> None:
-    """The model that it asks is behind a server of the same kind. It ends when its client does."""
-    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-    messages = [
-        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello},
-        {"jsonrpc": "2.0", "method": "notifications/initialized"},
-        {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
-        {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "answer_question", "arguments": {}}},
-    ]
-    with running(Oracle()) as server:
-        command = [sys.executable, "-c", COMMAND, "--mcp", "--agent", "direct", "--model", "stepladder"]
-        environment = {**os.environ, "OPENAI_API_KEY": "none", "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(
-            [*command, "--base-url", f"{server.url}/v1"],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            replies = []
-            for message in messages:
-                process.stdin.write(json.dumps(message) + "\n")
-                process.stdin.flush()
-                if "id" in message:
-                    replies.append(json.loads(process.stdout.readline()))
-            process.stdin.close()
-            assert process.stdout.read() == ""
-            assert process.wait(20) == 0
-    assert [reply["id"] for reply in replies] == [1, 2, 3]
-    assert [tool["name"] for tool in replies[1]["result"]["tools"]] == ["answer_question"], "direct has no index"
-    assert replies[2]["result"]["isError"] is True
-
-
 # --- Calls that cannot be answered --------------------------------------------------------------------------
 
 
@@ -226,11 +188,11 @@ def test_a_call_that_is_given_up_ends_its_question() -> None:
 
 
 def test_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepladder.cli import serve_agent
+    from stepladder.cli import serve
 
-    monkeypatch.setattr(serve_agent, "find_spec", lambda _: None)
+    monkeypatch.setattr(serve, "find_spec", lambda _: None)
     with pytest.raises(StepladderError, match=r"pip install .*\[mcp\]'"):
-        serve_agent.serve_agent_command(model="nano", mcp=True)
+        serve.serve_agent_command(model="nano", mcp=True)
 
 
 def test_a_server_without_the_library_has_no_mcp(monkeypatch: pytest.MonkeyPatch) -> None:

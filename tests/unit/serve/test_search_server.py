@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import re
-import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,7 +23,7 @@ from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.serve.http.run_server import listen
 from stepladder.serve.search.search_server import make_app, serve
 from tests.support.samples import PASSAGES, WordRetriever
-from tests.support.search_servers import INFO, POST, TARN, TOWER, HeldRetriever, Running, child, running, spoken, until
+from tests.support.search_servers import INFO, POST, TARN, TOWER, HeldRetriever, Running, running, spoken, until
 
 
 @pytest.fixture(scope="module")
@@ -470,62 +468,7 @@ def test_a_search_that_hangs_does_not_keep_the_server_from_ending() -> None:
     retriever.go.set()
 
 
-SLOW_SERVER = """
-import sys, time
-from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.index.build import build_index
-from stepladder.serve.search.search_server import serve
-from stepladder.retrieval.remote.limits import ServerConfig
-from stepladder.core.trace import Passage
-
-class Slow(Retriever):
-    def search(self, queries, k):
-        print("searching", flush=True)
-        time.sleep(1.0)
-        return [(Passage("p", "t", query, 1.0),) for query in queries]
-
-serve(Slow(), ServerConfig(), {}, port=0, announce=lambda url: print(url, flush=True))
-print("closed", flush=True)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_the_server_end_well(number: int) -> None:
-    with child(SLOW_SERVER) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        with ThreadPoolExecutor(1) as pool:
-            reply = pool.submit(httpx2.post, f"{url}/retrieve", json={"queries": ["last"]}, timeout=20)
-            assert process.stdout.readline() == "searching\n"
-            process.send_signal(number)
-            assert reply.result().json() == {"result": [[{"id": "p", "contents": '"t"\nlast'}]]}
-        assert process.stdout.read() == "closed\n"
-        assert process.wait(20) == 0
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0
-
-
 # --- The command ----------------------------------------------------------------------------------------
-
-COMMAND = "import typer; from stepladder.cli.serve import serve_command; typer.run(serve_command)"
-
-
-def test_the_command_serves_a_data_set_until_it_is_asked_to_end() -> None:
-    arguments = ("atlas", "--port", "0", "--topk", "2", "--cache-entries", "0")
-    with child(COMMAND, *arguments, STEPLADDER_TOKEN="open-sesame") as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        told = re.fullmatch(r"(http://127\.0\.0\.1:\d+) serves atlas, ([\d,]+) passages \(Ctrl-C ends it\)\n", line)
-        assert told, line
-        headers = {"authorization": "Bearer open-sesame"}
-        with httpx2.Client(base_url=told[1], headers=headers, trust_env=False) as client:
-            info = client.get("/info").json()
-            assert info["index"]["passages"] == int(told[2].replace(",", ""))
-            assert info["limits"]["cache_entries"] == 0
-            assert len(client.post("/retrieve", json={"queries": ["the river"]}).json()["result"][0]) == 2
-        process.terminate()
-        assert process.wait(20) == 0
-        assert process.stdout.read() == ""
 
 
 def test_the_command_serves_an_index_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,13 @@ from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig, episode
-from stepladder.judges.llm.spend.response_cache import RememberingEngine
+from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.oracle.agent_check import check_agent
 from stepladder.oracle.engine import OracleEngine
 from stepladder.train.sft import demonstration_sources as sources
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.demonstration_sources import transcripts_in
-from stepladder.train.transcripts.demonstrations import gold_transcripts, pick, sampled_transcripts
+from stepladder.train.transcripts.demonstrations import gold_transcripts, sample_questions, sampled_transcripts
 from stepladder.train.transcripts.fewshot import FewShot
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
@@ -52,14 +52,14 @@ class Hot(ScriptedEngine):
 
 def test_questions_are_picked_by_the_seed() -> None:
     questions = [replace(QUESTION, id=str(number)) for number in range(50)]
-    assert pick(questions, 10, seed=1) == pick(questions, 10, seed=1) != pick(questions, 10, seed=2)
-    assert len(pick(questions, 80, seed=1)) == 50
+    assert sample_questions(questions, 10, seed=1) == sample_questions(questions, 10, seed=1) != sample_questions(questions, 10, seed=2)
+    assert len(sample_questions(questions, 80, seed=1)) == 50
 
 
 def test_balanced_questions_need_all_numbers_of_searches() -> None:
     hop = Hop("?", "x", ("p",))
     questions = [Question(f"{n}", "?", ("x",), (hop,) * (1 if n < 90 else 2)) for n in range(100)]
-    needed = [question.searches_needed for question in pick(questions, 12, seed=0, balance=True)]
+    needed = [question.searches_needed for question in sample_questions(questions, 12, seed=0, balance=True)]
     assert (needed.count(1), needed.count(2)) == (6, 6)
 
 
@@ -187,21 +187,21 @@ def ask(seed: int, text: str = "Who?") -> Generate:
 def test_a_reply_is_paid_for_once(tmp_path: Path) -> None:
     path = tmp_path / "replies.jsonl"
     paid = Paid()
-    first = RememberingEngine(paid, path, "model").generate([ask(1), ask(2), ask(13)])
-    again = RememberingEngine(paid, path, "model")
+    first = CachedEngine(paid, path, "model").generate([ask(1), ask(2), ask(13)])
+    again = CachedEngine(paid, path, "model")
     assert again.generate([ask(2), ask(1)]) == [first[1], first[0]]
-    assert (paid.asked, again.recalled) == (3, 2)
+    assert (paid.asked, again.cached) == (3, 2)
     again.generate([ask(1, "Whom?"), ask(13)])  # another text; an error is not kept
-    RememberingEngine(paid, path, "other model").generate([ask(1)])
+    CachedEngine(paid, path, "other model").generate([ask(1)])
     assert paid.asked == 6
 
 
 def test_a_line_that_was_cut_off_is_asked_for_again(tmp_path: Path) -> None:
     path = tmp_path / "replies.jsonl"
-    RememberingEngine(Paid(), path, "model").generate([ask(1), ask(2)])
+    CachedEngine(Paid(), path, "model").generate([ask(1), ask(2)])
     path.write_bytes(path.read_bytes()[:-9])
     paid = Paid()
-    RememberingEngine(paid, path, "model").generate([ask(1), ask(2)])
+    CachedEngine(paid, path, "model").generate([ask(1), ask(2)])
     assert paid.asked == 1
     assert len(path.read_bytes().splitlines()) == 2
 
@@ -210,7 +210,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "replies.jsonl"
     path.write_text("{}\n")
     with pytest.raises(StepladderError, match=r"replies.jsonl:1: not a kept reply"):
-        RememberingEngine(Paid(), path, "model")
+        CachedEngine(Paid(), path, "model")
 
 
 # --- sources by name ----------------------------------------------------------------------------------------

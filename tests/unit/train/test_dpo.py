@@ -30,7 +30,7 @@ from stepladder.train.dpo.trainer import DPOReport
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.policy import load_policy
-from stepladder.train.loop.training_run import place_for
+from stepladder.train.loop.training_run import prepare_compute
 from stepladder.train.transcripts.tokenized import Example
 from tests.support.dpo_training import AGENT, ENCODING, HELD_OUT, PAIRS, QUESTIONS, SETTINGS, train
 from tests.support.training_runs import plain_rows, updates, weights
@@ -130,7 +130,7 @@ def test_log_probabilities_and_rewards_are_those_of_the_step_alone(finished: DPO
 def trainer_for(folder: Path, lora: LoraConfig | None = None, pairs: Sequence[Pair] = PAIRS) -> PairTrainer:
     """A trainer that has done nothing yet."""
     settings = changed(lora=lora)
-    place = place_for(settings, 0, "cpu", "dpo")
+    place = prepare_compute(settings, 0, "cpu", "dpo")
     arguments = TrlDPOConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False, max_length=None,
         remove_unused_columns=False, report_to="none", disable_tqdm=True, beta=settings.beta,

@@ -16,7 +16,7 @@ from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.fused_lora import fuse_lora
-from stepladder.train.loop.watched_trainer import WatchedTrainer
+from stepladder.train.loop.watched_trainer import BaseTrainer
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import train_sft
 from tests.support.lora_models import IDS, check_autocast, far, learnt, made
@@ -111,14 +111,14 @@ def test_a_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pyte
         return load_file(report.policy / "model.safetensors")
 
     expected = train(tmp_path / "peft")
-    watch_over = WatchedTrainer.watch_over
+    attach = BaseTrainer.attach
 
     def fused(trainer: Any, *arguments: Any) -> None:
-        watch_over(trainer, *arguments)
+        attach(trainer, *arguments)
         assert fuse_norms(trainer.model) > 0
         assert fuse_lora(trainer.model) > 0
 
-    monkeypatch.setattr(WatchedTrainer, "watch_over", fused)
+    monkeypatch.setattr(BaseTrainer, "attach", fused)
     found = train(tmp_path / "fused")
     assert found.keys() == expected.keys()
     for name, weights in found.items():

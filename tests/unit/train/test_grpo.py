@@ -26,7 +26,7 @@ from stepladder.driver import Driver, Outcome
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
 from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline import run_recipe
@@ -45,9 +45,9 @@ from stepladder.train.grpo.trl_trainer import EpisodeTrainer, row_of
 from stepladder.train.loop import rollout_engine as playing
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.metrics_log import Curves, read_curves
-from stepladder.train.loop.policy import load_policy, lora_config
-from stepladder.train.loop.training_run import place_for
+from stepladder.train.loop.metrics_log import MetricsLog, read_metrics
+from stepladder.train.loop.policy import load_policy, peft_config
+from stepladder.train.loop.training_run import prepare_compute
 from tests.support.grpo_training import EPISODE, QUESTIONS, ROOMY, SETTINGS, Loose, Taste, train
 from tests.support.samples import QUESTION, WordRetriever
 from tests.support.training_runs import plain_rows, same_weights, updates, weights
@@ -72,7 +72,7 @@ def trainer_for(
     agent: Agent | None = None,
 ) -> EpisodeTrainer:
     """A trainer that has done nothing yet."""
-    place = place_for(settings, 0, "cpu", "grpo")
+    place = prepare_compute(settings, 0, "cpu", "grpo")
     with quiet_libraries():
         policy = load_policy("tiny", None, bf16=False, device=place.device)
         driver, likes = Driver(engine(policy.model, policy.tokenizer), WordRetriever()), cast(Any, Taste())
@@ -88,7 +88,7 @@ def trainer_for(
             reference=grpo._reference(policy, settings, place),
             train_dataset=Dataset.from_dict({"prompt": [question.id for question in QUESTIONS]}),
             processing_class=policy.tokenizer,
-            peft_config=None if settings.lora is None else lora_config(settings.lora, "CAUSAL_LM"),
+            peft_config=None if settings.lora is None else peft_config(settings.lora, "CAUSAL_LM"),
         )  # fmt: skip
     trainer.current_gradient_accumulation_steps = settings.gradient_accumulation_steps
     trainer.model.train()
@@ -430,7 +430,7 @@ def test_episodes_that_break_are_counted_and_the_run_goes_on(tmp_path: Path) -> 
 def test_an_update_in_parts_is_the_same_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: str) -> None:
     train(tmp_path / "1", changed(num_train_epochs=1, num_iterations=2, dev_questions=0))
     if parts == "by memory":
-        monkeypatch.setattr("stepladder.train.loop.watched_trainer.tokens_at_once", lambda *_: 100)
+        monkeypatch.setattr("stepladder.train.loop.watched_trainer.max_microbatch_tokens", lambda *_: 100)
     accumulate = 2 if parts == "by settings" else 1
     train(
         tmp_path / "2",
@@ -629,7 +629,7 @@ def test_curves_tell_of_every_update_and_every_dev_score(finished: GRPOReport) -
     numbers = finished.numbers
     assert (numbers["mode"], numbers["questions"], numbers["episodes"], numbers["alarms"]) == ("dual", 4, 48, [])
     assert numbers["tokens_sampled"] == sum(row["written"] for row in updates(finished.policy.parent))
-    seconds = read_curves(finished.policy.parent / "curves.jsonl")[0]
+    seconds = read_metrics(finished.policy.parent / "curves.jsonl")[0]
     parts = [seconds[f"{part}_seconds"] for part in ("rollout", "scoring", "update")]
     assert sum(parts) == pytest.approx(seconds["seconds"], abs=1e-3)
 
@@ -757,7 +757,7 @@ def reward_model(words: Sequence[str] = (), **options: Any) -> ProcessRewardMode
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(list(words))
     torch.manual_seed(0)
-    model: Any = with_head(tiny_model(seed=1, vocab_size=258), tokenizer, "tiny")
+    model: Any = with_scalar_head(tiny_model(seed=1, vocab_size=258), tokenizer, "tiny")
     nn.init.normal_(model.score.weight)
     return ProcessRewardModel(model, tokenizer, **options)
 
@@ -769,8 +769,8 @@ def test_a_reward_model_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     train(tmp_path / "outcome", changed(num_train_epochs=1, mode="outcome"), reward=reward_model(["answer"]))
     reward = reward_model(["answer"], retokenize=True)
-    train(tmp_path / "reencoded", settings, reward=reward)
-    assert reward.reader.reencoded > 0
+    train(tmp_path / "retokenized", settings, reward=reward)
+    assert reward.builder.retokenized > 0
 
 
 def test_a_mode_that_scores_steps_needs_a_reward_model(tmp_path: Path) -> None:
@@ -878,7 +878,7 @@ def test_a_time_limit_ends_the_training_with_what_was_learnt(tmp_path: Path) -> 
 
 
 def test_after_trouble_a_checkpoint_counts_as_much_as_the_last_score_before_it(tmp_path: Path) -> None:
-    checkpoints, curves = Checkpoints(tmp_path), Curves(tmp_path / "curves.jsonl")
+    checkpoints, curves = Checkpoints(tmp_path), MetricsLog(tmp_path / "curves.jsonl")
     for step in range(1, 91):
         curves.add(step=step, loss=0.0)
     alarm = Alarm(90, AlarmName.ENDLESS, "", 1.0, 0.5, since=88, stopped=True)
@@ -909,9 +909,9 @@ def test_weights_that_lora_freezes_are_bf16_where_training_is(tmp_path: Path, mo
         raise Stop
 
     def in_bf16(*arguments: Any) -> Any:  # also where the processor has none
-        return replace(place_for(*arguments), bf16=True)
+        return replace(prepare_compute(*arguments), bf16=True)
 
-    monkeypatch.setattr(grpo, "place_for", in_bf16)
-    monkeypatch.setattr(EpisodeTrainer, "watch_over", look)
+    monkeypatch.setattr(grpo, "prepare_compute", in_bf16)
+    monkeypatch.setattr(EpisodeTrainer, "attach", look)
     with pytest.raises(Stop):
         train(tmp_path, changed(lora=LoraConfig(r=2)))

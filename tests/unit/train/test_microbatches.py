@@ -17,8 +17,8 @@ from transformers import (
 
 from stepladder.models.tiny import tiny_model
 from stepladder.train.loop import microbatches as parts
-from stepladder.train.loop.microbatches import in_parts, tokens_at_once
-from stepladder.train.loop.selected_logits import wanted_logits
+from stepladder.train.loop.microbatches import in_parts, max_microbatch_tokens
+from stepladder.train.loop.selected_logits import selected_logits
 
 SMALL = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
@@ -50,7 +50,7 @@ def test_logits_are_those_of_the_whole(model: Any) -> None:
     whole_NV = built(input_ids=ids_BT).logits[wanted_BT]
     computed: list[int] = []
     built.get_output_embeddings().register_forward_hook(lambda _, inputs, __: computed.append(inputs[0].shape[1]))
-    found_NV = wanted_logits(built, ids_BT, wanted_BT)
+    found_NV = selected_logits(built, ids_BT, wanted_BT)
     assert torch.allclose(found_NV, whole_NV, atol=1e-5)
     assert computed == [-(-int(wanted_BT.sum()) // 32) * 32]  # not of all 160
 
@@ -63,7 +63,7 @@ def test_a_model_whose_output_layer_is_not_called_computes_all() -> None:
 
     torch.manual_seed(0)
     built, (ids_BT, wanted_BT) = Other(LlamaConfig(**SMALL, **HEADS)), rows()
-    assert torch.allclose(wanted_logits(built, ids_BT, wanted_BT), built(input_ids=ids_BT).logits[wanted_BT], atol=1e-6)
+    assert torch.allclose(selected_logits(built, ids_BT, wanted_BT), built(input_ids=ids_BT).logits[wanted_BT], atol=1e-6)
 
 
 def test_gradients_are_the_same_and_nothing_stays_behind() -> None:
@@ -77,7 +77,7 @@ def test_gradients_are_the_same_and_nothing_stays_behind() -> None:
         return [weights.grad.clone() for weights in built.parameters() if weights.grad is not None]
 
     whole = gradients(built(input_ids=ids_BT).logits[wanted_BT])
-    some = gradients(wanted_logits(built, ids_BT, wanted_BT))
+    some = gradients(selected_logits(built, ids_BT, wanted_BT))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole, some, strict=True))
     assert not built.get_output_embeddings()._forward_pre_hooks
 
@@ -100,11 +100,11 @@ def test_parts_have_every_row_once_and_are_no_larger_than_they_may_be() -> None:
 
 def test_large_models_have_a_bound_and_small_ones_none(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    assert tokens_at_once(tiny_model(), cpu) is None
+    assert max_microbatch_tokens(tiny_model(), cpu) is None
     monkeypatch.setattr(parts, "_SMALL", 1)
-    tiny = tokens_at_once(tiny_model(), cpu)
+    tiny = max_microbatch_tokens(tiny_model(), cpu)
     assert tiny is not None
     config = tiny_model().config
     config.num_hidden_layers *= 2
-    deeper = tokens_at_once(LlamaForCausalLM(config), cpu)
+    deeper = max_microbatch_tokens(LlamaForCausalLM(config), cpu)
     assert deeper == tiny // 2

@@ -39,7 +39,7 @@ from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.tree_store import TreeFile
 from stepladder.explore.values import monte_carlo
-from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
 from stepladder.models.loading import load_model, quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline.fingerprint import all_ingredients
@@ -51,7 +51,7 @@ from stepladder.preferences.pairs import dev_questions
 from stepladder.train.dpo.pair_checks import PairCheck
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.metrics_log import read_curves
+from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.prm import trainer as prm_training
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import collate_rewards, from_pairs, from_trees, gold_verdicts, outcomes
@@ -68,7 +68,7 @@ from tests.support.prm_training import (
     TOKENIZER,
     pair,
     prompt,
-    reader,
+    builder,
     said,
     train,
 )
@@ -114,7 +114,7 @@ SEVERAL = [
 
 
 def test_pairs_of_a_state_share_what_is_read_and_every_pair_counts() -> None:
-    examples = from_pairs(SEVERAL, reader(), margin=2.0)
+    examples = from_pairs(SEVERAL, builder(), margin=2.0)
     assert [len(example.readings) for example in examples] == [3, 2, 2, 2]
     assert [len(example.pairs) for example in examples] == [3, 1, 1, 1]
     batch = collate_rewards(examples)
@@ -168,7 +168,7 @@ def values_read(examples: Iterable[Any]) -> list[tuple[str, float]]:
 
 
 def test_a_tree_gives_every_step_once_with_its_value() -> None:
-    assert values_read(from_trees([small_tree()], reader(), monte_carlo)) == [
+    assert values_read(from_trees([small_tree()], builder(), monte_carlo)) == [
         ("Question: q?\nsearch", pytest.approx(2 / 3)),
         ("Question: q?\nsearch[found]yes", 1.0),
         ("Question: q?\nsearch[found]no", 0.0),
@@ -177,7 +177,7 @@ def test_a_tree_gives_every_step_once_with_its_value() -> None:
 
 
 def test_an_outcome_model_reads_nothing_but_ends() -> None:
-    assert values_read(from_trees([small_tree()], reader(), outcomes)) == [
+    assert values_read(from_trees([small_tree()], builder(), outcomes)) == [
         ("Question: q?\nsearch[found]yes", 1.0),
         ("Question: q?\nsearch[found]no", 0.0),
     ]
@@ -199,7 +199,7 @@ def test_verdicts_are_those_of_the_gold_judge() -> None:
 
 @pytest.mark.parametrize("dense", [0.5, 3.0])
 def test_the_other_tokens_of_a_step_may_count_together(dense: float) -> None:
-    (*examples,) = from_trees([small_tree()], reader(), monte_carlo)
+    (*examples,) = from_trees([small_tree()], builder(), monte_carlo)
     batch = collate_rewards(examples, dense=dense)
     texts = [text_of(batch["input_ids"][row, : column + 1]) for row, column in zip(batch["rows"], batch["columns"])]
     score_of = dict(zip(texts, np.random.default_rng(0).normal(size=len(texts)), strict=True))
@@ -218,7 +218,7 @@ def test_the_other_tokens_of_a_step_may_count_together(dense: float) -> None:
 
 
 def test_the_loss_of_values_is_that_of_another_implementation() -> None:
-    batch = collate_rewards(list(from_trees([small_tree("a"), small_tree("b")], reader(), monte_carlo)))
+    batch = collate_rewards(list(from_trees([small_tree("a"), small_tree("b")], builder(), monte_carlo)))
     scores = np.random.default_rng(0).normal(size=8)
     loss, seen = batch_loss(torch.tensor(scores, dtype=torch.float32), batch, centre=0.1)
     targets = np.array([2 / 3, 1.0, 0.0, 0.25] * 2)
@@ -233,7 +233,7 @@ def test_the_loss_of_values_is_that_of_another_implementation() -> None:
 def random_reward(folder: Path, name: str = "tiny") -> Path:
     """A reward model whose head is drawn at random, so that no two texts have the same score."""
     causal, tokenizer = load_model(name, None, torch.float32)
-    scoring: Any = with_head(causal, tokenizer, name)
+    scoring: Any = with_scalar_head(causal, tokenizer, name)
     torch.nn.init.normal_(scoring.score.weight, generator=torch.Generator().manual_seed(0))
     with quiet_libraries():
         ProcessRewardModel(scoring, tokenizer).save(folder)
@@ -287,7 +287,7 @@ def test_one_pass_gives_the_scores_of_one_text_a_call(reward: Path, agent: str, 
     for scores, trajectory in zip(found, trajectories, strict=True):
         assert scores == pytest.approx(one_by_one(plain, Encoding(TOKENIZER), trajectory), abs=1e-4)
     assert np.std([score for scores in found for score in scores]) > 0.1
-    assert ours.reader.cut == 0
+    assert ours.builder.truncated == 0
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_a_pass_takes_so_many_at_most_and_no_more_tokens_than_suits_a_cpu(
         passes.append([len(reading.tokens) for reading in readings])
         return [(0.0,) * len(reading.ends) for reading in readings]
 
-    monkeypatch.setattr(model, "read", noted)
+    monkeypatch.setattr(model, "score_batch", noted)
     lengths = [100] * 4 + [700] * 3 + [3000]
     model.score_logits(
         [Trajectory(QUESTION, AGENT, (Step((), said("x" * n), Action(ActionKind.QUERY, "")),)) for n in lengths]
@@ -317,7 +317,7 @@ def test_nano_too(tmp_path: Path) -> None:
     folder = random_reward(tmp_path / "nano", "nano")
     ours = load(folder)
     for scores, trajectory in zip(ours.score_logits(played(AGENT)), played(AGENT), strict=True):
-        assert scores == pytest.approx(one_by_one(plain_model(folder), ours.reader.encoding, trajectory), abs=1e-4)
+        assert scores == pytest.approx(one_by_one(plain_model(folder), ours.builder.encoding, trajectory), abs=1e-4)
 
 
 def encoded(segment: Segment, *behind: int) -> Segment:
@@ -377,7 +377,7 @@ def test_histories_beyond_the_window_are_cut_at_the_left_and_counted(reward: Pat
     ours, plain = load(reward, window=window), plain_model(reward)
     (scores,) = ours.score_logits([trajectory])
     whole = one_by_one(plain, Encoding(TOKENIZER), trajectory)
-    assert ours.reader.cut == 2
+    assert ours.builder.truncated == 2
     assert scores[:3] == pytest.approx(whole[:3], abs=1e-4)
     assert scores[3:] != pytest.approx(whole[3:], abs=1e-3)
     assert scores == pytest.approx(one_by_one(plain, Encoding(TOKENIZER), trajectory, window), abs=1e-4)
@@ -385,14 +385,14 @@ def test_histories_beyond_the_window_are_cut_at_the_left_and_counted(reward: Pat
 
 def test_the_newest_words_are_never_cut() -> None:
     (trajectory,) = played(AGENT)[:1]
-    short = reader(window=60)
+    short = builder(window=60)
     cut = short.trajectory(trajectory)
-    assert short.cut == len(cut) == 5
+    assert short.truncated == len(cut) == 5
     for reading, each in zip(cut, trajectory.steps):
         assert len(reading.tokens) == 60
         assert text_of(reading.tokens).endswith(each.written.text[-60:])
     alone = short.step(trajectory.consumed(1), trajectory.steps[1].written)
-    assert (alone.tokens, alone.ends, short.cut) == (cut[1].tokens, (59,), 6)
+    assert (alone.tokens, alone.ends, short.truncated) == (cut[1].tokens, (59,), 6)
 
 
 # --- training -----------------------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ def test_what_was_learnt_holds_for_other_questions(
     assert all(better > 0 > worse for better, worse in scores)
     assert numbers["held_out_loss"] == numbers["best_dev_loss"] == pytest.approx(mean_loss(scores), rel=1e-3)
     assert numbers["held_out_margin"] == pytest.approx(np.mean([a - b for a, b in scores]), rel=1e-3)
-    assert (numbers["steps"], numbers["histories_cut"], numbers["segments_reencoded"]) == (16, 0, 0)
+    assert (numbers["steps"], numbers["histories_cut"], numbers["segments_retokenized"]) == (16, 0, 0)
 
     assert not list(report.reward.glob("*adapter*"))
     learnt, before = weights(report.reward), tiny_model().state_dict()
@@ -461,7 +461,7 @@ def test_the_loss_is_the_mean_over_the_pairs_of_an_update(reward: Path, tmp_path
     """One update of all pairs, in one part or in parts of one state, of which one has two pairs."""
     train(tmp_path, changed(batch_size=4, num_train_epochs=1, gradient_accumulation_steps=accumulate), reward)
     scores = pair_scores(reward, PAIRS)
-    (row,) = [row for row in read_curves(tmp_path / "curves.jsonl") if "loss" in row]
+    (row,) = [row for row in read_metrics(tmp_path / "curves.jsonl") if "loss" in row]
     assert row["loss"] == pytest.approx(mean_loss(scores), rel=1e-4)
     assert row["accuracy"] == np.mean([better > worse for better, worse in scores])
     assert row["margin"] == pytest.approx(np.mean([better - worse for better, worse in scores]), rel=1e-3)
@@ -707,7 +707,7 @@ def test_pairs_of_another_tokenizer_can_be_read_as_text(tmp_path: Path) -> None:
     pairs = pair_folder(tmp_path / "pairs", list(map(foreign, PAIRS)), list(map(foreign, HELD_OUT)))
     numbers = stage(tmp_path / "prm", {"pairs": pairs}, retokenize=True)
     assert (numbers["pairs"], numbers["refused"], numbers["held_out_accuracy"]) == (5, {}, 1.0)
-    assert numbers["segments_reencoded"] == 14  # the prompt, before every step that is read
+    assert numbers["segments_retokenized"] == 14  # the prompt, before every step that is read
 
 
 # --- what it is asked by others -----------------------------------------------------------------------------
@@ -747,7 +747,7 @@ def test_transcripts_of_another_tokenizer_are_refused_or_read_as_text(reward: Pa
     willing = load(reward, retokenize=True)
     (found,), (expected,) = willing.score_logits([misread(trajectory)]), load(reward).score_logits([trajectory])
     assert found == pytest.approx(expected, abs=1e-4)
-    assert willing.reader.reencoded == 1
+    assert willing.builder.retokenized == 1
 
 
 def test_scores_that_are_no_numbers_are_not_handed_out(reward: Path) -> None:

@@ -1,9 +1,6 @@
 """Refinement by rejection sampling: what survives which filter, that it can be cut, and what is learnt from."""
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import StringIO
@@ -21,25 +18,24 @@ from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.io.records import read_records
 from stepladder.core.requests import Generate, Sampling
 from stepladder.core.trace import Action, ActionKind, Author, Question, Segment, Step, StopReason, Trajectory
-from stepladder.driver import Driver, Outcome
-from stepladder.engines.scripted import ScriptedEngine
+from stepladder.driver import Outcome
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.judges.prm.reward_model import ProcessRewardModel, with_head
+from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
 from stepladder.reporting.stage_summaries import stage_summary
 from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.metrics_log import read_curves
+from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.rft import trainer as rft
 from stepladder.train.rft.config import RFTConfig
-from stepladder.train.rft.filters import Sifted, sift
+from stepladder.train.rft.filters import FilterResult, sift
 from stepladder.train.rft.trainer import RFTReport, train_rft
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import train_sft
 from stepladder.train.transcripts import sampled_episodes as sampling
-from stepladder.train.transcripts.sampled_episodes import sampled_in
+from tests.support.sampled_answers import by_seed, sample
 from tests.support.samples import QUESTION
 from tests.support.training_runs import same_weights, weights
 
@@ -59,7 +55,7 @@ def played(answer: str | None, words: str = "", question: Question = QUESTION) -
 
 def sifted(
     trajectories: Sequence[Trajectory], scores: Sequence[Sequence[float]] | None = None, **changes: Any
-) -> Sifted:
+) -> FilterResult:
     return sift(trajectories, scores, **{"min_f1": 1.0, "threshold": 0.0, "keep": 2, **changes})
 
 
@@ -136,18 +132,6 @@ def test_where_nothing_is_left_the_error_names_the_filter_and_what_to_change(
 
 # --- sampling -----------------------------------------------------------------------------------------------------
 
-ASKED = [Question(f"q{number}", f"Which {number}?", ("Velm",)) for number in range(5)]
-
-
-def sample(folder: Path, say: Callable[[Generate], str], count: int = 5) -> tuple[list[Trajectory], int]:
-    episodes = EpisodeConfig(sampling=Sampling(temperature=0.8))
-    driver = Driver(ScriptedEngine(say))
-    return sampled_in(folder, driver, make_agent("direct"), ASKED[:count], episodes, samples=3, seed=0)
-
-
-def by_seed(request: Generate) -> str:
-    return f"<answer>{request.seed % 100}</answer>"
-
 
 @pytest.fixture
 def _parts_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,42 +170,6 @@ def test_a_part_that_is_there_is_not_played_again(tmp_path: Path) -> None:
     asked.clear()
     assert sample(tmp_path, notes)[0] == whole
     assert not asked
-
-
-#: Without torch, so that it starts in a moment; the same as `sample` above until it is killed.
-KILLED = """
-import os, signal
-from pathlib import Path
-from stepladder.agents import make_agent
-from stepladder.driver import Driver
-from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.episode import EpisodeConfig
-from stepladder.core.requests import Sampling
-from stepladder.core.trace import Question
-from stepladder.train.rft import trainer as rft
-from stepladder.train.transcripts import sampled_episodes as sampling
-
-sampling._A_PART = 2
-
-def say(request):
-    if "Which 2?" in request.context[0].text:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return f"<answer>{{request.seed % 100}}</answer>"
-
-asked = [Question(f"q{{number}}", f"Which {{number}}?", ("Velm",)) for number in range(5)]
-settings = EpisodeConfig(sampling=Sampling(temperature=0.8))
-agent, driver = make_agent("direct"), Driver(ScriptedEngine(say))
-sampling.sampled_in(Path({folder!r}), driver, agent, asked, settings, samples=3, seed=0)
-"""
-
-
-@pytest.mark.usefixtures("_parts_of_two")
-def test_after_a_kill_the_samples_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
-    script = KILLED.format(folder=str(tmp_path / "cut"))
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert [path.name for path in (tmp_path / "cut").iterdir()] == ["00000.jsonl"]
-    assert sample(tmp_path / "cut", by_seed) == sample(tmp_path / "whole", by_seed)
 
 
 def test_episodes_that_fail_are_counted_and_if_all_do_it_is_an_error(tmp_path: Path) -> None:
@@ -285,7 +233,7 @@ class Likes:
     def __init__(self, *questions: str, vocabulary: str | None = None) -> None:
         self.questions = questions
         vocabulary = vocabulary or Encoding(tiny_tokenizer()).vocabulary
-        self.reader = SimpleNamespace(encoding=SimpleNamespace(vocabulary=vocabulary), retokenize=False)
+        self.builder = SimpleNamespace(encoding=SimpleNamespace(vocabulary=vocabulary), retokenize=False)
 
     def score_logits(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
         return [
@@ -324,7 +272,7 @@ def test_a_refinement_leaves_what_it_sampled_what_survived_and_a_policy(finished
     assert all(row["scores"] is None for row in scores)
     assert not same_weights(finished.policy, learnt)
     assert numbers["best_dev_f1"] == 1.0
-    assert len([row for row in read_curves(folder / "curves.jsonl") if "loss" in row]) == numbers["steps"]
+    assert len([row for row in read_metrics(folder / "curves.jsonl") if "loss" in row]) == numbers["steps"]
     assert not [path for path in folder.rglob("*") if path.name.startswith(".")]
 
 
@@ -371,7 +319,7 @@ HARMFUL = changed(learning_rate=1.0, eval_steps=2, eval_on_start=True)
 
 def test_a_refinement_that_does_harm_leaves_the_policy_as_it_came(learnt: Path, tmp_path: Path) -> None:
     report = refine(learnt, tmp_path, settings=HARMFUL)
-    scores = [(row["step"], row["dev_f1"]) for row in read_curves(tmp_path / "curves.jsonl") if "dev_f1" in row]
+    scores = [(row["step"], row["dev_f1"]) for row in read_metrics(tmp_path / "curves.jsonl") if "dev_f1" in row]
     assert scores[0] == (0, 1.0)
     assert all(score < 1.0 for _, score in scores[1:])
     assert report.numbers["best_step"] == 0
@@ -398,7 +346,7 @@ def test_a_run_that_begins_again_scores_the_policy_that_came_once(learnt: Path, 
     with pytest.raises(Stop):
         refine(learnt, tmp_path, settings=changed(eval_on_start=True), watch=watch)
     refine(learnt, tmp_path, settings=changed(eval_on_start=True))
-    found = read_curves(tmp_path / "curves.jsonl")
+    found = read_metrics(tmp_path / "curves.jsonl")
     assert [row["dev_f1"] for row in found if row["step"] == 0] == [1.0]
 
 
@@ -446,7 +394,7 @@ def test_a_training_that_was_cut_goes_on_without_sampling_again(
 
 def reward_model(tokenizer: PreTrainedTokenizerBase, **options: Any) -> ProcessRewardModel:
     """One that finds every step neither good nor bad: all its scores are 0."""
-    return ProcessRewardModel(with_head(tiny_model(vocab_size=258), tokenizer, "tiny"), tokenizer, **options)
+    return ProcessRewardModel(with_scalar_head(tiny_model(vocab_size=258), tokenizer, "tiny"), tokenizer, **options)
 
 
 def other_tokenizer() -> PreTrainedTokenizerBase:
@@ -472,7 +420,7 @@ def test_a_reward_model_of_another_tokenizer_is_refused_before_anything_is_sampl
     assert not (tmp_path / "run" / "samples").exists()
     reward = reward_model(other_tokenizer(), retokenize=True)
     refine(learnt, tmp_path / "run", reward, changed(threshold=0.0))
-    assert reward.reader.reencoded > 0
+    assert reward.builder.retokenized > 0
 
 
 def test_a_threshold_and_a_reward_model_belong_together(learnt: Path, tmp_path: Path) -> None:

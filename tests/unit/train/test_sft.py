@@ -34,10 +34,10 @@ from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.metrics_log import read_curves
-from stepladder.train.loop.policy import expect_targets, leave_to_autocast, load_policy
-from stepladder.train.loop.rollout_engine import as_it_is, player_of
-from stepladder.train.loop.training_run import Place
+from stepladder.train.loop.metrics_log import read_metrics
+from stepladder.train.loop.policy import check_target_modules, skip_lora_input_casts, load_policy
+from stepladder.train.loop.rollout_engine import without_autocast, make_rollout_engine
+from stepladder.train.loop.training_run import Compute
 from stepladder.train.sft import trainer as sft
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import SFTReport, train_sft
@@ -60,8 +60,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> SFTReport:
 
 
 def plain_rows(folder: Path) -> list[dict[str, Any]]:
-    """Curves without the times, which differ from run to run."""
-    return [{name: value for name, value in row.items() if "seconds" not in name} for row in read_curves(folder)]
+    """MetricsLog without the times, which differ from run to run."""
+    return [{name: value for name, value in row.items() if "seconds" not in name} for row in read_metrics(folder)]
 
 
 # --- what comes out -----------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_a_warm_up_leaves_a_policy_and_its_history(finished: SFTReport) -> None:
     assert summary["steps"] == 6
     assert summary["last_loss"] < summary["first_loss"]
     assert 0 < summary["policy_tokens"] < summary["tokens"]
-    rows = read_curves(folder / "curves.jsonl")
+    rows = read_metrics(folder / "curves.jsonl")
     assert [(row["step"], "loss" in row) for row in rows] == [
         (1, True), (2, True), (3, True), (3, False), (4, True), (5, True), (6, True), (6, False),
     ]  # fmt: skip
@@ -109,13 +109,13 @@ def test_an_update_in_parts_is_the_same_update(finished: SFTReport, tmp_path: Pa
 def test_so_is_one_for_which_there_is_little_memory(
     finished: SFTReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepladder.train.loop.watched_trainer.tokens_at_once", lambda *_: 1)
+    monkeypatch.setattr("stepladder.train.loop.watched_trainer.max_microbatch_tokens", lambda *_: 1)
     train(tmp_path, changed(SETTINGS, dev_questions=0))
     assert losses(tmp_path) == pytest.approx(losses(finished.policy.parent), rel=1e-4)
 
 
 def rates(folder: Path) -> list[float]:
-    return [row["lr"] for row in read_curves(folder / "curves.jsonl") if "loss" in row]
+    return [row["lr"] for row in read_metrics(folder / "curves.jsonl") if "loss" in row]
 
 
 def test_a_warm_up_of_the_learning_rate_leaves_an_update_to_learn_in(finished: SFTReport, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_the_loss_is_the_mean_over_an_update_by_another_implementation(tmp_path:
         for place in range(1, len(example.tokens)):
             total -= example.weights[place] * logprobs_TV[place - 1, example.tokens[place]].item()
             weight += example.weights[place]
-    assert read_curves(tmp_path / "curves.jsonl")[0]["loss"] == pytest.approx(total / weight, rel=1e-4)
+    assert read_metrics(tmp_path / "curves.jsonl")[0]["loss"] == pytest.approx(total / weight, rel=1e-4)
 
 
 def test_nothing_is_said_but_by_us(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -335,7 +335,7 @@ def test_a_small_model_writes_in_the_precision_of_its_weights_though_it_is_train
     layer = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
     layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
     model(input_ids=ids)
-    with as_it_is(model):
+    with without_autocast(model):
         model(input_ids=ids)
     model(input_ids=ids)
     assert seen == [torch.bfloat16, torch.float32, torch.bfloat16]
@@ -356,9 +356,9 @@ def test_lora_leaves_conversions_to_autocast_and_makes_its_own_without(tmp_path:
         return found
 
     converted = logits()
-    leave_to_autocast(model)
+    skip_lora_input_casts(model)
     assert torch.equal(logits(), converted)
-    with as_it_is(model):
+    with without_autocast(model):
         model(input_ids=ids)
     logits()
     assert given == [torch.float32, torch.bfloat16, torch.float32, torch.bfloat16]
@@ -371,9 +371,9 @@ def test_a_large_model_is_played_by_a_copy_that_keeps_in_step(
     monkeypatch.setattr("stepladder.train.loop.rollout_engine._WORTH_A_COPY", 1)
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    place = Place(torch.device("cpu"), True, 0, None)
+    place = Compute(torch.device("cpu"), True, 0, None)
     policy = load_policy(tmp_path, lora, bf16=True, device=place.device)
-    engine, playing = player_of(policy, place, 4)
+    engine, playing = make_rollout_engine(policy, place, 4)
     assert isinstance(engine, TransformersEngine)
     assert engine.dtype is torch.bfloat16
     request = Generate((Segment(Author.PROMPT, "Where?"),), sampling=Sampling(max_tokens=8))
@@ -402,7 +402,7 @@ def test_lora_of_an_output_layer_that_is_the_embeddings_too_is_refused() -> None
     for targets, tied in ((("q_proj",), True), (("lm_head",), False)):
         model = tiny_model()
         model.config.tie_word_embeddings = tied
-        expect_targets(model, LoraConfig(target_modules=targets), "tiny")
+        check_target_modules(model, LoraConfig(target_modules=targets), "tiny")
     assert tiny_model().config.tie_word_embeddings
     with pytest.raises(StepladderError, match="the output layer lm_head"):
         load_policy("tiny", LoraConfig(target_modules=("q_proj", "lm_head")), bf16=False, device=cpu)
@@ -411,9 +411,9 @@ def test_lora_of_an_output_layer_that_is_the_embeddings_too_is_refused() -> None
 def test_a_small_model_and_one_trained_in_fp32_play_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     for bf16, worth in ((True, 100e6), (False, 1)):
         monkeypatch.setattr("stepladder.train.loop.rollout_engine._WORTH_A_COPY", worth)
-        place = Place(torch.device("cpu"), bf16, 0, None)
+        place = Compute(torch.device("cpu"), bf16, 0, None)
         policy = load_policy("tiny", None, bf16=False, device=place.device)
-        engine, _ = player_of(policy, place, 4)
+        engine, _ = make_rollout_engine(policy, place, 4)
         assert isinstance(engine, TransformersEngine)
         assert engine.model is policy.model
 

@@ -1,6 +1,6 @@
-"""Read questions in FlashRAG's layout, the one that most published sets of questions come in.
+"""FlashRAG's format, in which most published question sets are available.
 
-In: a `.jsonl` or `.jsonl.gz` file, one question a line. This much of `metadata` is used where it is present:
+In: a `.jsonl` or `.jsonl.gz` file with one question per line. These fields of `metadata` are used if present:
 
     {"id": "q1", "question": "Who designed the bridge of Orla?", "golden_answers": ["Ena Voss", "Voss"],
      "metadata": {
@@ -9,11 +9,11 @@ In: a `.jsonl` or `.jsonl.gz` file, one question a line. This much of `metadata`
         "question_decomposition": [{"question": "Which bridge is in Orla?", "answer": "Span One"},
                                    {"question": "Who designed #1?", "answer": "Ena Voss"}]}}
 
-`supporting_facts.ids` has one group for each gold passage, with all the ids that count as it. Without ids the titles
-tell: the gold passages are those of that title in the corpus beside the file, else in the question's own `context`.
-In place of a decomposition there may be `evidences` (2WikiMultiHopQA); else one is made of the gold passages' texts, as
-far as they are at hand (`chains.py`). Out: `Question`s. A question that cannot be asked or graded is an error that
-names the file and the line.
+`supporting_facts.ids` has one group per gold passage, with all ids that count as this passage. Without ids, titles are
+used: the gold passages are those with that title in the corpus in the same folder, else in the question's `context`.
+Without a decomposition, one is derived from `evidences` (2WikiMultiHopQA), else from the texts of the gold passages if
+they are available (`decompositions/passage_chains.py`). Out: `Question`s. A question without text or answers is an
+error that names the file and the line.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,55 +22,61 @@ from typing import Any
 
 from stepladder.core.io.jsonl import Line, preview, read_lines
 from stepladder.core.trace import Hop, Passage, Question
-from stepladder.data.dataset import Read, ReadPassages
-from stepladder.data.decompositions.gold_passages import Gold, Groups, groups, with_aliases
+from stepladder.data.dataset import LazyPassages, LoadedSplit
+from stepladder.data.decompositions.gold_passages import GoldPassage, Groups, gold_groups, with_aliases
 from stepladder.data.decompositions.passage_chains import chain_hops
-from stepladder.data.decompositions.passage_lookup import Shelf, filled
 from stepladder.data.decompositions.triples import triple_hops
-from stepladder.data.formats.base import Layout, accepted, strings
-from stepladder.data.formats.contexts import context_of, facts_of, gold_of, passages_of, triples_of
-from stepladder.data.formats.musique import shape, worded
+from stepladder.data.formats.base import QuestionFormat, clean_answers, string_list
+from stepladder.data.formats.contexts import (
+    context_of,
+    context_passages,
+    evidence_triples,
+    gold_passage,
+    supporting_facts,
+)
+from stepladder.data.formats.musique import as_question, hop_kind
+from stepladder.data.formats.passage_lookup import PassageLookup, look_up
 from stepladder.data.formats.rows import QuestionFileError
-from stepladder.data.formats.twowiki import compares
+from stepladder.data.formats.twowiki import is_comparison
 
-__all__ = ["FLASHRAG", "QuestionFileError", "load_questions"]
+__all__ = ["FORMAT", "QuestionFileError", "load_questions"]
 
 
-def load_questions(path: str | Path, corpus: ReadPassages | None = None) -> tuple[Question, ...]:
-    """All questions of a file, in order. `corpus`: the passages that they are about, where they are at hand."""
+def load_questions(path: str | Path, corpus: LazyPassages | None = None) -> tuple[Question, ...]:
+    """All questions of a file, in order. `corpus` contains their gold passages, if available."""
     lines = list(read_lines(path, QuestionFileError))
-    shelf = filled(corpus, *_wanted([line for _, line in lines])) if corpus is not None else Shelf()
-    return tuple(_question(key, line, shelf) for key, line in lines)
+    lookup = look_up(corpus, *_references([line for _, line in lines])) if corpus is not None else PassageLookup()
+    return tuple(_question(key, line, lookup) for key, line in lines)
 
 
-def _wanted(lines: Sequence[Line]) -> tuple[set[str], set[str]]:
-    """The ids of gold passages whose texts are needed, and the titles of those whose ids are."""
+def _references(lines: Sequence[Line]) -> tuple[set[str], set[str]]:
+    """The ids of gold passages whose texts are needed, and the titles of gold passages whose ids are needed."""
     ids: set[str] = set()
     titles: set[str] = set()
     for line in lines:
         metadata = _metadata(line)
-        if not (known := _ids(metadata, line)):
-            titles.update(facts_of(metadata, line))
+        if not (groups := _ids(metadata, line)):
+            titles.update(supporting_facts(metadata, line))
         elif not metadata.get("question_decomposition") and not metadata.get("evidences"):
-            ids.update(each for group in known for each in group)
+            ids.update(each for group in groups for each in group)
     return ids, titles
 
 
-def _question(key: str, line: Line, shelf: Shelf) -> Question:
+def _question(key: str, line: Line, lookup: PassageLookup) -> Question:
     text = line.text("question").strip()
     if not text:
         raise line.wrong(f"question {key!r} is blank")
     metadata = _metadata(line)
     answers = _answers(key, line)
-    golds = _golds(metadata, line, shelf)
+    golds = _gold_passages(metadata, line, lookup)
     kind = metadata.get("type")
-    kind = kind if isinstance(kind, str) else shape(key)
-    hops = _given_hops(metadata, golds, line)
-    if not hops and (triples := triples_of(metadata, line)):
-        hops = triple_hops(text, answers, triples, golds, compares=compares(kind))
+    kind = kind if isinstance(kind, str) else hop_kind(key)
+    hops = _annotated_hops(metadata, golds, line)
+    if not hops and (triples := evidence_triples(metadata, line)):
+        hops = triple_hops(text, answers, triples, golds, is_comparison=is_comparison(kind))
     elif not hops:
         hops = chain_hops(text, answers, golds, kind)
-    return Question(key, text, answers, with_aliases(hops, answers), groups(golds), kind)
+    return Question(key, text, answers, with_aliases(hops, answers), gold_groups(golds), kind)
 
 
 def _metadata(line: Line) -> dict[str, Any]:
@@ -81,65 +87,66 @@ def _metadata(line: Line) -> dict[str, Any]:
 
 
 def _answers(key: str, line: Line) -> tuple[str, ...]:
-    found = line.data.get("golden_answers")
-    answers = [found] if isinstance(found, str) else found
-    if answers is not None and strings(answers) is None:
-        raise line.wrong(f"'golden_answers' should be a list of strings, found {preview(found)}")
-    kept = accepted(*(answers or ()))
-    if not kept:
+    value = line.data.get("golden_answers")
+    answers = [value] if isinstance(value, str) else value
+    if answers is not None and string_list(answers) is None:
+        raise line.wrong(f"'golden_answers' should be a list of strings, found {preview(value)}")
+    accepted = clean_answers(*(answers or ()))
+    if not accepted:
         raise line.wrong(
-            f"question {key!r} has no answers: expected at least one in 'golden_answers', found {preview(found)}"
+            f"question {key!r} has no answers: expected at least one in 'golden_answers', found {preview(value)}"
         )
-    return kept
+    return accepted
 
 
 def _ids(metadata: dict[str, Any], line: Line) -> Groups:
     facts = metadata.get("supporting_facts")
-    found = facts.get("ids") if isinstance(facts, dict) else None
-    if found is None:
+    ids = facts.get("ids") if isinstance(facts, dict) else None
+    if ids is None:
         return ()
-    if not isinstance(found, list) or not all(strings(group) for group in found):
+    if not isinstance(ids, list) or not all(string_list(group) for group in ids):
         raise line.wrong(
-            "'supporting_facts.ids' should be a list of lists of passage ids, one list for each gold passage; "
-            f"found {preview(found)}"
+            "'supporting_facts.ids' should be a list of lists of passage ids, one list per gold passage; "
+            f"found {preview(ids)}"
         )
-    return tuple(tuple(group) for group in found)
+    return tuple(tuple(group) for group in ids)
 
 
-def _golds(metadata: dict[str, Any], line: Line, shelf: Shelf) -> list[Gold]:
+def _gold_passages(metadata: dict[str, Any], line: Line, lookup: PassageLookup) -> list[GoldPassage]:
     context = context_of(metadata, line)
     if ids := _ids(metadata, line):
-        titles = strings(metadata["supporting_facts"].get("title")) or []
-        return [
-            shelf.gold(titles[place] if len(titles) == len(ids) else "", group, context)
-            for place, group in enumerate(ids)
-        ]
+        titles = string_list(metadata["supporting_facts"].get("title")) or []
+        if len(titles) != len(ids):
+            titles = [""] * len(ids)
+        return [lookup.gold_passage(title, group, context) for title, group in zip(titles, ids)]
     return [
-        gold_of(title, shelf.titled(title) if shelf.is_filled else (title,) * (title in context), numbers, context)
-        for title, numbers in facts_of(metadata, line).items()
+        gold_passage(
+            title, lookup.ids_titled(title) if lookup.has_corpus else (title,) * (title in context), numbers, context
+        )
+        for title, numbers in supporting_facts(metadata, line).items()
     ]
 
 
-def _given_hops(metadata: dict[str, Any], golds: Sequence[Gold], line: Line) -> tuple[Hop, ...]:
+def _annotated_hops(metadata: dict[str, Any], golds: Sequence[GoldPassage], line: Line) -> tuple[Hop, ...]:
     hops = metadata.get("question_decomposition") or []
     if not isinstance(hops, list) or not all(
-        isinstance(hop, dict) and strings([hop.get("question"), hop.get("answer")]) is not None for hop in hops
+        isinstance(hop, dict) and string_list([hop.get("question"), hop.get("answer")]) is not None for hop in hops
     ):
         raise line.wrong(
             f"'question_decomposition' should be a list of objects with 'question' and 'answer'; found {preview(hops)}"
         )
-    # Which passage states which hop is known only where the file has one group for each hop.
-    found = groups(golds)
-    passages = found if len(found) == len(hops) else ((),) * len(hops)
-    return tuple(Hop(worded(hop["question"]), hop["answer"], group) for hop, group in zip(hops, passages))
+    # Gold passages can be assigned to hops only if there is one group per hop.
+    groups = gold_groups(golds)
+    passages = groups if len(groups) == len(hops) else ((),) * len(hops)
+    return tuple(Hop(as_question(hop["question"]), hop["answer"], group) for hop, group in zip(hops, passages))
 
 
-def _read(path: Path, corpus: ReadPassages | None) -> Read:
-    return Read(load_questions(path, corpus), {})
+def _read(path: Path, corpus: LazyPassages | None) -> LoadedSplit:
+    return LoadedSplit(load_questions(path, corpus), {})
 
 
 def _passages(line: Line) -> Iterable[Passage]:
-    return passages_of(context_of(_metadata(line), line))
+    return context_passages(line, _metadata(line))
 
 
-FLASHRAG = Layout("FlashRAG", frozenset({"question", "golden_answers"}), _read, _passages)
+FORMAT = QuestionFormat("FlashRAG", frozenset({"question", "golden_answers"}), _read, priority=50, passages=_passages)

@@ -1,37 +1,43 @@
 """HotpotQA's files: `hotpot_train_v1.1.json`, `hotpot_dev_distractor_v1.json`, `hotpot_dev_fullwiki_v1.json`.
 
-In: a list of objects with their context and the supporting facts in it (`contexts.py`); the fullwiki files need not
-have the gold passages, the test file has no answers. Out: `Question`s, with hops where the texts of the gold passages
-tell how they hang together (`chains.py`).
+In: a list of objects with a context and supporting facts (`contexts.py`). Fullwiki files may lack gold passages; the
+test file has no answers. Out: `Question`s, with hops if they can be derived from the texts of the gold passages
+(`decompositions/passage_chains.py`).
 """
 
-from collections.abc import Iterable
-from pathlib import Path
-
 from stepladder.core.io.jsonl import Line
-from stepladder.core.trace import Passage, Question
-from stepladder.data.dataset import Read, ReadPassages, counted
-from stepladder.data.decompositions.gold_passages import groups
+from stepladder.core.trace import Question
+from stepladder.data.decompositions.gold_passages import gold_groups
 from stepladder.data.decompositions.passage_chains import chain_hops
-from stepladder.data.formats.base import Layout, accepted, identifier, question_text
-from stepladder.data.formats.contexts import context_of, facts_of, golds_of, passages_of
-from stepladder.data.formats.rows import rows
-
-
-def _read(path: Path, _corpus: ReadPassages | None) -> Read:
-    return counted(_question(line) for line in rows(path))
+from stepladder.data.formats.base import (
+    PublishedSet,
+    QuestionFormat,
+    clean_answers,
+    read_id,
+    read_question,
+    read_rows,
+)
+from stepladder.data.formats.contexts import context_of, context_passages, gold_passages, supporting_facts
 
 
 def _question(line: Line) -> Question:
-    golds = golds_of(facts_of(line.data, line), context_of(line.data, line))
-    text, kind, answers = question_text(line), line.data.get("type"), accepted(line.data.get("answer"))
+    golds = gold_passages(supporting_facts(line.data, line), context_of(line.data, line))
+    text, kind, answers = read_question(line), line.data.get("type"), clean_answers(line.data.get("answer"))
     kind = kind if isinstance(kind, str) else ""
     hops = chain_hops(text, answers, golds, kind)
-    return Question(identifier(line, "_id", "id"), text, answers, hops, groups(golds), kind)
+    return Question(read_id(line, "_id", "id"), text, answers, hops, gold_groups(golds), kind)
 
 
-def _passages(line: Line) -> Iterable[Passage]:
-    return passages_of(context_of(line.data, line))
-
-
-HOTPOTQA = Layout("HotpotQA", frozenset({"question", "context"}), _read, _passages)
+FORMAT = QuestionFormat(
+    "HotpotQA",
+    frozenset({"question", "context"}),
+    read_rows(_question),
+    priority=20,
+    passages=context_passages,
+    published=PublishedSet(
+        "hotpotqa",
+        "http://curtis.ml.cmu.edu/datasets/hotpot/",
+        ("hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json"),
+        preferred="distractor",
+    ),
+)

@@ -1,64 +1,78 @@
 """2WikiMultiHopQA's files: `train.json`, `dev.json`, and `test.json`, which has no answers.
 
-In: a list of objects in HotpotQA's layout with evidence triples (`contexts.py`), and `id_aliases.json` beside them
-where it is there: other names of what `answer_id` and `evidences_id` name. Out: `Question`s with hops (`triples.py`).
+In: a list of objects in HotpotQA's format with evidence triples (`contexts.py`), and optionally `id_aliases.json` in
+the same folder: aliases of the Wikidata ids in `answer_id` and `evidences_id`. Out: `Question`s with hops
+(`decompositions/triples.py`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stepladder.core.io.jsonl import Line, parse_object, raw_lines
-from stepladder.core.trace import Hop, Passage, Question
-from stepladder.data.dataset import Read, ReadPassages, counted
-from stepladder.data.decompositions.gold_passages import groups
+from stepladder.core.trace import Hop, Question
+from stepladder.data.dataset import LazyPassages, LoadedSplit, collect
+from stepladder.data.decompositions.gold_passages import gold_groups
 from stepladder.data.decompositions.triples import triple_hops
-from stepladder.data.formats.base import Layout, accepted, identifier, question_text, strings
-from stepladder.data.formats.contexts import context_of, facts_of, golds_of, passages_of, triples_of
+from stepladder.data.formats.base import (
+    PublishedSet,
+    QuestionFormat,
+    clean_answers,
+    read_id,
+    read_question,
+    string_list,
+)
+from stepladder.data.formats.contexts import (
+    context_of,
+    context_passages,
+    evidence_triples,
+    gold_passages,
+    supporting_facts,
+)
 from stepladder.data.formats.rows import QuestionFileError, rows
 
-ALIASES = "id_aliases.json"
+_ALIASES_FILE = "id_aliases.json"
 
 Aliases = dict[str, tuple[str, ...]]
 
 
-def compares(kind: str) -> bool:
-    """Whether questions of a kind compare what was found."""
+def is_comparison(kind: str) -> bool:
+    """Whether questions of a kind compare values."""
     return "comparison" in kind
 
 
-def _read(path: Path, _corpus: ReadPassages | None) -> Read:
-    aliases = _aliases(path.parent / ALIASES)
-    return counted(_question(line, aliases) for line in rows(path))
+def _read(path: Path, _corpus: LazyPassages | None) -> LoadedSplit:
+    aliases = _aliases(path.parent / _ALIASES_FILE)
+    return collect(_question(line, aliases) for line in rows(path))
 
 
 def _aliases(path: Path) -> Aliases:
-    """Other names by Wikidata id: one object a line, in spite of the file's name."""
+    """Aliases by Wikidata id. The file has one object per line, despite its name."""
     if not path.is_file():
         return {}
-    found: Aliases = {}
+    aliases: Aliases = {}
     for number, raw in raw_lines(path, QuestionFileError):
         if raw.strip():
             line = Line(path, number, parse_object(path, number, raw, QuestionFileError), QuestionFileError)
-            names = [*(strings(line.data.get("aliases")) or ()), *(strings(line.data.get("demonyms")) or ())]
-            found[line.text("Q_id")] = tuple(names)
-    return found
+            names = [*(string_list(line.data.get("aliases")) or ()), *(string_list(line.data.get("demonyms")) or ())]
+            aliases[line.text("Q_id")] = tuple(names)
+    return aliases
 
 
 def _question(line: Line, aliases: Aliases) -> Question:
     data = line.data
-    golds = golds_of(facts_of(data, line), context_of(data, line))
-    text, kind = question_text(line), data.get("type")
+    golds = gold_passages(supporting_facts(data, line), context_of(data, line))
+    text, kind = read_question(line), data.get("type")
     kind = kind if isinstance(kind, str) else ""
-    answers = accepted(data.get("answer"), *aliases.get(str(data.get("answer_id")), ()))
-    hops = triple_hops(text, answers, triples_of(data, line), golds, compares=compares(kind))
-    hops = _with_names(hops, data, aliases)
-    return Question(identifier(line, "_id", "id"), text, answers, hops, groups(golds), kind)
+    answers = clean_answers(data.get("answer"), *aliases.get(str(data.get("answer_id")), ()))
+    hops = triple_hops(text, answers, evidence_triples(data, line), golds, is_comparison=is_comparison(kind))
+    hops = _with_aliases(hops, data, aliases)
+    return Question(read_id(line, "_id", "id"), text, answers, hops, gold_groups(golds), kind)
 
 
-def _with_names(hops: tuple[Hop, ...], data: Mapping[str, Any], aliases: Aliases) -> tuple[Hop, ...]:
-    """The hops with the other names of their answers."""
+def _with_aliases(hops: tuple[Hop, ...], data: Mapping[str, Any], aliases: Aliases) -> tuple[Hop, ...]:
+    """The hops with the aliases of their answers."""
     ids = {
         triple[2]: other[2]
         for triple, other in zip(data.get("evidences") or (), data.get("evidences_id") or ())
@@ -70,8 +84,16 @@ def _with_names(hops: tuple[Hop, ...], data: Mapping[str, Any], aliases: Aliases
     )
 
 
-def _passages(line: Line) -> Iterable[Passage]:
-    return passages_of(context_of(line.data, line))
-
-
-TWOWIKI = Layout("2WikiMultiHopQA", frozenset({"question", "context", "evidences"}), _read, _passages)
+FORMAT = QuestionFormat(
+    "2WikiMultiHopQA",
+    frozenset({"question", "context", "evidences"}),
+    _read,
+    priority=30,
+    passages=context_passages,
+    published=PublishedSet(
+        "2wikimultihopqa",
+        "https://github.com/Alab-NII/2wikimultihop (data_ids_april7.zip)",
+        ("train.json", "dev.json", _ALIASES_FILE),
+    ),
+    companions=(_ALIASES_FILE,),
+)

@@ -1,14 +1,12 @@
-"""Passes over the rows that write on a GPU, each recorded once and then replayed.
+"""CUDA graphs for decoding: each decode pass is captured once and then replayed.
 
-Writing a token takes hundreds of small kernels, and starting them one by one takes far longer than running them. A
-recorded pass (a CUDA graph) starts all of them at once, but does always the same on the same memory. So the rows' keys
-and values stay where they are (`pages.py`), what changes from token to token (which rows, at which positions, in which
-pages) is written to lists that stay too, and there is one pass for each number of rows, rounded up; and where attention
-looks at as many columns of all rows (torch's own does), for each number of columns as well.
+Generating a token takes hundreds of small kernels, and launching them one by one takes far longer than running them. A
+CUDA graph launches all of them at once, but always on the same memory. So the KV cache stays in place (`kv_cache.py`),
+the inputs that change (tokens, positions, page tables) are copied to fixed tensors, and there is one graph per padded
+batch size; with torch's attention, which does not stop at the length of each row, also one per number of columns.
 
-What is recorded is the model's pass with fewer kernels (`lean.py`), where there is one that leaves the same logits, and
-else the model's own. Where a model cannot be recorded, since it looks at its numbers on the way, its passes are made in
-the ordinary way.
+The captured pass is the fused one (`fused_decode.py`) if its logits match the model's, otherwise the model's own.
+Models that cannot be captured (they read values back to the host) run eagerly.
 """
 
 import threading
@@ -26,21 +24,21 @@ from stepladder.engines.transformers.prefix_cache import layout_fingerprint
 
 log = getLogger(__name__)
 
-#: Columns of passes come in multiples of this: fewer to record.
+#: Columns are rounded up to a multiple of this: fewer graphs.
 _COLUMN_MULTIPLE = 128
-#: How many rows and pages a list has room for at first. With more, all passes are recorded anew.
+#: Initial size of the page table. When it grows, all graphs are captured again.
 _INITIAL_ROWS, _INITIAL_PAGES = 64, 512
-#: A recorded pass that leaves other logits than the pass itself, by more than this and this share, is not used.
+#: Absolute and relative tolerance between the logits of a replayed graph and of the eager pass.
 _TOLERANCE = 0.05
-#: Nor is a lean pass from which other words would be drawn than from the model's own: by more nats (KL) than this in
-#: any row, or with a logit off by more than this share of the greatest. Rounding to bf16 makes 0.01 nats, and 0.03.
+#: Limits for the fused pass against the model's own: KL divergence in nats of any row, and the largest difference of a
+#: logit relative to the largest logit. Rounding to bf16 gives about 0.01 nats and 0.03.
 _FUSED_MAX_KL, _FUSED_TOLERANCE = 0.1, 0.1
-#: One recording at a time in a process.
+#: One capture at a time per process.
 _CAPTURE_LOCK = threading.Lock()
 
 
 def graph_batch_size(rows: int) -> int:
-    """With how many rows a pass over some is made.
+    """The padded batch size for a number of rows.
 
     >>> [graph_batch_size(rows) for rows in (1, 3, 9, 17, 50, 130)]
     [1, 4, 16, 32, 64, 192]
@@ -51,47 +49,47 @@ def graph_batch_size(rows: int) -> int:
 
 
 class GraphRunner:
-    """The rows that write, as the device knows them, and the passes over them that were recorded."""
+    """The device-side state of running rows (tokens, positions, page table), and the CUDA graphs over them."""
 
     def __init__(self, cache: PagedKVCache, *, capture: bool = True) -> None:
-        """`recording`: whether passes are worth it, since the pool will be kept."""
+        """`capture`: whether to capture graphs, which pays off if the runner is reused."""
         self.cache, self.device = cache, cache.device
         self._can_capture = capture and self.device.type == "cuda"
-        #: What the passes are of: the model as it is, and the memory of the pages.
+        #: The model's layout and the KV cache's epoch for which the graphs are valid.
         self._fingerprint: tuple[Any, ...] = ()
         self._clear()
 
     def _clear(self) -> None:
-        #: By row: the token that is read next, its position, and the pages of the row.
+        #: By row: the next input token, its position, and the pages of the row.
         self.tokens_B = torch.zeros(0, dtype=torch.long, device=self.device)
         self.positions_B = self.tokens_B.clone()
         self.table_BP = torch.zeros(0, 0, dtype=torch.long, device=self.device)
-        #: Whether attention looks at each row as far as it goes: known when the first pass was made.
+        #: Whether attention stops at the length of each row: known after the first pass.
         self._length_aware = False
-        #: Whether passes are recorded: until a model turns out to be none for it.
+        #: Whether graphs are captured: until a model turns out not to support it.
         self.capture_enabled = self._can_capture
         self._logits_BV = torch.zeros(0, 0)
-        #: The model's pass with fewer kernels, as long as it has left the same logits.
+        #: The fused pass, as long as its logits match the model's.
         self._fused: FusedDecoder | None = None
         self._drop_graphs()
 
     def _drop_graphs(self) -> None:
-        """Give up what was recorded, and where: torch records nothing more in memory whose recordings are all gone."""
+        """Drop all graphs and their memory pool: torch captures nothing more in a pool whose graphs are all gone."""
         self._graphs: dict[tuple[int, int], _DecodePass] = {}
         self._graph_memory = _GraphMemory(self.device) if self._can_capture else None
 
     def matches(self, model: Any) -> bool:
-        """Whether all that is kept is of the model as it is: of weights at this place, whatever their values."""
+        """Whether the graphs are valid for the model: same weight addresses, whatever their values."""
         return self._fingerprint == (*layout_fingerprint(model), self.cache.epoch)
 
     def reset(self, model: Any) -> None:
-        """Give up all that is kept, for a model of another layout: other weights, another precision."""
+        """Drop all state, for a model with another layout: other weights, another precision."""
         self._clear()
         self._fingerprint = (*layout_fingerprint(model), self.cache.epoch)
         self._fused = FusedDecoder.for_model(model) if self.capture_enabled else None
 
     def refresh(self, model: Any) -> None:
-        """Take note of memory that pages got while contexts were read."""
+        """Revalidate after a prefill, which may have allocated buffers."""
         fingerprint = (*layout_fingerprint(model), self.cache.epoch)
         if fingerprint != self._fingerprint:
             self._drop_graphs()
@@ -101,7 +99,7 @@ class GraphRunner:
     # --- the rows ---------------------------------------------------------------------------------------------
 
     def set_rows(self, first: int, pages: Sequence[Sequence[int]], positions: Sequence[int]) -> None:
-        """Let rows stand from a place on, with these pages, and at these positions so far."""
+        """Place rows from index `first`, with these pages and current positions."""
         self._grow(first + len(pages), max(map(len, pages)))
         rows = slice(first, first + len(pages))
         table = page_table(pages).to(self.device)
@@ -109,19 +107,19 @@ class GraphRunner:
         self.positions_B[rows] = torch.tensor(positions, device=self.device)
 
     def add_pages(self, row_indices: Sequence[int], columns: Sequence[int], pages: Sequence[int]) -> None:
-        """Give rows more pages, each at its column of the list."""
+        """Add pages to rows, each at its column of the page table."""
         self._grow(0, max(columns) + 1)
         row, column, page = torch.tensor([row_indices, columns, pages], device=self.device)
         self.table_BP[row, column] = page
 
     def compact(self, targets: Sequence[int], sources: Sequence[int], count: int, before: int) -> None:
-        """Rows take the places of others; from `count` on there are none any more."""
+        """Move rows `sources` to `targets`; rows from `count` to `before` become padding."""
         if targets:
             target, source = torch.tensor([targets, sources], device=self.device)
             self.table_BP[target] = self.table_BP[source]
             self.positions_B[target] = self.positions_B[source]
-        # Passes are made over more rows than there are. Those that nobody asked for write where nobody reads, all of
-        # them the same: which of them is the last to write there is not known.
+        # Passes run over padded batches. All padding rows write the same values to the null page, so that their order
+        # does not matter.
         self.table_BP[count:before, 0] = NULL_PAGE
         self.positions_B[count:before] = 0
         self.tokens_B[count:before] = 0
@@ -143,21 +141,21 @@ class GraphRunner:
         self.tokens_B = torch.zeros_like(self.positions_B)
         self._drop_graphs()
 
-    # --- passes -----------------------------------------------------------------------------------------------
+    # --- decode passes ----------------------------------------------------------------------------------------
 
     def decode(self, model: Any, tokens_B: torch.Tensor, max_position: int) -> torch.Tensor:
-        """One pass over the first rows, each a token further; the logits, which the next pass overwrites.
+        """One decode pass over the first rows; returns their logits, which the next pass overwrites.
 
-        `longest`: the greatest position.
+        `max_position`: the largest position of a row.
         """
         if self._fingerprint[-1] != self.cache.epoch:
-            raise BackendDown("the model's precision was changed while it was writing")
+            raise BackendDown("the model's precision changed during generation")
         count = len(tokens_B)
         self.tokens_B[:count] = tokens_B
         self.positions_B[:count] += 1
         rows, columns = graph_batch_size(count), _round_up(max_position + 1, _COLUMN_MULTIPLE)
         if self._length_aware:
-            columns = 0  # however many
+            columns = 0  # any number
         decode_pass = self._graphs.get((rows, columns))
         if decode_pass is not None:
             decode_pass.graph.replay()
@@ -174,13 +172,13 @@ class GraphRunner:
     def _try_fused(
         self, decode_pass: "_DecodePass", fused: FusedDecoder, model: Any, logits_BV: torch.Tensor
     ) -> torch.Tensor:
-        """Make the pass with fewer kernels, and from now on if that leaves the same logits; those that it leaves."""
+        """Run the fused pass, and select it for capture if its logits match; returns the logits."""
         try:
             again_BV = decode_pass.run_fused(fused)
             if mismatch := _mismatch(logits_BV, again_BV):
                 raise ArithmeticError(mismatch)
         except torch.OutOfMemoryError:
-            return decode_pass.run(model)  # writes its keys and values anew, where the other has not come to its end
+            return decode_pass.run(model)  # rewrites keys and values that the failed pass may have changed
         except Exception as error:  # noqa: BLE001 - Triton fails in many ways, and the model's own pass went well
             self._disable_fused(str(error))
             return decode_pass.run(model)
@@ -188,9 +186,9 @@ class GraphRunner:
         return again_BV
 
     def _disable_fused(self, reason: str) -> None:
-        """Passes are recorded as the model makes them from now on."""
+        """Capture the model's own pass from now on."""
         self._fused = None
-        log.warning("passes are recorded as the model makes them, with more kernels than they need: %s", reason)
+        log.warning("the fused decode pass is disabled, generation is slower: %s", reason)
 
     def _capture(self, shape: tuple[int, int], decode_pass: "_DecodePass", model: Any, logits_BV: torch.Tensor) -> None:
         try:
@@ -201,11 +199,11 @@ class GraphRunner:
                 decode_pass.capture(model, self._logits_BV, self._graph_memory)
             decode_pass.graph.replay()
         except torch.OutOfMemoryError:
-            # The pass itself went well; there may be room when its shape comes again.
+            # The eager pass succeeded; there may be memory when this shape occurs again.
             if not self._graphs:
                 self._drop_graphs()
             return
-        except RuntimeError as error:  # whatever its reason
+        except RuntimeError as error:  # for any reason
             if decode_pass.fused is not None:
                 self._disable_fused(str(error))
                 if not self._graphs:
@@ -219,16 +217,16 @@ class GraphRunner:
         if torch.allclose(again_BV, logits_BV, rtol=_TOLERANCE, atol=_TOLERANCE):
             self._graphs[shape] = decode_pass
         else:
-            self._disable_capture(f"replayed, its logits differ by {(again_BV - logits_BV).abs().max().item():.3g}")
+            self._disable_capture(f"the logits of a replay differ by {(again_BV - logits_BV).abs().max().item():.3g}")
 
     def _disable_capture(self, reason: str) -> None:
-        """Every pass is made in the ordinary way from now on."""
+        """Run every pass eagerly from now on."""
         self.capture_enabled = False
-        log.warning("passes over the model cannot be recorded, and writing takes several times as long: %s", reason)
+        log.warning("CUDA graphs are disabled, generation is several times slower: %s", reason)
 
 
 class _GraphMemory:
-    """Where the passes of a pool are recorded: they run one after the other, and share what they need in between."""
+    """The memory pool shared by the graphs of a runner, which run one after the other."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -237,7 +235,7 @@ class _GraphMemory:
 
 
 class _DecodePass:
-    """A token for each of the first rows of a pool."""
+    """One decode step for the first rows of a runner."""
 
     def __init__(self, runner: GraphRunner, rows: int, columns: int) -> None:
         self.cache, self.rows, self.columns = runner.cache, rows, columns
@@ -246,7 +244,7 @@ class _DecodePass:
         )
         self.graph: Any = None
         self.length_aware = False
-        #: By which it is recorded, if not by the model itself.
+        #: The fused pass to capture; None for the model's own.
         self.fused: FusedDecoder | None = None
 
     def _attention_batch(self) -> PagedAttentionBatch:
@@ -261,26 +259,26 @@ class _DecodePass:
         )
 
     def run(self, model: Any) -> torch.Tensor:
-        """The pass, made in the ordinary way."""
+        """Run the model's own pass eagerly."""
         batch = self._attention_batch()
         logits_BV = forward_packed(model, self.tokens_B, [batch], 0)
         self.length_aware = batch.length_aware
         return logits_BV
 
     def run_fused(self, fused: FusedDecoder) -> torch.Tensor:
-        """The pass, made with fewer kernels."""
+        """Run the fused pass eagerly."""
         return fused.run(self.tokens_B, self._attention_batch())
 
     def run_selected(self, model: Any) -> torch.Tensor:
-        """The pass, made as it is to be recorded."""
+        """Run the pass that is selected for capture."""
         return self.run(model) if self.fused is None else self.run_fused(self.fused)
 
     def capture(self, model: Any, logits_BV: torch.Tensor, memory: Any) -> None:
-        """Record the pass; replayed, it leaves its logits in the first rows of `logits_BV`."""
+        """Capture the pass; a replay writes its logits to the first rows of `logits_BV`."""
         graph = torch.cuda.CUDAGraph()
         kind = self.tokens_B.device.type
         precision = torch.get_autocast_dtype(kind)
-        # Weights that autocast has converted and kept would be those of today for ever.
+        # Without autocast's cache, which would freeze the converted weights in the graph.
         with (
             torch.autocast(kind, precision, enabled=torch.is_autocast_enabled(kind), cache_enabled=False),
             torch.cuda.device(memory.device),
@@ -291,15 +289,15 @@ class _DecodePass:
 
 
 def _round_up(number: int, step: int) -> int:
-    """The next multiple."""
+    """The next multiple of `step`."""
     return -(-number // step) * step
 
 
 def _mismatch(logits_BV: torch.Tensor, again_BV: torch.Tensor) -> str | None:
-    """How logits differ from others by more than rounding, in the row where they do so most; None if they do not."""
+    """A description of how the logits differ by more than rounding, in the worst row; None if they match."""
     difference, most = (again_BV - logits_BV).abs().max().item(), logits_BV.abs().max().item()
     log_p_BV, log_q_BV = (torch.log_softmax(each.float(), dim=-1) for each in (logits_BV, again_BV))
     divergence = (log_p_BV.exp() * (log_p_BV - log_q_BV)).sum(-1).max().item()
     if difference <= _FUSED_TOLERANCE * most and divergence <= _FUSED_MAX_KL:
         return None
-    return f"its logits differ by {difference:.3g}, of {most:.3g}, and what is drawn by {divergence:.3g} nats"
+    return f"its logits differ by {difference:.3g} (largest logit {most:.3g}), KL divergence {divergence:.3g} nats"

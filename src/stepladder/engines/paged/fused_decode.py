@@ -1,12 +1,11 @@
-"""One new token a row through a model of Llama's kind, in nine kernels a layer where transformers takes some thirty.
+"""Fused decode pass for Llama-like models: nine kernels per layer, where transformers takes about thirty.
 
-In: a model of a kind that is known to be built like Llama (SmolLM2 is a Llama), and rows whose keys and values are in
-pages. Out: the logits of each row. It does what the model's own pass does, and whoever uses it compares the two. That
-alone would not do: other models have the same parts and use them differently, some of them only far from the beginning.
+In: a model of a supported class (SmolLM2 is a Llama), and one token per row with a paged KV cache. Out: the logits of
+each row. The caller compares them with the model's own pass. A comparison alone would not be enough: other classes have
+the same modules but use them differently, some only at late positions. Hence the list of classes.
 
-With few rows a pass takes as long as its kernels take to begin one after the other, and most of them do next to
-nothing. Here sums and norms are one kernel, turning by position and writing to pages are one, and matrices that lie
-behind one another (`merge_weights`) are multiplied as one.
+With few rows, a pass is bound by kernel launches. Here the residual add and RMS norm are one kernel, rotary embedding
+and cache write are one, and merged projections (`merge_weights`) are one matrix product.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +22,12 @@ from stepladder.engines.paged.fused_norms import fuse_norms, is_fused
 from stepladder.engines.paged.kv_cache import PagedAttentionBatch
 from stepladder.engines.paged.triton_kernels import add_rms_norm, rotary_and_store, silu_and_mul
 
-#: Kinds of models that were read and found to do this and nothing else.
+#: Model classes whose forward pass was checked to be exactly this.
 _SUPPORTED = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
 
 def prepare_for_decoding(model: nn.Module) -> None:
-    """Let a model on a GPU that only writes do so with fewer kernels."""
+    """Prepare a model on a GPU for inference with fewer kernels."""
     fuse_norms(model)
     if (core := _supported_core(model)) is not None:
         for layer in core.layers:
@@ -39,7 +38,7 @@ def prepare_for_decoding(model: nn.Module) -> None:
 
 @torch.no_grad()
 def merge_weights(layers: Sequence[nn.Linear]) -> None:
-    """Put the weights of linear layers behind one another in memory, so that they can be multiplied as one."""
+    """Make the weights of linear layers contiguous in memory, so that they can be multiplied as one matrix."""
     for name in ("weight", "bias"):
         parts = [getattr(layer, name) for layer in layers]
         if any(type(part) is not nn.Parameter for part in parts) or len({part.dtype for part in parts}) > 1:
@@ -50,7 +49,7 @@ def merge_weights(layers: Sequence[nn.Linear]) -> None:
 
 
 class FusedDecoder:
-    """A model, as far as a pass needs it."""
+    """The parts of a model needed for a decode pass."""
 
     def __init__(self, model: Any, core: Any) -> None:
         self.embed, self.norm, self.rotary, self.head = core.embed_tokens, core.norm, core.rotary_emb, model.lm_head
@@ -58,7 +57,7 @@ class FusedDecoder:
 
     @classmethod
     def for_model(cls, model: nn.Module) -> "FusedDecoder | None":
-        """None where the model is built in another way, or where something listens to its layers."""
+        """None if the model's class is not supported, or it has hooks, adapters or mixed dtypes."""
         core = _supported_core(model)
         if core is None or torch.is_autocast_enabled(next(model.parameters()).device.type):
             return None
@@ -66,11 +65,13 @@ class FusedDecoder:
         return cls(model, core) if len(dtypes) == 1 else None
 
     def run(self, tokens_R: torch.Tensor, batch: PagedAttentionBatch) -> torch.Tensor:
-        """The logits behind each row's token; keys and values are written to the pages."""
+        """The logits after each row's token; keys and values are written to the cache."""
         residual_RE = self.embed(tokens_R)
         cos, sin = self.rotary(residual_RE[None], batch.positions_M[None])
         if cos.shape[-1] != self.layers[0].head_size:
-            raise ValueError(f"{cos.shape[-1]} of {self.layers[0].head_size} numbers of a head are turned")
+            raise ValueError(
+                f"rotary embedding covers {cos.shape[-1]} of {self.layers[0].head_size} dimensions of a head"
+            )
         delta_RE = None
         for number, layer in enumerate(self.layers):
             norm = layer.input_norm
@@ -95,7 +96,7 @@ class _Layer:
     o_proj: Callable[[torch.Tensor], torch.Tensor]
     gate_up_proj: "_MergedLinear"
     down_proj: Callable[[torch.Tensor], torch.Tensor]
-    #: Norms of the heads of queries and keys, where there are any.
+    #: Norms of the queries and keys, if any.
     qk_norms: tuple[Any, Any] | None
     head_size: int
     scale: float
@@ -127,7 +128,7 @@ class _Layer:
 
 
 class _MergedLinear:
-    """Linear layers with the same input: one product where their weights lie behind one another."""
+    """Linear layers with the same input: one matrix product if their weights are contiguous."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self.layers = layers
@@ -146,7 +147,7 @@ class _MergedLinear:
 
 
 def _merged_view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The tensor that parts are of, where they lie behind one another and nothing between them."""
+    """One tensor over all parts, if they are contiguous in the same storage."""
     first = parts[0].detach()
     end = first.data_ptr()
     for part in parts:
@@ -154,12 +155,12 @@ def _merged_view(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
             return None
         end += part.nbytes
     if end > first.untyped_storage().data_ptr() + first.untyped_storage().nbytes():
-        return None  # neighbours by chance
+        return None  # adjacent by chance
     return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
 
 
 def _supported_core(model: nn.Module) -> Any:
-    """What is between a model's embeddings and its output; None where it is of another kind, or not as it was."""
+    """The decoder inside a model; None if its class is not supported or it was modified."""
     if type(model) not in _SUPPORTED:
         return None
     core: Any = model.model
@@ -180,6 +181,6 @@ def _linears(layer: Any) -> list[nn.Module]:
 
 
 def _is_modified(module: nn.Module) -> bool:
-    """Whether something listens to a module, or does its work in its place."""
+    """Whether a module has hooks or a replaced `forward`."""
     replaced = "forward" in vars(module) and not is_fused(module)
     return replaced or bool(module._forward_hooks or module._forward_pre_hooks)

@@ -1,9 +1,9 @@
-"""The norms of a model, each as one kernel instead of eight.
+"""Fused RMS norms: one kernel instead of eight.
 
-In: a model on a GPU. Out: the same model, whose RMS norms are torch's fused one. With few rows a token takes as long as
-its kernels take to begin, and in models of Llama's kind a third of them belong to norms; with many, each of the eight
-reads and writes all of what goes through. A norm is left as it is unless
-both say the same of a sample, up to rounding: there are models that add 1 to its weights, or scale what comes out.
+In: a model on a GPU. Out: the same model with torch's fused RMS norm. With few rows, decoding is bound by kernel
+launches, a third of which are norms in Llama-like models; with many rows, each of the eight kernels reads and writes
+all activations. A norm is replaced only if both agree on a sample up to rounding: some models add 1 to the weights or
+scale the output.
 """
 
 from functools import partial
@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.nn.functional import rms_norm
 
-#: How far the two may be apart: what bf16 rounds.
+#: Tolerance: bf16 rounding.
 _OFF = 0.02
 
 
 def fuse_norms(model: nn.Module) -> int:
-    """Replace the norms that can be; how many these are."""
+    """Replace all norms that can be; returns their number."""
     plain = [module for module in model.modules() if _is_plain(module)]
     for module in plain:
         module.forward = partial(_fused, module)
@@ -26,13 +26,13 @@ def fuse_norms(model: nn.Module) -> int:
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Whether a module is a norm that was replaced."""
+    """Whether a module is a replaced norm."""
     forward = vars(module).get("forward")
     return isinstance(forward, partial) and forward.func is _fused
 
 
 def _fused(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    if hidden.dtype != norm.weight.dtype:  # autocast: what comes out has the precision that the model itself gives it
+    if hidden.dtype != norm.weight.dtype:  # autocast: keep the model's own output dtype
         own: torch.Tensor = type(norm).forward(norm, hidden)
         return own
     return rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon).to(hidden.dtype)

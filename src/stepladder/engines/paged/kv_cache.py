@@ -1,11 +1,11 @@
-"""Keys and values of transcripts on a GPU, in pages of a few tokens that are written once and shared by all who can.
+"""Paged KV cache: keys and values on a GPU in fixed-size pages, shared between sequences with a common prefix.
 
-In: tokens. Out: the pages that hold what is known of their beginning, and free ones for the rest. A row that writes has
-a list of pages, so no row takes more room than it has tokens, nothing is moved when rows join or end, and transcripts
-that begin alike have the same pages. Pages of rows that have ended stay until others need them: the next step of a
-transcript, and the children of a node of a search tree, read only what is new.
+In: tokens. Out: the cached pages of their prefix, and free pages for the rest. Each row has a list of pages (its page
+table), so memory grows with its tokens, nothing is moved when rows join or finish, and common prefixes are stored once.
+Pages of finished rows stay cached until the memory is needed: the next step of a transcript, and the children of a
+search node, prefill only new tokens.
 
-Keys and values are valid for the weights that made them; whoever changes these calls `forget`.
+Cached pages are valid for the weights that computed them; call `clear` when the weights change.
 """
 
 from collections import OrderedDict
@@ -22,20 +22,20 @@ from stepladder.engines.paged.paged_attention import decode_attention
 from stepladder.engines.transformers.packed_attention import AttentionBatch, fits
 from stepladder.models.gpu_memory import free_bytes, shared_bytes
 
-#: Tokens of a page.
+#: Tokens per page.
 PAGE_SIZE = 16
-#: Where rows that nobody asked for write. Nobody reads it.
+#: Padding rows write here. It is never read.
 NULL_PAGE = 0
-#: The share of a GPU's memory that pages take, unless that is more than this share of what is free.
+#: The share of a GPU's memory for pages, limited to this share of what is free.
 SHARE, _FREE_SHARE = 3 / 8, 0.8
-#: Fewer pages do not help.
+#: Lower limit when the cache shrinks.
 _MIN_PAGES = 256
-#: What the first page of a transcript comes behind.
+#: The parent of the first page of a sequence.
 _ROOT = -1
 
 
 def pages_for(tokens: int) -> int:
-    """How many pages some tokens take.
+    """The number of pages for a number of tokens.
 
     >>> [pages_for(tokens) for tokens in (1, 16, 17)]
     [1, 1, 2]
@@ -44,7 +44,7 @@ def pages_for(tokens: int) -> int:
 
 
 def page_table(pages: Sequence[Sequence[int]], width: int = 0) -> torch.Tensor:
-    """Lists of pages as one table."""
+    """Lists of pages as one table, padded with the null page."""
     table = np.full((len(pages), max(width, *map(len, pages))), NULL_PAGE)
     for row, own in zip(table, pages):
         row[: len(own)] = own
@@ -52,7 +52,7 @@ def page_table(pages: Sequence[Sequence[int]], width: int = 0) -> torch.Tensor:
 
 
 def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
-    """What the keys and values of a token take, by the configuration of a model."""
+    """Bytes of the keys and values of one token, from a model's config."""
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -62,22 +62,22 @@ def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
 def make_paged_kv_cache(
     device: torch.device, config: Any, dtype: torch.dtype, prefix_bytes: int | None
 ) -> "PagedKVCache":
-    """The store for a model, with three eighths of what a GPU has for us."""
+    """The cache of a model, with 3/8 of our share of the GPU's memory."""
     return PagedKVCache(device, kv_bytes_per_token(config, dtype), int(shared_bytes(device) * SHARE), prefix_bytes)
 
 
 class PagedKVCache:
-    """Pages by the tokens that they hold, and those that are free."""
+    """Allocates pages with reference counts, and finds cached pages by their tokens (a prefix tree)."""
 
     def __init__(self, device: torch.device, token_bytes: int, budget: int, capacity: int | None = None) -> None:
-        """`budget`: bytes of all pages. `capacity`: bytes of those that may be kept of rows that have ended."""
+        """`budget`: bytes of all pages. `capacity`: maximum bytes of cached pages that no row uses."""
         self.device = device
         self.page_bytes = token_bytes * PAGE_SIZE
         self.budget = budget
         self.capacity = budget if capacity is None else capacity
-        #: Counts up when memory that was handed out is given up: what was recorded of it is of no use then.
+        #: Incremented when buffers are freed or replaced: CUDA graphs of the old buffers are invalid.
         self.epoch = 0
-        #: Counts up when all is forgotten: what rows that began before have read is of no use to others.
+        #: Incremented by `clear`: pages that running rows filled before it must not be cached.
         self.clear_count = 0
         self._reset()
 
@@ -86,19 +86,19 @@ class PagedKVCache:
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._free: list[int] = []
         self.num_pages = 0
-        #: Whether there was no memory for all of them: fewer are made as soon as no row has any.
+        #: Whether to allocate fewer pages as soon as no row uses any.
         self._shrink_pending = False
-        #: How many rows have each page. Those that none has, but that are known, in the order in which they will go.
+        #: Reference count of each page. Cached pages with count 0, in the order of eviction.
         self._ref_counts: list[int] = []
         self._evictable: OrderedDict[int, None] = OrderedDict()
-        #: Known pages, by the page before them and their tokens; for each its name, and the pages behind it.
+        #: Cached pages by key (parent page, tokens); the key of each page, and its child pages.
         self._page_by_key: dict[tuple[int, tuple[int, ...]], int] = {}
         self._key_by_page: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._children: dict[int, set[int]] = {}
 
     @property
     def bytes(self) -> int:
-        """What is kept of rows that have ended."""
+        """Bytes of cached pages that no row uses."""
         return len(self._evictable) * self.page_bytes
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class PagedKVCache:
     # --- pages of rows ----------------------------------------------------------------------------------------
 
     def find(self, tokens: Sequence[int]) -> list[int]:
-        """The pages that hold the beginning of these tokens, as far as it is known; the caller has them from now on."""
+        """The cached pages of the longest prefix of these tokens. The caller holds a reference to them."""
         found: list[int] = []
         parent = _ROOT
         for start in range(0, len(tokens) - PAGE_SIZE + 1, PAGE_SIZE):
@@ -123,20 +123,20 @@ class PagedKVCache:
 
     @property
     def available(self) -> int:
-        """How many pages no row has."""
+        """Number of pages that no row uses."""
         self._ensure_sized()
         return len(self._free) + len(self._evictable)
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens there is room for, if one row has all of it."""
+        """Number of tokens that fit, if one row uses all pages."""
         self._ensure_sized()
         return (self.num_pages - 1) * PAGE_SIZE
 
     def allocate(self, count: int) -> list[int]:
-        """Pages that hold nothing; those that were kept for longest are given up for them."""
+        """Allocate free pages; evicts the least recently used cached pages if needed."""
         if count > self.available:
-            raise EngineOutOfMemory(f"of {self.num_pages} pages of {PAGE_SIZE} tokens {self.available} are left")
+            raise EngineOutOfMemory(f"{count} pages requested, {self.available} of {self.num_pages} are free")
         while len(self._free) < count:
             self._evict(next(iter(self._evictable)))
         taken = [self._free.pop() for _ in range(count)]
@@ -145,7 +145,7 @@ class PagedKVCache:
         return taken
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
-        """Let the pages that are full be found by others. Pages that hold what is known already are left out."""
+        """Cache the full pages of these tokens. Pages whose tokens are already cached are skipped."""
         if not self.capacity:
             return
         parent = _ROOT
@@ -158,7 +158,7 @@ class PagedKVCache:
             parent = known
 
     def release(self, pages: Sequence[int]) -> None:
-        """A row gives its pages up. Those that are known are kept, the end of a transcript the least long."""
+        """Drop a row's references. Cached pages stay until evicted, the end of a sequence first."""
         for page in reversed(pages):
             self._ref_counts[page] -= 1
             if self._ref_counts[page]:
@@ -172,9 +172,9 @@ class PagedKVCache:
 
     @torch.inference_mode()
     def discard(self, rows: list[list[int]]) -> None:
-        """Rows that came to no good end, if there are any, give their pages up; nothing that these hold is read again.
+        """Release the pages of failed rows without caching them, and clear the cache.
 
-        What is not a number is not left in them either: it would show in all who have these pages next.
+        Their contents are zeroed: NaNs would spread to the next rows that use these pages.
         """
         if not rows:
             return
@@ -188,7 +188,7 @@ class PagedKVCache:
                 buffer[unreferenced] = 0
 
     def _evict(self, page: int) -> None:
-        """Forget a page and all that come behind it."""
+        """Evict a page and all its descendants."""
         pending = [page]
         while pending:
             page = pending.pop()
@@ -201,7 +201,7 @@ class PagedKVCache:
                 self._free.append(page)
 
     def clear(self) -> None:
-        """Forget all that is known: nobody begins with it any more."""
+        """Evict all cached pages; pages in use are no longer shared with new rows."""
         self.clear_count += 1
         self._free += self._evictable
         self._evictable.clear()
@@ -210,7 +210,7 @@ class PagedKVCache:
         self._children.clear()
 
     def close(self) -> None:
-        """Forget all, and give the memory back unless rows are under way."""
+        """Clear the cache, and free the memory unless rows are running."""
         self.clear()
         if not self._in_use():
             self._free_buffers()
@@ -223,10 +223,10 @@ class PagedKVCache:
             self.epoch += 1
         self._reset()
 
-    # --- their memory -----------------------------------------------------------------------------------------
+    # --- buffers ----------------------------------------------------------------------------------------------
 
     def shrink(self) -> None:
-        """Have half as many pages, as soon as no row has any."""
+        """Halve the number of pages, as soon as no row uses any."""
         if self.num_pages:
             self.budget, self._shrink_pending = (
                 max(self.num_pages // 2, min(self.num_pages, _MIN_PAGES)) * self.page_bytes,
@@ -234,7 +234,7 @@ class PagedKVCache:
             )
 
     def _ensure_sized(self) -> None:
-        """Decide how many pages there are, unless that is known."""
+        """Determine the number of pages, if not done yet."""
         if self._shrink_pending and not self._in_use():
             self._free_buffers()
         if self.num_pages:
@@ -254,7 +254,7 @@ class PagedKVCache:
         pages_M: torch.Tensor,
         offsets_M: torch.Tensor,
     ) -> None:
-        """Keys and values of some tokens, each to its place in its page."""
+        """Write keys and values of tokens to their pages and offsets."""
         if not all(map(fits, self._layers.get(layer, ()), (key_MKD, value_MKD))) or layer not in self._layers:
             self._allocate_layer(layer, key_MKD, value_MKD)
         for buffer, states_MKD in zip(self._layers[layer], (key_MKD, value_MKD)):
@@ -262,8 +262,8 @@ class PagedKVCache:
 
     def _allocate_layer(self, layer: int, *key_values: torch.Tensor) -> None:
         if self._layers.pop(layer, None) is not None:
-            self.epoch += 1  # in another precision from now on
-        # Zeros, since what is beyond a row's end is read, if with no weight: 0 * nan would be nan.
+            self.epoch += 1  # another precision from now on
+        # Zeros: slots beyond a row's end are read with weight 0, and 0 * nan would be nan.
         key, value = (each.new_zeros(self.num_pages, each.shape[1], PAGE_SIZE, each.shape[2]) for each in key_values)
         self._layers[layer] = key, value
 
@@ -274,10 +274,10 @@ class PagedKVCache:
 
 @dataclass
 class PagedAttentionBatch(AttentionBatch):
-    """Tokens that are read in one pass by rows whose keys and values are in pages."""
+    """Tokens of rows with a paged KV cache."""
 
     cache: PagedKVCache
-    #: The pages of each row, in order.
+    #: The page table: the pages of each row, in order.
     table_RP: torch.Tensor
 
     @cached_property
@@ -290,27 +290,27 @@ class PagedAttentionBatch(AttentionBatch):
 
     @cached_property
     def _visible_RP(self) -> torch.Tensor:
-        """The pages that are looked at."""
+        """The pages to attend to."""
         return self.table_RP[:, : pages_for(self.columns)]
 
     def write(self, layer: int, layers: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:  # noqa: ARG002
-        """Write the tokens' keys and values down."""
+        """Write the tokens' keys and values of a layer."""
         self.cache.write(layer, key_MKD, value_MKD, self._pages_M, self._offsets_M)
 
     def check_layout(self, layer: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
-        """Raise where such keys and values are not what the pages of a layer hold."""
+        """Raise if these keys and values do not fit the buffers of a layer."""
         if not all(map(fits, self.cache.layer(layer), (key_MKD, value_MKD))):
-            raise ValueError(f"layer {layer} makes other keys or values than before")
+            raise ValueError(f"layer {layer} has other shapes or dtypes of keys or values than before")
 
     def write_targets(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Where keys and values of a layer lie, and by token the page and the place in it."""
+        """The buffers of a layer, and by token the page and the offset to write to."""
         return *self.cache.layer(layer), self._pages_M, self._offsets_M
 
     def key_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the rows look at, copied together."""
+        """The keys and values of the rows, gathered from their pages."""
         first, second = (buffer[self._visible_RP].transpose(1, 2).flatten(2, 3) for buffer in self.cache.layer(layer))
         return first, second
 
     def attend_decode(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor | None:
-        """By a kernel that looks at each row as far as it goes, where there is one."""
+        """Attention by a kernel that stops at the length of each row, if available."""
         return decode_attention(query_MHD, *self.cache.layer(layer), self.table_RP, self.positions_M, scale)

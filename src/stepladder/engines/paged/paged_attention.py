@@ -1,11 +1,11 @@
-"""Attention of one new token a row on a GPU, each to its own row alone, wherever that lies.
+"""Paged attention for decoding: one new token per row on a GPU.
 
-In: queries of [rows, heads, size], keys and values in pages, the pages of each row, the position of its token. Out:
-what each query attends to. torch's own kernels want rows that lie together, and look at as many columns as the longest
-has; here a row that is half as long costs half as much. Pages are looked up and tokens counted on the device, so a
-recorded pass serves rows of any length.
+In: queries of [rows, heads, size], paged keys and values, the page table, the position of each row's token. Out: the
+attention output. torch's kernels need contiguous rows and process as many columns as the longest row has; here the cost
+of a row is proportional to its length. Page table and positions are read on the device, so a CUDA graph works for rows
+of any length.
 
-`None` where it cannot be done: without Triton, without a GPU, or with heads of a size that it does not know.
+Returns `None` if not supported: no Triton, no GPU, or another head size.
 """
 
 from logging import getLogger
@@ -17,9 +17,9 @@ from stepladder.engines.paged.triton_import import INTERPRETED, tl, triton
 
 log = getLogger(__name__)
 
-#: Tokens that are looked at together, and the fewest queries that a GPU multiplies at once.
+#: Tokens per block, and the minimum number of queries of a matrix product on a GPU.
 _COLUMNS, _QUERIES = 64, 16
-#: How far its results may be from torch's, as a share of them.
+#: Tolerance against torch's attention, relative.
 _TOLERANCE = 0.03
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -48,11 +48,11 @@ def decode_attention(
             _check(*args, out_RHD)
             _checked.add(kind)
     except torch.OutOfMemoryError:
-        raise  # nothing is wrong with the kernel
+        raise  # not the kernel's fault
     except Exception as error:  # noqa: BLE001 - Triton compiles when it is first called, and fails in many ways
         global _broken
         _broken = True
-        log.warning("Triton's kernel cannot be used, torch's is instead: %s", error)
+        log.warning("the Triton attention kernel is disabled, using torch's: %s", error)
         return None
     return out_RHD
 
@@ -66,7 +66,7 @@ def _check(
     scale: float | None,
     found_RHD: torch.Tensor,
 ) -> None:
-    """Raise where a kernel that was just compiled says something else than torch's: of a few rows, once."""
+    """Compare a newly compiled kernel with torch's attention on a few rows; raises if they differ."""
     few = slice(min(len(query_RHD), 4))
     pages = int(positions_R[few].max()) // keys_NKTD.shape[2] + 1
     keys_FKTD, values_FKTD = (
@@ -79,7 +79,7 @@ def _check(
     ).flatten(1, 2)
     difference, size = (found_RHD[few].float() - expected).abs().max().item(), expected.abs().max().item()
     if not difference <= _TOLERANCE * max(size, 1.0):
-        raise ArithmeticError(f"its attention differs from torch's by {difference:.3g}, of {size:.3g}")
+        raise ArithmeticError(f"its output differs from torch's by {difference:.3g}, of {size:.3g}")
 
 
 def _launch(
@@ -128,9 +128,9 @@ def _is_supported(query_RHD: torch.Tensor, keys_NKTD: torch.Tensor, values_NKTD:
     )
 
 
-#: What was compared with torch's: dtypes and sizes.
+#: Combinations of dtype and sizes that were compared with torch's attention.
 _checked: set[tuple[object, ...]] = set()
-#: Whether a launch has failed.
+#: Whether a launch or the comparison has failed.
 _broken = False
 if triton is not None:
 
@@ -161,7 +161,7 @@ if triton is not None:
         page: tl.constexpr,
         columns: tl.constexpr,
     ):
-        """One row and the heads that share its keys: tokens are read once, in order, and nothing is kept of them."""
+        """One program per row and KV head: online softmax over blocks of tokens."""
         row = tl.program_id(0).to(tl.int64)
         head = tl.program_id(1)
         length = tl.load(positions_ptr + row) + 1

@@ -1,8 +1,8 @@
-"""Decoding on a GPU: rows whose keys and values are in pages (`pages.py`), by passes that are recorded (`passes.py`).
+"""Decoding on a GPU with a paged KV cache (`kv_cache.py`) and CUDA graphs (`cuda_graphs.py`).
 
-`PagedDecoding` does what `decoding.PackedDecoding` does, with the same words. Rows that join share the pages of those
-that began alike, and read the rest; those that have ended leave theirs to others. A row waits until there are pages for
-what it may write.
+`PagedDecoding` has the interface of `decoding.PackedDecoding`. Rows that join share the pages of common prefixes and
+prefill the rest; the pages of finished rows stay cached. A row waits until there are pages for its prompt and the
+tokens it may generate.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,56 +26,56 @@ from stepladder.engines.transformers.decoding import (
 from stepladder.engines.transformers.packed_attention import forward_packed
 from stepladder.engines.transformers.sampling import Append, Row, Sampler
 
-#: Pages that a row gets at a time for what it will write.
+#: Pages allocated at a time for generated tokens.
 _PAGES_AHEAD = 4
-#: Tokens that a row is expected to write at most; with more of them, pages may run out.
+#: Expected maximum number of generated tokens per row; rows that generate more may run out of pages.
 _EXPECTED_TOKENS = 256
-#: Most columns of all rows that attend together to what they have read: bounds the memory that this takes.
+#: Maximum number of columns of all rows in one prefill attention: limits memory.
 _MAX_COLUMNS = 2**18
 
 
 class PagedDecoding:
-    """Rows under way, those that write from the first place of a pool on."""
+    """Rows being generated, in the first rows of a graph runner."""
 
-    #: What the next token of each row is drawn from, and what draws.
+    #: The logits of the next token of each row, and the sampler.
     logits_BV: torch.Tensor
     sampler: Sampler
 
     def __init__(self, model: Any, cache: PagedKVCache, append: Append, idle_runners: list[GraphRunner]) -> None:
-        """`idle`: pools that nobody uses; one is taken from there as long as rows are under way."""
+        """`idle_runners`: runners that are not in use; one is borrowed while rows are running."""
         self.model, self.cache, self.append, self.idle_runners = model, cache, append, idle_runners
         self.device = cache.device
         self.active: list[Row] = []
         #: The pages of each row.
         self.pages: list[list[int]] = []
         self.runner: GraphRunner | None = None
-        #: What the store had forgotten when rows began: what they have read is not taught after it forgets more.
+        #: The cache's `clear_count` when rows started: after another clear, their pages are not added to the cache.
         self._clear_count = 0
-        finalize(self, cache.discard, self.pages)  # whatever ends this
+        finalize(self, cache.discard, self.pages)  # also when the session is abandoned
 
     @property
     def rows(self) -> int:
-        """How many rows are being written."""
+        """Number of running rows."""
         return len(self.active)
 
     def close(self) -> None:
-        """Give up rows under way, if there are any: something has failed."""
+        """Drop the running rows after a failure."""
         if self.pages:
             self.cache.discard(self.pages)
             self.active, self.runner = [], None
 
-    # --- rows that join ---------------------------------------------------------------------------------------
+    # --- prefill ----------------------------------------------------------------------------------------------
 
     def num_admissible(self, rows: Sequence[Row]) -> int:
-        """How many of these, the first, have room beside those under way, and all of them for what they may write."""
+        """How many of these rows, from the first, fit beside the running ones with the tokens they may generate."""
         reserved = sum(max(_pages_needed(row) - len(pages), 0) for row, pages in zip(self.active, self.pages))
         room = self.cache.available - reserved
-        needed = accumulate(map(_pages_needed, rows))  # a row that shares pages needs fewer, but who knows
+        needed = accumulate(map(_pages_needed, rows))  # an upper bound: rows may share pages
         return sum(1 for _ in takewhile(lambda pages: pages <= room, needed))
 
     @torch.inference_mode()
     def add(self, rows: Sequence[Row]) -> None:
-        """Let rows join: read what is new in their contexts."""
+        """Add rows: prefill the new part of their prompts."""
         runner = self._acquire_runner()
         rows = sorted(rows, key=lambda row: (len(row.prompt_tokens), row.prompt_tokens))
         before = len(self.active)
@@ -86,7 +86,7 @@ class PagedDecoding:
         except BaseException:
             new = self.pages[before:]
             del self.pages[before:]
-            self.cache.discard(new)  # what was promised there was perhaps not read
+            self.cache.discard(new)  # their pages may not be filled
             raise
         sampler = Sampler(rows, self.device)
         if before:
@@ -97,10 +97,10 @@ class PagedDecoding:
         self.active += rows
 
     def _acquire_runner(self) -> GraphRunner:
-        """The one that rows are in; or else an idle one, or a new one."""
+        """The runner in use; otherwise an idle one or a new one."""
         if self.runner is not None and self.active:
             if not self.runner.matches(self.model):
-                raise BackendDown("the model was changed while it was writing")
+                raise BackendDown("the model changed during generation")
             return self.runner
         if self.runner is None:
             idle, can_capture = self.idle_runners, self.cache.capacity > 0
@@ -111,7 +111,7 @@ class PagedDecoding:
         return self.runner
 
     def _prefill(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Read what is new of each; the logits behind each."""
+        """Prefill the new tokens of all prompts; the logits after each prompt."""
         pieces: list[Piece] = []
         prompts = [row.prompt_tokens for row in rows]
         for index, (row, prompt) in enumerate(zip(rows, prompts)):
@@ -157,14 +157,14 @@ class PagedDecoding:
             table_RP=page_table(seen, pages_for(columns)).to(self.device),
         )
 
-    # --- rows that write --------------------------------------------------------------------------------------
+    # --- decoding ---------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
-        """One token for every row; those that have ended with it."""
+        """Generate one token for every row; returns the rows that finished."""
         assert self.runner is not None
         tokens_B, logprobs_B = self.sampler.draw(self.logits_BV)
-        drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one wait for the device a token
+        drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one device synchronization per token
         for row, token, logprob in zip(self.active, *drawn):
             self.append(row, int(token), logprob)
         ended = [row for row in self.active if row.finish is not None]
@@ -180,7 +180,7 @@ class PagedDecoding:
         return ended
 
     def _extend(self, runner: GraphRunner, positions: Sequence[int]) -> None:
-        """More pages for the rows that have filled theirs."""
+        """Allocate pages for the rows whose pages are full."""
         short = [index for index, position in enumerate(positions) if position // PAGE_SIZE >= len(self.pages[index])]
         if not short:
             return
@@ -196,7 +196,7 @@ class PagedDecoding:
         runner.add_pages(indices, columns, taken)
 
     def _remove_finished(self, runner: GraphRunner, tokens_B: torch.Tensor) -> torch.Tensor:
-        """Give up the pages of the rows that have ended, and close the gaps; the last tokens of the others."""
+        """Release the pages of finished rows and close the gaps; returns the last tokens of the running rows."""
         ended = [(row, pages) for row, pages in zip(self.active, self.pages) if row.finish is not None]
         gaps, movers, order = compaction(self.active)
         runner.compact(gaps, movers, len(order), len(self.active))
@@ -213,12 +213,12 @@ class PagedDecoding:
 
 
 def _pages_needed(row: Row) -> int:
-    """The pages that a row will take, unless it writes very much."""
+    """The pages a row will need, unless it generates more than expected."""
     return pages_for(len(row.prompt_tokens) + max(min(row.max_new_tokens, _EXPECTED_TOKENS), len(row.tokens)))
 
 
 def _bounded(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
-    """Pieces in runs of bounded columns: what all of a run look at is copied together."""
+    """Pieces in runs of a limited number of columns: the keys and values of a run are gathered in one tensor."""
     columns = max(span.stop for _, span in pieces)
     size = max(_MAX_COLUMNS // columns, 1)
     for start in range(0, len(pieces), size):

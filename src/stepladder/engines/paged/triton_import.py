@@ -1,4 +1,4 @@
-"""Triton, where it is: it comes with torch for CUDA. Elsewhere `triton` is None."""
+"""Imports Triton, which comes with torch for CUDA. Elsewhere `triton` is None."""
 
 try:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -8,5 +8,5 @@ except ImportError:
 
 __all__ = ["INTERPRETED", "tl", "triton"]
 
-#: Whether Triton acts kernels out on the CPU, as it does for tests.
+#: Whether Triton interprets kernels on the CPU, as in tests.
 INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)

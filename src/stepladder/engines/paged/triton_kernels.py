@@ -1,7 +1,7 @@
-"""What a layer does with one new token a row beside multiplying matrices, in as few kernels as possible.
+"""Triton kernels of a decode step besides matrix products: add + RMS norm, SwiGLU, rotary embedding + cache write.
 
-In: tensors by row. Out: the same numbers as torch's own operations give, up to rounding. On a GPU each function is one
-kernel of Triton; elsewhere, and where Triton is missing, it is those operations.
+In: tensors by row. Out: the results of torch's operations, up to rounding. Without a GPU or Triton, torch's operations
+are used.
 """
 
 import torch
@@ -9,19 +9,19 @@ from torch.nn.functional import rms_norm, silu
 
 from stepladder.engines.paged.triton_import import INTERPRETED, tl, triton
 
-#: Numbers that one program handles, where rows are cut up.
+#: Elements per program, for rows that are split.
 _BLOCK_SIZE = 1024
 
 
 def has_kernel(like: torch.Tensor) -> bool:
-    """Whether there are kernels for such tensors."""
+    """Whether there are kernels for tensors on this device."""
     return triton is not None and (like.is_cuda or INTERPRETED)
 
 
 def add_rms_norm(
     residual_RE: torch.Tensor, delta_RE: torch.Tensor | None, weight_E: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Add to a running sum, in place, and return its RMS norm."""
+    """Add to the residual, in place, and return its RMS norm."""
     if not has_kernel(residual_RE):
         if delta_RE is not None:
             residual_RE += delta_RE
@@ -78,7 +78,7 @@ def rotary_and_store(
     pages_R: torch.Tensor,
     offsets_R: torch.Tensor,
 ) -> torch.Tensor:
-    """Turn queries and keys by their positions, and write keys and values to their pages; the queries."""
+    """Apply the rotary embedding to queries and keys, write keys and values to the cache; returns the queries."""
     if not has_kernel(query_RHD):
         keys_NKTD[pages_R, :, offsets_R] = _rotated(key_RKD, cos_RD, sin_RD)
         values_NKTD[pages_R, :, offsets_R] = value_RKD
@@ -133,7 +133,7 @@ if triton is not None:
         block: tl.constexpr,
         adds: tl.constexpr,
     ):
-        """One row."""
+        """One program per row."""
         row = tl.program_id(0).to(tl.int64)
         offset_E = tl.arange(0, block)
         mask_E = offset_E < size
@@ -152,7 +152,7 @@ if triton is not None:
     def _gated(  # type: ignore[no-untyped-def]
         gate_ptr, up_ptr, out_ptr, gate_row, up_row, out_row, size: tl.constexpr, block: tl.constexpr
     ):
-        """Some numbers of one row."""
+        """One program per block of a row."""
         row = tl.program_id(0).to(tl.int64)
         offset_I = tl.program_id(1) * block + tl.arange(0, block)
         mask_I = offset_I < size
@@ -189,7 +189,7 @@ if triton is not None:
         heads: tl.constexpr,
         size: tl.constexpr,
     ):
-        """One row and one head: of a query, or else of a key and its value."""
+        """One program per row and head: a query head, or a key head with its value."""
         row = tl.program_id(0).to(tl.int64)
         head = tl.program_id(1)
         half_D = tl.arange(0, size // 2)

@@ -1,9 +1,8 @@
-"""The decoding loops: rows go in, and every row comes out with what was written.
+"""The decoding loops. In: rows. Out: rows with their generated tokens.
 
-`PackedDecoding` is for models with plain attention, which are most: no padding, keys and values written in place, rows
-that have ended parked at the end of their block, beginnings that are known taken from the store, equal contexts read
-once. Rows may join at any time, so nobody has to wait for the longest of a batch. `decode_padded` is for all others
-(recurrent, sliding window ...): left-padded batches, transformers' own cache.
+`PackedDecoding` is for models with plain causal attention (most models): no padding, a KV cache written in place, a
+prefix cache, prompts that occur several times prefilled once, and continuous batching: rows may join at any time.
+`decode_padded` is for all others (recurrent, sliding window ...): left-padded batches with transformers' own cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,13 +22,13 @@ from stepladder.engines.transformers.packed_attention import (
 from stepladder.engines.transformers.prefix_cache import PrefixCache, PrefixMatch
 from stepladder.engines.transformers.sampling import Append, Row, Sampler
 
-#: Rows of one block. A CPU saves by looking at no column too many, a GPU by starting few kernels.
+#: Rows per group. A CPU gains from attending to few columns, a GPU from launching few kernels.
 GROUP_ROWS = {"cpu": 32, "cuda": 512}
-#: Columns reserved for what will be written; more are added when needed.
+#: Columns reserved for generated tokens; more are added when needed.
 RESERVED_COLUMNS = 64
-#: Rows are alike if one has at most so many times the tokens to read of another, or few.
+#: Pieces have similar lengths if one is at most this many times as long as another, or short.
 _LENGTH_RATIO, _SHORT = 2, 64
-#: Most tokens of contexts that are read at once: bounds the memory that long ones take.
+#: Maximum number of prompt tokens per prefill pass: limits memory.
 PREFILL_TOKENS = {"cpu": 8192, "cuda": 32768}
 
 
@@ -38,7 +37,7 @@ Piece = tuple[int, range]
 
 
 class PackedDecoding:
-    """Rows under way, in groups that began together."""
+    """Rows being generated, in groups that started together."""
 
     def __init__(self, model: Any, cache: PrefixCache, append: Append) -> None:
         self.model = model
@@ -49,24 +48,24 @@ class PackedDecoding:
 
     @property
     def rows(self) -> int:
-        """How many rows are being written."""
+        """Number of running rows."""
         return sum(len(group.active) for group in self.groups)
 
     def close(self) -> None:
-        """Give up rows under way, if there are any."""
+        """Drop the running rows."""
         self.groups = []
 
     def num_admissible(self, rows: Sequence[Row]) -> int:
-        """How many of these have room beside those under way: main memory has room for all."""
+        """How many of these rows fit in memory: all of them, in main memory."""
         return len(rows)
 
     @torch.inference_mode()
     def add(self, rows: Sequence[Row]) -> None:
-        """Let rows join: read what is new in their contexts."""
+        """Add rows: prefill the new part of their prompts."""
         size = GROUP_ROWS.get(self.device.type, GROUP_ROWS["cuda"])
         rows = sorted(
             rows, key=lambda row: (len(row.prompt_tokens), row.prompt_tokens)
-        )  # like lengths together, equals too
+        )  # similar lengths together, equal prompts too
         groups = [RowGroup(rows[start : start + size], self.cache, self.device) for start in range(0, len(rows), size)]
         for group in groups:
             group.prefill(self.model)
@@ -74,10 +73,10 @@ class PackedDecoding:
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
-        """One token for every row; those that have ended with it."""
+        """Generate one token for every row; returns the rows that finished."""
         drawn = [group.sampler.draw(group.logits_BV) for group in self.groups]
         tokens_B, logprobs_B = (torch.cat(parts) for parts in zip(*drawn))
-        values = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one wait for the device a token
+        values = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one device synchronization per token
         for row, token, logprob in zip((row for group in self.groups for row in group.active), *values):
             self.append(row, int(token), logprob)
         ended = [row for group in self.groups for row in group.active if row.finish is not None]
@@ -95,9 +94,9 @@ class PackedDecoding:
 
 
 class RowGroup:
-    """The rows of a block, which begin together. Those that still write stand first."""
+    """Rows that started together and share a KV cache. Running rows come first."""
 
-    #: What the next token is drawn from, and the token that was drawn last, of the rows that still write.
+    #: Of the running rows: the logits of the next token, and the last token.
     logits_BV: torch.Tensor
     tokens_B: torch.Tensor
 
@@ -106,10 +105,10 @@ class RowGroup:
         rows_by_prompt: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
             rows_by_prompt.setdefault(tuple(row.prompt_tokens), []).append(row)
-        # The last token of a context is read in any case: its logits are needed.
+        # The last token of a prompt is always prefilled: its logits are needed.
         found = {prompt: cache.find(prompt[:-1]) for prompt in rows_by_prompt}
         cached = {prompt: prefix.length if prefix else 0 for prompt, prefix in found.items()}
-        # Those with as much to read stand together.
+        # Prompts with similar numbers of new tokens come together.
         prompts = sorted(rows_by_prompt, key=lambda prompt: len(prompt) - cached[prompt])
         unique = [rows_by_prompt[prompt][0] for prompt in prompts]
         duplicates = [(index, row) for index, prompt in enumerate(prompts) for row in rows_by_prompt[prompt][1:]]
@@ -117,18 +116,18 @@ class RowGroup:
         self.active = list(self.rows)
         longest, ahead = max(len(row.prompt_tokens) for row in rows), max(row.max_new_tokens for row in rows)
         self.kv_cache = DenseKVCache(len(rows), longest + min(RESERVED_COLUMNS, ahead))
-        #: The different contexts: those of the first rows. The others have the same as one of them.
+        #: The distinct prompts, those of the first rows; and for every row the index of its prompt.
         self.prompts = [row.prompt_tokens for row in unique]
         self.source = [*range(len(unique)), *(index for index, _ in duplicates)]
-        #: How many tokens of each the store knew.
+        #: Number of cached tokens of each prompt.
         self.cached = [cached[prompt] for prompt in prompts]
         self._copy_cached([found[prompt] for prompt in prompts])
         self.sampler = Sampler(self.rows, device)
-        #: Rows that have ended and were not yet told to anybody, by their place in the block.
+        #: Finished rows that are not yet in the prefix cache, by row index.
         self.finished: dict[int, Row] = {}
 
     def _copy_cached(self, found: Sequence[PrefixMatch | None]) -> None:
-        """Copy what the store knows of each context."""
+        """Copy the cached prefixes into this group's KV cache."""
         by_cache: dict[DenseKVCache, list[tuple[int, PrefixMatch]]] = {}
         for index, prefix in enumerate(found):
             if prefix is not None:
@@ -138,7 +137,7 @@ class RowGroup:
             self.kv_cache.copy(kv_cache, indices, rows, max(prefix.length for _, prefix in some))
 
     def prefill(self, model: Any) -> None:
-        """Read what is new in every context, up to the logits behind it."""
+        """Prefill the new tokens of all prompts; sets the logits of the next token."""
         new = [(index, range(cached, len(self.prompts[index]))) for index, cached in enumerate(self.cached)]
         chunks = prefill_chunks(new, PREFILL_TOKENS.get(self.device.type, PREFILL_TOKENS["cuda"]))
         logits_CV = torch.cat([self._prefill_chunk(model, pieces) for pieces in chunks])
@@ -153,7 +152,7 @@ class RowGroup:
         return forward_packed(model, ids_M, [self._attention_batch(run) for run in similar_lengths(pieces)], ends)
 
     def _attention_batch(self, pieces: Sequence[Piece]) -> AttentionBatch:
-        """Pieces of rows that stand side by side."""
+        """The attention batch of pieces in consecutive rows."""
         sizes = torch.tensor([len(positions) for _, positions in pieces])
         positions = [position for _, span in pieces for position in span]
         return DenseAttentionBatch(
@@ -167,7 +166,7 @@ class RowGroup:
         )
 
     def move_finished(self, tokens_B: torch.Tensor) -> None:
-        """Move rows that have ended behind the others. `tokens_B`: what all rows alive so far have just written."""
+        """Move finished rows behind the running ones. `tokens_B`: the last tokens of all rows that were running."""
         gaps, movers, order = compaction(self.active)
         count, before = len(order), len(self.active)
         if count < before:
@@ -175,7 +174,7 @@ class RowGroup:
                 self.kv_cache.swap(gaps, movers)
             for gap, mover in zip(gaps, movers):
                 self.rows[gap], self.rows[mover] = self.rows[mover], self.rows[gap]
-            # From here on nothing moves them any more.
+            # Finished rows are not moved again.
             self.finished.update((index, self.rows[index]) for index in range(count, before))
             if count:
                 self.sampler.select(order)
@@ -184,13 +183,13 @@ class RowGroup:
         self.tokens_B = tokens_B
 
     def take_finished(self) -> dict[int, list[int]]:
-        """The tokens of the rows that have ended since this was last asked, by their place in the block."""
+        """The tokens of the rows that finished since the last call, by row index."""
         finished = {index: row.prompt_tokens + row.tokens[:-1] for index, row in self.finished.items()}
         self.finished.clear()
         return finished
 
     def decode_batch(self) -> AttentionBatch:
-        """The token that every living row has just written."""
+        """The attention batch of the last token of every running row."""
         positions = [len(row.prompt_tokens) + len(row.tokens) - 1 for row in self.active]
         self.kv_cache.reserve(max(positions) + 1)
         return DenseAttentionBatch(
@@ -245,7 +244,7 @@ def compaction(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:
 
 
 def similar_lengths(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Pieces, which come from short to long, in runs of like length: attention makes room for the longest of a run.
+    """Pieces, sorted by length, in runs of similar length: attention is padded to the longest piece of a run.
 
     >>> pieces = [(index, range(size)) for index, size in enumerate([1, 3, 40, 300, 310])]
     >>> [[len(span) for _, span in run] for run in similar_lengths(pieces)]
@@ -262,10 +261,10 @@ def similar_lengths(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 @torch.inference_mode()
 def decode_padded(model: Any, config: Any, rows: Sequence[Row], append: Append) -> None:
-    """Write on from every row, a token at a time, until the last one has ended."""
+    """Generate token by token until every row is finished."""
     device = next(model.parameters()).device
     max_query_len = max(len(row.prompt_tokens) for row in rows)
-    # Left-padded, so that the newest token of every row is in the last column. The pad token is masked out.
+    # Left-padded, so that the newest token of every row is in the last column. Padding is masked out.
     ids_BT = torch.zeros(len(rows), max_query_len, dtype=torch.long)
     mask_BT = torch.zeros(len(rows), max_query_len, dtype=torch.long)
     for index, row in enumerate(rows):
@@ -286,7 +285,7 @@ def decode_padded(model: Any, config: Any, rows: Sequence[Row], append: Append) 
             logits_to_keep=1,
         ).logits[:, -1]
         if not any(map(_is_filled, cache.layers)):
-            raise BackendError(f"{type(model).__name__} does not keep its memory in transformers' cache")
+            raise BackendError(f"{type(model).__name__} does not use transformers' KV cache")
         tokens_B, logprobs_B = sampler.draw(logits_BV)
         drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()
         for row, token, logprob in zip(active, *drawn):
@@ -297,7 +296,7 @@ def decode_padded(model: Any, config: Any, rows: Sequence[Row], append: Append) 
             return
         positions_BT = positions_BT[:, -1:] + 1
         ids_BT = tokens_B[:, None]
-        # Recurrent layers cannot give up rows: with them, rows that have ended stay in the batch, unread.
+        # Rows cannot be removed from recurrent layers: finished rows stay in the batch and are ignored.
         if len(staying) < len(active) and not any(map(_is_recurrent, cache.layers)):
             keep = torch.tensor(staying, device=device)
             cache.batch_select_indices(keep)
@@ -312,6 +311,6 @@ def _is_recurrent(layer: Any) -> bool:
 
 
 def _is_filled(layer: Any) -> bool:
-    """Whether a forward pass left anything in a layer of the cache."""
+    """Whether a forward pass has written to a cache layer."""
     marks = [value for name, value in vars(layer).items() if name.endswith("initialized")]
     return any(any(mark.values()) if isinstance(mark, dict) else mark for mark in marks)  # several states, or one

@@ -1,11 +1,11 @@
-"""Keys and values of many transcripts, read and written without padding or copies.
+"""Packed attention: sequences of many rows in one forward pass, without padding or copies of the KV cache.
 
-In: tokens of any number of rows, behind one another in a single line (packed), as a model of transformers reads them
-through its own attention interface. Out: the attention of each token to its own row alone.
+In: the tokens of any number of rows, concatenated (packed), through transformers' attention interface. Out: the
+attention of each token to its own row.
 
-A `DenseKVCache` holds rows of like length, with a buffer of keys and one of values a layer. A token's column is its position,
-so that a block can be filled from other blocks, cut anywhere, and written to in place. Linear layers see all rows of
-all blocks as one matrix; attention is computed block by block, each as long as its own longest row.
+A `DenseKVCache` holds rows of similar length, with one buffer of keys and one of values per layer. A token's column is
+its position, so a cache can be filled from other caches, truncated anywhere, and written in place. Linear layers see
+all rows as one matrix; attention runs per cache, each as long as its longest row.
 """
 
 from abc import ABC, abstractmethod
@@ -23,35 +23,35 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-#: The name under which transformers knows `packed_attention`.
+#: The name of `packed_attention` in transformers' registry.
 PACKED = "stepladder_packed"
-#: Columns come in multiples of this, as fast kernels want masks to be.
+#: The number of columns is a multiple of this: fast kernels need aligned masks.
 COLUMN_MULTIPLE = 16
-#: Arguments by which models ask for more than plain causal attention.
+#: Arguments of models that need more than plain causal attention.
 _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
-#: All kernels but cuDNN's, which are prepared anew for every shape; here shapes change with every row that ends.
+#: All kernels except cuDNN's, which is set up again for every shape; here shapes change whenever a row finishes.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-#: The number of a stack, and a layer's place in it.
+#: The index of a stack, and of a layer in it.
 _Slot = tuple[int, int]
 
 
 class PackingUnsupported(Exception):
-    """The model's attention is more than `packed_attention` knows: it has to be run in the ordinary way."""
+    """The model needs more than `packed_attention` supports: use the padded decoding loop."""
 
 
 class DenseKVCache:
-    """Keys and values of some rows, by layer: buffers of [rows, heads, columns, head size].
+    """KV cache of some rows, by layer: buffers of [rows, heads, columns, head size].
 
-    Those of all layers lie in one tensor, so that rows are copied in one go. Layers that differ from the first, in size
-    or device, have tensors of their own.
+    All layers share one tensor, so that rows are copied in one operation. Layers that differ from the first in size or
+    device have their own tensors.
     """
 
     def __init__(self, size: int, columns: int) -> None:
         self.size = size
         self.columns = _round_up(columns)
-        #: [layers, rows, heads, columns, head size] each; and by layer the places of its keys and of its values.
+        #: [layers, rows, heads, columns, head size] each; and by layer the slots of its keys and of its values.
         self.stacks: list[torch.Tensor] = []
         self.layer_slots: dict[int, tuple[_Slot, _Slot]] = {}
 
@@ -62,7 +62,7 @@ class DenseKVCache:
     def layer(
         self, index: int, layers: int, key_MHD: torch.Tensor, value_MHD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffers of a layer of so many, made when their first keys and values come."""
+        """The buffers of a layer, of `layers` in total; allocated when its first keys and values arrive."""
         if index not in self.layer_slots:
             if not self.stacks and index < layers:
                 keys, values = self._new(layers, key_MHD), self._new(layers, value_MHD)
@@ -81,14 +81,14 @@ class DenseKVCache:
         return self.stacks[keys][key], self.stacks[values][value]
 
     def _new(self, layers: int, states_MHD: torch.Tensor) -> int:
-        """A stack for such keys or values; its number."""
-        # Zeros, since columns beyond a row's end are read, if with no weight: 0 * nan would be nan.
+        """Allocate a stack for such keys or values; returns its index."""
+        # Zeros: columns beyond a row's end are read with weight 0, and 0 * nan would be nan.
         heads, size = states_MHD.shape[1:]
         self.stacks.append(states_MHD.new_zeros(layers, self.size, heads, self.columns, size))
         return len(self.stacks) - 1
 
     def copy(self, other: "DenseKVCache", rows: Sequence[int], from_rows: Sequence[int], columns: int) -> None:
-        """Take the first columns of some rows of another block, or of this one."""
+        """Copy the first columns of some rows of another cache, or of this one."""
         if len(self.stacks) < len(other.stacks):
             for stack in other.stacks[len(self.stacks) :]:
                 layers, _, heads, _, size = stack.shape
@@ -100,13 +100,13 @@ class DenseKVCache:
             mine[:, target.on(device), :, :columns] = theirs[:, source.on(device), :, :columns]
 
     def swap(self, rows: Sequence[int], others: Sequence[int]) -> None:
-        """Swap rows with others."""
+        """Swap rows."""
         target, source = _Index([*rows, *others]), _Index([*others, *rows])
         for stack in self.stacks:
             stack[:, target.on(stack.device)] = stack[:, source.on(stack.device)]
 
     def reserve(self, columns: int) -> None:
-        """See to it that there are so many columns."""
+        """Ensure that there are at least this many columns."""
         if columns <= self.columns:
             return
         before, self.columns = self.columns, _round_up(max(columns, self.columns + self.columns // 4))
@@ -119,45 +119,45 @@ class DenseKVCache:
 
 @dataclass
 class AttentionBatch(ABC):
-    """Tokens that rows read in one pass, row after row, at least one for each."""
+    """The tokens of one forward pass, row after row, at least one per row."""
 
     rows: int
-    #: By token: its row and its position there.
+    #: By token: its row and its position in that row.
     rows_M: torch.Tensor
     positions_M: torch.Tensor
-    #: Columns to look at: at least the last position + 1.
+    #: Number of columns to attend to: at least the last position + 1.
     columns: int
-    #: Most tokens of one row.
+    #: Maximum number of tokens per row.
     max_query_len: int
 
     def __post_init__(self) -> None:
         self.columns = _round_up(self.columns)
-        #: Whether each row was looked at as far as it goes, however many columns there are: so by a kernel of our own.
+        #: Whether attention stopped at the length of each row, whatever `columns` is: true for our own kernel only.
         self.length_aware = True
-        #: Whether a model has attended by it.
+        #: Whether a model has used this batch.
         self.attended = False
         self._masks: dict[torch.dtype, torch.Tensor] = {}
 
     @abstractmethod
     def write(self, layer: int, layers: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
-        """Write the tokens' keys and values down, of a layer of so many."""
+        """Write the tokens' keys and values of a layer, of `layers` in total."""
 
     @abstractmethod
     def key_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of the rows, [rows, heads, columns, head size]."""
 
     def attend_decode(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor | None:  # noqa: ARG002
-        """Attention of one token a row, where there is a faster way than by a mask."""
+        """Attention of one token per row, if there is a faster way than a mask."""
         return None
 
     @cached_property
     def _slots_M(self) -> torch.Tensor:
-        """The number of each token among those of its row."""
+        """The index of each token among the tokens of its row."""
         first_R = torch.searchsorted(self.rows_M, torch.arange(self.rows, device=self.rows_M.device))
         return torch.arange(len(self.rows_M), device=self.rows_M.device) - first_R[self.rows_M]
 
     def _mask(self, dtype: torch.dtype, groups: int) -> torch.Tensor:
-        """What is added to scores of [rows, heads, groups x tokens, columns]: 0 for columns up to a token's own."""
+        """The additive mask of scores [rows, heads, groups x tokens, columns]: 0 for columns up to the token's own."""
         if dtype not in self._masks:
             device = self.positions_M.device
             columns_T = torch.arange(self.columns, device=device)
@@ -172,7 +172,7 @@ class AttentionBatch(ABC):
         return self._masks[dtype]
 
     def attend(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor:
-        """The tokens' attention to all of their rows up to them. Heads K, H = K x G."""
+        """Causal attention of the tokens to their rows. Heads K, H = K x G."""
         self.attended = True
         if self.max_query_len == 1 and (decoded := self.attend_decode(layer, query_MHD, scale)) is not None:
             return decoded
@@ -181,7 +181,7 @@ class AttentionBatch(ABC):
         (tokens, heads, size), kv_heads = query_MHD.shape, keys_RKTD.shape[1]
         groups = heads // kv_heads
         mask = self._mask(query_MHD.dtype, groups)
-        # The heads that share keys stand where tokens stand: each key is read once, and none is copied.
+        # Heads that share keys are folded into the token dimension: each key is read once, none is copied.
         if self.max_query_len == 1:
             query = query_MHD.reshape(tokens, kv_heads, groups, size)
             out = scaled_dot_product_attention(query, keys_RKTD, values_RKTD, attn_mask=mask, scale=scale)
@@ -196,7 +196,7 @@ class AttentionBatch(ABC):
 
 @dataclass
 class DenseAttentionBatch(AttentionBatch):
-    """Tokens that are read by rows of a block, from `first` on."""
+    """Tokens of rows of a dense KV cache, starting at row `first`."""
 
     kv_cache: DenseKVCache
     first: int
@@ -206,13 +206,13 @@ class DenseAttentionBatch(AttentionBatch):
         return buffers[0][window], buffers[1][window]
 
     def write(self, layer: int, layers: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
-        """Write the tokens' keys and values down, of a layer of so many."""
+        """Write the tokens' keys and values of a layer."""
         keys_RKTD, values_RKTD = self._window(self.kv_cache.layer(layer, layers, key_MKD, value_MKD))
         keys_RKTD[self.rows_M, :, self.positions_M] = key_MKD
         values_RKTD[self.rows_M, :, self.positions_M] = value_MKD
 
     def key_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values of the rows, where they lie."""
+        """The keys and values of the rows, as views."""
         return self._window(self.kv_cache.buffers(layer))
 
 
@@ -226,21 +226,21 @@ def packed_attention(
     packed_batches: Sequence[AttentionBatch] | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it, for a line of tokens that belong to many rows: [1, heads, tokens, size]."""
+    """Attention function for transformers, for a packed sequence of many rows: [1, heads, tokens, size]."""
     unsupported = [name for name in _UNSUPPORTED if options.get(name) is not None]
     if packed_batches is None:
         raise PackingUnsupported(
-            f"{type(module).__name__} was not told which rows to read: its model does not pass arguments on, or was "
-            "called while an engine writes with it in another thread"
+            f"{type(module).__name__} got no `packed_batches`: its model does not pass keyword arguments on, or was "
+            "called during generation by an engine in another thread"
         )
     if attention_mask is not None or unsupported or query.device != packed_batches[0].rows_M.device:
-        raise PackingUnsupported(f"{type(module).__name__} asks for {unsupported or 'a mask'}, or is on another device")
+        raise PackingUnsupported(f"{type(module).__name__} needs {unsupported or 'a mask'}, or is on another device")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     layers = getattr(getattr(module, "config", None), "num_hidden_layers", None) or layer + 1
     query_MHD, key_MKD, value_MKD = (key_values[0].transpose(0, 1) for key_values in (query, key, value))
     ends = list(accumulate(len(batch.rows_M) for batch in packed_batches))
     spans = [slice(start, end) for start, end in zip([0, *ends], ends)]
-    for batch, span in zip(packed_batches, spans):  # before any looks: rows may share what others read in this pass
+    for batch, span in zip(packed_batches, spans):  # write all before reading any: rows may share pages
         batch.write(layer, layers, key_MKD[span], value_MKD[span])
     parts = [batch.attend(layer, query_MHD[span], scaling) for batch, span in zip(packed_batches, spans)]
     return (torch.cat(parts) if len(parts) > 1 else parts[0])[None], None
@@ -252,7 +252,7 @@ AttentionInterface.register(PACKED, packed_attention)
 def forward_packed(
     model: Any, ids_M: torch.Tensor, batches: Sequence[AttentionBatch], ends: torch.Tensor | int
 ) -> torch.Tensor:
-    """One pass over a line of tokens; the logits at `ends` (0: everywhere)."""
+    """One forward pass over a packed sequence; the logits at `ends` (0: everywhere)."""
     positions_M = torch.cat([batch.positions_M for batch in batches])
     output = model(
         input_ids=ids_M[None],
@@ -268,12 +268,12 @@ def forward_packed(
 
 
 def unwrap_model(model: nn.Module) -> PreTrainedModel | None:
-    """The transformers model within wrappers such as peft's."""
+    """The transformers model inside wrappers such as PEFT's."""
     return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
 
 
 def supports_packing(model: nn.Module) -> bool:
-    """Whether the model says that it takes attention functions of others, and has plain attention in every layer."""
+    """Whether the model accepts a custom attention function and has plain attention in every layer."""
     core = unwrap_model(model)
     if core is None or not core._supports_attention_backend:
         return False
@@ -283,7 +283,7 @@ def supports_packing(model: nn.Module) -> bool:
 
 @contextmanager
 def use_packed_attention(model: nn.Module) -> Iterator[None]:
-    """Within, the model attends by `packed_attention`. Afterwards as before."""
+    """Inside the context, the model uses `packed_attention`; restored afterwards."""
     core = unwrap_model(model)
     assert core is not None
     parts = {name: part for name in core.config.sub_configs if (part := getattr(core.config, name, None)) is not None}
@@ -298,7 +298,7 @@ def use_packed_attention(model: nn.Module) -> Iterator[None]:
 
 
 class _Index:
-    """Numbers of rows, sent to each device once."""
+    """Row indices, copied to each device once."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         self._rows = torch.tensor(rows, dtype=torch.long)
@@ -311,7 +311,7 @@ class _Index:
 
 
 def fits(buffer: torch.Tensor, states_MHD: torch.Tensor) -> bool:
-    """Whether keys or values can be written to a buffer of [.., heads, columns, head size]."""
+    """Whether keys or values fit a buffer of [.., heads, columns, head size]."""
     same_size = (buffer.shape[1], buffer.shape[3]) == tuple(states_MHD.shape[1:])
     return same_size and buffer.dtype == states_MHD.dtype and buffer.device == states_MHD.device
 

@@ -16,12 +16,12 @@ from stepladder.judges.llm.spend.prices import Price, load_prices
 if TYPE_CHECKING:  # brings the client of OpenAI, which takes a second
     from stepladder.judges.llm.local_engine import LocalEngine
     from stepladder.judges.llm.spend.paid import PaidEngine
-    from stepladder.judges.llm.spend.response_cache import Replies
+    from stepladder.judges.llm.spend.response_cache import ResponseCache
 
 #: Settings that change what judging costs, and no verdict.
-COSTS = ("budget", "prices", "concurrency", "timeout", "retries")
+COST_SETTINGS = ("budget", "prices", "concurrency", "timeout", "retries")
 #: Files of a judge in a stage's folder: what was paid for holds under any settings.
-KEPT = ("replies.jsonl", "spend.jsonl")
+PERSISTENT_FILES = ("replies.jsonl", "spend.jsonl")
 
 
 def _a_budget(text: str) -> str:
@@ -101,16 +101,16 @@ class LLMJudgeConfig(Config):
         """What its tokens cost, if that is known."""
         return Price(input=Decimal(0), output=Decimal(0)) if self.is_local else load_prices(self.prices).get(self.model)
 
-    def known(self, folder: Path) -> "Replies":
+    def known(self, folder: Path) -> "ResponseCache":
         """The replies of this model that a folder holds."""
         from stepladder.judges.llm.local_engine import local_replies_in
-        from stepladder.judges.llm.spend.paid import replies_in
+        from stepladder.judges.llm.spend.paid import cached_responses
 
-        return local_replies_in(folder, self.model) if self.is_local else replies_in(folder, self.model, self.url)
+        return local_replies_in(folder, self.model) if self.is_local else cached_responses(folder, self.model, self.url)
 
     @contextmanager
     def engine(self, folder: Path, device: str = "auto") -> "Iterator[PaidEngine | LocalEngine]":
-        """Who answers them. Replies and spend are kept in the folder. `device` is for a model that is played here."""
+        """Who answers them. ResponseCache and spend are kept in the folder. `device` is for a model that is played here."""
         with closing(self._open(folder, device)) as engine:
             yield engine
 

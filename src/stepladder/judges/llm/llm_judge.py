@@ -38,7 +38,7 @@ class JudgeCounts:
 
     #: Prompts; a repair is part of its prompt.
     asked: int = 0
-    #: Replies that could be read at the second try, and those that could not.
+    #: ResponseCache that could be read at the second try, and those that could not.
     repaired: int = 0
     refused: int = 0
     #: Requests that the engine could not answer.

@@ -6,16 +6,16 @@ In: a model folder, a folder for the replies. Out: an engine for the driver.
 from pathlib import Path
 
 from stepladder.judges.llm.spend.paid import REPLIES, Spend
-from stepladder.judges.llm.spend.response_cache import RememberingEngine, Replies
+from stepladder.judges.llm.spend.response_cache import CachedEngine, ResponseCache
 
 
-class LocalEngine(RememberingEngine):
+class LocalEngine(CachedEngine):
     """Remembers replies, and knows what they took."""
 
     def spend(self) -> Spend:
         """What the folder's replies took, over all runs in it. They are free."""
         calls, usage = self.replies.total()
-        return Spend(calls, 0, usage.read, usage.written, 0.0, self.recalled)
+        return Spend(calls, 0, usage.read, usage.written, 0.0, self.cached)
 
 
 def open_local_judge(model: Path, folder: Path, batch: int, device: str = "auto") -> LocalEngine:
@@ -25,6 +25,6 @@ def open_local_judge(model: Path, folder: Path, batch: int, device: str = "auto"
     return LocalEngine(TransformersEngine(str(model), device=device, max_batch=batch), folder / REPLIES, str(model))
 
 
-def local_replies_in(folder: Path, model: str) -> Replies:
+def local_replies_in(folder: Path, model: str) -> ResponseCache:
     """The replies that a folder holds of a model of this machine."""
-    return Replies(folder / REPLIES, model)
+    return ResponseCache(folder / REPLIES, model)

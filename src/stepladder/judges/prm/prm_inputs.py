@@ -1,10 +1,10 @@
-"""What a reward model reads: token ids, and the places in them where the scores of steps are read.
+"""The inputs of a process reward model: token ids, and the positions at which the steps end.
 
-In: trajectories, or a state with a step. Out: `Reading`s. A step's score is read at its last token, so one pass over a
-transcript scores every step in it: a causal model has seen there all that came before, and nothing of what follows.
+In: trajectories, or a state with one step. Out: `PRMInput`s. A step is scored at its last token, so one forward pass
+over a transcript scores every step in it: attention is causal, so nothing after the step can influence its score.
 
-Where a transcript outgrows the window, a step beyond it gets a reading of its own: as much as fits in front of its last
-token. What is cut is history, always at the left, and never the newest words; such steps are counted.
+If a transcript exceeds the context window, every step beyond it gets its own input that ends with the step. Its history
+is truncated on the left; such steps are counted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,81 +16,81 @@ from stepladder.engines.transformers.tokenization import Encoding
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """One row of a batch."""
+class PRMInput:
+    """One sequence of a batch."""
 
     tokens: tuple[int, ...]
-    #: Which steps end in it, the token at which each begins to be written, and the one at which it ends.
+    #: The steps that end in it, and the positions of the first and the last token of each.
     steps: tuple[int, ...]
     starts: tuple[int, ...]
     ends: tuple[int, ...]
 
 
-class StepReader:
-    """Turns steps into readings for one model."""
+class PRMInputBuilder:
+    """Builds the inputs of one model."""
 
     def __init__(self, encoding: Encoding, window: int, padding: int | None, *, retokenize: bool = False) -> None:
-        """`window`: most tokens of a reading. `padding`: the token that the model takes for no word at all.
+        """`window`: maximum tokens of an input. `padding`: the padding token, which never ends a step.
 
-        `retokenize`: text whose ids are of another vocabulary is encoded anew, instead of refused.
+        `retokenize`: encode the text again where token ids are of another vocabulary, instead of raising an error.
         """
         if window < 1:
-            raise ValueError(f"a window of {window} tokens has room for nothing")
+            raise ValueError(f"window is {window}; it must be at least 1 token")
         self.encoding = encoding
         self.window = window
         self.padding = padding
         self.retokenize = retokenize
-        #: Steps whose history did not fit and was cut, and segments that were encoded anew.
-        self.cut = 0
-        self.reencoded = 0
+        #: The number of steps whose history was truncated, and of segments that were encoded again.
+        self.truncated = 0
+        self.retokenized = 0
 
-    def trajectory(self, trajectory: Trajectory) -> list[Reading]:
-        """Every step of a trajectory, in as few readings as there are contexts."""
-        readings: list[Reading] = []
+    def trajectory(self, trajectory: Trajectory) -> list[PRMInput]:
+        """The inputs for every step of a trajectory: one per context, plus one per step beyond the window."""
+        inputs: list[PRMInput] = []
         tokens: list[int] = []
-        whole: list[tuple[int, int, int]] = []
+        fitting: list[tuple[int, int, int]] = []
         for number, step in enumerate(trajectory.steps):
             if step.restarts:
-                readings += self._whole(tokens, whole)
-                tokens, whole = [], []
+                inputs += self._whole(tokens, fitting)
+                tokens, fitting = [], []
             tokens += self._ids(step.read)
             start = len(tokens)
             tokens += self._ids((step.written,))
             end = self._end(tokens)
             if end < self.window:
-                whole.append((number, min(start, end), end))
+                fitting.append((number, min(start, end), end))
             else:
-                readings.append(self._cut(tokens, number, start, end))
-        return readings + self._whole(tokens, whole)
+                inputs.append(self._truncated(tokens, number, start, end))
+        return inputs + self._whole(tokens, fitting)
 
-    def step(self, context: Sequence[Segment], written: Segment) -> Reading:
-        """One step in its state."""
+    def step(self, context: Sequence[Segment], written: Segment) -> PRMInput:
+        """The input for one step in its state."""
         tokens = self._ids(context)
         start = len(tokens)
         tokens += self._ids((written,))
         end = self._end(tokens)
         if end >= self.window:
-            return self._cut(tokens, 0, start, end)
-        return Reading(tuple(tokens[: end + 1]), (0,), (min(start, end),), (end,))
+            return self._truncated(tokens, 0, start, end)
+        return PRMInput(tuple(tokens[: end + 1]), (0,), (min(start, end),), (end,))
 
-    def _whole(self, tokens: Sequence[int], steps: Sequence[tuple[int, int, int]]) -> list[Reading]:
-        """The steps that fit, in one reading that ends with the last of them."""
+    def _whole(self, tokens: Sequence[int], steps: Sequence[tuple[int, int, int]]) -> list[PRMInput]:
+        """One input with all steps that fit; it ends with the last of them."""
         if not steps:
             return []
         numbers, starts, ends = zip(*steps)
-        return [Reading(tuple(tokens[: ends[-1] + 1]), numbers, starts, ends)]
+        return [PRMInput(tuple(tokens[: ends[-1] + 1]), numbers, starts, ends)]
 
-    def _cut(self, tokens: Sequence[int], number: int, start: int, end: int) -> Reading:
-        self.cut += 1
+    def _truncated(self, tokens: Sequence[int], number: int, start: int, end: int) -> PRMInput:
+        self.truncated += 1
         first = end + 1 - self.window
         start = min(max(start - first, 0), self.window - 1)
-        return Reading(tuple(tokens[first : end + 1]), (number,), (start,), (self.window - 1,))
+        return PRMInput(tuple(tokens[first : end + 1]), (number,), (start,), (self.window - 1,))
 
     def _end(self, tokens: Sequence[int]) -> int:
-        """The last token that is a word. Models of this kind take the score there, and not at the end of a turn."""
-        for place in range(len(tokens) - 1, -1, -1):
-            if tokens[place] != self.padding:
-                return place
+        """The last token that is not padding: sequence classification models are scored there."""
+        for position in range(len(tokens) - 1, -1, -1):
+            if tokens[position] != self.padding:
+                return position
         raise BackendError("a step without a single token cannot be scored")
 
     def _ids(self, segments: Iterable[Segment]) -> list[int]:
@@ -102,8 +102,8 @@ class StepReader:
                 raise BackendError(
                     f"a transcript has token ids of another vocabulary ({segment.vocabulary or 'unnamed'}) than the "
                     f"reward model's ({self.encoding.vocabulary}): the policy has another tokenizer. Take a reward "
-                    "model that was trained from this policy, or set retokenize to true to encode the text anew"
+                    "model that was trained from this policy, or set retokenize to true to encode the text again"
                 )
-            self.reencoded += 1
+            self.retokenized += 1
             segment = replace(segment, tokens=(), logprobs=(), vocabulary="")
         return self.encoding.encode(segment)

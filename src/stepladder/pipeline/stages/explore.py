@@ -9,13 +9,13 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question, Tree
 from stepladder.explore.mcts import search
-from stepladder.judges.llm.config import COSTS, KEPT
+from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import ExploreConfig
 from stepladder.pipeline.stage import TREES, StageResult, StageSpec, Task, expect_answers
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
 from stepladder.pipeline.tree_search import grow_trees
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.transcripts.demonstrations import sample_questions
 
 if TYPE_CHECKING:
     from stepladder.judges.llm.spend.estimate import Estimate
@@ -32,7 +32,7 @@ def run_explore(settings: ExploreConfig, context: RunContext, task: Task) -> Sta
     return grow_trees(
         context,
         task,
-        pick(split, settings.questions or len(split), task.seed, balance=settings.balance),
+        sample_questions(split, settings.questions or len(split), task.seed, balance=settings.balance),
         grow,
         judge=settings.evaluate,
         llm=settings.llm,
@@ -44,10 +44,10 @@ def dry_run(settings: ExploreConfig, context: RunContext) -> "Estimate":
     """What the judge of these settings would cost at most."""
     if settings.llm is None:
         raise StepladderError(f"leaves valued by '{settings.evaluate}' cost nothing: there is nothing to estimate")
-    from stepladder.judges.llm.spend.estimate import estimate_growth  # brings the client of OpenAI
+    from stepladder.judges.llm.spend.estimate import estimate_tree_search  # brings the client of OpenAI
 
     questions = len(context.split(settings.split)[: settings.questions])
-    return estimate_growth(settings.llm.judge("score"), questions, settings.simulations, settings.llm.price())
+    return estimate_tree_search(settings.llm.judge("score"), questions, settings.simulations, settings.llm.price())
 
 
 def check_explore(settings: ExploreConfig, context: RunContext) -> None:
@@ -75,6 +75,6 @@ STAGE = StageSpec(
     check=check_explore,
     summarize=summarize,
     accepts_oracle=True,
-    persistent_files=KEPT,
-    not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COSTS)}),
+    persistent_files=PERSISTENT_FILES,
+    not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COST_SETTINGS)}),
 )

@@ -12,7 +12,7 @@ from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, expect_dev
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.transcripts.demonstrations import sample_questions
 
 
 def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResult:
@@ -90,7 +90,7 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
     """The questions that were rolled out before the stage ended."""
     settings: GRPOConfig = stage.settings
     answerable = [question for question in stage.context.split("train") if question.answers]
-    chosen = pick(answerable, settings.questions, stage.seed, balance=settings.balance)
+    chosen = sample_questions(answerable, settings.questions, stage.seed, balance=settings.balance)
     episodes = stage.summary.get("episodes")
     if not isinstance(episodes, int):
         raise StepladderError("the summary of this stage does not say how many episodes were rolled out")

@@ -27,7 +27,7 @@ from stepladder.explore.ranked import RANK
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import monte_carlo, spre
 from stepladder.judges.base import Judge
-from stepladder.judges.llm.config import COSTS, KEPT, LLMJudgeConfig
+from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES, LLMJudgeConfig
 from stepladder.judges.llm.llm_judge import LLMJudge
 from stepladder.judges.value import ValueJudge
 from stepladder.oracle.step_judge import GoldJudge
@@ -244,7 +244,7 @@ STAGE = StageSpec(
     check=check_pairs,
     questions=no_questions,
     generates=never,
-    persistent_files=KEPT,
-    not_fingerprinted=frozenset(f"llm.{name}" for name in COSTS),
+    persistent_files=PERSISTENT_FILES,
+    not_fingerprinted=frozenset(f"llm.{name}" for name in COST_SETTINGS),
     version=2,  # the gold judge no longer blames a reply for its query
 )

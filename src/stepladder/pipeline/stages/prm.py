@@ -40,7 +40,7 @@ from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_questions import PRMQuestions, choose
 
 if TYPE_CHECKING:
-    from stepladder.judges.prm.prm_inputs import StepReader
+    from stepladder.judges.prm.prm_inputs import PRMInputBuilder
     from stepladder.train.prm.prm_data import RewardExample
     from stepladder.train.prm.trainer import ExampleMaker
 
@@ -77,18 +77,18 @@ def run_prm(settings: PRMConfig, context: RunContext, task: Task) -> StageResult
     return StageResult(report.numbers, {REWARD: report.reward})
 
 
-def _from_pairs(settings: PRMConfig, context: RunContext, folder: Path, reader: "StepReader") -> "Examples":
+def _from_pairs(settings: PRMConfig, context: RunContext, folder: Path, builder: "PRMInputBuilder") -> "Examples":
     from stepladder.train.dpo.pair_checks import PairCheck
     from stepladder.train.prm.prm_data import from_pairs
 
-    check = PairCheck(context.agent, context.all_questions(), reader.encoding, None, retokenize=settings.retokenize)
+    check = PairCheck(context.agent, context.all_questions(), builder.encoding, None, retokenize=settings.retokenize)
     train, dev = (check.sift(read_records(folder / name, Pair)) for name in (TRAIN_PAIRS, DEV_PAIRS))
     train.expect_some(str(folder / TRAIN_PAIRS))
     refused = dict((train.refused + dev.refused).most_common())
     counts = {"pairs": len(train.pairs), "held_out_pairs": len(dev.pairs), "refused": refused}
     return (
-        from_pairs(train.pairs, reader, settings.margin),
-        from_pairs(dev.pairs, reader, settings.margin),
+        from_pairs(train.pairs, builder, settings.margin),
+        from_pairs(dev.pairs, builder, settings.margin),
         counts,
     )
 
@@ -105,7 +105,7 @@ def _from_trees(
     questions: PRMQuestions,
     played: Sequence[Trajectory],
     seed: int,
-    reader: "StepReader",
+    builder: "PRMInputBuilder",
 ) -> "Examples":
     from stepladder.train.prm.prm_data import from_chains, from_trees, gold_verdicts, outcomes
 
@@ -115,7 +115,7 @@ def _from_trees(
         """What the policy has written, of questions that are held out, or of the others."""
         trees = (tree for tree in read_trees(path) if (tree.question.id in questions.held_out) is held_out)
         episodes = (each for each in played if (each.question.id in questions.held_out) is held_out)
-        return [*from_trees(trees, reader, values_of), *from_chains(episodes, reader)]
+        return [*from_trees(trees, builder, values_of), *from_chains(episodes, builder)]
 
     train, dev = of_policy(held_out=False), of_policy(held_out=True)
     counts: dict[str, object] = {}
@@ -124,7 +124,7 @@ def _from_trees(
         broken = len(questions.played) * settings.num_generations - len(played)
         counts = {"episodes": len(played), "broken": broken, "tokens_sampled": written}
     if questions.chained:
-        train += from_chains(_chains(questions.chained, settings.corruptions, context, seed), reader)
+        train += from_chains(_chains(questions.chained, settings.corruptions, context, seed), builder)
     if not train:
         raise StepladderError(
             f"no step of the trees in {path} has a value for the objective '{settings.objective}'. Verdicts need "
@@ -188,7 +188,7 @@ def summarize(numbers: Numbers) -> StageSummary:
             "updates": updates(numbers),
             "refused": listed(numbers.get("refused", {})),
             "truncated histories": unless_zero(numbers.get("histories_cut")),
-            "retokenized segments": unless_zero(numbers.get("segments_reencoded")),
+            "retokenized segments": unless_zero(numbers.get("segments_retokenized")),
         },
     )
 

@@ -42,7 +42,7 @@ from stepladder.pipeline.stage import (
     Task,
 )
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.transcripts.demonstrations import sample_questions
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.reward_model import ProcessRewardModel
@@ -79,7 +79,7 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
     prm = ProcessRewardModel.load(
         task.inputs[REWARD], device=shared.device, dtype=shared.dtype, retokenize=settings.retokenize
     )
-    questions = pick(context.split(settings.split), settings.questions, task.seed)
+    questions = sample_questions(context.split(settings.split), settings.questions, task.seed)
     played = sampled_episodes(
         context, task, questions, samples=settings.num_generations, temperature=settings.temperature
     )
@@ -96,7 +96,7 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
         "pair_accuracy": _on_pairs(prm, Path(task.inputs[PAIRS])) if settings.held_out_pairs else None,
         "calibration": calibration,
         "chains": chain_numbers(lowest) if lowest["gold"] else {},
-        "histories_cut": prm.reader.cut,
+        "histories_cut": prm.builder.truncated,
     }
     told = f"{len(steps):,} steps of {len(questions):,} questions of the split {settings.split}"
     with atomic_folder(task.folder / EXAMINATION, what="examination") as folder:
@@ -134,8 +134,8 @@ def _on_pairs(prm: "ProcessRewardModel", folder: Path) -> dict[str, float] | Non
 
     def ranked() -> Iterator[tuple[str, bool]]:
         for pair in read_records(folder / DEV_PAIRS, Pair):
-            sides = [prm.reader.step(pair.context, side.written) for side in (pair.chosen, pair.rejected)]
-            (better,), (worse,) = prm.read(sides)
+            sides = [prm.builder.step(pair.context, side.written) for side in (pair.chosen, pair.rejected)]
+            (better,), (worse,) = prm.score_batch(sides)
             yield pair.question_id, better > worse
 
     return pair_accuracy(ranked())

@@ -14,12 +14,12 @@ from stepladder.core.requests import Algorithm, Sampling
 from stepladder.core.trace import Question, Tree
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.ranked import RankedConfig, ranked
-from stepladder.judges.llm.config import COSTS, KEPT, LLMJudgeConfig
+from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES, LLMJudgeConfig
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, StageSpec, Task, expect_answers
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
 from stepladder.pipeline.tree_search import grow_trees
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.transcripts.demonstrations import sample_questions
 
 
 class RankConfig(Config):
@@ -63,7 +63,7 @@ def run_rank(settings: RankConfig, context: RunContext, task: Task) -> StageResu
     return grow_trees(
         context,
         task,
-        pick(split, settings.questions or len(split), task.seed, balance=settings.balance),
+        sample_questions(split, settings.questions or len(split), task.seed, balance=settings.balance),
         grow,
         judge=settings.judge,
         llm=settings.llm,
@@ -95,6 +95,6 @@ STAGE = StageSpec(
     check=check_rank,
     summarize=summarize,
     unused_inputs=lambda settings: frozenset() if settings.judge == "prm" else frozenset({REWARD}),
-    persistent_files=KEPT,
-    not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COSTS)}),
+    persistent_files=PERSISTENT_FILES,
+    not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COST_SETTINGS)}),
 )

@@ -13,7 +13,7 @@ from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, u
 from stepladder.preferences.pair_stats import listed
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FILTERS
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.transcripts.demonstrations import sample_questions
 
 
 def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult:
@@ -89,7 +89,7 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
     """The sampled questions."""
     settings: RFTConfig = stage.settings
     answerable = [question for question in stage.context.split("train") if question.answers]
-    return (each.id for each in pick(answerable, settings.questions, stage.seed, balance=settings.balance))
+    return (each.id for each in sample_questions(answerable, settings.questions, stage.seed, balance=settings.balance))
 
 
 STAGE = StageSpec(

@@ -10,7 +10,7 @@ from pathlib import Path
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, TREES, FinishedStage, StageResult, StageSpec, Task, expect_dev
 from stepladder.train.sft.config import SFTConfig
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.transcripts.demonstrations import sample_questions
 
 
 def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult:
@@ -47,7 +47,7 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
     settings: SFTConfig = stage.settings
     if settings.source == "trees":
         return ()
-    return (each.id for each in pick(stage.context.sft_questions(), settings.questions, stage.seed, balance=settings.balance))
+    return (each.id for each in sample_questions(stage.context.sft_questions(), settings.questions, stage.seed, balance=settings.balance))
 
 
 STAGE = StageSpec(

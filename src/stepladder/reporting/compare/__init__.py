@@ -1,7 +1,7 @@
 """Comparison of runs on the same questions: a table, an HTML page, JSON.
 
-In: run folders and saved evaluations. Out: a `RunComparison`: one arm per method, with intervals, paired differences vs.
-a reference, inference cost and training cost. No model is loaded and no user code is run.
+In: run folders and saved evaluations. Out: a `RunComparison`: one arm per method, with intervals, paired differences
+vs. a reference, inference cost and training cost. No model is loaded and no user code is run.
 
 evaluations.py    parses `[LABEL=]PATH[:STAGE]` and loads the evaluations
 provenance.py     what the evaluated policy was trained on: questions, tokens, minutes

@@ -1,7 +1,7 @@
-"""A comparison on a terminal: one table that fits, and below it what has to be known to read it.
+"""A comparison on a terminal: one table that fits its width, and notes below it.
 
-In: a `Compared`. Out: text on a console. Columns stand in the order of their importance; where there is no room for all
-of them, the last ones are left out and named, so that no line is broken.
+In: a `RunComparison`. Out: text on a console. Columns are ordered by importance; those that do not fit are omitted from
+the right and listed below the table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,20 +14,20 @@ from rich.text import Text
 
 from stepladder.core.trace_printer import printable
 from stepladder.evaluate.statistics import Interval
-from stepladder.reporting.compare.comparison import NOISE, Compared, Difference, Line
+from stepladder.reporting.compare.comparison import ALPHA, Arm, Difference, RunComparison
 
-#: Metrics, as a person says them; others are called as they are.
+#: Display names of metrics; others are shown as they are.
 _NAMES = {"f1": "F1", "em": "EM"}
 _UNKNOWN = "-"
-#: Labels longer than this are broken; where there is little room, those longer than the second.
-_LABEL, _LABEL_AT_LEAST = 28, 18
-#: Columns that are always there: the label and the metric.
-_ALWAYS = 2
+#: Maximum width of the label column, and on a narrow terminal.
+_MAX_LABEL, _NARROW_LABEL = 28, 18
+#: Columns that are never omitted: label and metric.
+_MIN_COLUMNS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column: its header in one or two lines, what it is called where it is left out, and a cell a line."""
+    """A column: header (one or two lines), name if omitted, and one cell per arm."""
 
     header: str
     name: str
@@ -38,61 +38,61 @@ class _Column:
         return max(map(cell_len, (*self.header.split("\n"), *self.cells)))
 
 
-def print_compared(console: Console, compared: Compared) -> None:
-    """The table, and how to read it."""
-    columns = _columns(compared)
+def print_comparison(console: Console, comparison: RunComparison) -> None:
+    """The table and its notes."""
+    columns = _columns(comparison)
     kept = _fitting(columns, console.width)
-    lead = metric_name(compared.metric)
-    over = f"{compared.questions:,} questions that all have"
-    console.print(f"[bold]{len(compared.lines)} lines[/] on {over}, mean \\[95% interval]", highlight=False)
+    lead = metric_name(comparison.metric)
+    title = f"[bold]{len(comparison.arms)} arms[/] on {comparison.questions:,} shared questions, mean \\[95% CI]"
+    console.print(title, highlight=False)
     console.print(_table(kept, console.width))
-    if left := [column.name for column in columns[len(kept) :]]:
-        _say(console, f"no room for: {', '.join(left)} (a wider terminal, --html and --json have them)")
-    for note in notes(compared):
+    if omitted := [column.name for column in columns[len(kept) :]]:
+        _say(console, f"columns omitted: {', '.join(omitted)} (use a wider terminal, --html or --json)")
+    for note in notes(comparison):
         _say(console, note)
-    if compared.differences:
-        count = len(compared.differences)
-        holm = f", corrected by Holm over {count} lines" if count > 1 else ""
+    if comparison.differences:
+        count = len(comparison.differences)
+        holm = f", Holm-corrected over {count} arms" if count > 1 else ""
         _say(
             console,
-            f"difference: {lead} less that of {compared.reference}, paired by question; p: of a sign-flip test{holm}; "
-            f"*: p below {NOISE:g}, beyond noise",
+            f"delta {lead}: vs. {comparison.reference}, paired by question; p: sign-flip test{holm}; "
+            f"*: statistically significant (p < {ALPHA:g})",
         )
-    if any(len(line.seeds) > 1 for line in compared.lines):
+    if any(len(arm.seeds) > 1 for arm in comparison.arms):
         _say(
             console,
-            "xN: N seeds; a question's score is its mean over them, intervals are over questions. They do not say what "
-            "another seed would bring",
+            "xN: N seeds; scores are means over seeds, intervals are over questions and do not include the variance "
+            "over seeds",
         )
 
 
-def notes(compared: Compared) -> Iterator[str]:
-    """What a reader has to know of single lines: seeds, questions left out, failures, figures that are not known."""
-    lead = metric_name(compared.metric)
-    for line in compared.lines:
-        if (over := line.range(compared.metric)) is not None:
-            seeds = ", ".join(_UNKNOWN if seed.seed is None else str(seed.seed) for seed in line.seeds)
+def notes(comparison: RunComparison) -> Iterator[str]:
+    """Notes on single arms: seeds, excluded questions, failures, unknown values."""
+    lead = metric_name(comparison.metric)
+    for arm in comparison.arms:
+        if (over := arm.range(comparison.metric)) is not None:
+            seeds = ", ".join(_UNKNOWN if seed.seed is None else str(seed.seed) for seed in arm.seeds)
             low, high = (decimal(each) for each in over)
-            yield f"{line.label}: {len(line.seeds)} seeds ({seeds}), {lead} from {low} to {high}"
-        for seed in line.seeds:
-            where = line.label if len(line.seeds) == 1 else seed.place
-            if seed.left_out:
-                yield f"{where}: {seed.left_out:,} more questions left out, which not all others have"
+            yield f"{arm.label}: {len(arm.seeds)} seeds ({seeds}), {lead} from {low} to {high}"
+        for seed in arm.seeds:
+            where = arm.label if len(arm.seeds) == 1 else seed.path
+            if seed.excluded:
+                yield f"{where}: {seed.excluded:,} questions excluded, which are not in all evaluations"
             if seed.cancelled:
-                yield f"{where}: {seed.cancelled:,} questions were not reached and are not compared"
+                yield f"{where}: {seed.cancelled:,} questions were not evaluated (interrupted)"
             if seed.failed:
                 yield f"{where}: {seed.failed:,} episodes failed, counted as wrong"
             for stage, problem in seed.problems.items():
-                yield f"{where}: training questions of the stage '{stage}' are not known: {problem}"
-    if compared.known < compared.questions:
-        yield f"{lead} is known for {compared.known:,} of the {compared.questions:,} questions"
+                yield f"{where}: training questions of the stage '{stage}' are unknown: {problem}"
+    if comparison.scored < comparison.questions:
+        yield f"{lead} is known for {comparison.scored:,} of the {comparison.questions:,} questions"
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------
 
 
 def metric_name(metric: str) -> str:
-    """A metric as a person says it.
+    """The display name of a metric.
 
     >>> metric_name("f1"), metric_name("tokens_read")
     ('F1', 'tokens read')
@@ -101,14 +101,14 @@ def metric_name(metric: str) -> str:
 
 
 def decimal(value: float | None, digits: int = 2) -> str:
-    """A number with so many digits, large ones with none; a dash where it is not known."""
+    """A number with `digits` decimals, large numbers with none; a dash if unknown."""
     if value is None:
         return _UNKNOWN
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}f}"
 
 
 def brief(count: float | None) -> str:
-    """A count in few characters.
+    """A count, abbreviated.
 
     >>> brief(None), brief(87.4), brief(1_234), brief(35_280), brief(1_250_000)
     ('-', '87', '1.2k', '35k', '1.2M')
@@ -133,11 +133,11 @@ def _interval(interval: Interval) -> str:
 def _signed(each: Difference) -> str:
     change = each.difference
     mean, low, high = (_bound(value, 3, "+") for value in (change.mean, change.low, change.high))
-    return f"{mean} [{low} {high}]{'*' if each.beyond_noise else ' '}"
+    return f"{mean} [{low} {high}]{'*' if each.significant else ' '}"
 
 
 def _bound(value: float, digits: int = 2, sign: str = "-") -> str:
-    """A number without the 0 before its point, which costs room and says nothing."""
+    """A number without its leading 0, to save space."""
     text = f"{value:{sign},.0f}" if abs(value) >= 100 else f"{value:{sign}.{digits}f}"
     return text.replace("0.", ".", 1) if text.lstrip("+-").startswith("0.") else text
 
@@ -145,47 +145,49 @@ def _bound(value: float, digits: int = 2, sign: str = "-") -> str:
 # --- the table --------------------------------------------------------------------------------------------------
 
 
-def _columns(compared: Compared) -> list[_Column]:
-    lines, lead = compared.lines, compared.metric
+def _columns(comparison: RunComparison) -> list[_Column]:
+    arms, lead = comparison.arms, comparison.metric
     found = [
-        _Column("line", "line", tuple(_label(line) for line in lines)),
-        _score_column(lead, lines),
+        _Column("arm", "arm", tuple(_label(arm) for arm in arms)),
+        _score_column(lead, arms),
     ]
-    if compared.differences:
-        given = [compared.differences.get(line.label) for line in lines]
+    if comparison.differences:
+        given = [comparison.differences.get(arm.label) for arm in arms]
         found += [
             _Column(
-                "difference", "difference", tuple("reference" if each is None else _signed(each) for each in given)
+                f"delta {metric_name(lead)}",
+                "difference",
+                tuple("reference" if each is None else _signed(each) for each in given),
             ),
             _Column("p", "p", tuple("" if each is None else p_text(each.corrected) for each in given)),
         ]
-    found += [_score_column(metric, lines) for metric in ("f1", "em") if metric != lead]
-    malformed = [line.mean("malformed") for line in lines]
+    found += [_score_column(metric, arms) for metric in ("f1", "em") if metric != lead]
+    malformed = [arm.mean("malformed") for arm in arms]
     return [
         *found,
-        _Column("search-\nes", "searches a question", tuple(decimal(line.mean("searches_made"), 1) for line in lines)),
-        _Column("read", "tokens read a question", tuple(brief(line.mean("tokens_read")) for line in lines)),
-        _Column("wrote", "tokens written a question", tuple(brief(line.mean("tokens_written")) for line in lines)),
+        _Column("search-\nes", "searches per question", tuple(decimal(arm.mean("searches_made"), 1) for arm in arms)),
+        _Column("read", "tokens read per question", tuple(brief(arm.mean("tokens_read")) for arm in arms)),
+        _Column("writ-\nten", "tokens written per question", tuple(brief(arm.mean("tokens_written")) for arm in arms)),
         _Column(
             "mal-\nformed",
             "episodes with a malformed step",
             tuple(_UNKNOWN if each is None else f"{each:.0%}" for each in malformed),
         ),
-        _Column("train-\ned on", "training questions", tuple(brief(line.training_questions) for line in lines)),
-        _Column("tokens\nwrote", "tokens written in training", tuple(brief(line.training_tokens) for line in lines)),
-        _Column("min", "minutes of training", tuple(_minutes(line.training_minutes) for line in lines)),
+        _Column("train\nqs", "training questions", tuple(brief(arm.training_questions) for arm in arms)),
+        _Column("train\ntokens", "tokens generated in training", tuple(brief(arm.training_tokens) for arm in arms)),
+        _Column("train\nmin", "minutes of training", tuple(_minutes(arm.training_minutes) for arm in arms)),
     ]
 
 
-def _score_column(metric: str, lines: Sequence[Line]) -> _Column:
+def _score_column(metric: str, arms: Sequence[Arm]) -> _Column:
     name = metric_name(metric)
-    return _Column(name, name, tuple(_interval(line.scores[metric]) for line in lines))
+    return _Column(name, name, tuple(_interval(arm.scores[metric]) for arm in arms))
 
 
-def _label(line: Line) -> str:
-    """The label as it will be seen, so that its width is known, and how many seeds it has."""
-    label = Text.from_markup(printable(line.label)).plain
-    return label if len(line.seeds) == 1 else f"{label} x{len(line.seeds)}"
+def _label(arm: Arm) -> str:
+    """The label as printed, so that its width is known, and the number of seeds."""
+    label = Text.from_markup(printable(arm.label)).plain
+    return label if len(arm.seeds) == 1 else f"{label} x{len(arm.seeds)}"
 
 
 def _minutes(minutes: float | None) -> str:
@@ -193,18 +195,18 @@ def _minutes(minutes: float | None) -> str:
 
 
 def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
-    """As many of the columns as there is room for, the label as short as it may be."""
-    label = min(columns[0].width, _LABEL_AT_LEAST)
+    """The leading columns that fit, with the label column as narrow as allowed."""
+    label = min(columns[0].width, _NARROW_LABEL)
     kept = list(columns)
-    while len(kept) > _ALWAYS and label + sum(each.width for each in kept[1:]) + len(kept) - 1 > width:
+    while len(kept) > _MIN_COLUMNS and label + sum(each.width for each in kept[1:]) + len(kept) - 1 > width:
         kept.pop()
     return kept
 
 
 def _table(columns: Sequence[_Column], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    room = width - sum(each.width for each in columns[1:]) - len(columns) + 1
-    label = min(columns[0].width, _LABEL, max(room, 1))
+    available = width - sum(each.width for each in columns[1:]) - len(columns) + 1
+    label = min(columns[0].width, _MAX_LABEL, max(available, 1))
     table.add_column(columns[0].header, overflow="fold", width=label, vertical="bottom")
     for column in columns[1:]:
         table.add_column(column.header, justify="right", no_wrap=True, min_width=column.width)

@@ -1,7 +1,7 @@
-"""What is compared: evaluations of runs, and evaluations that `stepladder eval --out` saved.
+"""Loads the evaluations to compare: those of runs, and those saved by `stepladder eval --out`.
 
-In: `[LABEL=]PATH[:STAGE]` as it is typed. Out: a `Source` each: its rows, and what tells it from others. Of a run the
-last evaluation counts whose policy is not the oracle; `:STAGE` names another one, `:*` takes all of them.
+In: `[LABEL=]PATH[:STAGE]` arguments. Out: one `EvaluationSource` per evaluation: its scores and its configuration. By
+default the last evaluation of a run that is not the oracle's; `:STAGE` selects another one, `:*` all of them.
 """
 
 import json
@@ -20,55 +20,55 @@ from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import EVALUATION, REWARD
 from stepladder.pipeline.stages import get_stage
-from stepladder.reporting.compare.provenance import Lineages, Training, origin_of
+from stepladder.reporting.compare.provenance import Provenance, ProvenanceResolver, producing_stage
 
 _ALL = "*"
 _RUN, _SCORES, _SUMMARY = "run.json", "scores.jsonl", "summary.json"
-#: What a saved evaluation says of itself that makes it another way to answer.
-_DESCRIPTION = ("agent", "engine", "base_url", "api", "data", "world_seed", "split", "limit", "index", "settings")
+#: Fields of a saved evaluation that are part of its configuration.
+_CONFIG_FIELDS = ("agent", "engine", "base_url", "api", "data", "world_seed", "split", "limit", "index", "settings")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class EvaluationSource:
     """One evaluation."""
 
-    #: What the user calls it; None where nothing was said.
+    #: The user's label, if any.
     label: str | None
-    #: Where it is, as it would be typed.
-    place: str
-    #: The recipe's name, or the folder's where no recipe is known.
+    #: The argument that selects it: PATH or PATH:STAGE.
+    path: str
+    #: Name of the recipe, or of the folder if the recipe is unknown.
     name: str
     stage: str
     agent: str
-    #: Of the training, or of the evaluation where no training is known.
+    #: Seed of the training run, or of the evaluation if the training run is unknown.
     seed: int | None
-    #: Equal for sources that differ by their seed alone.
-    alike: str
-    #: By question, those that were reached.
+    #: Equal for evaluations that differ only in their seed.
+    config_key: str
+    #: Scores by question id, without cancelled questions.
     rows: Mapping[str, QuestionScore]
-    #: Questions that were not reached because the evaluation was interrupted.
+    #: Questions that were not evaluated because the evaluation was interrupted.
     cancelled: int
-    #: None where no run trained what was evaluated.
-    training: Training | None
+    #: None if the evaluated model was not trained by a run.
+    provenance: Provenance | None
 
 
-def open_sources(texts: Sequence[str], stage: str | None = None) -> list[Source]:
-    """The evaluations that were named, in their order. `stage`: which one of a run, where the text does not say."""
-    found: dict[str, Source] = {}
-    lineages = Lineages()
+def load_sources(texts: Sequence[str], stage: str | None = None) -> list[EvaluationSource]:
+    """The selected evaluations, in order. `stage`: the default evaluation of a run."""
+    found: dict[str, EvaluationSource] = {}
+    resolver = ProvenanceResolver()
     for text in texts:
-        for source in _open(text, stage, lineages):
-            if source.place in found:
-                raise StepladderError(f"{source.place} is named twice; name each evaluation once")
-            found[source.place] = source
+        for source in _load(text, stage, resolver):
+            if source.path in found:
+                raise StepladderError(f"{source.path} is given twice; give each evaluation once")
+            found[source.path] = source
     return list(found.values())
 
 
-def parts_of(text: str) -> tuple[str | None, Path, str | None]:
-    """Label, path and stage. What is there as a whole is a path, whatever characters it has.
+def parse_source(text: str) -> tuple[str | None, Path, str | None]:
+    """Label, path and stage of an argument. An argument that exists as a whole is a path, even with `=` or `:` in it.
 
-    >>> parts_of("mine=runs/nano:after")
-    ('mine', PosixPath('runs/nano'), 'after')
+    >>> parse_source("mine=runs/nano:eval-sft")
+    ('mine', PosixPath('runs/nano'), 'eval-sft')
     """
     if expand_path(text).exists():
         return None, expand_path(text), None
@@ -81,10 +81,10 @@ def parts_of(text: str) -> tuple[str | None, Path, str | None]:
     return label.strip() or None, expand_path(before), stage
 
 
-def _open(text: str, stage: str | None, lineages: Lineages) -> list[Source]:
-    label, path, named = parts_of(text)
+def _load(text: str, stage: str | None, resolver: ProvenanceResolver) -> list[EvaluationSource]:
+    label, path, named = parse_source(text)
     if (path / _RUN).is_file():
-        return _of_run(label, path, named or stage, lineages)
+        return _from_run(label, path, named or stage, resolver)
     if not (path / _SCORES).is_file():
         found = "has neither run.json nor scores.jsonl" if path.is_dir() else "does not exist"
         raise StepladderError(
@@ -92,89 +92,91 @@ def _open(text: str, stage: str | None, lineages: Lineages) -> list[Source]:
             "(`stepladder eval --out DIR`)"
         )
     if named is not None:
-        raise StepladderError(f"{text}: {path} is one evaluation and has no stages; leave out ':{named}'")
-    return [_saved(label, path, lineages)]
+        raise StepladderError(f"{text}: {path} is a single evaluation without stages; remove ':{named}'")
+    return [_saved(label, path, resolver)]
 
 
 # --- runs -------------------------------------------------------------------------------------------------------
 
 
-def _of_run(label: str | None, path: Path, named: str | None, lineages: Lineages) -> list[Source]:
+def _from_run(label: str | None, path: Path, named: str | None, resolver: ProvenanceResolver) -> list[EvaluationSource]:
     run = RunFolder.open(path)
     stages = [stage for stage in run.recipe().stages if EVALUATION in get_stage(stage.kind).outputs]
     if not stages:
-        raise StepladderError(f"the recipe of the run {path} has no evaluation: add a stage of kind eval to it")
+        raise StepladderError(f"the recipe of the run {path} has no evaluation: add a stage of kind eval")
     if named == _ALL:
         done = [stage for stage in stages if run.done(stage.name) is not None]
         if not done:
-            raise StepladderError(f"no evaluation of the run {path} is done: go on with it")
-        sources = [_evaluated(None, run, stage, lineages) for stage in done]
-        # One label for several: each is told by its stage as well.
+            raise StepladderError(f"no evaluation of the run {path} is finished: resume the run")
+        sources = [_evaluated(None, run, stage, resolver) for stage in done]
+        # One label for several evaluations: the stage makes it unique.
         return [replace(each, label=f"{label} {each.stage}" if label else None) for each in sources]
     if named is not None:
         chosen = next((stage for stage in stages if stage.name == named), None)
         if chosen is None:
             raise unknown_name(f"evaluation of the run {path}", named, [stage.name for stage in stages])
     else:
-        played = [stage for stage in stages if stage.inputs["policy"] != ORACLE]
-        if not played:
-            raise StepladderError(f"the run {path} evaluates only the oracle: name it, {path}:{stages[-1].name}")
-        chosen = played[-1]
-    return [_evaluated(label, run, chosen, lineages)]
+        of_models = [stage for stage in stages if stage.inputs["policy"] != ORACLE]
+        if not of_models:
+            raise StepladderError(f"the run {path} evaluates only the oracle: select it with {path}:{stages[-1].name}")
+        chosen = of_models[-1]
+    return [_evaluated(label, run, chosen, resolver)]
 
 
-def _evaluated(label: str | None, run: RunFolder, stage: Stage, lineages: Lineages) -> Source:
+def _evaluated(label: str | None, run: RunFolder, stage: Stage, resolver: ProvenanceResolver) -> EvaluationSource:
     if run.done(stage.name) is None:
         evaluations = (each.name for each in run.recipe().stages if EVALUATION in get_stage(each.kind).outputs)
         others = [name for name in evaluations if run.done(name) is not None]
-        rather = f", or compare another evaluation of it: {run.path}:{others[-1]}" if others else ""
-        raise StepladderError(f"the stage '{stage.name}' of the run {run.path} is not done: go on with the run{rather}")
+        hint = f", or compare another evaluation: {run.path}:{others[-1]}" if others else ""
+        raise StepladderError(f"the stage '{stage.name}' of the run {run.path} is not finished: resume the run{hint}")
     recipe, policy = run.recipe(), stage.inputs["policy"]
     guides = [(run.path, source) for role, source in stage.inputs.items() if role == REWARD]
-    origin = origin_of(recipe.shared.policy) if policy == BASE else (run.path, policy) if policy != ORACLE else None
-    training = None if origin is None else lineages.training_from([origin, *guides])
-    stages = [] if training is None else training.names_in(run.path)
+    origin = (run.path, policy) if policy != ORACLE else None
+    if policy == BASE:
+        origin = producing_stage(recipe.shared.policy)
+    provenance = None if origin is None else resolver.resolve([origin, *guides])
+    stages = [] if provenance is None else provenance.names_in(run.path)
     plain = recipe.plain()
-    made_from = {
+    config = {
         **{name: value for name, value in plain.items() if name not in ("seed", "device", "batch_size", "stages")},
         "stages": {name: plain["stages"][name] for name in (*stages, stage.name)},
     }
     rows = load_scores(run.path / stage.name / EVALUATION)
-    return Source(
+    return EvaluationSource(
         label,
         f"{run.path}:{stage.name}",
         recipe.name,
         stage.name,
         recipe.shared.agent,
         recipe.seed,
-        json.dumps(made_from, sort_keys=True),
-        *_reached(rows),
-        training,
+        json.dumps(config, sort_keys=True),
+        *_evaluated_rows(rows),
+        provenance,
     )
 
 
 # --- saved evaluations ------------------------------------------------------------------------------------------
 
 
-def _saved(label: str | None, path: Path, lineages: Lineages) -> Source:
-    """An evaluation on its own. Where a run made what was evaluated, its recipe and seed are known."""
+def _saved(label: str | None, path: Path, resolver: ProvenanceResolver) -> EvaluationSource:
+    """A saved evaluation. If its model was trained by a run, recipe and seed are those of the run."""
     described = _description(path)
     model = described.get("model", described.get("policy"))
-    own: dict[str, Any] = {name: described.get(name) for name in _DESCRIPTION}
+    own: dict[str, Any] = {name: described.get(name) for name in _CONFIG_FIELDS}
     name, seed = path.resolve().name, described.get("seed")
-    training: Training | None = None
+    provenance: Provenance | None = None
     guide = described.get("guide") or {}
-    guiding = origin_of(guide.get("reward"))
-    own["guide"] = {**guide, "reward": guide.get("reward") and _made_as(guiding, lineages)}
-    if isinstance(model, str) and (origin := origin_of(expand_path(model))) is not None:
-        training = lineages.training_from([origin, *([guiding] if guiding else [])])
+    guiding = producing_stage(guide.get("reward"))
+    own["guide"] = {**guide, "reward": guide.get("reward") and _training_config(guiding, resolver)}
+    if isinstance(model, str) and (origin := producing_stage(expand_path(model))) is not None:
+        provenance = resolver.resolve([origin, *([guiding] if guiding else [])])
         recipe = RunFolder.open(origin[0]).recipe()
         plain = recipe.plain()["stages"]
-        own |= {"model": [recipe.name, {each: plain[each] for each in training.names_in(origin[0])}], "seed": seed}
+        own |= {"model": [recipe.name, {each: plain[each] for each in provenance.names_in(origin[0])}], "seed": seed}
         name, seed = recipe.name, recipe.seed
     else:
         own["model"] = model
-    return Source(
+    return EvaluationSource(
         label,
         str(path),
         name,
@@ -182,18 +184,18 @@ def _saved(label: str | None, path: Path, lineages: Lineages) -> Source:
         str(described.get("agent", "")),
         seed if isinstance(seed, int) else None,
         json.dumps(own, sort_keys=True),
-        *_reached(load_scores(path)),
-        training,
+        *_evaluated_rows(load_scores(path)),
+        provenance,
     )
 
 
-def _made_as(origin: tuple[Path, str] | None, lineages: Lineages) -> object:
-    """How something was made that a run has made: the same for all seeds. A folder of no run is what it is."""
+def _training_config(origin: tuple[Path, str] | None, resolver: ProvenanceResolver) -> object:
+    """The configuration of the stages that made a model: the same for all seeds."""
     if origin is None:
         return "of no run"
     recipe = RunFolder.open(origin[0]).recipe()
     plain = recipe.plain()["stages"]
-    return [recipe.name, {each: plain[each] for each in lineages.training_from([origin]).names_in(origin[0])}]
+    return [recipe.name, {each: plain[each] for each in resolver.resolve([origin]).names_in(origin[0])}]
 
 
 def _description(path: Path) -> dict[str, Any]:
@@ -209,8 +211,8 @@ def _description(path: Path) -> dict[str, Any]:
     return data
 
 
-def _reached(rows: Iterable[QuestionScore]) -> tuple[dict[str, QuestionScore], int]:
-    """Rows by question, and how many were not reached."""
+def _evaluated_rows(rows: Iterable[QuestionScore]) -> tuple[dict[str, QuestionScore], int]:
+    """Rows by question id, and the number of cancelled questions."""
     everything = list(rows)
-    reached = {row.question_id: row for row in everything if row.stop is not StopReason.CANCELLED}
-    return reached, len(everything) - len(reached)
+    found = {row.question_id: row for row in everything if row.stop is not StopReason.CANCELLED}
+    return found, len(everything) - len(found)

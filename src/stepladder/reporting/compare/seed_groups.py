@@ -1,8 +1,8 @@
 """Groups evaluations into the arms of a comparison, and names the arms.
 
-In: evaluations. Out: `SeedGroup`s. Evaluations with the same label form one arm; so do unlabeled ones that differ only in
-their seed. Runs with the same configuration and the same seed stay separate: they may be, for example, two versions of
-the code. An unlabeled arm gets the shortest name that is unique.
+In: evaluations. Out: `SeedGroup`s. Evaluations with the same label form one arm; so do unlabeled ones that differ only
+in their seed. Runs with the same configuration and the same seed stay separate: they may be, for example, two versions
+of the code. An unlabeled arm gets the shortest name that is unique.
 """
 
 from collections import defaultdict

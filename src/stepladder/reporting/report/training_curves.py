@@ -16,7 +16,7 @@ from stepladder.pipeline.run_folder import StageRecord
 from stepladder.reporting.charts.line_chart import Points, curve_svg, first_and_last
 from stepladder.reporting.report.run_data import RunData
 from stepladder.reporting.stage_summaries import stage_summary
-from stepladder.train.loop.metrics_log import Row, read_curves
+from stepladder.train.loop.metrics_log import Row, read_metrics
 from stepladder.train.prm.config import PRMConfig
 
 CURVES = "curves.jsonl"
@@ -88,7 +88,7 @@ def curves_of(run: RunData) -> tuple[StageCurves, ...]:
 
 
 def _stage_curves(stage: StageRecord, settings: Config, path: Path, *, done: bool) -> StageCurves:
-    rows = read_curves(path)
+    rows = read_metrics(path)
     headline, lines = (stage_summary(stage) if done else None) or ("", {})
     charts: dict[str, Curve] = {}
     constants: dict[str, str] = {}

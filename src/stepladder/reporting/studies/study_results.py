@@ -22,7 +22,7 @@ from stepladder.pipeline.stage import EVALUATION
 from stepladder.reporting.charts.band_plot import Point
 from stepladder.reporting.studies.study_runner import SHARED, run_folder
 from stepladder.reporting.studies.study_spec import Study
-from stepladder.train.loop.metrics_log import read_curves
+from stepladder.train.loop.metrics_log import read_metrics
 
 #: Quantiles of Student's t for an interval of 95%, by degrees of freedom from 1 on.
 _NORMAL = 1.960
@@ -209,7 +209,7 @@ def _f1(record: StageRecord) -> float:
 
 
 def _dev_curve(path: Path) -> dict[int, float]:
-    return {row["step"]: row["dev_f1"] for row in read_curves(path) if "dev_f1" in row}
+    return {row["step"]: row["dev_f1"] for row in read_metrics(path) if "dev_f1" in row}
 
 
 def _steps(curves: Sequence[Mapping[int, float]]) -> list[int]:

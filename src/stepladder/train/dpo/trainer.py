@@ -34,11 +34,11 @@ from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.dpo.pair_checks import PairCheck
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.policy import Policy, expect_targets, load_policy, lora_config, write_policy
-from stepladder.train.loop.rollout_engine import player_of
-from stepladder.train.loop.training_run import Place, curve_numbers, fit, place_for
-from stepladder.train.loop.watched_trainer import DevScore, WatchedTrainer
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.loop.policy import Policy, check_target_modules, load_policy, peft_config, write_policy
+from stepladder.train.loop.rollout_engine import make_rollout_engine
+from stepladder.train.loop.training_run import Compute, training_numbers, fit, prepare_compute
+from stepladder.train.loop.watched_trainer import DevScore, BaseTrainer
+from stepladder.train.transcripts.demonstrations import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player
 from stepladder.train.transcripts.tokenized import examples_of
 
@@ -74,13 +74,13 @@ def train_dpo(
 
     `questions` are those that the pairs are about, to see whether the agent still renders them in the same words.
     """
-    place = place_for(settings, seed, device, "dpo")
+    place = prepare_compute(settings, seed, device, "dpo")
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
         if settings.lora is not None:
-            expect_targets(policy.model, settings.lora, model)
-        engine, playing = player_of(policy, place, max_batch)
+            check_target_modules(policy.model, settings.lora, model)
+        engine, playing = make_rollout_engine(policy, place, max_batch)
         check = PairCheck(agent, questions, engine.encoding, engine.context_limit)
         usable, checked = check.sift(pairs), check.sift(held_out)
         usable.expect_some("the pairs to train on")
@@ -91,13 +91,13 @@ def train_dpo(
             examples = [example for trajectory in played for example in examples_of(trajectory, engine, {})]
             return {"kl": trainers[0].divergence(examples)}
 
-        asked = pick(dev, settings.dev_questions, seed)
+        asked = sample_questions(dev, settings.dev_questions, seed)
         play = dev_player(engine, agent, asked, retriever, episode, seed, playing, look)
 
         def dev_score() -> DevScore:
             return play() if play is not None else {}
 
-        def trainer(arguments: TrainingArguments) -> WatchedTrainer:
+        def trainer(arguments: TrainingArguments) -> BaseTrainer:
             trainers.append(_trainer(policy, rows, dev_rows, settings, arguments, place))
             return trainers[0]
 
@@ -129,7 +129,7 @@ def train_dpo(
         "questions": len(Counter(row["question_id"] for row in rows)),
     }
     best = {name: value for name, value in (curves.best or {}).items() if name not in ("step", "dev_seconds")}
-    return DPOReport(folder / "policy", {**counts, **best, **curve_numbers(curves)})
+    return DPOReport(folder / "policy", {**counts, **best, **training_numbers(curves)})
 
 
 def _rows(pairs: Sequence[Pair]) -> list[PairRow]:
@@ -150,7 +150,7 @@ def _trainer(
     held_out: Sequence[PairRow],
     settings: DPOConfig,
     arguments: Any,
-    place: Place,
+    place: Compute,
 ) -> PairTrainer:
     reference: Any = None
     if settings.lora is None:
@@ -164,7 +164,7 @@ def _trainer(
         train_dataset=Dataset.from_list(list(rows)),
         eval_dataset=Dataset.from_list(list(held_out or rows[:1])),  # only asked whether it is there
         processing_class=policy.tokenizer,
-        peft_config=None if settings.lora is None else lora_config(settings.lora, "CAUSAL_LM"),
+        peft_config=None if settings.lora is None else peft_config(settings.lora, "CAUSAL_LM"),
     )
     made.held_out = held_out
     return made

@@ -1,6 +1,6 @@
 """trl's DPOTrainer on pairs of steps: token ids go in as they were stored, and the loss is on the step alone.
 
-In: pairs as rows of ids. Out: what `WatchedTrainer` writes, with accuracy, reward margin and the divergence from where
+In: pairs as rows of ids. Out: what `BaseTrainer` writes, with accuracy, reward margin and the divergence from where
 the policy began. trl has the losses and the reference; here is what it would do otherwise: encode text, cut long
 states at the right, write model cards, and report to its makers that it was used.
 """
@@ -15,11 +15,11 @@ from torch.nn.functional import pad
 from trl import DPOTrainer  # type: ignore[attr-defined]
 
 from stepladder.models.length_batches import context_window, padded_width
-from stepladder.train.loop.selected_logits import wanted_logits
-from stepladder.train.loop.watched_trainer import DevScore, WatchedTrainer
+from stepladder.train.loop.selected_logits import selected_logits
+from stepladder.train.loop.watched_trainer import DevScore, BaseTrainer
 from stepladder.train.transcripts.tokenized import Example
 
-#: Curves by the names that trl gives them.
+#: MetricsLog by the names that trl gives them.
 _MEASURES = {
     "rewards/accuracies": "accuracy",
     "rewards/margins": "reward_gap",
@@ -64,7 +64,7 @@ def collate_pairs(rows: Sequence[PairRow], window: int | None = None) -> dict[st
     }
 
 
-class PairTrainer(DPOTrainer, WatchedTrainer):
+class PairTrainer(DPOTrainer, BaseTrainer):
     """DPO, watched."""
 
     #: The loss below is normalised over the whole update already.
@@ -148,7 +148,7 @@ class PairTrainer(DPOTrainer, WatchedTrainer):
         ids_BT, predicted_BT = ids_BT.to(self.args.device), written_BT[:, 1:].to(self.args.device)
 
         def logprobs(model: Any) -> torch.Tensor:
-            return wanted_logits(model, ids_BT, pad(predicted_BT, (0, 1))).float().log_softmax(-1)
+            return selected_logits(model, ids_BT, pad(predicted_BT, (0, 1))).float().log_softmax(-1)
 
         with torch.no_grad(), self.accelerator.autocast():
             ours_NV = logprobs(self.model)

@@ -12,13 +12,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from stepladder.train.grpo.monitors import Alarm, last_good
 from stepladder.train.loop.checkpoints import Checkpoints
-from stepladder.train.loop.metrics_log import Curves
+from stepladder.train.loop.metrics_log import MetricsLog
 
 
-class Retreat(Checkpoints):
+class RollbackCheckpoints(Checkpoints):
     """Checkpoints of which some older ones are kept as well, five at most in all."""
 
-    def __init__(self, folder: Path, curves: Curves, window: int, passes: int) -> None:
+    def __init__(self, folder: Path, curves: MetricsLog, window: int, passes: int) -> None:
         """`window`: updates with new episodes that guards take the mean of; every `passes` updates there are some."""
         super().__init__(folder)
         self.curves = curves
@@ -46,7 +46,7 @@ class Retreat(Checkpoints):
         return int(rows[best + self.window - 1]["step"])
 
 
-def before_trouble(checkpoints: Checkpoints, curves: Curves, alarms: Sequence[Alarm]) -> Path | None:
+def rollback_checkpoint(checkpoints: Checkpoints, curves: MetricsLog, alarms: Sequence[Alarm]) -> Path | None:
     """The best checkpoint from before the trouble began; None when the policy was at its best as it came."""
     good = last_good(curves.updates, alarms) or 0
     fitting = [step for step in checkpoints.complete if step <= good]

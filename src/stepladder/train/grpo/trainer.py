@@ -32,22 +32,22 @@ from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
 from stepladder.driver import Driver, OutcomeCallback
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.judges.prm.reward_model import ProcessRewardModel, expect_same_words
+from stepladder.judges.prm.reward_model import ProcessRewardModel, check_same_tokenizer
 from stepladder.models.loading import DTYPES, load_model, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
-from stepladder.train.grpo.rollback import before_trouble
+from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer, is_late
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.metrics_log import Curves, Row
-from stepladder.train.loop.policy import Policy, expect_targets, load_policy, lora_config, write_policy
-from stepladder.train.loop.rollout_engine import player_of
-from stepladder.train.loop.training_run import Place, best_checkpoint, curve_numbers, fit, place_for
-from stepladder.train.loop.watched_trainer import WatchedTrainer
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.loop.metrics_log import MetricsLog, Row
+from stepladder.train.loop.policy import Policy, check_target_modules, load_policy, peft_config, write_policy
+from stepladder.train.loop.rollout_engine import make_rollout_engine
+from stepladder.train.loop.training_run import Compute, best_checkpoint, training_numbers, fit, prepare_compute
+from stepladder.train.loop.watched_trainer import BaseTrainer
+from stepladder.train.transcripts.demonstrations import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player
 
 #: Most batches of episodes between checkpoints: what a kill loses, and how closely an alarm can be gone back on.
@@ -81,17 +81,17 @@ def train_grpo(
     watch: OutcomeCallback | None = None,
 ) -> GRPOReport:
     """Train a policy by its own episodes; the same call goes on where an earlier one was killed."""
-    place = place_for(settings, seed, device, "grpo")
+    place = prepare_compute(settings, seed, device, "grpo")
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
         if settings.lora is not None:
-            expect_targets(policy.model, settings.lora, model)
-        engine, playing = player_of(
+            check_target_modules(policy.model, settings.lora, model)
+        engine, playing = make_rollout_engine(
             policy, place, max_batch, vllm_gpu_memory_utilization=settings.vllm_gpu_memory_utilization if settings.engine == "vllm" else None
         )
         if settings.needs_reward_model and isinstance(reward, ProcessRewardModel):
-            expect_same_words(engine.encoding, reward)
+            check_same_tokenizer(engine.encoding, reward)
         chosen = _chosen(questions, settings, seed, place.processes.num_processes)
         rollouts = Rollouts(
             Driver(engine, retriever),
@@ -103,10 +103,10 @@ def train_grpo(
             scoring=lambda: place.autocast,
         )
         order, updates = schedule(len(chosen), settings, seed)
-        asked = pick(dev, settings.dev_questions, seed)
+        asked = sample_questions(dev, settings.dev_questions, seed)
         play = dev_player(engine, agent, asked, retriever, episode, seed, playing, plays_on=True)
 
-        def trainer(arguments: TrainingArguments) -> WatchedTrainer:
+        def trainer(arguments: TrainingArguments) -> BaseTrainer:
             return EpisodeTrainer(
                 policy.model,
                 args=arguments,
@@ -116,12 +116,12 @@ def train_grpo(
                 train_dataset=Dataset.from_dict({"prompt": [chosen[place].id for place in order]}),
                 eval_dataset=Dataset.from_dict({"prompt": [chosen[0].id]}),  # only asked whether it is there
                 processing_class=policy.tokenizer,
-                peft_config=None if settings.lora is None else lora_config(settings.lora, "CAUSAL_LM"),
+                peft_config=None if settings.lora is None else peft_config(settings.lora, "CAUSAL_LM"),
             )
 
         alarms = _alarms(folder)
         checkpoints = Checkpoints(folder / "checkpoints")
-        curves = Curves(folder / "curves.jsonl", upto=max(checkpoints.complete, default=0))
+        curves = MetricsLog(folder / "curves.jsonl", upto=max(checkpoints.complete, default=0))
         if checkpoints.complete and (any(alarm.stopped for alarm in alarms) or is_late(curves, settings)):
             # An earlier call came to this end, and was killed behind it.
             checkpoint = best_checkpoint(checkpoints, curves)
@@ -146,7 +146,7 @@ def train_grpo(
         kept = checkpoint
         stopped = [alarm for alarm in alarms if alarm.stopped]
         if stopped:
-            kept = before_trouble(checkpoints, curves, stopped)
+            kept = rollback_checkpoint(checkpoints, curves, stopped)
         if place.processes.is_main_process:
             write_policy(folder / "policy", policy, kept, DTYPES.get(dtype, policy.dtype))
         place.processes.wait_for_everyone()
@@ -177,7 +177,7 @@ def _chosen(questions: Sequence[Question], settings: GRPOConfig, seed: int, proc
     answerable = [question for question in questions if question.answers]
     if not answerable:
         raise StepladderError(f"none of {len(questions):,} questions has an answer: nothing could be earned")
-    chosen = pick(answerable, settings.questions, seed, balance=settings.balance)
+    chosen = sample_questions(answerable, settings.questions, seed, balance=settings.balance)
     an_update = settings.batch_size // settings.num_generations
     if an_update % processes:
         raise StepladderError(
@@ -192,7 +192,7 @@ def _chosen(questions: Sequence[Question], settings: GRPOConfig, seed: int, proc
     return chosen
 
 
-def _reference(policy: Policy, settings: GRPOConfig, place: Place) -> nn.Module | None:
+def _reference(policy: Policy, settings: GRPOConfig, place: Compute) -> nn.Module | None:
     """The policy as it came, if it is held to that. With LoRA it is what is left without the adapter."""
     if not settings.beta or settings.lora is not None:
         return None
@@ -224,7 +224,7 @@ def _alarms(folder: Path) -> list[Alarm]:
 
 
 def _numbers(
-    curves: Curves, settings: GRPOConfig, questions: int, alarms: Sequence[Alarm], kept: Path | None
+    curves: MetricsLog, settings: GRPOConfig, questions: int, alarms: Sequence[Alarm], kept: Path | None
 ) -> dict[str, object]:
     rows = curves.updates
     played = rows[:: settings.num_iterations]  # the other updates learnt from the same episodes
@@ -248,7 +248,7 @@ def _numbers(
         numbers |= {f"first_{name}": mean(name, played[:window]), f"last_{name}": mean(name, played[-window:])}
     for part in ("rollout", "scoring", "update"):
         numbers[f"{part}_seconds"] = round(sum(row[f"{part}_seconds"] for row in rows), 2)
-    return {**numbers, **curve_numbers(curves)}
+    return {**numbers, **training_numbers(curves)}
 
 
 def _lr_for(model: nn.Module, lora: LoraConfig | None) -> float:

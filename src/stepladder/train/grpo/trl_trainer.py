@@ -1,6 +1,6 @@
 """trl's GRPOTrainer on our episodes: an advantage for every step, and a loss on the policy's own tokens alone.
 
-In: a policy and what plays it. Out: what `WatchedTrainer` writes, with rewards, entropy, clipping, divergence, the time
+In: a policy and what plays it. Out: what `BaseTrainer` writes, with rewards, entropy, clipping, divergence, the time
 of each part, and how far the engine and the trainer disagree about the policy's log-probs.
 
 trl has the loss, its clipping and the reference. It asks for episodes through `rollout_func`, one row a sample, and
@@ -26,12 +26,12 @@ from stepladder.core.trace import Question
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit import Credited
 from stepladder.train.grpo.monitors import ALARMS, Guards, write_alarms
-from stepladder.train.grpo.rollback import Retreat
+from stepladder.train.grpo.rollback import RollbackCheckpoints
 from stepladder.train.grpo.rollouts import Played, Rollouts, not_one_text
-from stepladder.train.loop.metrics_log import Curves
+from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import in_parts
 from stepladder.train.loop.token_logps import token_logps
-from stepladder.train.loop.watched_trainer import WatchedTrainer, Watching
+from stepladder.train.loop.watched_trainer import BaseTrainer, TrainerHooks
 
 #: Measures of episodes that are sums, not means; and curves by the names that trl gives them.
 _COUNTS = ("written", "failed")
@@ -57,7 +57,7 @@ def row_of(credited: Credited) -> dict[str, list[Any]]:
     return {"ids": ids, "learns": learns, "advantages": advantages, "logprobs": logprobs}
 
 
-class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
+class EpisodeTrainer(GRPOTrainer, BaseTrainer):
     """GRPO, watched."""
 
     loss_is_scaled_for_ga = True  # type: ignore[assignment] # trl says None, transformers a bool
@@ -94,12 +94,12 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         #: Whether there is anything to learn in this update, on any device.
         self._learns = True
 
-    def watch_over(self, lengths: Sequence[int] | None, watching: Watching) -> None:
+    def attach(self, lengths: Sequence[int] | None, watching: TrainerHooks) -> None:
         """Complete the trainer, and set its guards."""
         settings = self.rollouts.settings
         folder, curves = watching.checkpoints.folder, watching.curves
-        retreat = Retreat(folder, curves, settings.monitors.window, settings.num_iterations)
-        super().watch_over(lengths, replace(watching, checkpoints=retreat))
+        retreat = RollbackCheckpoints(folder, curves, settings.monitors.window, settings.num_iterations)
+        super().attach(lengths, replace(watching, checkpoints=retreat))
         self.alarms = watching.bad_batch.with_name(ALARMS)
         self.guards = Guards(settings.monitors, curves.updates)
         if curves.writes:
@@ -290,7 +290,7 @@ class EpisodeTrainer(GRPOTrainer, WatchedTrainer):
         self.control.should_save = True
 
 
-def is_late(curves: Curves, settings: GRPOConfig) -> bool:
+def is_late(curves: MetricsLog, settings: GRPOConfig) -> bool:
     """Whether the updates so far have taken all the time there was."""
     limit = settings.minutes
     return limit is not None and sum(row["seconds"] for row in curves.updates) >= 60 * limit

@@ -18,7 +18,7 @@ SAVE_EVERY = 5.0
 Row = dict[str, Any]
 
 
-class Curves:
+class MetricsLog:
     """The rows so far. Every row has its `step`: the number of updates made."""
 
     def __init__(self, path: Path, upto: int = 0, *, best_by: str = "dev_f1", writes: bool = True) -> None:
@@ -29,7 +29,7 @@ class Curves:
         self.path = path
         self.best_by = best_by
         self.writes = writes
-        self.rows: list[Row] = [row for row in read_curves(path) if row["step"] <= upto] if path.exists() else []
+        self.rows: list[Row] = [row for row in read_metrics(path) if row["step"] <= upto] if path.exists() else []
         self._saved = time.monotonic()
 
     def add(self, **row: Any) -> None:
@@ -59,7 +59,7 @@ class Curves:
         return max(scored, key=lambda row: (sign * row[self.best_by], row["step"]), default=None)
 
 
-def read_curves(path: Path) -> list[Row]:
+def read_metrics(path: Path) -> list[Row]:
     """The rows of a curves file."""
     rows: list[Row] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):

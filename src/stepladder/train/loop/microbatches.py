@@ -23,7 +23,7 @@ _SHARE_CUDA, _SHARE_CPU = 0.6, 0.25
 _LEAST = 2048
 
 
-def tokens_at_once(model: nn.Module, device: torch.device) -> int | None:
+def max_microbatch_tokens(model: nn.Module, device: torch.device) -> int | None:
     """How many tokens can be computed at once with gradients; None is any number."""
     core = unwrap_model(model)
     if core is None or sum(weights.numel() for weights in model.parameters()) < _SMALL:

@@ -46,11 +46,11 @@ def load_policy(source: str | Path, lora: LoraConfig | None, *, bf16: bool, devi
     dtype = next(model.parameters()).dtype
     model = model.to(device, torch.bfloat16 if bf16 else torch.float32)
     if lora is not None:
-        model = with_lora(model, lora, source, "CAUSAL_LM")
+        model = add_lora(model, lora, source, "CAUSAL_LM")
     return Policy(source, model, tokenizer, dtype)
 
 
-def expect_targets(model: Any, lora: LoraConfig, source: str | Path) -> None:
+def check_target_modules(model: Any, lora: LoraConfig, source: str | Path) -> None:
     """Refuse the output layer where it is the embeddings too: what is learnt there could not be told from them."""
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
@@ -62,7 +62,7 @@ def expect_targets(model: Any, lora: LoraConfig, source: str | Path) -> None:
         )
 
 
-def lora_config(lora: LoraConfig, task: str, also_trained: Sequence[str] = ()) -> peft.LoraConfig:
+def peft_config(lora: LoraConfig, task: str, also_trained: Sequence[str] = ()) -> peft.LoraConfig:
     """Our settings as peft wants them."""
     return peft.LoraConfig(
         r=lora.r,
@@ -74,14 +74,14 @@ def lora_config(lora: LoraConfig, task: str, also_trained: Sequence[str] = ()) -
     )
 
 
-def with_lora(
+def add_lora(
     model: Any, lora: LoraConfig, source: str | Path, task: str, also_trained: Sequence[str] = ()
 ) -> PeftModel:
     """The model with small matrices to train, and the layers `also_trained` as a whole."""
     if task == "CAUSAL_LM":
-        expect_targets(model, lora, source)
+        check_target_modules(model, lora, source)
     try:
-        adapted = get_peft_model(model, lora_config(lora, task, also_trained))
+        adapted = get_peft_model(model, peft_config(lora, task, also_trained))
     except ValueError as error:
         linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
         raise StepladderError(
@@ -91,7 +91,7 @@ def with_lora(
     return adapted
 
 
-def leave_to_autocast(model: nn.Module) -> None:
+def skip_lora_input_casts(model: nn.Module) -> None:
     """Let LoRA's layers take what they are given.
 
     peft would convert it to the precision of their weights, and autocast back: that takes longer than to multiply.

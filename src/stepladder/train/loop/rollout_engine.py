@@ -28,21 +28,21 @@ from stepladder.models.loading import load_model
 from stepladder.models.resolve import resolve_full_model
 from stepladder.models.stochastic_rounding import stochastic_round
 from stepladder.train.loop.policy import Policy, lora_layers
-from stepladder.train.loop.training_run import Place, Precision
+from stepladder.train.loop.training_run import Compute, Precision
 
 #: Parameters from which on a copy in bf16 is worth its memory.
 _WORTH_A_COPY = 100e6
 
 
-def player_of(
-    policy: Policy, place: Place, max_batch: int, *, vllm_gpu_memory_utilization: float | None = None
+def make_rollout_engine(
+    policy: Policy, place: Compute, max_batch: int, *, vllm_gpu_memory_utilization: float | None = None
 ) -> tuple[InProcessEngine, Precision]:
     """The engine that plays a policy, and the context to play in; vLLM's, where it is given a share of the memory."""
     if vllm_gpu_memory_utilization is not None:
         return _in_vllm(policy, place, max_batch, vllm_gpu_memory_utilization)
     if not place.bf16 or sum(weights.numel() for weights in policy.model.parameters()) < _WORTH_A_COPY:
         engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
-        return engine, partial(as_it_is, policy.model)
+        return engine, partial(without_autocast, policy.model)
     copied, _ = load_model(policy.source, policy.tokenizer, torch.bfloat16)
     copied = copied.to(place.device).eval().requires_grad_(False)
     if place.device.type == "cuda":
@@ -51,13 +51,13 @@ def player_of(
 
     @contextmanager
     def playing() -> Iterator[None]:
-        take_over(copied, plain_weights(policy.model))
+        copy_weights(copied, merged_weights(policy.model))
         yield
 
     return engine, playing
 
 
-def _in_vllm(policy: Policy, place: Place, max_batch: int, memory: float) -> tuple[InProcessEngine, Precision]:
+def _in_vllm(policy: Policy, place: Compute, max_batch: int, memory: float) -> tuple[InProcessEngine, Precision]:
     if place.processes.num_processes > 1:
         raise StepladderError("with several processes the engine is transformers: vLLM's copy follows one trainer only")
     # Imported here because it may not be installed.
@@ -69,7 +69,7 @@ def _in_vllm(policy: Policy, place: Place, max_batch: int, memory: float) -> tup
 
     @contextmanager
     def playing() -> Iterator[None]:
-        weights = plain_weights(policy.model)
+        weights = merged_weights(policy.model)
         engine.load_weights((name, stochastic_round(weight, torch.bfloat16, name)) for name, weight in weights)
         yield
 
@@ -77,7 +77,7 @@ def _in_vllm(policy: Policy, place: Place, max_batch: int, memory: float) -> tup
 
 
 @contextmanager
-def as_it_is(model: nn.Module) -> Iterator[None]:
+def without_autocast(model: nn.Module) -> Iterator[None]:
     """Within, a model in training computes in the precision of its weights.
 
     Autocast converts every weight and every input for every token; with few weights that takes longer than it saves. A
@@ -98,7 +98,7 @@ def as_it_is(model: nn.Module) -> Iterator[None]:
             layer.cast_input_dtype_enabled = before
 
 
-def plain_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Every weight by its name in the model's files, with what LoRA has learnt added."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)}
     for name, weight in model.named_parameters():
@@ -112,7 +112,7 @@ def plain_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def take_over(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+def copy_weights(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Put weights into a model, where they lie: what was recorded of its passes stays valid."""
     own = dict(model.named_parameters())
     for name, weight in weights:

@@ -15,7 +15,7 @@ from stepladder.engines.transformers.packed_attention import unwrap_model
 from stepladder.models.length_batches import PAD_TO_MULTIPLE_OF
 
 
-def wanted_logits(model: Any, ids_BT: torch.Tensor, wanted_BT: torch.Tensor) -> torch.Tensor:
+def selected_logits(model: Any, ids_BT: torch.Tensor, wanted_BT: torch.Tensor) -> torch.Tensor:
     """The logits behind the tokens where `wanted_BT` says so. Nothing is masked: what is padded stands on the right."""
     places_N = wanted_BT.flatten().nonzero()[:, 0]
     # The last one is repeated, for fewer different shapes.

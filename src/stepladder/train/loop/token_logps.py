@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from stepladder.models.length_batches import context_window, padded_width
-from stepladder.train.loop.selected_logits import wanted_logits
+from stepladder.train.loop.selected_logits import selected_logits
 
 #: Rows computed together: small parts of like length have less padding, large ones keep a GPU busy.
 _AT_ONCE_CPU, _AT_ONCE = 8, 64
@@ -37,7 +37,7 @@ def token_logps(
         ids = ids_BT[part, :width]
         ids = pad(ids, (0, width - ids.shape[1]))
         with autocast():
-            logits_NV = wanted_logits(model, ids, pad(own_BT, (0, width - own_BT.shape[1])))
+            logits_NV = selected_logits(model, ids, pad(own_BT, (0, width - own_BT.shape[1])))
         logps_NV = (logits_NV.float() / temperature).log_softmax(-1)
         row_N, column_N = own_BT.nonzero(as_tuple=True)
         written_N = ids[row_N, column_N + 1]

@@ -1,6 +1,6 @@
 """What every training has around its loss: a place to compute, the trainer's arguments, resuming, the best checkpoint.
 
-In: settings and a function that makes a `WatchedTrainer` from transformers' arguments. Out: the curves, and the folder
+In: settings and a function that makes a `BaseTrainer` from transformers' arguments. Out: the curves, and the folder
 of the checkpoint that counts: the best by dev score, or the last where nothing was held out. A policy that could play
 before is scored before, too, and where no checkpoint is as good there is none that counts. After a kill the same call
 goes on from the newest checkpoint and ends with the same weights.
@@ -26,15 +26,15 @@ from stepladder.models.gpu_memory import apply_gpu_share
 from stepladder.models.loading import pick_device, pick_dtype
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig, TrainingConfig
-from stepladder.train.loop.metrics_log import Curves
-from stepladder.train.loop.watched_trainer import DevScore, WatchedTrainer, Watching
+from stepladder.train.loop.metrics_log import MetricsLog
+from stepladder.train.loop.watched_trainer import DevScore, BaseTrainer, TrainerHooks
 
 #: Makes a context within which models compute in some precision.
 Precision = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Compute:
     """Where a training computes, and how."""
 
     device: torch.device
@@ -50,7 +50,7 @@ class Place:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
 
-def place_for(settings: TrainingConfig, seed: int, device: str, kind: str) -> Place:
+def prepare_compute(settings: TrainingConfig, seed: int, device: str, kind: str) -> Compute:
     """The device that was asked for, made ready. All that is drawn from global generators follows from the seed."""
     where = pick_device(device)
     if where.index:
@@ -62,16 +62,16 @@ def place_for(settings: TrainingConfig, seed: int, device: str, kind: str) -> Pl
     where = apply_gpu_share(processes.device) if processes.num_processes > 1 else where
     short = seed_of(seed, kind) % 2**32
     set_seed(short)
-    return Place(where, bf16, short, processes)
+    return Compute(where, bf16, short, processes)
 
 
 def fit(
-    make_trainer: Callable[[TrainingArguments], WatchedTrainer],
+    make_trainer: Callable[[TrainingArguments], BaseTrainer],
     lengths: Sequence[int] | None,
     settings: TrainingConfig,
     lr: float,
     folder: Path,
-    place: Place,
+    place: Compute,
     *,
     dev_score: Callable[[], DevScore] | None,
     eval_on_start: bool = False,
@@ -82,7 +82,7 @@ def fit(
     arguments: type[TrainingArguments] = TrainingArguments,
     watch: OutcomeCallback | None = None,
     **more: Any,
-) -> tuple[Curves, Path | None]:
+) -> tuple[MetricsLog, Path | None]:
     """Train from the newest checkpoint on, to the end. `more` goes to the arguments.
 
     `eval_on_start`: the model as it came has a dev score as well, and where that is the best no checkpoint is returned.
@@ -102,7 +102,7 @@ def fit(
     done = max(checkpoints.complete, default=0)
     writes = place.processes.is_main_process
     # Without a checkpoint all begins again, with the score of the model as it came.
-    curves = Curves(folder / "curves.jsonl", upto=done or -1, best_by=best_by, writes=writes)
+    curves = MetricsLog(folder / "curves.jsonl", upto=done or -1, best_by=best_by, writes=writes)
     if len(curves.updates) != done:
         raise StepladderError(
             f"{curves.path} has {len(curves.updates):,} of the {done:,} updates up to the newest checkpoint: without "
@@ -122,12 +122,12 @@ def fit(
             made._n_gpu = 1  # one process, one GPU: the trainer would spread the model over all by nn.DataParallel
         with shown(watch, "Training", updates - done) as told:
             trainer = make_trainer(made)
-            trainer.watch_over(lengths, Watching(curves, checkpoints, folder / "bad_batch.json", told, dev_score))
+            trainer.attach(lengths, TrainerHooks(curves, checkpoints, folder / "bad_batch.json", told, dev_score))
             trainer.train(resume_from_checkpoint=str(checkpoints.at(done)) if done else None)
     return curves, best_checkpoint(checkpoints, curves)
 
 
-def best_checkpoint(checkpoints: Checkpoints, curves: Curves) -> Path | None:
+def best_checkpoint(checkpoints: Checkpoints, curves: MetricsLog) -> Path | None:
     """The best by dev score, or the last where there is none; None where the model was at its best as it came."""
     best = curves.best
     step = best["step"] if best is not None else max(checkpoints.complete, default=0)
@@ -135,7 +135,7 @@ def best_checkpoint(checkpoints: Checkpoints, curves: Curves) -> Path | None:
 
 
 def _arguments(
-    settings: TrainingConfig, lr: float, folder: Path, every: int, save_every: int, scored: bool, place: Place
+    settings: TrainingConfig, lr: float, folder: Path, every: int, save_every: int, scored: bool, place: Compute
 ) -> dict[str, Any]:
     """Our settings as the trainer wants them."""
     parts = settings.gradient_accumulation_steps * place.processes.num_processes
@@ -180,7 +180,7 @@ def shown(watch: OutcomeCallback | None, label: str, total: int) -> AbstractCont
     return nullcontext(watch) if watch is not None else Progress(label, total)
 
 
-def curve_numbers(curves: Curves) -> dict[str, float]:
+def training_numbers(curves: MetricsLog) -> dict[str, float]:
     """What the curves of a whole training tell in a few numbers."""
     updates = curves.updates
     seconds = sum(row["seconds"] for row in updates)

@@ -3,7 +3,7 @@
 In: a model, examples, a function that scores the model on what was held out. Out: checkpoints (complete or removed),
 curves and, when a loss or a gradient is not a number, an end with the questions of that batch on disk.
 
-A subclass has the loss, and puts what else it measured of a batch into `noted`. `watch_over` completes a trainer after
+A subclass has the loss, and puts what else it measured of a batch into `noted`. `attach` completes a trainer after
 its construction, so that one of trl's can be watched in the same way.
 """
 
@@ -29,9 +29,9 @@ from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.models.length_batches import LengthGroupedSampler
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.fused_lora import fuse_lora
-from stepladder.train.loop.metrics_log import Curves
-from stepladder.train.loop.microbatches import tokens_at_once
-from stepladder.train.loop.policy import leave_to_autocast
+from stepladder.train.loop.metrics_log import MetricsLog
+from stepladder.train.loop.microbatches import max_microbatch_tokens
+from stepladder.train.loop.policy import skip_lora_input_casts
 
 #: Where a layer's weights are all there whenever it is asked for.
 _WHOLE = (DistributedType.NO, DistributedType.MULTI_GPU)
@@ -40,10 +40,10 @@ DevScore = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Watching:
+class TrainerHooks:
     """What a training is watched with."""
 
-    curves: Curves
+    curves: MetricsLog
     checkpoints: Checkpoints
     #: Where the questions of a batch that breaks are written.
     bad_batch: Path
@@ -53,7 +53,7 @@ class Watching:
     dev_score: Callable[[], DevScore] | None
 
 
-class WatchedTrainer(Trainer):
+class BaseTrainer(Trainer):
     """A trainer whose batches have `question_ids`, and tokens by `attention_mask`."""
 
     #: The loss is normalised over the whole update, in however many parts it is computed.
@@ -62,13 +62,13 @@ class WatchedTrainer(Trainer):
     at_once: int | None = None
     _measured = False
 
-    def watch_over(self, lengths: Sequence[int] | None, watching: Watching) -> None:
+    def attach(self, lengths: Sequence[int] | None, watching: TrainerHooks) -> None:
         """Complete the trainer; `lengths` are those of its examples, if it has any before it begins."""
         self.remove_callback(PrinterCallback)
         self.watching = watching
         assert isinstance(self.model, nn.Module)
         if self.args.bf16:
-            leave_to_autocast(self.model)
+            skip_lora_input_casts(self.model)
         if self.args.device.type == "cuda" and self.accelerator.distributed_type in _WHOLE:
             fuse_norms(self.model)
             fuse_lora(self.model)
@@ -128,7 +128,7 @@ class WatchedTrainer(Trainer):
             # free differs from one to the other.
             assert isinstance(self.model, nn.Module)
             alone = self.accelerator.num_processes == 1
-            self.at_once, self._measured = tokens_at_once(self.model, self.args.device) if alone else None, True
+            self.at_once, self._measured = max_microbatch_tokens(self.model, self.args.device) if alone else None, True
         parts = list(self.parts_of(batch)) if torch.is_grad_enabled() else [batch]
         before = [self._learnt(loss_of(part)) for part in parts[:-1]]
         return loss_of(parts[-1]) + sum(before)
@@ -241,11 +241,11 @@ class _Orderer(TrainerCallback):
 class _Keeper(TrainerCallback):
     """Sees to what is left of a checkpoint after the trainer has written it."""
 
-    def __init__(self, watching: Watching) -> None:
+    def __init__(self, watching: TrainerHooks) -> None:
         self.watching = watching
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        """Curves first: a complete checkpoint has all its rows."""
+        """MetricsLog first: a complete checkpoint has all its rows."""
         if state.is_world_process_zero:
             self.watching.curves.save()
             best = self.watching.curves.best

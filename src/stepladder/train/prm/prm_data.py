@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 import torch
 
 from stepladder.core.trace import Node, Pair, Side, Trajectory, Tree
-from stepladder.judges.prm.prm_inputs import Reading, StepReader
-from stepladder.judges.prm.reward_model import padded
+from stepladder.judges.prm.prm_inputs import PRMInput, PRMInputBuilder
+from stepladder.judges.prm.reward_model import collate_inputs
 from stepladder.oracle.step_judge import judge, judge_tree
 
 
@@ -21,7 +21,7 @@ class RewardExample:
     """Readings whose steps are compared with each other, or with values."""
 
     question_id: str
-    readings: tuple[Reading, ...]
+    readings: tuple[PRMInput, ...]
     #: Places of the better and the worse step, counted over all ends of the readings, and the margin between them.
     pairs: tuple[tuple[int, int, float], ...] = ()
     #: One value an end; empty where steps are compared with each other.
@@ -56,24 +56,24 @@ class RewardBatch(TypedDict):
     question_ids: list[str]
 
 
-def from_pairs(pairs: Iterable[Pair], reader: StepReader, margin: float = 0.0) -> list[RewardExample]:
+def from_pairs(pairs: Iterable[Pair], builder: PRMInputBuilder, margin: float = 0.0) -> list[RewardExample]:
     """One example a state; the margin of a pair is `margin` times the difference of its values, where it has them."""
     states: dict[Any, list[Pair]] = {}
     for pair in pairs:
         context = tuple((segment.tokens, segment.text) for segment in pair.context)
         states.setdefault((pair.question_id, context), []).append(pair)
-    return [_state(each, reader, margin) for each in states.values()]
+    return [_state(each, builder, margin) for each in states.values()]
 
 
-def _state(pairs: Sequence[Pair], reader: StepReader, margin: float) -> RewardExample:
+def _state(pairs: Sequence[Pair], builder: PRMInputBuilder, margin: float) -> RewardExample:
     places: dict[Any, int] = {}
-    readings: list[Reading] = []
+    readings: list[PRMInput] = []
 
     def place(side: Side) -> int:
         key = (side.written.tokens, side.written.text)
         if key not in places:
             places[key] = len(readings)
-            readings.append(reader.step(pairs[0].context, side.written))
+            readings.append(builder.step(pairs[0].context, side.written))
         return places[key]
 
     compared = tuple((place(pair.chosen), place(pair.rejected), margin * (pair.margin or 0.0)) for pair in pairs)
@@ -81,7 +81,7 @@ def _state(pairs: Sequence[Pair], reader: StepReader, margin: float) -> RewardEx
 
 
 def from_trees(
-    trees: Iterable[Tree], reader: StepReader, values_of: Callable[[Tree], Sequence[float | None]]
+    trees: Iterable[Tree], builder: PRMInputBuilder, values_of: Callable[[Tree], Sequence[float | None]]
 ) -> Iterator[RewardExample]:
     """One example a branch, with the values of those of its steps that no branch before it had.
 
@@ -93,15 +93,15 @@ def from_trees(
         for node in tree.nodes[1:]:
             if children_by_node[node.id]:
                 continue  # inside a branch
-            if example := _branch(tree, node, reader, known):
+            if example := _branch(tree, node, builder, known):
                 yield example
 
 
-def from_chains(chains: Iterable[Trajectory], reader: StepReader) -> Iterator[RewardExample]:
+def from_chains(chains: Iterable[Trajectory], builder: PRMInputBuilder) -> Iterator[RewardExample]:
     """One example a context of a trajectory, with what the gold judge says of its steps."""
     for chain in chains:
         known = [None if verdict is None else verdict.value for verdict in judge(chain)]
-        for reading in reader.trajectory(chain):
+        for reading in builder.trajectory(chain):
             if example := _valued(chain.question.id, [reading], known):
                 yield example
 
@@ -116,18 +116,18 @@ def gold_verdicts(tree: Tree) -> list[float | None]:
     return [None if verdict is None else verdict.value for verdict in judge_tree(tree)]
 
 
-def _branch(tree: Tree, leaf: Node, reader: StepReader, known: list[float | None]) -> RewardExample | None:
+def _branch(tree: Tree, leaf: Node, builder: PRMInputBuilder, known: list[float | None]) -> RewardExample | None:
     """The branch to a leaf. Values that it uses are taken out of those known."""
     branch = tree.branch(leaf)[1:]
-    example = _valued(tree.question.id, reader.trajectory(tree.trajectory(leaf)), [known[node.id] for node in branch])
+    example = _valued(tree.question.id, builder.trajectory(tree.trajectory(leaf)), [known[node.id] for node in branch])
     for node in branch:
         known[node.id] = None
     return example
 
 
-def _valued(question_id: str, readings: Iterable[Reading], known: Sequence[float | None]) -> RewardExample | None:
+def _valued(question_id: str, readings: Iterable[PRMInput], known: Sequence[float | None]) -> RewardExample | None:
     """The readings with those of their steps whose value is known; None without any."""
-    kept: list[Reading] = []
+    kept: list[PRMInput] = []
     values: list[float] = []
     for reading in readings:
         found = [known[step] for step in reading.steps]
@@ -136,7 +136,7 @@ def _valued(question_id: str, readings: Iterable[Reading], known: Sequence[float
             steps, starts, ends = (
                 tuple(each[place] for place in valued) for each in (reading.steps, reading.starts, reading.ends)
             )
-            kept.append(Reading(reading.tokens[: ends[-1] + 1], steps, starts, ends))
+            kept.append(PRMInput(reading.tokens[: ends[-1] + 1], steps, starts, ends))
             values += [value for value in found if value is not None]
     return RewardExample(question_id, tuple(kept), values=tuple(values)) if kept else None
 
@@ -144,7 +144,7 @@ def _valued(question_id: str, readings: Iterable[Reading], known: Sequence[float
 def collate_rewards(examples: Sequence[RewardExample], dense: float = 0.0, window: int | None = None) -> RewardBatch:
     """Examples as tensors. `dense`: what the other tokens of a step weigh together, its end being 1."""
     readings = [reading for example in examples for reading in example.readings]
-    batch = padded(readings, window)
+    batch = collate_inputs(readings, window)
     lengths_B1 = torch.tensor([[len(reading.tokens)] for reading in readings])
     pairs: list[tuple[int, int, float]] = []
     first = 0
@@ -169,7 +169,7 @@ def collate_rewards(examples: Sequence[RewardExample], dense: float = 0.0, windo
 
 
 def _other_tokens(
-    readings: Sequence[Reading], values: Sequence[float], dense: float
+    readings: Sequence[PRMInput], values: Sequence[float], dense: float
 ) -> tuple[list[int], list[int], list[float], list[float]]:
     """The tokens of steps but for their ends: rows, columns, the value of their step, and what each weighs."""
     rows: list[int] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stepladder.core.trace import Question
 from stepladder.preferences.pairs import dev_questions
 from stepladder.train.prm.config import PRMConfig
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.transcripts.demonstrations import sample_questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class PRMQuestions:
 def choose(settings: PRMConfig, questions: Sequence[Question], explored: Iterable[str], seed: int) -> PRMQuestions:
     """Chosen by the seed; played are those that the gold judge can say something of."""
     judged = [question for question in questions if question.hops or question.gold_passages]
-    played = pick(judged, settings.episodes, seed) if settings.episodes else []
+    played = sample_questions(judged, settings.episodes, seed) if settings.episodes else []
     held_out = dev_questions(explored, settings.dev_share)
     if played:
         held_out |= dev_questions((question.id for question in played), settings.dev_share)
     others = [question for question in questions if question.id not in held_out]
-    chained = pick(others, settings.chains, seed, balance=True) if settings.chains else []
+    chained = sample_questions(others, settings.chains, seed, balance=True) if settings.chains else []
     return PRMQuestions(held_out, tuple(played), tuple(chained))

@@ -24,19 +24,19 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from stepladder.core.errors import StepladderError
 from stepladder.driver import OutcomeCallback
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.judges.prm.prm_inputs import StepReader
-from stepladder.judges.prm.reward_model import ProcessRewardModel, load_reward_model, load_to_train, reads_steps
+from stepladder.judges.prm.prm_inputs import PRMInputBuilder
+from stepladder.judges.prm.reward_model import ProcessRewardModel, load_reward_model, load_for_training, patch_step_forward
 from stepladder.models.length_batches import context_window
 from stepladder.models.loading import DTYPES, context_limit_of, pick_dtype, quiet_libraries
-from stepladder.train.loop.policy import with_lora
-from stepladder.train.loop.training_run import Place, curve_numbers, fit, lr_for, place_for
-from stepladder.train.loop.watched_trainer import DevScore, WatchedTrainer
+from stepladder.train.loop.policy import add_lora
+from stepladder.train.loop.training_run import Compute, training_numbers, fit, lr_for, prepare_compute
+from stepladder.train.loop.watched_trainer import DevScore, BaseTrainer
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import RewardBatch, RewardExample, collate_rewards
 from stepladder.train.prm.prm_losses import centring_loss, ranking_loss, value_loss
 
 #: Makes the examples to learn from and those held out, and tells in numbers what they are.
-ExampleMaker = Callable[[StepReader], tuple[Sequence[RewardExample], Sequence[RewardExample], dict[str, object]]]
+ExampleMaker = Callable[[PRMInputBuilder], tuple[Sequence[RewardExample], Sequence[RewardExample], dict[str, object]]]
 #: Examples scored at once on what is held out.
 _HELD_OUT_BATCH = 16
 
@@ -70,7 +70,7 @@ def weight_of(batch: RewardBatch) -> int:
     return len(batch["better"]) or batch["steps"]
 
 
-class RewardTrainer(WatchedTrainer):
+class RewardTrainer(BaseTrainer):
     """Trains a model with a scalar head."""
 
     #: Set by whoever makes a trainer.
@@ -108,23 +108,23 @@ def train_prm(
     watch: OutcomeCallback | None = None,
 ) -> PRMReport:
     """Train a reward model that begins as `model`; the same call goes on where an earlier one was killed."""
-    place = place_for(settings, seed, device, "prm")
+    place = prepare_compute(settings, seed, device, "prm")
     pick_dtype(dtype, place.device)
     with quiet_libraries():
-        start, tokenizer = load_to_train(model)
+        start, tokenizer = load_for_training(model)
         stored = next(start.parameters()).dtype
         base = start.to(place.device, torch.bfloat16 if place.bf16 and settings.lora is not None else torch.float32)
-        scoring: Any = base if settings.lora is None else with_lora(base, settings.lora, model, "SEQ_CLS", ("score",))
-        reads_steps(scoring)
+        scoring: Any = base if settings.lora is None else add_lora(base, settings.lora, model, "SEQ_CLS", ("score",))
+        patch_step_forward(scoring)
         text = scoring.config.get_text_config()
         window = settings.max_length or context_limit_of(text)
-        reader = StepReader(Encoding(tokenizer), window, text.pad_token_id, retokenize=settings.retokenize)
-        train, dev, counts = examples_for(reader)
+        builder = PRMInputBuilder(Encoding(tokenizer), window, text.pad_token_id, retokenize=settings.retokenize)
+        train, dev, counts = examples_for(builder)
         if not train:
             raise StepladderError("there is nothing to train a reward model on")
         dev_score = _held_out_score(scoring, dev, settings, place) if dev else None
 
-        def trainer(arguments: TrainingArguments) -> WatchedTrainer:
+        def trainer(arguments: TrainingArguments) -> BaseTrainer:
             together: Any = partial(collate_rewards, dense=settings.dense, window=context_window(scoring))
             held_out: Any = [None] if dev else None
             made = RewardTrainer(scoring, arguments, together, train_dataset=list(train), eval_dataset=held_out)
@@ -152,12 +152,13 @@ def train_prm(
         for name, value in (curves.best or {}).items()
         if name not in ("step", "dev_seconds")
     }
-    numbers = {**counts, "histories_cut": reader.cut, "segments_reencoded": reader.reencoded, **curve_numbers(curves)}
+    cut = {"histories_cut": builder.truncated, "segments_retokenized": builder.retokenized}
+    numbers = {**counts, **cut, **training_numbers(curves)}
     return PRMReport(folder / "reward", {**best, **numbers})
 
 
 def _held_out_score(
-    model: nn.Module, examples: Sequence[RewardExample], settings: PRMConfig, place: Place
+    model: nn.Module, examples: Sequence[RewardExample], settings: PRMConfig, place: Compute
 ) -> Callable[[], DevScore]:
     """Scores the model as it is on examples that it does not learn from."""
     ordered = sorted(examples, key=lambda example: example.length)
@@ -187,7 +188,7 @@ def _write(
     """Write the weights of a checkpoint as an ordinary model folder, LoRA merged."""
     model: Any
     if (checkpoint / "adapter_config.json").exists():
-        base, _ = load_to_train(source)
+        base, _ = load_for_training(source)
         model = PeftModel.from_pretrained(base.float(), str(checkpoint)).merge_and_unload()
     else:
         model, _ = load_reward_model(checkpoint, torch.float32, tokenizer)

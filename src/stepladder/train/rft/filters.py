@@ -1,6 +1,6 @@
 """Which sampled trajectories are good enough to learn from, and where the others fail.
 
-In: trajectories, with a reward model's scores or without. Out: a `Sifted`: those kept, what became of every other one,
+In: trajectories, with a reward model's scores or without. Out: a `FilterResult`: those kept, what became of every other one,
 how many were left after each filter, and at which step those that were left out fail. Pure: no model, no file.
 """
 
@@ -17,7 +17,7 @@ FILTERS = ("answered", "right_answer", "good_steps", "distinct", "kept")
 
 
 @dataclass(slots=True)
-class Sifted:
+class FilterResult:
     """What became of some trajectories."""
 
     kept: list[Trajectory] = field(default_factory=list)
@@ -65,12 +65,12 @@ def sift(
     min_f1: float,
     threshold: float,
     keep: int,
-) -> Sifted:
+) -> FilterResult:
     """Keep right answers reached by good steps: up to `keep` different ones a question, in their order.
 
     `scores`: one a step, for each trajectory; None asks nothing of the steps.
     """
-    sifted = Sifted()
+    sifted = FilterResult()
     known: dict[str, set[tuple[str, ...]]] = {}
     for number, trajectory in enumerate(trajectories):
         bad = [] if scores is None else [step for step, each in enumerate(scores[number]) if each < threshold]
@@ -104,7 +104,7 @@ def _surplus(trajectory: Trajectory, known: set[tuple[str, ...]], keep: int) -> 
     return "kept" if len(known) > keep else ""
 
 
-def _note_failure(sifted: Sifted, trajectory: Trajectory, bad: Sequence[int]) -> None:
+def _note_failure(sifted: FilterResult, trajectory: Trajectory, bad: Sequence[int]) -> None:
     if bad:
         sifted.first_bad_step[bad[0] + 1] += 1
         sifted.first_bad_kind[trajectory.steps[bad[0]].action.kind.value] += 1

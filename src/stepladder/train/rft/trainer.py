@@ -24,15 +24,15 @@ from stepladder.core.io.records import write_records
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver, OutcomeCallback
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.judges.prm.reward_model import ProcessRewardModel, expect_same_words
+from stepladder.judges.prm.reward_model import ProcessRewardModel, check_same_tokenizer
 from stepladder.models.loading import DTYPES, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.policy import load_policy, write_policy
-from stepladder.train.loop.rollout_engine import player_of
-from stepladder.train.loop.training_run import place_for, shown
+from stepladder.train.loop.rollout_engine import make_rollout_engine
+from stepladder.train.loop.training_run import prepare_compute, shown
 from stepladder.train.rft.config import RFTConfig
-from stepladder.train.rft.filters import Sifted, sift
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.rft.filters import FilterResult, sift
+from stepladder.train.transcripts.demonstrations import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player, fine_tune
 from stepladder.train.transcripts.sampled_episodes import sampled_in
 
@@ -69,17 +69,17 @@ def train_rft(
     """
     if (reward is None) != (settings.threshold is None):
         raise StepladderError("a threshold and a reward model belong together: give both, or set threshold to null")
-    place = place_for(settings, seed, device, "rft")
+    place = prepare_compute(settings, seed, device, "rft")
     pick_dtype(dtype, place.device)
     with quiet_libraries():
         policy = load_policy(model, settings.lora, bf16=place.bf16 and settings.lora is not None, device=place.device)
-        engine, playing = player_of(policy, place, max_batch)
+        engine, playing = make_rollout_engine(policy, place, max_batch)
         if reward is not None:
-            expect_same_words(engine.encoding, reward)
+            check_same_tokenizer(engine.encoding, reward)
         answerable = [question for question in questions if question.answers]
         if not answerable:
             raise StepladderError(f"none of {len(questions):,} questions has an answer: no sample could be found right")
-        chosen = pick(answerable, settings.questions, seed, balance=settings.balance)
+        chosen = sample_questions(answerable, settings.questions, seed, balance=settings.balance)
         sampling = replace(episode.sampling, temperature=settings.temperature, top_p=settings.top_p)
         driver = Driver(engine, retriever)
         with (
@@ -102,7 +102,7 @@ def train_rft(
         if place.processes.is_main_process:
             _write_survivors(folder, played, scores, sifted, broken)
         sifted.expect_some(settings.threshold)
-        asked = pick(dev, settings.dev_questions, seed)
+        asked = sample_questions(dev, settings.dev_questions, seed)
         dev_score = dev_player(engine, agent, asked, retriever, episode, seed, playing)
         numbers, checkpoint = fine_tune(
             policy, engine, sifted.kept, settings, folder, place, dev_score=dev_score, watch=watch
@@ -117,13 +117,13 @@ def train_rft(
 
 def _sifted(
     played: Sequence[Trajectory], reward: ProcessRewardModel | None, settings: RFTConfig
-) -> tuple[Sifted, list[tuple[float, ...]] | None]:
+) -> tuple[FilterResult, list[tuple[float, ...]] | None]:
     scores = None if reward is None else reward.score_logits(played)
     sifted = sift(played, scores, min_f1=settings.min_f1, threshold=settings.threshold or 0.0, keep=settings.keep)
     return sifted, scores
 
 
-def _report(sifted: Sifted, broken: int) -> dict[str, object]:
+def _report(sifted: FilterResult, broken: int) -> dict[str, object]:
     return {
         **sifted.left(),
         "solved_questions": len(sifted.solved),
@@ -138,7 +138,7 @@ def _write_survivors(
     folder: Path,
     played: Sequence[Trajectory],
     scores: Sequence[Sequence[float]] | None,
-    sifted: Sifted,
+    sifted: FilterResult,
     broken: int,
 ) -> None:
     with atomic_file(folder / "survivors.json") as file:

@@ -20,7 +20,7 @@ from stepladder.engines.base import Engine
 from stepladder.engines.openai import OpenAIEngine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.tree_store import read_trees
-from stepladder.judges.llm.spend.response_cache import RememberingEngine
+from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.retrieval.base import Retriever
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.transcripts.demonstrations import (
@@ -119,5 +119,5 @@ def _make(
     assert settings.teacher_model is not None  # SFTConfig sees to it
     teacher = OpenAIEngine(settings.teacher_model, settings.teacher_url)
     name = f"{settings.teacher_model} at {settings.teacher_url}"
-    with closing(RememberingEngine(teacher, folder / _REPLIES, name)) as remembering:
+    with closing(CachedEngine(teacher, folder / _REPLIES, name)) as remembering:
         return sampled(remembering)

@@ -23,12 +23,12 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.loading import DTYPES, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.policy import load_policy, write_policy
-from stepladder.train.loop.rollout_engine import player_of
-from stepladder.train.loop.training_run import place_for, shown
+from stepladder.train.loop.rollout_engine import make_rollout_engine
+from stepladder.train.loop.training_run import prepare_compute, shown
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.demonstration_sources import are_made, transcripts_in
 from stepladder.train.sft.weak_decomposition import mined_questions
-from stepladder.train.transcripts.demonstrations import pick
+from stepladder.train.transcripts.demonstrations import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player, fine_tune
 
 
@@ -68,15 +68,15 @@ def train_sft(
     a time. `trees`: for the source `trees`, the file they are in. `watch` is told of every episode that becomes a
     transcript and of every update; without one, progress is shown on standard error.
     """
-    place = place_for(settings, seed, device, "sft")
+    place = prepare_compute(settings, seed, device, "sft")
     pick_dtype(dtype, place.device)  # a wrong name should not wait until the end
     with quiet_libraries():
         policy = load_policy(model, settings.lora, bf16=place.bf16 and settings.lora is not None, device=place.device)
-        engine, playing = player_of(policy, place, max_batch)
+        engine, playing = make_rollout_engine(policy, place, max_batch)
         if settings.source == "mined" and not are_made(folder):  # first of all: how many searches each takes
             with shown(watch, "Guesses", len(questions)) as told:
                 questions = mined_questions(questions, retriever, episode.k, told)
-        chosen = pick(questions, settings.questions, seed, balance=settings.balance)
+        chosen = sample_questions(questions, settings.questions, seed, balance=settings.balance)
         episodes = len(chosen) * (1 if settings.source in ("gold", "mined") else settings.num_generations)
         with (
             place.processes.main_process_first(),
@@ -86,7 +86,7 @@ def train_sft(
             transcripts = transcripts_in(
                 folder, settings, engine, agent, chosen, retriever, episode, trees=trees, seed=seed, watch=told
             )
-        asked = pick(dev, settings.dev_questions, seed)
+        asked = sample_questions(dev, settings.dev_questions, seed)
         dev_score = dev_player(engine, agent, asked, retriever, episode, seed, playing)
         numbers, checkpoint = fine_tune(
             policy, engine, transcripts.kept, settings, folder, place, dev_score=dev_score, watch=watch

@@ -46,10 +46,10 @@ class Transcripts:
         return len(self.kept) + sum(self.dropped.values())
 
 
-def pick(questions: Sequence[Question], count: int, seed: int, *, balance: bool = False) -> list[Question]:
+def sample_questions(questions: Sequence[Question], count: int, seed: int, *, balance: bool = False) -> list[Question]:
     """Some of the questions, by a seeded shuffle. Balanced: as many of each number of searches needed as there are.
 
-    >>> [question.id for question in pick([Question(str(n), "?", ()) for n in range(5)], 3, seed=0)]
+    >>> [question.id for question in sample_questions([Question(str(n), "?", ()) for n in range(5)], 3, seed=0)]
     ['0', '4', '3']
     """
     order = np.random.default_rng(seed_of(seed, "questions")).permutation(len(questions))

@@ -27,18 +27,18 @@ from stepladder.evaluate.evaluator import evaluate
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.length_batches import context_window
 from stepladder.retrieval.base import Retriever
-from stepladder.train.loop.metrics_log import Curves
+from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import in_parts
 from stepladder.train.loop.policy import Policy
-from stepladder.train.loop.training_run import Place, Precision, curve_numbers, fit, lr_for
-from stepladder.train.loop.watched_trainer import DevScore, WatchedTrainer
+from stepladder.train.loop.training_run import Compute, Precision, training_numbers, fit, lr_for
+from stepladder.train.loop.watched_trainer import DevScore, BaseTrainer
 from stepladder.train.sft.config import TranscriptTrainingConfig
 from stepladder.train.transcripts.collate import collate
 from stepladder.train.transcripts.token_loss import weight_of, weighted_nll
 from stepladder.train.transcripts.tokenized import Example, examples_of
 
 
-class TranscriptTrainer(WatchedTrainer):
+class TranscriptTrainer(BaseTrainer):
     """Trains a policy on examples."""
 
     def weight_of(self, batch: Any) -> float:
@@ -65,7 +65,7 @@ def fine_tune(
     transcripts: Sequence[Trajectory],
     settings: TranscriptTrainingConfig,
     folder: Path,
-    place: Place,
+    place: Compute,
     *,
     dev_score: Callable[[], DevScore] | None,
     watch: OutcomeCallback | None = None,
@@ -77,7 +77,7 @@ def fine_tune(
     engine.reset_prefix_cache()  # training needs the memory
     examples, too_long = _fitting(transcripts, engine, settings)
     curves, checkpoint = _fit(policy, examples, settings, folder, place, dev_score, watch)
-    return {"skipped_too_long": too_long, "examples": len(examples), **curve_numbers(curves)}, checkpoint
+    return {"skipped_too_long": too_long, "examples": len(examples), **training_numbers(curves)}, checkpoint
 
 
 def _fit(
@@ -85,11 +85,11 @@ def _fit(
     examples: Sequence[Example],
     settings: TranscriptTrainingConfig,
     folder: Path,
-    place: Place,
+    place: Compute,
     dev_score: Callable[[], DevScore] | None,
     watch: OutcomeCallback | None,
-) -> tuple[Curves, Path | None]:
-    def trainer(arguments: TrainingArguments) -> WatchedTrainer:
+) -> tuple[MetricsLog, Path | None]:
+    def trainer(arguments: TrainingArguments) -> BaseTrainer:
         # A trainer that evaluates wants an eval_dataset; ours is inside dev_score.
         held_out: Any = [None] if dev_score else None
         together: Any = partial(collate, window=context_window(policy.model))

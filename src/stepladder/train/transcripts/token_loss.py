@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy, pad
 
-from stepladder.train.loop.selected_logits import wanted_logits
+from stepladder.train.loop.selected_logits import selected_logits
 from stepladder.train.transcripts.collate import Batch
 
 
@@ -18,7 +18,7 @@ def weighted_nll(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
     """Sum of weight * -log p over the policy's tokens of a batch. Prompt and environment are read, never predicted."""
     ids_BT, weights_BT = batch["input_ids"][:, 1:], batch["weights"][:, 1:]
     predicted_BT = weights_BT > 0
-    logits_NV = wanted_logits(model, batch["input_ids"], pad(predicted_BT, (0, 1)))
+    logits_NV = selected_logits(model, batch["input_ids"], pad(predicted_BT, (0, 1)))
     nll_N = cross_entropy(logits_NV.float(), ids_BT[predicted_BT], reduction="none")
     return (nll_N * weights_BT[predicted_BT]).sum()
 

@@ -6,7 +6,7 @@ The most a call may cost is one token a byte of its messages, some for the chat 
 reply is there, the server's own count takes its place; a server that does not count is charged the most.
 
 A call that does not fit waits for those under way, which mostly cost less than their most. If it does not fit when
-they have ended, it raises `BudgetSpent`: the run stops, and every reply that was paid for is on record.
+they have ended, it raises `BudgetExhausted`: the run stops, and every reply that was paid for is on record.
 
 Every attempt of a call is a call here. Those that the server refused or never received cost nothing. Those that may
 have been billed without a reply, which were cancelled, timed out or broken off, or lost by a gateway, are charged the
@@ -45,7 +45,7 @@ _TOKENS = {"tok": 1, "ktok": 1_000, "mtok": 1_000_000}
 _LOST_BY_A_GATEWAY = frozenset({408, 502, 504, *range(520, 528)})
 
 
-class BudgetSpent(BackendDown):
+class BudgetExhausted(BackendDown):
     """The next call might pass the budget. The run stops; what was paid for is kept."""
 
 
@@ -84,7 +84,7 @@ class Budget:
         return f"${amount:.4f}" if self.unit == "usd" else f"{amount:,} tokens"
 
 
-def at_most(request: Generate) -> Usage:
+def max_usage(request: Generate) -> Usage:
     """The most tokens that one call can cost, whatever the tokenizer: no token is shorter than a byte."""
     contents = [message["content"] for message in chat_messages(request.context)]
     read = sum(len(content.encode()) + TEMPLATE_PER_MESSAGE for content in contents)
@@ -98,7 +98,7 @@ class Hold:
         self.cost: Usage | None = None
 
 
-class Purse:
+class SpendLimiter:
     """Pays for the calls of one model, out of a budget if there is one. Used on one event loop."""
 
     def __init__(self, ledger: Ledger, model: str, prices: PriceTable, budget: Budget | None = None) -> None:
@@ -121,7 +121,7 @@ class Purse:
 
     @asynccontextmanager
     async def pay(self, most: Usage) -> AsyncIterator[Hold]:
-        """Put aside the most a call may cost, while the block makes it; raises `BudgetSpent` where it does not fit."""
+        """Put aside the most a call may cost, while the block makes it; raises `BudgetExhausted` where it does not fit."""
         while not self._fits(reserve := most + self._unseen):
             if not self._under_way or self._refused:
                 self._refuse(reserve)
@@ -155,7 +155,7 @@ class Purse:
             f"{shown(self._amount(self.model, most))}. Every reply is kept beside {self.ledger.path}: with a larger "
             "budget the same command goes on from there"
         )
-        raise BudgetSpent(self._refused)
+        raise BudgetExhausted(self._refused)
 
     def _amount(self, model: str, usage: Usage) -> Decimal:
         if self.budget is not None and self.budget.unit == "usd":
@@ -170,7 +170,7 @@ class BudgetEngine(OpenAIEngine):
 
     def __init__(
         self,
-        purse: Purse,
+        purse: SpendLimiter,
         base_url: str | None = None,
         *,
         concurrency: int = 32,
@@ -201,7 +201,7 @@ class BudgetEngine(OpenAIEngine):
             # Called again by itself, with the other name of `max_tokens`: what was put aside serves for this one, as
             # the server refused the first.
             return await super()._call(request)
-        most = at_most(request)
+        most = max_usage(request)
         async with self.purse.pay(most) as hold:
             self._paying.add(task)
             try:

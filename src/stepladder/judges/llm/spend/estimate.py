@@ -10,7 +10,7 @@ from stepladder.core.requests import Generate
 from stepladder.core.trace import Action, ActionKind, Author, Node, Question, Segment, Step, Trajectory, Tree, Usage
 from stepladder.judges.llm.llm_judge import LLMJudge
 from stepladder.judges.llm.prompts import FIELD_LIMIT, repair_prompt
-from stepladder.judges.llm.spend.budget import TEMPLATE_PER_MESSAGE, at_most
+from stepladder.judges.llm.spend.budget import TEMPLATE_PER_MESSAGE, max_usage
 from stepladder.judges.llm.spend.prices import Price
 
 #: Characters of English text that make a token, and tokens of a verdict with its reason: what is usual.
@@ -29,7 +29,7 @@ class Estimate:
 
     #: Different prompts to be sent, and those whose replies are at hand.
     calls: int
-    recalled: int
+    cached: int
     #: Tokens as they usually come out.
     tokens: Usage
     #: Every token a byte, every reply as long as it may be, and every one of them repaired. Not reckoned with: calls
@@ -46,22 +46,22 @@ def estimate(
     known: Container[Generate] = (),
 ) -> Estimate:
     """What `judge.prefer` would cost on these groups of siblings. `known`: requests that cost nothing any more."""
-    calls, recalled, usual, most = 0, 0, Usage(), Usage()
+    calls, cached, usual, most = 0, 0, Usage(), Usage()
     seen: set[int] = set()  # hashes, because the prompts of many trees may be more than memory holds
     for request in (request for tree, siblings in groups for request in judge.requests(tree, siblings)):
         if hash(request) in seen:
             continue
         seen.add(hash(request))
         if request in known:
-            recalled += 1
+            cached += 1
         else:
             calls += 1
             usual += _usual(request)
-            most += _with_repair(at_most(request))
-    return _estimate(calls, recalled, usual, most, price)
+            most += _with_repair(max_usage(request))
+    return _estimate(calls, cached, usual, most, price)
 
 
-def estimate_growth(judge: LLMJudge, trees: int, simulations: int, price: Price | None = None) -> Estimate:
+def estimate_tree_search(judge: LLMJudge, trees: int, simulations: int, price: Price | None = None) -> Estimate:
     """What grading the leaves of trees that do not exist yet would cost: a new leaf a simulation, at most.
 
     How long their histories will be is not known either. Usual is half of what a prompt may show of one.
@@ -69,16 +69,16 @@ def estimate_growth(judge: LLMJudge, trees: int, simulations: int, price: Price 
     calls = trees * simulations
     nothing = Step((), Segment(Author.POLICY, ""), Action(ActionKind.QUERY, ""))
     (bare,) = judge.score_requests(Trajectory(Question("", "", ()), "", (nothing,)))
-    usual, most = _usual(bare), at_most(bare)
+    usual, most = _usual(bare), max_usage(bare)
     usual += Usage(read=judge.history // 2 // CHARACTERS_PER_TOKEN)
     most += Usage(read=_BYTES_PER_CHARACTER * (judge.history + 3 * FIELD_LIMIT))  # question, thought, action
     return _estimate(calls, 0, _times(calls, usual), _times(calls, _with_repair(most)), price)
 
 
-def _estimate(calls: int, recalled: int, usual: Usage, most: Usage, price: Price | None) -> Estimate:
+def _estimate(calls: int, cached: int, usual: Usage, most: Usage, price: Price | None) -> Estimate:
     return Estimate(
         calls=calls,
-        recalled=recalled,
+        cached=cached,
         tokens=usual,
         tokens_at_most=most,
         usd=None if price is None else float(price.of(usual)),

@@ -58,11 +58,11 @@ class Ledger:
             self._file.close()
             raise
 
-    def hold(self, model: str, at_most: Usage) -> int:
+    def hold(self, model: str, max_usage: Usage) -> int:
         """Write down a call before it is sent; returns its number."""
         with self._lock:
             call = len(self._calls)
-            self._write(_Line(call, model, at_most.read, at_most.written, final=False))
+            self._write(_Line(call, model, max_usage.read, max_usage.written, final=False))
             return call
 
     def settle(self, call: int, usage: Usage) -> None:

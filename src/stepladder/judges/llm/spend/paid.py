@@ -14,10 +14,10 @@ from decimal import Decimal
 from pathlib import Path
 
 from stepladder.core.trace import Usage
-from stepladder.judges.llm.spend.budget import Budget, BudgetEngine, Purse
+from stepladder.judges.llm.spend.budget import Budget, BudgetEngine, SpendLimiter
 from stepladder.judges.llm.spend.ledger import Ledger
 from stepladder.judges.llm.spend.prices import PriceTable, load_prices
-from stepladder.judges.llm.spend.response_cache import RememberingEngine, Replies
+from stepladder.judges.llm.spend.response_cache import CachedEngine, ResponseCache
 
 #: Files in the folder.
 REPLIES, SPEND = "replies.jsonl", "spend.jsonl"
@@ -35,20 +35,20 @@ class Spend:
     #: None where a model has no price.
     usd: float | None
     #: Requests of this run that were answered without a call.
-    recalled: int
+    cached: int
 
     def line(self) -> str:
         """What was spent, and what was not, in few words."""
         dollars = "" if self.usd is None else f"${self.usd:,.4f}, "
         tokens = f"{self.tokens_read + self.tokens_written:,} tokens in {self.calls:,} calls"
-        return f"{dollars}{tokens}, {self.recalled:,} recalled"
+        return f"{dollars}{tokens}, {self.cached:,} cached"
 
 
-class PaidEngine(RememberingEngine):
+class PaidEngine(CachedEngine):
     """Remembers replies, and knows what was spent."""
 
-    def __init__(self, engine: BudgetEngine, path: Path, name_of_model: str) -> None:
-        super().__init__(engine, path, name_of_model)
+    def __init__(self, engine: BudgetEngine, path: Path, model_name: str) -> None:
+        super().__init__(engine, path, model_name)
         self._purse = engine.purse
 
     def spend(self) -> Spend:
@@ -57,7 +57,7 @@ class PaidEngine(RememberingEngine):
         totals = {self._purse.model: Usage(), **ledger.totals}
         tokens = sum(totals.values(), Usage())
         return Spend(
-            ledger.paid, ledger.open, tokens.read, tokens.written, _usd(totals, self._purse.prices), self.recalled
+            ledger.paid, ledger.open, tokens.read, tokens.written, _usd(totals, self._purse.prices), self.cached
         )
 
 
@@ -80,7 +80,7 @@ def open_judge_engine(
     table = load_prices(prices)
     ledger = Ledger(folder / SPEND)
     try:
-        purse = Purse(ledger, model, table, budget)
+        purse = SpendLimiter(ledger, model, table, budget)
         engine = BudgetEngine(
             purse, url, concurrency=concurrency, timeout=timeout, max_retries=retries, backoff=backoff
         )
@@ -94,9 +94,9 @@ def open_judge_engine(
         raise
 
 
-def replies_in(folder: Path, model: str, url: str | None = None) -> Replies:
+def cached_responses(folder: Path, model: str, url: str | None = None) -> ResponseCache:
     """The replies that a folder holds of a model: to see what is at hand, without a key or a server."""
-    return Replies(folder / REPLIES, _name(model, url))
+    return ResponseCache(folder / REPLIES, _name(model, url))
 
 
 def _name(model: str, url: str | None) -> str:

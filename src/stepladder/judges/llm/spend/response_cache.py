@@ -25,12 +25,12 @@ from stepladder.engines.base import Engine
 _Answer = Future[Generation | BackendError]
 
 
-class Replies:
-    """The replies in a file. `name_of_model` keeps those of different models apart. Reading changes nothing."""
+class ResponseCache:
+    """The replies in a file. `model_name` keeps those of different models apart. Reading changes nothing."""
 
-    def __init__(self, path: Path, name_of_model: str) -> None:
+    def __init__(self, path: Path, model_name: str) -> None:
         self.path = path
-        self.name_of_model = name_of_model
+        self.model_name = model_name
         #: `_whole`: the length of the whole lines, where an unfinished one stands behind them.
         self._known, self._whole = _read(path)
 
@@ -42,7 +42,7 @@ class Replies:
         texts = [(segment.author.value, segment.text) for segment in request.context]
         sampling = request.sampling
         parts = (
-            self.name_of_model,
+            self.model_name,
             texts,
             request.stop,
             (sampling.temperature, sampling.top_p, sampling.max_tokens),
@@ -87,17 +87,17 @@ class Replies:
         self._known[key] = row
 
 
-class RememberingEngine(Engine):
-    """An engine whose replies are kept in a file. `name_of_model` keeps replies of different models apart."""
+class CachedEngine(Engine):
+    """An engine whose replies are kept in a file. `model_name` keeps replies of different models apart."""
 
     name: ClassVar[str] = "remembering"
 
-    def __init__(self, engine: Engine, path: Path, name_of_model: str) -> None:
+    def __init__(self, engine: Engine, path: Path, model_name: str) -> None:
         self.engine = engine
         self.max_batch, self.concurrency = engine.max_batch, engine.concurrency
-        self.replies = Replies(path, name_of_model)
+        self.replies = ResponseCache(path, model_name)
         #: Requests that were answered without a call: from the file, or by the reply to an equal one under way.
-        self.recalled = 0
+        self.cached = 0
         self._under_way: dict[str, _Answer] = {}
         self._changed = threading.Condition()
 
@@ -113,7 +113,7 @@ class RememberingEngine(Engine):
                     answer = self._under_way[key] = Future()
                     ours[key] = request
                 else:
-                    self.recalled += 1
+                    self.cached += 1
                 answers.append(answer)
         if ours:
             self._ask(ours)
