@@ -35,7 +35,7 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
 from stepladder.models.loading import load_model, quiet_libraries
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.train.transcripts.demonstrations import gold_transcripts
+from stepladder.train.transcripts.demonstrations import gold_demonstrations
 
 
 def nano_with_head(folder: Path) -> Path:
@@ -51,7 +51,7 @@ def trajectories_with_ids(encoding: Encoding, count: int, k: int) -> list[Trajec
     data = open_data("atlas", seed=0)
     index = BM25Index.from_passages(data.passages or ())
     questions = data.split("test")[:count]
-    played = gold_transcripts(make_agent("prorag-brief"), questions, index, EpisodeConfig(k=k), seed=0).kept
+    played = gold_demonstrations(make_agent("prorag-brief"), questions, index, EpisodeConfig(k=k), seed=0).kept
 
     def encoded(segments: Sequence[Segment]) -> tuple[Segment, ...]:
         return tuple(map(encoding.encode, segments))

@@ -21,10 +21,10 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.evaluate.statistics import Interval
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.reporting.compare import Compared, compare_lines, lines_of, load_sources
-from stepladder.reporting.compare.comparison import Line
-from stepladder.reporting.compare.evaluations import Source
-from stepladder.reporting.compare.seed_groups import Group
+from stepladder.reporting.compare import RunComparison, compare_arms, group_by_seed, load_sources
+from stepladder.reporting.compare.comparison import Arm
+from stepladder.reporting.compare.evaluations import EvaluationSource
+from stepladder.reporting.compare.seed_groups import SeedGroup
 
 _NOTED = ("command", "device", "cores", "started", "versions", "git")
 #: What makes no other recipe.
@@ -34,10 +34,10 @@ _ASIDE = ("seed", "device", "batch_size")
 # --- what was measured ------------------------------------------------------------------------------------------
 
 
-def columns_of(compared: Compared) -> list[dict[str, Any]]:
+def columns_of(compared: RunComparison) -> list[dict[str, Any]]:
     """The columns of a comparison; those about seeds and about differences only where there are any."""
 
-    several = any(len(line.seeds) > 1 for line in compared.lines)
+    several = any(len(line.seeds) > 1 for line in compared.arms)
     return [
         column("", "line", "text"),
         column("F1", "f1", "interval", ".3f"),
@@ -53,7 +53,7 @@ def columns_of(compared: Compared) -> list[dict[str, Any]]:
     ]
 
 
-def cells_of(line: Line, compared: Compared) -> dict[str, Any]:
+def cells_of(line: Arm, compared: RunComparison) -> dict[str, Any]:
     """Everything that a column may show of a line. What is not known is None."""
 
     def three(interval: Interval) -> list[float]:
@@ -80,9 +80,9 @@ def _short(value: float) -> float:
 # --- what it was made by ----------------------------------------------------------------------------------------
 
 
-def provenance_of(group: Group, line: Line, questions: int) -> dict[str, Any]:
+def provenance_of(group: SeedGroup, line: Arm, questions: int) -> dict[str, Any]:
     """How the runs of a line were made, as they noted it."""
-    runs = {source.place: _run_of(source) for source in group.sources}
+    runs = {source.path: _run_of(source) for source in group.sources}
     recipes = {_recipe_hash(run): run.recipe() for run in runs.values()}
     if len(recipes) > 1:
         raise StepladderError(
@@ -116,11 +116,11 @@ def provenance_of(group: Group, line: Line, questions: int) -> dict[str, Any]:
     }
 
 
-def _run_of(source: Source) -> RunFolder:
-    path, _, stage = source.place.rpartition(":")
+def _run_of(source: EvaluationSource) -> RunFolder:
+    path, _, stage = source.path.rpartition(":")
     if not path or stage != source.stage:
         raise StepladderError(
-            f"{source.place} is a saved evaluation, which does not say where and when it was made; name a run, or "
+            f"{source.path} is a saved evaluation, which does not say where and when it was made; name a run, or "
             "write the file by hand (benchmarks/results/README.md)"
         )
     return RunFolder.open(Path(path))
@@ -155,14 +155,14 @@ def _seconds(run: RunFolder) -> float:
 
 def table_from(runs: Sequence[str], name: str, title: str) -> dict[str, Any]:
     """What the file holds. Whatever all lines have in common is said once."""
-    groups = lines_of(load_sources(runs))
-    compared = compare_lines(groups)
+    groups = group_by_seed(load_sources(runs))
+    compared = compare_arms(groups)
     columns = columns_of(compared)
     wanted = [column["cell"] for column in columns]
-    made = [provenance_of(group, line, compared.questions) for group, line in zip(groups, compared.lines, strict=True)]
+    made = [provenance_of(group, line, compared.questions) for group, line in zip(groups, compared.arms, strict=True)]
     common = {field: value for field, value in made[0].items() if all(each[field] == value for each in made)}
     rows = []
-    for line, provenance in zip(compared.lines, made, strict=True):
+    for line, provenance in zip(compared.arms, made, strict=True):
         cells = cells_of(line, compared)
         own = {field: value for field, value in provenance.items() if field not in common}
         rows.append({"cells": {cell: cells[cell] for cell in wanted}, **({"provenance": own} if own else {})})

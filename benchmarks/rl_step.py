@@ -55,14 +55,14 @@ from stepladder.pipeline.resources import RunContext
 from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.monitor_config import MonitorConfig
-from stepladder.train.grpo.rollouts import Played, Rollouts
+from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.policy import Policy, load_policy
 from stepladder.train.loop.rollout_engine import make_rollout_engine
-from stepladder.train.loop.training_run import Compute, Precision, prepare_compute
-from stepladder.train.loop.watched_trainer import TrainerHooks
+from stepladder.train.loop.training_loop import Compute, Precision, prepare_compute
+from stepladder.train.loop.base_trainer import TrainerHooks
 from stepladder.train.transcripts.demonstrations import sample_questions
 
 RECIPE = "prorag-nano"
@@ -102,7 +102,7 @@ class RolloutsByText(Rollouts):
         #: Through the network in the roll-out of this round; written in all rounds.
         self.tokens = self.written = 0
 
-    def play(self, questions: Sequence[Question], seed: int) -> Played:
+    def play(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
         torch.manual_seed(seed_of(seed, self.ours.round))
         began = time.monotonic()
         played, written = self._episodes(questions, also_ended=True)
@@ -120,7 +120,7 @@ class RolloutsByText(Rollouts):
             "scoring_seconds": ended - scored,
             "careful_seconds": time.monotonic() - ended,
         }
-        return Played(rows, self.ours.played.measures | seconds)
+        return RolloutBatch(rows, self.ours.played.measures | seconds)
 
     def _episodes(self, questions: Sequence[Question], *, also_ended: bool) -> tuple[list[Trajectory], int]:
         """Episodes, and how many tokens were written for them, with padding and what was thrown away."""
@@ -224,7 +224,7 @@ class OurRollouts(Rollouts):
         self.episodes: list[Trajectory] = []
         self.tokens = self.written = self.round = 0
 
-    def play(self, questions: Sequence[Question], seed: int) -> Played:
+    def play(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
         self.round += 1
         self.engine.on_idle()
         self.driver = Driver(self.engine, self.retriever)

@@ -1,4 +1,4 @@
-"""ExploreResult that is killed again and again leaves the trees of an undisturbed run."""
+"""Exploring that is killed again and again leaves the trees of an undisturbed run."""
 
 import os
 import random

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from stepladder.judges.llm.spend.budget import BudgetExhausted
-from tests.support import ROOT
+from tests.support import ROOT, openai_server
 from tests.support.openai_server import Answer, Server, says
 from tests.support.paid_calls import Till, calls, content, opened, run
 
+server = openai_server.server
 _CHILD = """
 import sys
 from pathlib import Path

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from stepladder.train.transcripts import sampled_episodes
 from tests.support.sampled_answers import by_seed, sample
 
-#: Without torch, so that it starts in a moment; the same as `sample` above until it is killed.
+#: Without torch, so that it starts in a moment; the same as `sample` until it is killed.
 KILLED = """
 import os, signal
 from pathlib import Path
@@ -19,7 +20,6 @@ from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.core.requests import Sampling
 from stepladder.core.trace import Question
-from stepladder.train.rft import trainer as rft
 from stepladder.train.transcripts import sampled_episodes as sampling
 
 sampling._A_PART = 2
@@ -32,12 +32,14 @@ def say(request):
 asked = [Question(f"q{{number}}", f"Which {{number}}?", ("Velm",)) for number in range(5)]
 settings = EpisodeConfig(sampling=Sampling(temperature=0.8))
 agent, driver = make_agent("direct"), Driver(ScriptedEngine(say))
-sampling.sampled_in(Path({folder!r}), driver, agent, asked, settings, samples=3, seed=0)
+sampling.sample_episodes(Path({folder!r}), driver, agent, asked, settings, samples=3, seed=0)
 """
 
 
-@pytest.mark.usefixtures("_parts_of_two")
-def test_after_a_kill_the_samples_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+def test_after_a_kill_the_samples_are_those_of_an_undisturbed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampled_episodes, "_A_PART", 2)
     script = KILLED.format(folder=str(tmp_path / "cut"))
     killed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()

@@ -12,8 +12,8 @@ from stepladder.core.errors import StepladderError
 from stepladder.pipeline.recipe import Recipe, load_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.retrieval.index.build import build_index
-from stepladder.train.sft.weak_decomposition import mined_questions
-from stepladder.train.transcripts.demonstrations import gold_transcripts
+from stepladder.train.sft.weak_decomposition import decompose_questions
+from stepladder.train.transcripts.demonstrations import gold_demonstrations
 from tests.support import ROOT
 
 PAGE = (ROOT / "docs/your-data.md").read_text(encoding="utf-8")
@@ -91,8 +91,8 @@ def test_the_recipe_needs_nothing_but_answers(recipe: Recipe) -> None:
 def test_ways_to_the_answers_are_found_in_the_sample(recipe: Recipe) -> None:
     context = RunContext(recipe.shared)
     questions = context.split("train")
-    found = mined_questions(questions, context.retriever, context.settings.search.k)
-    made = gold_transcripts(context.agent, found, context.retriever, context.episode(), seed=0)
+    found = decompose_questions(questions, context.retriever, context.settings.search.k)
+    made = gold_demonstrations(context.agent, found, context.retriever, context.episode(), seed=0)
     context.close()
     searches = [len(transcript.queries) for transcript in made.kept]
     # What the page says of them.

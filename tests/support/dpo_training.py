@@ -13,8 +13,8 @@ from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.tiny import tiny_tokenizer
 from stepladder.train.dpo.config import DPOConfig
-from stepladder.train.dpo.trainer import DPOReport, train_dpo
-from stepladder.train.transcripts.demonstrations import gold_transcripts
+from stepladder.train.dpo.trainer import TrainingReport, train_dpo
+from stepladder.train.transcripts.demonstrations import gold_demonstrations
 from tests.support.samples import QUESTION, WordRetriever
 
 AGENT = make_agent("prorag-brief")
@@ -26,7 +26,7 @@ ENCODING = Encoding(tiny_tokenizer())
 def pairs_of(*questions: Any) -> list[Pair]:
     """Every step of a gold transcript, preferred to giving up: five states, each with more history than the last."""
     made = []
-    for trajectory in gold_transcripts(AGENT, questions, WordRetriever(), EPISODE, seed=0).kept:
+    for trajectory in gold_demonstrations(AGENT, questions, WordRetriever(), EPISODE, seed=0).kept:
         for number, step in enumerate(trajectory.steps):
             worse = Action(ActionKind.ANSWER, "nobody", "I give up." * (number % 2))
             words = Segment(Author.POLICY, AGENT.write(worse, replace(trajectory, steps=trajectory.steps[:number])))
@@ -48,7 +48,7 @@ def train(
     watch: Callable[[Outcome[Any]], None] = lambda _: None,
     pairs: Iterable[Pair] = PAIRS,
     held_out: Iterable[Pair] = HELD_OUT,
-) -> DPOReport:
+) -> TrainingReport:
     return train_dpo(
         "tiny", AGENT, pairs, held_out, QUESTIONS, QUESTIONS[:1], WordRetriever(), EPISODE, settings, folder,
         seed=0, device="cpu", watch=watch,

@@ -14,7 +14,7 @@ from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.tiny import tiny_tokenizer
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.trainer import GRPOReport, train_grpo
+from stepladder.train.grpo.trainer import TrainingReport, train_grpo
 from tests.support.samples import QUESTION, WordRetriever
 
 
@@ -76,7 +76,7 @@ def train(
     questions: Sequence[Question] = QUESTIONS,
     agent: Agent | None = None,
     reward: Any = None,
-) -> GRPOReport:
+) -> TrainingReport:
     reward = reward or Taste()
     return train_grpo(
         "tiny", agent or Loose(), questions, QUESTIONS[:1], WordRetriever(), EPISODE if agent is None else ROOMY,

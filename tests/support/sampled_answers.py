@@ -9,7 +9,7 @@ from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.train.transcripts.sampled_episodes import sampled_in
+from stepladder.train.transcripts.sampled_episodes import sample_episodes
 
 ASKED = [Question(f"q{number}", f"Which {number}?", ("Velm",)) for number in range(5)]
 
@@ -17,7 +17,7 @@ ASKED = [Question(f"q{number}", f"Which {number}?", ("Velm",)) for number in ran
 def sample(folder: Path, say: Callable[[Generate], str], count: int = 5) -> tuple[list[Trajectory], int]:
     episodes = EpisodeConfig(sampling=Sampling(temperature=0.8))
     driver = Driver(ScriptedEngine(say))
-    return sampled_in(folder, driver, make_agent("direct"), ASKED[:count], episodes, samples=3, seed=0)
+    return sample_episodes(folder, driver, make_agent("direct"), ASKED[:count], episodes, samples=3, seed=0)
 
 
 def by_seed(request: Generate) -> str:

@@ -10,7 +10,7 @@ from stepladder.core.requests import Sampling
 from stepladder.driver import Outcome
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.train.sft.config import SFTConfig
-from stepladder.train.sft.trainer import SFTReport, train_sft
+from stepladder.train.sft.trainer import TrainingReport, train_sft
 from tests.support.samples import QUESTION, WordRetriever
 
 QUESTIONS = [replace(QUESTION, id=f"q{number}") for number in range(5)]
@@ -25,7 +25,7 @@ def train(
     watch: Callable[[Outcome[Any]], None] | None = None,
     model: str | Path = "tiny",
     **changes: Any,
-) -> SFTReport:
+) -> TrainingReport:
     return train_sft(
         model,
         make_agent("prorag-brief"),

@@ -39,7 +39,7 @@ def compare_command(
             metavar="RUN",
             help=r"Runs, or folders of `eval --out`: \[LABEL=]PATH\[:STAGE]. Of a run, the last evaluation of its "
             "policy is used; :STAGE selects another one, :* all of them. Runs that differ only in their seed, or have "
-            "the same label, form one line.",
+            "the same label, form one arm.",
             show_default=False,
         ),
     ],
@@ -48,13 +48,13 @@ def compare_command(
     ] = "f1",
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="LABEL", help="The reference line [dim](default: the first)[/]"),
+        typer.Option("--against", metavar="LABEL", help="The reference arm [dim](default: the first)[/]"),
     ] = None,
     stage: Annotated[
         str | None, typer.Option("--stage", metavar="NAME", help="Evaluation to use of runs without :STAGE.")
     ] = None,
     sort: Annotated[
-        str | None, typer.Option("--sort", metavar="METRIC", help="Sort lines by a metric, highest first.")
+        str | None, typer.Option("--sort", metavar="METRIC", help="Sort arms by a metric, highest first.")
     ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", parser=path_of, metavar="FILE", help="Write an HTML page with charts.")
@@ -63,21 +63,21 @@ def compare_command(
 ) -> None:
     """Compare runs on their common questions: scores with intervals, paired differences, cost."""
     from stepladder.driver.progress import Progress
-    from stepladder.reporting.compare import as_plain, compare_lines, lines_of, load_sources, write_page
-    from stepladder.reporting.compare.compare_table import print_compared
+    from stepladder.reporting.compare import comparison_json, compare_arms, group_by_seed, load_sources, write_comparison
+    from stepladder.reporting.compare.compare_table import print_comparison
 
     check_writable_file("--html", html)
-    compared = compare_lines(lines_of(load_sources(runs, stage)), metric, against=against, sort=sort)
+    compared = compare_arms(group_by_seed(load_sources(runs, stage)), metric, against=against, sort=sort)
     if html is not None or as_json:
-        count = len(compared.lines) * (len(compared.lines) - 1) // 2
+        count = len(compared.arms) * (len(compared.arms) - 1) // 2
         with Progress("Differences", count) as watch:
-            every_two = compared.every_two(watch.advance)
+            pairwise = compared.pairwise(watch.advance)
         if html is not None:
-            write_page(compared, every_two, html)
+            write_comparison(compared, pairwise, html)
         if as_json:
-            typer.echo(json.dumps(as_plain(compared, every_two), indent=2))
+            typer.echo(json.dumps(comparison_json(compared, pairwise), indent=2))
     if not as_json:
-        print_compared(OUT, compared)
+        print_comparison(OUT, compared)
     if html is not None:
         say(f"{printable(str(html))}: the page", ERR)
 

@@ -1,1 +1,1 @@
-"""Judges: who says which of several steps is better."""
+"""Judges, which compare steps from one state, and step scorers, which grade the steps of a trajectory."""

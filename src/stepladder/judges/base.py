@@ -1,24 +1,30 @@
-"""The contract of a judge: which of several steps from one state are better than which.
+"""The contract of judges, and how judges and step scorers declare themselves to `judges/registry.py`.
 
-In: a tree and some of its nodes that share a parent. Out: preferences between them; none where the judge sees no
-difference worth learning. `prefer` is a generator like every algorithm here, so that a judge may ask a model.
+A judge compares steps from one state. In: a tree and some of its nodes that share a parent. Out: preferences between
+them; none where the judge sees no relevant difference. `prefer` is a generator like every algorithm, so a judge may
+call a model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from stepladder.core.requests import Algorithm
+from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Node, Tree
+
+if TYPE_CHECKING:
+    from stepladder.judges.llm.config import LLMJudgeConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """One step preferred to a sibling. Nodes are named by their ids."""
+    """One step preferred to a sibling, both as node ids."""
 
     chosen: int
     rejected: int
-    #: Values of both, in the judge's own measure; None where it only orders.
+    #: The judge's values of both; None if it only ranks.
     chosen_value: float | None = None
     rejected_value: float | None = None
     reason: str = ""
@@ -27,8 +33,58 @@ class Preference:
 class Judge(Protocol):
     """Prefers steps to their siblings."""
 
-    #: Written into every pair it makes.
+    #: Stored in every pair it makes.
     name: str
 
     def prefer(self, tree: Tree, siblings: Sequence[Node]) -> Algorithm[list[Preference]]:
         """The preferences among siblings, the clearest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeOptions:
+    """Everything a judge may be configured with; each judge uses its part."""
+
+    #: Minimum difference between two values, which are between 0 and 1.
+    margin: float = 0.01
+    #: Discount per step of SPRE values.
+    decay: float = 0.9
+    #: The model of an LLM judge.
+    llm: "LLMJudgeConfig | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSpec:
+    """A judge that recipes can name. A module declares `JUDGES = {name: JudgeSpec(...)}`."""
+
+    make: Callable[[JudgeOptions], Judge]
+    description: str
+    #: Whether it needs `JudgeOptions.llm`.
+    uses_llm: bool = False
+    #: What to do if it finds no pair in the trees.
+    advice: str = "Explore with more simulations, a larger width or a higher temperature, or lower the margin"
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerOptions:
+    """Everything a step scorer may be configured with; each scorer uses its part."""
+
+    #: The folder of the process reward model.
+    prm: str | Path | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    #: Score the text of policies with another tokenizer than the reward model's, instead of raising an error.
+    retokenize: bool = True
+    #: The model of an LLM scorer, and the folder of its response cache and spend.
+    llm: "LLMJudgeConfig | None" = None
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerSpec:
+    """A step scorer that recipes can name. A module declares `SCORERS = {name: ScorerSpec(...)}`."""
+
+    make: Callable[[ScorerOptions], StepScorer]
+    description: str
+    #: Whether it needs `ScorerOptions.prm`, and whether it needs `ScorerOptions.llm`.
+    uses_prm: bool = False
+    uses_llm: bool = False

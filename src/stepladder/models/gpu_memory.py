@@ -1,7 +1,7 @@
 """The GPU memory that this process may use: all of it, or a share where several runs use one GPU.
 
-In: a device, and the environment variable STEPLADDER_GPU_SHARE, set by the launcher of several runs. Out: bytes. torch's
-allocator gets the same limit, so that a run that exceeds its share fails instead of its neighbors.
+In: a device, and the environment variable STEPLADDER_GPU_SHARE, set by the launcher of several runs. Out: bytes.
+torch's allocator gets the same limit, so that a run that exceeds its share fails instead of its neighbors.
 """
 
 import os

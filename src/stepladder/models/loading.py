@@ -160,8 +160,8 @@ def _expect_all_weights(model: str | Path, loading_info: Any) -> None:
     ]
     if wrong:
         raise StepladderError(
-            f"the weights of model '{model}' do not fit its config.json: {'; '.join(wrong)}. Download the folder again, "
-            "or use the config.json that belongs to these weights"
+            f"the weights of model '{model}' do not fit its config.json: {'; '.join(wrong)}. Download the folder "
+            "again, or use the config.json that belongs to these weights"
         )
 
 
@@ -189,9 +189,7 @@ def pick_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise StepladderError(f"unknown device '{name}'; use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise StepladderError(
-            f"device '{name}' was requested, but torch finds no CUDA device (`stepladder doctor`)"
-        )
+        raise StepladderError(f"device '{name}' was requested, but torch finds no CUDA device (`stepladder doctor`)")
     return apply_gpu_share(device)
 
 

@@ -23,16 +23,16 @@ def sampled_episodes(
     from accelerate import PartialState  # type: ignore[import-untyped] # brings torch
 
     from stepladder.models.loading import pick_device
-    from stepladder.train.transcripts.sampled_episodes import are_there, sampled_in
+    from stepladder.train.transcripts.sampled_episodes import episodes_exist, sample_episodes
 
     folder = task.folder / EPISODES
     processes = PartialState(cpu=pick_device(context.settings.device).type == "cpu")
     with ExitStack() as stack:
         stack.enter_context(processes.main_process_first())
-        played = are_there(folder, len(questions))
+        played = episodes_exist(folder, len(questions))
         engine = None if played else stack.enter_context(context.engine(task.inputs["policy"]))
         watch = None if played else stack.enter_context(Progress(task.name, len(questions) * samples))
-        found, _ = sampled_in(
+        found, _ = sample_episodes(
             folder,
             Driver(engine, context.retriever),
             context.agent,

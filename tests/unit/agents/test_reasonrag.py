@@ -30,7 +30,7 @@ from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.oracle.engine import OracleEngine, gold_action
 from stepladder.oracle.step_judge import judge
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.train.transcripts.tokenized import contexts_of
+from stepladder.train.transcripts.tokenized import split_contexts
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
 PLAN = "First the architect, then the birthplace."
@@ -98,7 +98,7 @@ def test_every_step_of_an_episode_reads_one_prompt_and_begins_anew(agent: Reason
     assert (trajectory.stop, trajectory.answer) == (StopReason.ANSWERED, "Velm")
     assert [[segment.author for segment in step.read] for step in trajectory.steps] == [[Author.PROMPT]] * 5
     assert [step.restarts for step in trajectory.steps] == [False, True, True, True, True]
-    assert len(list(contexts_of(trajectory))) == 5, "every step is an example of its own"
+    assert len(list(split_contexts(trajectory))) == 5, "every step is an example of its own"
 
 
 @both

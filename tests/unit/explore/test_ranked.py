@@ -21,7 +21,7 @@ from stepladder.pipeline.stages.pairs import PairConfig, make_judge
 from stepladder.preferences.pairs import tree_pairs
 from stepladder.reporting.compare.evaluations import load_sources
 from stepladder.reporting.compare.provenance import ProvenanceResolver
-from stepladder.train.transcripts.demonstrations import tree_transcripts
+from stepladder.train.transcripts.demonstrations import tree_demonstrations
 from tests.support.sampled_steps import AGENT, BAD, GOOD, OTHER, Likes, Sampled
 from tests.support.samples import QUESTION, WordRetriever
 
@@ -96,12 +96,12 @@ def test_best_and_worst_of_a_state_make_a_pair() -> None:
 
 def test_a_branch_with_a_wrong_answer_gives_nothing_when_that_is_asked_for() -> None:
     wrong = grown([GOOD, OTHER], Likes(River=0.9, Oss=0.9))
-    assert tree_transcripts([wrong], 1.0).dropped == {"wrong_answer": 1}
+    assert tree_demonstrations([wrong], 1.0).dropped == {"wrong_answer": 1}
     assert pairs_of(wrong)
     assert pairs_of(wrong, right_branch=True) == []
     right = grown([GOOD, OTHER])
     assert pairs_of(right, right_branch=True) == pairs_of(right)
-    (kept,) = tree_transcripts([right, wrong], 1.0).kept
+    (kept,) = tree_demonstrations([right, wrong], 1.0).kept
     assert kept.answer == "Velm"
 
 
@@ -145,7 +145,7 @@ def test_a_run_ranks_then_imitates_prefers_and_scores(tmp_path: Path) -> None:
     for tree in read_trees(tmp_path / "run" / "reranked" / "trees.jsonl.gz"):
         assert all(0 < node.value < 1 for node in tree.nodes[1:])
     warm, questions = stages["warm"].summary["asked"], {tree.question.id for tree in trees}
-    trained = {name: ProvenanceResolver().training_of(tmp_path / "run", name) for name in ("warm", "imitated")}
+    trained = {name: ProvenanceResolver().of_stages(tmp_path / "run", name) for name in ("warm", "imitated")}
     warmed = trained["warm"].stages[0].questions or frozenset()
     both = {each for _, each in warmed} | questions
     assert (len(warmed), trained["imitated"].questions) == (warm, len(both))

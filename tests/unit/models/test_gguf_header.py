@@ -26,8 +26,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_head_of_a_file(whole: Path) -> None:
     head = read_gguf(whole)
-    assert (head.architecture, head.own("context_length"), head.token("eos_token_id")) == ("llama", 256, 2)
-    assert head.token("tokens") == list(WORDS)
+    assert (head.architecture, head.architecture_setting("context_length"), head.tokenizer_setting("eos_token_id")) == (
+        "llama",
+        256,
+        2,
+    )
+    assert head.tokenizer_setting("tokens") == list(WORDS)
     assert head.tensors["blk.1.ffn_down.weight"].shape == (64, 96)
     assert max(tensor.end for tensor in head.tensors.values()) <= whole.stat().st_size
     tensor = head.tensors["output_norm.weight"]

@@ -19,7 +19,7 @@ from stepladder.oracle.control_chains import CHAINS, control_chains, variants
 from stepladder.oracle.step_judge import Fault, judge
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.prm.prm_data import from_chains
-from stepladder.train.transcripts.demonstrations import gold_transcripts
+from stepladder.train.transcripts.demonstrations import gold_demonstrations
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
 SEARCHING = [name for name in AGENTS if ActionKind.QUERY in make_agent(name).kinds]
@@ -39,7 +39,7 @@ MILL = replace(PASSAGES[2], id="p4", title="Velm Mill", text="Velm Mill was buil
 
 def play(agent: Agent, question: Question = QUESTION) -> Trajectory:
     retriever = WordRetriever((*PASSAGES, MILL))
-    (trajectory,) = gold_transcripts(agent, [question], retriever, EpisodeConfig(k=1), seed=0).kept
+    (trajectory,) = gold_demonstrations(agent, [question], retriever, EpisodeConfig(k=1), seed=0).kept
     return trajectory
 
 
@@ -48,7 +48,7 @@ def atlas_trajectories(name: str) -> tuple[Trajectory, ...]:
     atlas = generate_atlas("small", seed=0)
     index = BM25Index.from_passages(atlas.passages)
     settings = EpisodeConfig(k=3, max_steps=20)
-    return gold_transcripts(make_agent(name), atlas.questions["dev"][:120], index, settings, seed=0).kept
+    return gold_demonstrations(make_agent(name), atlas.questions["dev"][:120], index, settings, seed=0).kept
 
 
 def actions(trajectory: Trajectory) -> list[str]:

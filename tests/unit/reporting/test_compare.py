@@ -43,9 +43,9 @@ from stepladder.pipeline.stages import STAGES, StageResult, StageSpec, Task
 from stepladder.pipeline.stages.eval import EVALUATION, main_numbers
 from stepladder.pipeline.stages.prm import run_prm
 from stepladder.reporting.charts.interval_plots import Dot, Row, forest_svg, scatter_svg
-from stepladder.reporting.compare import Compared, compare_lines, lines_of, load_sources
+from stepladder.reporting.compare import RunComparison, compare_arms, group_by_seed, load_sources
 from stepladder.reporting.compare.compare_page import render as rendered
-from stepladder.reporting.compare.compare_table import print_compared
+from stepladder.reporting.compare.compare_table import print_comparison
 from stepladder.reporting.compare.holm import holm
 from stepladder.reporting.compare.provenance import ProvenanceResolver
 from stepladder.train.grpo.config import GRPOConfig
@@ -123,21 +123,21 @@ class Made:
         self.finish(name, {"trees": len(ids), **summary}, "trees", "trees.jsonl.gz")
 
 
-def compared(*texts: str, stage: str | None = None, **options: Any) -> Compared:
-    return compare_lines(lines_of(load_sources(texts, stage)), **options)
+def compared(*texts: str, stage: str | None = None, **options: Any) -> RunComparison:
+    return compare_arms(group_by_seed(load_sources(texts, stage)), **options)
 
 
 def labels(*texts: str) -> list[str]:
-    return [group.label for group in lines_of(load_sources(texts))]
+    return [group.label for group in group_by_seed(load_sources(texts))]
 
 
-def render(found: Compared) -> str:
-    return rendered(found, found.every_two())
+def render(found: RunComparison) -> str:
+    return rendered(found, found.pairwise())
 
 
-def shown(found: Compared, width: int = 120) -> str:
+def shown(found: RunComparison, width: int = 120) -> str:
     told = StringIO()
-    print_compared(Console(file=told, width=width), found)
+    print_comparison(Console(file=told, width=width), found)
     return told.getvalue()
 
 
@@ -155,13 +155,13 @@ def test_lines_are_compared_question_by_question_with_the_first(tmp_path: Path) 
     b = saved(tmp_path / "b", rows([1, 1, 1, 0]))
     found = compared(a, b)
     assert (found.questions, found.reference) == (4, "a")
-    assert [line.scores["f1"].mean for line in found.lines] == [0.0, 0.75]
+    assert [line.scores["f1"].mean for line in found.arms] == [0.0, 0.75]
     assert list(found.differences) == ["b"]
     difference = found.differences["b"]
     assert difference.difference.mean == 0.75
     assert difference.p_value == 0.25  # 2 of the 8 sign patterns of three differences reach their sum
-    assert not difference.beyond_noise
-    assert found.lines[1].by_hops == {"1": 1.0, "2": 0.5}
+    assert not difference.significant
+    assert found.arms[1].by_hops == {"1": 1.0, "2": 0.5}
     assert found.hops == {"1": 2, "2": 2}
 
 
@@ -177,11 +177,11 @@ def test_p_values_are_corrected_over_all_lines_that_are_compared(tmp_path: Path)
     assert found.differences["c"].p_value == 2 / 256
     assert found.differences["b"].corrected == 2 / 128
     assert found.differences["c"].corrected == 2 * 2 / 256
-    assert found.differences["c"].beyond_noise
-    every_two = {(each.of, each.less): each for each in found.every_two()}
-    assert every_two.keys() == {("a", "b"), ("a", "c"), ("b", "c")}
-    assert every_two["a", "c"].corrected == 3 * 2 / 256
-    assert every_two["b", "c"].p_value == 1.0
+    assert found.differences["c"].significant
+    pairwise = {(each.arm, each.against): each for each in found.pairwise()}
+    assert pairwise.keys() == {("a", "b"), ("a", "c"), ("b", "c")}
+    assert pairwise["a", "c"].corrected == 3 * 2 / 256
+    assert pairwise["b", "c"].p_value == 1.0
 
 
 def test_the_reference_the_metric_and_the_order_can_be_chosen(tmp_path: Path) -> None:
@@ -189,10 +189,10 @@ def test_the_reference_the_metric_and_the_order_can_be_chosen(tmp_path: Path) ->
     b = saved(tmp_path / "b", rows([1, 0], searches=1))
     c = saved(tmp_path / "c", rows([1, 1], searches=2))
     found = compared(a, b, c, metric="em", against="c", sort="f1")
-    assert [line.label for line in found.lines] == ["c", "a", "b"]  # equals stay in their order
+    assert [line.label for line in found.arms] == ["c", "a", "b"]  # equals stay in their order
     assert {name: each.difference.mean for name, each in found.differences.items()} == {"a": -1.0, "b": -0.5}
     searches = compared(a, b, metric="searches")
-    assert searches.lines[0].scores["searches"].mean == 3
+    assert searches.arms[0].scores["searches"].mean == 3
     assert searches.differences["b"].difference.mean == -2
     with pytest.raises(StepladderError, match="Did you mean 'f1'"):
         compared(a, metric="f11")
@@ -214,7 +214,7 @@ def test_only_questions_that_all_have_are_compared_and_the_others_are_counted(tm
     b = saved(tmp_path / "b", (*rows([0, 1], first=2), cut))
     found = compared(a, b)
     assert found.questions == 2
-    assert [line.scores["f1"].mean for line in found.lines] == [0.0, 0.5]
+    assert [line.scores["f1"].mean for line in found.arms] == [0.0, 0.5]
     text = shown(found)
     assert "a: 2 more questions left out, which not all others have" in text
     assert "b: 1 questions were not reached and are not compared" in text
@@ -237,7 +237,7 @@ def test_ids_that_name_different_questions_are_noticed(tmp_path: Path) -> None:
 def test_episodes_that_failed_count_as_wrong_and_are_told(tmp_path: Path) -> None:
     broken = replace(rows([0])[0], stop=StopReason.FAILED)
     found = compared(saved(tmp_path / "a", [broken, *rows([1], first=1)]))
-    assert found.lines[0].scores["f1"].mean == 0.5
+    assert found.arms[0].scores["f1"].mean == 0.5
     assert "a: 1 episodes failed, counted as wrong" in shown(found)
 
 
@@ -249,13 +249,13 @@ def test_seeds_are_one_line_whose_questions_are_averaged(tmp_path: Path) -> None
     two = saved(tmp_path / "two", rows([1, 1, 0, 0]), seed=1)
     base = saved(tmp_path / "base", rows([0, 0, 0, 0]), model="other")
     found = compared(base, one, two)
-    line = found.lines[1]
+    line = found.arms[1]
     assert [seed.seed for seed in line.seeds] == [0, 1]
     assert line.values == (1.0, 0.5, 0.5, 0.0)
     assert line.scores["f1"].mean == 0.5
     assert line.range("f1") == (0.5, 0.5)
     assert line.range("em") == (0.5, 0.5)
-    assert found.lines[0].range("f1") is None
+    assert found.arms[0].range("f1") is None
     # Three differences, all positive: 2 of 8 sign patterns. Six rows that were taken for six questions would give less.
     assert found.differences[line.label].p_value == 0.25
     assert "2 seeds (0, 1), F1 from 0.50 to 0.50" in shown(found)
@@ -264,7 +264,7 @@ def test_seeds_are_one_line_whose_questions_are_averaged(tmp_path: Path) -> None
 def test_a_label_makes_one_line_of_whatever_has_it(tmp_path: Path) -> None:
     one = saved(tmp_path / "one", rows([1, 0]), agent="rag")
     two = saved(tmp_path / "two", rows([0, 0]), agent="prorag")
-    (line,) = compared(f"both={one}", f"both={two}").lines
+    (line,) = compared(f"both={one}", f"both={two}").arms
     assert (line.label, line.agent, line.scores["f1"].mean, line.range("f1")) == ("both", "rag, prorag", 0.25, (0, 0.5))
 
 
@@ -298,7 +298,7 @@ def test_lines_are_called_by_the_shortest_names_that_tell_them_apart(tmp_path: P
 def test_a_name_may_hold_what_separates_labels_and_stages(tmp_path: Path) -> None:
     odd = saved(tmp_path / "lr=1:b", rows([1]))
     (source,) = load_sources([odd])
-    assert (source.label, source.name, source.place) == (None, "lr=1:b", odd)
+    assert (source.label, source.name, source.path) == (None, "lr=1:b", odd)
     (labelled,) = load_sources([f"mine={odd}"])
     assert labelled.label == "mine"
 
@@ -326,7 +326,7 @@ def made(tmp_path: Path) -> Made:
 
 def test_of_a_run_the_last_evaluation_of_a_policy_counts(made: Made) -> None:
     def f1(*texts: str, stage: str | None = None) -> list[float]:
-        return [line.scores["f1"].mean for line in compared(*texts, stage=stage).lines]
+        return [line.scores["f1"].mean for line in compared(*texts, stage=stage).arms]
 
     path = str(made.path)
     assert f1(path) == [0.5]
@@ -354,7 +354,7 @@ def test_mistakes_are_explained(made: Made, tmp_path: Path) -> None:
 def test_an_evaluation_of_a_runs_policy_knows_how_it_was_trained(made: Made, tmp_path: Path) -> None:
     """`eval --run` writes the policy's folder down: recipe, seed and training follow from it."""
     folder = saved(tmp_path / "mine", rows([1, 0]), model=str(made.path / "sft" / "policy"), seed=5)
-    (line,) = compared(folder).lines
+    (line,) = compared(folder).arms
     assert (line.label, line.seeds[0].seed, line.training_questions) == ("example", 0, 3)
 
 
@@ -366,7 +366,7 @@ def test_what_is_not_known_is_a_dash_and_never_0(made: Made) -> None:
     uncounted.finish("sft", {}, "policy")
     uncounted.evaluated("after", rows([1, 1], read=0, tokens_written=0))
     found = compared(f"{made.path}:after", f"{made.path}:before", f"teacher={uncounted.path}")
-    trained, untrained, teacher = found.lines
+    trained, untrained, teacher = found.arms
     assert (trained.training_questions, trained.training_tokens, trained.training_minutes) == (3, 0, 1.5)
     assert (untrained.training_questions, untrained.training_tokens, untrained.training_minutes) == (None, None, None)
     assert (teacher.training_tokens, teacher.tokens, teacher.mean("tokens_read")) == (None, None, None)
@@ -396,12 +396,12 @@ def test_questions_are_counted_once_over_all_that_a_policy_descends_from(tmp_pat
     run.finish("pairs", {}, "pairs")
     run.finish("dpo", {}, "policy")
     run.evaluated("after", rows([1, 0]))
-    (line,) = compared(str(run.path)).lines
+    (line,) = compared(str(run.path)).arms
     assert line.training_questions == 9  # the eight of the warm-up, two of them explored again, and one more
     assert line.training_tokens == 700
     assert line.training_minutes == 4 * 1.5
     (run.path / "explore" / "trees.jsonl.gz").unlink()
-    (line,) = compared(str(run.path)).lines
+    (line,) = compared(str(run.path)).arms
     assert (line.training_questions, line.training_tokens) == (None, None)
 
 
@@ -427,7 +427,7 @@ def test_questions_of_pairs_and_trees_are_read_from_the_files(tmp_path: Path, mo
             write_records(folder / name, [Pair(each, "prorag", (), side, side, 0, "gold") for each in ids])
     run.finish("dpo", {}, "policy")
     run.finish("prm", {}, "reward")
-    given, pairs = ProvenanceResolver().training_of(run.path, "dpo"), ProvenanceResolver().training_of(run.path, "prm")
+    given, pairs = ProvenanceResolver().of_stages(run.path, "dpo"), ProvenanceResolver().of_stages(run.path, "prm")
     assert (given.names_in(run.path), given.questions, given.tokens_written) == (["given", "dpo"], 3, 0)
     assert (pairs.questions, pairs.tokens_written) == (3 + 2, None)  # by way of its policy too; one does not tell
 
@@ -442,12 +442,12 @@ def test_a_policy_that_began_with_another_runs_descends_from_that_too(made: Made
     )
     later.finish("sft", {}, "policy")
     later.evaluated("after", rows([1, 0]))
-    (line,) = compared(str(later.path)).lines
+    (line,) = compared(str(later.path)).arms
     assert (line.training_questions, line.training_minutes) == (3 + 2, 2 * 1.5)  # other data: other questions
 
 
 def used(run: Path, stage: str) -> set[str]:
-    (use,) = [use for use in ProvenanceResolver().training_of(run, stage).stages if use.stage == stage]
+    (use,) = [use for use in ProvenanceResolver().of_stages(run, stage).stages if use.stage == stage]
     assert use.questions is not None, use.problem
     return {question for _, question in use.questions}
 
@@ -481,7 +481,7 @@ def test_a_question_counts_once_however_its_data_is_parted(tmp_path: Path) -> No
         plain = {"policy": policy, "agent": "direct", "device": "cpu", "data": data, "stages": {"sft": sft}}
         run_recipe(Recipe.read(plain), tmp_path / name, console=Console(file=StringIO()))
         policy = str(tmp_path / name / "sft" / "policy")
-    training = ProvenanceResolver().training_of(tmp_path / "second", "sft")
+    training = ProvenanceResolver().of_stages(tmp_path / "second", "sft")
     assert [len(stage.questions or ()) for stage in training.stages] == [12, 5]
     assert training.questions == 12
 
@@ -494,7 +494,7 @@ def test_the_questions_of_a_refinement_are_those_that_it_took(tmp_path: Path, mo
         taken.extend(question.id for question in questions)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stepladder.train.rft.trainer.sampled_in", cut)
+    monkeypatch.setattr("stepladder.train.rft.trainer.sample_episodes", cut)
     recipe = Recipe.read(
         {
             "policy": "tiny",
@@ -563,7 +563,7 @@ def test_the_questions_of_a_reward_model_are_those_that_it_took(
 def test_questions_are_not_guessed_when_their_file_is_gone(made: Made, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").unlink()
     found = compared(str(made.path))
-    assert found.lines[0].training_questions is None
+    assert found.arms[0].training_questions is None
     assert re.search(r"questions of the stage 'sft' are not\s+known: .*train.jsonl", shown(found, 400))
 
 
@@ -571,7 +571,7 @@ def test_questions_are_not_guessed_when_their_file_is_gone(made: Made, tmp_path:
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+def many(tmp_path_factory: pytest.TempPathFactory) -> RunComparison:
     folder = tmp_path_factory.mktemp("many")
     places = [
         f"recipe-number{number}={saved(folder / f'{number}-{seed}', rows([1, 0, 1, seed] * 5), seed=seed)}"
@@ -586,7 +586,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     [(120, "min", None), (80, "EM", "searches a question"), (60, "p", "EM"), (34, "F1", "difference")],
 )
 def test_the_table_leaves_out_its_last_columns_where_there_is_no_room(
-    many: Compared, width: int, last: str, missing: str | None
+    many: RunComparison, width: int, last: str, missing: str | None
 ) -> None:
     text = shown(many, width)
     lines = text.splitlines()
@@ -704,9 +704,9 @@ def test_the_command_prints_a_table_or_json_and_writes_a_page(tmp_path: Path) ->
     better, reference = data["lines"]
     assert reference["difference"] is None
     assert better["difference"]["corrected"] == 2 / 256
-    assert better["difference"]["beyond_noise"] is True
-    assert (better["tokens_read"], better["training_questions"], better["seeds"][0]["place"]) == (100, None, b)
-    assert data["every_two"][0]["difference"]["mean"] == 1
+    assert better["difference"]["significant"] is True
+    assert (better["tokens_read"], better["training_questions"], better["seeds"][0]["path"]) == (100, None, b)
+    assert data["pairwise"][0]["difference"]["mean"] == 1
     assert "F1 on 8 questions" in Page(page.read_text()).text
     refused = run(a, "--html", str(tmp_path / "no" / "page.html"))
     assert "give a file in a folder that exists" in str(refused.exception)

@@ -12,7 +12,7 @@ from stepladder.train.grpo.advantage import (
     node_values,
     outcome_advantages,
     process_advantages,
-    standardised,
+    standardize,
 )
 
 
@@ -68,7 +68,7 @@ def test_trajectories_of_different_length_get_back_what_is_theirs() -> None:
     scores = [[0.9, 0.1, 0.5], [0.4], [0.6, 0.6]]
     found = process_advantages(scores, [[1, 1, 1], [1], [1, 1]], over="steps")
     assert [len(each) for each in found] == [3, 1, 2]
-    assert np.concatenate(found).tolist() == standardised(np.concatenate([np.array(s) for s in scores])).tolist()
+    assert np.concatenate(found).tolist() == standardize(np.concatenate([np.array(s) for s in scores])).tolist()
 
 
 def test_scores_without_their_tokens_are_refused() -> None:
@@ -82,7 +82,7 @@ def test_the_step_counts_beside_the_answer() -> None:
 
 
 def test_tokens_without_any_weight_teach_nothing() -> None:
-    assert standardised([1.0, 0.0], [0, 0]).tolist() == [0, 0]
+    assert standardize([1.0, 0.0], [0, 0]).tolist() == [0, 0]
 
 
 #        0
@@ -134,6 +134,6 @@ def test_a_branch_is_measured_against_its_tree_and_against_all() -> None:
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=20), st.data())
 def test_advantages_have_mean_zero_and_spread_one_or_none(values: list[float], data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.integers(1, 50), min_size=len(values), max_size=len(values)))
-    found = standardised(values, weights)
+    found = standardize(values, weights)
     assert np.average(found, weights=weights) == pytest.approx(0, abs=1e-6)
     assert np.average(found**2, weights=weights) == pytest.approx(1) or not found.any()

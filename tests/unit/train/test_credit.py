@@ -26,8 +26,8 @@ from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.train.grpo.config import GRPOConfig, RewardConfig, TreeConfig
-from stepladder.train.grpo.credit import Credited, credit_group, credit_tree, outcome_reward, step_rewards
-from stepladder.train.grpo.rollouts import Played, Rollouts, expect_one_text, measured
+from stepladder.train.grpo.credit import CreditedEpisode, credit_group, credit_tree, outcome_reward, step_rewards
+from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts, check_single_context, measured
 from tests.support.samples import QUESTION, WordRetriever
 
 QUERY, SUB_ANSWER, ANSWER, MALFORMED = (
@@ -99,7 +99,7 @@ def settings(**changes: Any) -> GRPOConfig:
     return GRPOConfig.read({"num_generations": 4, "batch_size": 4, "questions": 4, **changes})
 
 
-def advantages(rows: Sequence[Credited]) -> list[list[float]]:
+def advantages(rows: Sequence[CreditedEpisode]) -> list[list[float]]:
     return [list(row.advantages) for row in rows]
 
 
@@ -333,13 +333,13 @@ def test_what_is_measured_of_a_batch() -> None:
 
 
 def test_an_answer_with_the_last_step_is_no_step_limit() -> None:
-    row = Credited(ended(step(QUERY), step(SUB_ANSWER), step(QUERY), step(ANSWER)), 1.0, (0.0,) * 4, (True,) * 4)
+    row = CreditedEpisode(ended(step(QUERY), step(SUB_ANSWER), step(QUERY), step(ANSWER)), 1.0, (0.0,) * 4, (True,) * 4)
     assert measured([row])["step_limit"] == 0
 
 
 def test_steps_that_say_nothing_new_are_counted() -> None:
     same = ended(step(QUERY, "Who is it?"), step(QUERY, "the who is it"), step(SUB_ANSWER, "?"), step(ANSWER, "x"))
-    assert measured([Credited(same, 1.0, (0.0,) * 4, (True,) * 4)])["repeated"] == 2 / 4
+    assert measured([CreditedEpisode(same, 1.0, (0.0,) * 4, (True,) * 4)])["repeated"] == 2 / 4
 
 
 def test_episodes_that_have_ended_cost_nothing_more_and_scores_are_asked_for_once() -> None:
@@ -357,7 +357,7 @@ def test_without_a_reward_model_nothing_is_scored() -> None:
         rollouts(Counted(lambda sample, number: ""), mode="dual")
 
 
-def play_with_one_broken(**changes: Any) -> Played:
+def play_with_one_broken(**changes: Any) -> RolloutBatch:
     def shaky(sample: int, number: int) -> Any:
         return BackendError("busy") if (sample, number) == (1, 1) else FOUR[sample][number]
 
@@ -436,9 +436,9 @@ def test_the_rows_of_a_tree_are_as_many_as_samples() -> None:
 @pytest.mark.parametrize("agent", ["reasonrag", "reasonrag-brief"])
 def test_an_agent_that_begins_new_contexts_is_refused(agent: str) -> None:
     with pytest.raises(StepladderError, match=f"the agent '{agent}' begins a new context .*such as prorag"):
-        expect_one_text(make_agent(agent))
+        check_single_context(make_agent(agent))
 
 
 @pytest.mark.parametrize("agent", ["prorag", "prorag-brief", "rag", "cot", "direct"])
 def test_an_agent_whose_text_grows_is_taken(agent: str) -> None:
-    expect_one_text(make_agent(agent))
+    check_single_context(make_agent(agent))

@@ -21,8 +21,8 @@ from stepladder.oracle.agent_check import check_agent
 from stepladder.oracle.engine import OracleEngine
 from stepladder.train.sft import demonstration_sources as sources
 from stepladder.train.sft.config import SFTConfig
-from stepladder.train.sft.demonstration_sources import transcripts_in
-from stepladder.train.transcripts.demonstrations import gold_transcripts, sample_questions, sampled_transcripts
+from stepladder.train.sft.demonstration_sources import load_or_make
+from stepladder.train.transcripts.demonstrations import gold_demonstrations, sample_questions, sampled_demonstrations
 from stepladder.train.transcripts.fewshot import FewShot
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
@@ -69,7 +69,7 @@ def test_balanced_questions_need_all_numbers_of_searches() -> None:
 def test_gold_keeps_right_answers_and_counts_the_others() -> None:
     lost = replace(QUESTION, id="lost", hops=(Hop("Who sank?", "Nobody", ("gone",)),), gold_passages=(("gone",),))
     unanswered = replace(QUESTION, id="unanswered", answers=())
-    made = gold_transcripts(make_agent("prorag"), [QUESTION, PLAIN, lost, unanswered], WordRetriever(), EPISODE, seed=0)
+    made = gold_demonstrations(make_agent("prorag"), [QUESTION, PLAIN, lost, unanswered], WordRetriever(), EPISODE, seed=0)
     assert [trajectory.question.id for trajectory in made.kept] == ["q1"]
     assert made.dropped == {"no_known_answer": 1, "no_decomposition": 1, "not_retrieved": 1}
     assert made.asked == 4
@@ -77,7 +77,7 @@ def test_gold_keeps_right_answers_and_counts_the_others() -> None:
 
 def test_gold_thoughts_vary_with_the_seed() -> None:
     def thoughts(seed: int) -> list[str]:
-        made = gold_transcripts(make_agent("prorag"), [QUESTION], WordRetriever(), EPISODE, seed=seed)
+        made = gold_demonstrations(make_agent("prorag"), [QUESTION], WordRetriever(), EPISODE, seed=seed)
         return [step.action.thought for step in made.kept[0].steps]
 
     assert thoughts(1) == thoughts(1)
@@ -85,7 +85,7 @@ def test_gold_thoughts_vary_with_the_seed() -> None:
 
 
 def test_gold_thinks_a_question_through_where_there_is_no_search() -> None:
-    (kept,) = gold_transcripts(make_agent("cot"), [QUESTION], None, EPISODE, seed=0).kept
+    (kept,) = gold_demonstrations(make_agent("cot"), [QUESTION], None, EPISODE, seed=0).kept
     assert kept.steps[0].action.thought == "Who designed Orm Tower? Ada Tarn. Where was Ada Tarn born? Velm."
 
 
@@ -94,7 +94,7 @@ def test_gold_copes_with_braces_and_tags_in_a_decomposition() -> None:
         Hop("Who {0} {} <subquery> Orm Tower </subquery> #9?", "{b}", ("p1",)),
         Hop("</step> #1 born Ada ?", "Velm", ("p2",)),
     )
-    made = gold_transcripts(make_agent("prorag"), [replace(QUESTION, hops=hops)], WordRetriever(), EPISODE, seed=0)
+    made = gold_demonstrations(make_agent("prorag"), [replace(QUESTION, hops=hops)], WordRetriever(), EPISODE, seed=0)
     first, _, second, *_ = made.kept[0].steps
     assert first.action.content == "Who {0} {} ‹subquery> Orm Tower ‹/subquery> #9?"
     assert first.action.content in first.action.thought
@@ -129,7 +129,7 @@ def test_an_agent_with_worked_examples_is_still_an_agent(name: str) -> None:
 def test_worked_examples_are_shown_and_leave_no_trace() -> None:
     agent = make_agent("prorag")
     engine = Hot("<step>Ask.</step><subquery>Orm Tower</subquery>", "<step>Read.</step><subanswer>A</subanswer>", RIGHT)
-    made = sampled_transcripts(
+    made = sampled_demonstrations(
         engine, agent, [QUESTION], WordRetriever(), EPISODE, samples=1, min_f1=1.0, keep=1, seed=0
     )
     demonstrations = FewShot(agent).demonstrations
@@ -146,14 +146,14 @@ def test_worked_examples_are_shown_and_leave_no_trace() -> None:
 def test_of_the_samples_right_different_ones_are_kept() -> None:
     right = [f"<step>{thought}</step><answer>Velm</answer>" for thought in ("One.", "One.", "Two.", "Three.")]
     engine = Hot(*right, "<answer>x", "no", "<step>Hm.</step><answer>Oss</answer>")
-    made = sampled_transcripts(engine, make_agent("cot"), [PLAIN], None, WARM, samples=7, min_f1=1.0, keep=2, seed=0)
+    made = sampled_demonstrations(engine, make_agent("cot"), [PLAIN], None, WARM, samples=7, min_f1=1.0, keep=2, seed=0)
     assert [trajectory.steps[0].action.thought for trajectory in made.kept] == ["One.", "Two."]
     assert made.dropped == {"duplicate": 1, "surplus": 1, "malformed": 2, "not_retrieved": 1}
 
 
 def test_an_answer_may_be_right_by_its_f1() -> None:
     engine = Hot("<answer>Velm on Oss</answer>")
-    made = sampled_transcripts(
+    made = sampled_demonstrations(
         engine, make_agent("direct"), [PLAIN], None, EPISODE, samples=1, min_f1=0.5, keep=1, seed=0
     )
     assert len(made.kept) == 1
@@ -224,7 +224,7 @@ def test_a_teacher_is_not_asked_again_and_transcripts_are_made_once(
     settings = SFTConfig(source="teacher", teacher_model="big", num_generations=2)
 
     def make() -> object:
-        return transcripts_in(tmp_path, settings, Paid(), make_agent("cot"), [PLAIN], None, EPISODE, seed=0)
+        return load_or_make(tmp_path, settings, Paid(), make_agent("cot"), [PLAIN], None, EPISODE, seed=0)
 
     made = make()
     assert paid.asked == 2
@@ -239,6 +239,6 @@ def test_no_transcripts_at_all_is_an_error_that_says_why(tmp_path: Path) -> None
     with pytest.raises(
         StepladderError, match=r"no transcript .* of 1 asked \(dropped: no_decomposition 1\).*bootstrap"
     ):
-        transcripts_in(
+        load_or_make(
             tmp_path, SFTConfig(), Paid(), make_agent("prorag"), [PLAIN], WordRetriever(PASSAGES), EPISODE, seed=0
         )

@@ -25,12 +25,12 @@ from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
 from stepladder.train.dpo import trainer as dpo
 from stepladder.train.dpo.config import DPOConfig
-from stepladder.train.dpo.pair_checks import PairCheck
-from stepladder.train.dpo.trainer import DPOReport
+from stepladder.train.loop.pair_checks import PairCheck
+from stepladder.train.dpo.trainer import TrainingReport
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.policy import load_policy
-from stepladder.train.loop.training_run import prepare_compute
+from stepladder.train.loop.training_loop import prepare_compute
 from stepladder.train.transcripts.tokenized import Example
 from tests.support.dpo_training import AGENT, ENCODING, HELD_OUT, PAIRS, QUESTIONS, SETTINGS, train
 from tests.support.training_runs import plain_rows, updates, weights
@@ -49,7 +49,7 @@ def made() -> list[PairTrainer]:
 
 
 @pytest.fixture(scope="module")
-def finished(made: list[PairTrainer], tmp_path_factory: pytest.TempPathFactory) -> Iterable[DPOReport]:
+def finished(made: list[PairTrainer], tmp_path_factory: pytest.TempPathFactory) -> Iterable[TrainingReport]:
     real = dpo._trainer
 
     def noting(*arguments: Any) -> PairTrainer:
@@ -112,7 +112,7 @@ def test_the_loss_is_dpo_s_against_the_policy_as_it_came(tmp_path: Path, changes
     assert second["loss"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_log_probabilities_and_rewards_are_those_of_the_step_alone(finished: DPOReport) -> None:
+def test_log_probabilities_and_rewards_are_those_of_the_step_alone(finished: TrainingReport) -> None:
     row = plain_rows(finished.policy.parent)[-1]
     policy, reference = loaded(finished.policy), tiny_model()
     assert row["step"] == finished.numbers["best_step"]
@@ -150,7 +150,7 @@ def moved(trainer: PairTrainer) -> PairTrainer:
     return trainer
 
 
-def test_the_states_are_the_tokens_that_the_policy_saw(finished: DPOReport, made: list[PairTrainer]) -> None:
+def test_the_states_are_the_tokens_that_the_policy_saw(finished: TrainingReport, made: list[PairTrainer]) -> None:
     rows: Any = made[0].train_dataset
     assert [(row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) for row in rows] == list(map(ids, PAIRS))
     assert finished.numbers["tokens"] == 2 * sum(
@@ -224,7 +224,7 @@ def test_who_wrote_the_state_does_not_matter() -> None:
 # --- the reference -------------------------------------------------------------------------------------------------
 
 
-def test_the_reference_is_not_trained(finished: DPOReport, made: list[PairTrainer]) -> None:
+def test_the_reference_is_not_trained(finished: TrainingReport, made: list[PairTrainer]) -> None:
     reference: Any = made[0].ref_model
     before = tiny_model().state_dict()
     assert all(torch.equal(tensor, before[name]) for name, tensor in reference.state_dict().items())
@@ -263,7 +263,7 @@ def test_the_divergence_is_nothing_at_first_and_then_that_of_another_implementat
 # --- what comes out ------------------------------------------------------------------------------------------------
 
 
-def test_what_was_chosen_becomes_likelier(finished: DPOReport) -> None:
+def test_what_was_chosen_becomes_likelier(finished: TrainingReport) -> None:
     policy, reference = loaded(finished.policy), tiny_model()
     for prompt, chosen, rejected in map(ids, [*PAIRS, *HELD_OUT]):
         gains = [logp(policy, prompt, side) - logp(reference, prompt, side) for side in (chosen, rejected)]
@@ -271,7 +271,7 @@ def test_what_was_chosen_becomes_likelier(finished: DPOReport) -> None:
     assert finished.numbers["dev_accuracy"] == 1.0
 
 
-def test_curves_tell_of_every_update_and_every_dev_score(finished: DPOReport) -> None:
+def test_curves_tell_of_every_update_and_every_dev_score(finished: TrainingReport) -> None:
     rows = plain_rows(finished.policy.parent)
     assert [(row["step"], "loss" in row) for row in rows] == [
         (1, True), (2, True), (3, True), (3, False), (4, True), (5, True), (6, True), (6, False),
@@ -288,7 +288,7 @@ def test_curves_tell_of_every_update_and_every_dev_score(finished: DPOReport) ->
     assert numbers["steps"] == 6
 
 
-def test_the_policy_is_an_ordinary_model_with_nothing_beside_it(finished: DPOReport) -> None:
+def test_the_policy_is_an_ordinary_model_with_nothing_beside_it(finished: TrainingReport) -> None:
     folder = finished.policy.parent
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "curves.jsonl", "policy"]
     assert sorted(path.name for path in finished.policy.iterdir()) == [
@@ -366,7 +366,7 @@ def test_an_adapter_is_resumed_and_its_reference_with_it(tmp_path: Path) -> None
 
 
 def test_the_same_seed_gives_the_same_numbers_and_a_finished_run_is_not_trained_again(
-    finished: DPOReport, tmp_path: Path
+    finished: TrainingReport, tmp_path: Path
 ) -> None:
     def never(outcome: Outcome[Any]) -> None:
         pytest.fail("there was nothing left to do")

@@ -16,7 +16,7 @@ from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.fused_lora import fuse_lora
-from stepladder.train.loop.watched_trainer import BaseTrainer
+from stepladder.train.loop.base_trainer import BaseTrainer
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import train_sft
 from tests.support.lora_models import IDS, check_autocast, far, learnt, made

@@ -36,18 +36,18 @@ from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.grpo import STAGE, run_grpo
 from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.credit import Credited
+from stepladder.train.grpo.credit import CreditedEpisode
 from stepladder.train.grpo.monitors import Alarm, AlarmName, read_alarms
-from stepladder.train.grpo.rollback import before_trouble
+from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts
-from stepladder.train.grpo.trainer import GRPOReport, schedule, train_grpo
-from stepladder.train.grpo.trl_trainer import EpisodeTrainer, row_of
+from stepladder.train.grpo.trainer import TrainingReport, schedule, train_grpo
+from stepladder.train.grpo.trl_trainer import EpisodeTrainer, token_row
 from stepladder.train.loop import rollout_engine as playing
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import MetricsLog, read_metrics
 from stepladder.train.loop.policy import load_policy, peft_config
-from stepladder.train.loop.training_run import prepare_compute
+from stepladder.train.loop.training_loop import prepare_compute
 from tests.support.grpo_training import EPISODE, QUESTIONS, ROOMY, SETTINGS, Loose, Taste, train
 from tests.support.samples import QUESTION, WordRetriever
 from tests.support.training_runs import plain_rows, same_weights, updates, weights
@@ -58,7 +58,7 @@ def changed(**changes: Any) -> GRPOConfig:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> GRPOReport:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> TrainingReport:
     return train(tmp_path_factory.mktemp("grpo"))
 
 
@@ -113,7 +113,7 @@ def moved(model: Any, seed: int = 0) -> None:
                 tensor += 0.02 * torch.randn_like(tensor)
 
 
-def taught(trainer: EpisodeTrainer) -> list[Credited]:
+def taught(trainer: EpisodeTrainer) -> list[CreditedEpisode]:
     """The rows of questions from which there is something to learn."""
     assert trainer.played is not None
     rows, samples = trainer.played.rows, trainer.rollouts.settings.num_generations
@@ -127,7 +127,7 @@ def test_a_row_is_the_tokens_that_the_engine_saw_and_marks_those_of_the_policy(t
     assert trainer.played is not None
     assert any(len(row.trajectory.steps) > 1 for row in trainer.played.rows)
     for credited in trainer.played.rows:
-        row = row_of(credited)
+        row = token_row(credited)
         segments = credited.trajectory.context()
         assert row["ids"] == [token for segment in segments for token in segment.tokens]
         assert row["learns"] == [int(part.author is Author.POLICY) for part in segments for _ in part.tokens]
@@ -170,7 +170,7 @@ def test_only_the_words_of_the_policy_have_a_gradient(tmp_path: Path, lora: Any)
 
     def expected(found: dict[tuple[int, ...], list[int]]) -> dict[tuple[int, ...], list[int]]:
         """The same by who wrote what: a token is learnt where the one before it was read."""
-        rows = [row_of(row) for row in taught(trainer)]
+        rows = [token_row(row) for row in taught(trainer)]
         places = {}
         for ids in found:
             row = next(each for each in rows if list(ids[: len(each["ids"])]) == each["ids"])
@@ -194,11 +194,11 @@ def logps(model: Any, row: dict[str, list[Any]], temperature: float) -> Any:
     return found.gather(1, ids[0, 1:, None])[:, 0][torch.tensor(row["learns"][1:]) > 0]
 
 
-def grpo_loss(policy: Any, old: Sequence[torch.Tensor], rows: Sequence[Credited], settings: GRPOConfig) -> torch.Tensor:
+def grpo_loss(policy: Any, old: Sequence[torch.Tensor], rows: Sequence[CreditedEpisode], settings: GRPOConfig) -> torch.Tensor:
     """The mean over all tokens to learn from of the clipped gain, less what moving away from the reference costs."""
     losses = []
     high = settings.epsilon if settings.epsilon_high is None else settings.epsilon_high
-    for row, before in zip(map(row_of, rows), old, strict=True):
+    for row, before in zip(map(token_row, rows), old, strict=True):
         new = logps(policy, row, settings.temperature)
         with torch.no_grad():
             start = logps(tiny_model(), row, settings.temperature)
@@ -232,7 +232,7 @@ def test_the_loss_and_its_gradient_are_those_of_another_implementation(tmp_path:
     assert ("old_per_token_logps" in batch) == (settings.num_iterations > 1)
     rows = taught(trainer)
     with torch.no_grad():
-        old = [logps(trainer.model, row_of(row), settings.temperature) for row in rows]
+        old = [logps(trainer.model, token_row(row), settings.temperature) for row in rows]
     if settings.num_iterations > 1:
         moved(trainer.model, seed=2)  # away from the weights that played
     loss = trainer.compute_loss(trainer.model, batch)
@@ -265,7 +265,7 @@ def test_log_probs_are_those_that_trl_would_compute(tmp_path: Path) -> None:
     assert not ours[~learnt_BT].any()
 
 
-def test_the_engine_and_the_trainer_agree_about_the_policy(finished: GRPOReport) -> None:
+def test_the_engine_and_the_trainer_agree_about_the_policy(finished: TrainingReport) -> None:
     gaps = [row["logprob_gap_max"] for row in updates(finished.policy.parent)]
     assert len(gaps) == 6
     assert max(gaps) < 1e-4
@@ -278,7 +278,7 @@ def test_with_lora_the_reference_is_the_base_model(tmp_path: Path) -> None:
     assert trainer.ref_model is None
     assert trainer.played is not None
     for number, credited in enumerate(trainer.played.rows):
-        row = row_of(credited)
+        row = token_row(credited)
         found = batch["ref_per_token_logps"][number, : len(row["ids"]) - 1][torch.tensor(row["learns"][1:]) > 0]
         torch.testing.assert_close(found, logps(tiny_model(), row, 1.0), rtol=0, atol=1e-5)
         with torch.no_grad():
@@ -334,7 +334,7 @@ PRORAG = make_agent("prorag-brief")
 
 def train_told(
     folder: Path, settings: GRPOConfig, tell: Callable[[int, str, int], str], **options: Any
-) -> tuple[GRPOReport, list[int]]:
+) -> tuple[TrainingReport, list[int]]:
     """A training whose episodes are told; and the updates that were made."""
     engine, made = told_by(tell), list[int]()
 
@@ -430,7 +430,7 @@ def test_episodes_that_break_are_counted_and_the_run_goes_on(tmp_path: Path) -> 
 def test_an_update_in_parts_is_the_same_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: str) -> None:
     train(tmp_path / "1", changed(num_train_epochs=1, num_iterations=2, dev_questions=0))
     if parts == "by memory":
-        monkeypatch.setattr("stepladder.train.loop.watched_trainer.max_microbatch_tokens", lambda *_: 100)
+        monkeypatch.setattr("stepladder.train.loop.base_trainer.max_microbatch_tokens", lambda *_: 100)
     accumulate = 2 if parts == "by settings" else 1
     train(
         tmp_path / "2",
@@ -471,12 +471,12 @@ def loves(text: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def collapsed(tmp_path_factory: pytest.TempPathFactory) -> tuple[GRPOReport, list[int]]:
+def collapsed(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingReport, list[int]]:
     return train_told(tmp_path_factory.mktemp("collapse"), changed(mode="outcome", **GUARDED), forgets)
 
 
 def test_a_format_collapse_stops_the_run_and_leaves_the_policy_from_before(
-    collapsed: tuple[GRPOReport, list[int]],
+    collapsed: tuple[TrainingReport, list[int]],
 ) -> None:
     report, made = collapsed
     folder = report.policy.parent
@@ -491,7 +491,7 @@ def test_a_format_collapse_stops_the_run_and_leaves_the_policy_from_before(
     assert not same_weights(report.policy, folder / "checkpoints" / "checkpoint-9")
 
 
-def test_a_run_that_an_alarm_stopped_is_not_trained_on(collapsed: tuple[GRPOReport, list[int]]) -> None:
+def test_a_run_that_an_alarm_stopped_is_not_trained_on(collapsed: tuple[TrainingReport, list[int]]) -> None:
     report, _ = collapsed
     before = plain_rows(report.policy.parent)
     again, made = train_told(report.policy.parent, changed(mode="outcome", **GUARDED), forgets)
@@ -560,7 +560,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_questions(
 # --- kill and resume ------------------------------------------------------------------------------------------------
 
 
-def same_run(one: GRPOReport, other: GRPOReport) -> None:
+def same_run(one: TrainingReport, other: TrainingReport) -> None:
     for ours, theirs in zip(plain_rows(one.policy.parent), plain_rows(other.policy.parent), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
     for name, tensor in weights(one.policy).items():
@@ -597,7 +597,7 @@ def test_a_run_that_was_cut_goes_on_where_the_episodes_of_its_checkpoint_were_us
 
 
 def test_the_same_seed_gives_the_same_numbers_and_a_finished_run_is_not_trained_again(
-    finished: GRPOReport, tmp_path: Path
+    finished: TrainingReport, tmp_path: Path
 ) -> None:
     def never(outcome: Outcome[Any]) -> None:
         pytest.fail("there was nothing left to do")
@@ -611,7 +611,7 @@ def test_the_same_seed_gives_the_same_numbers_and_a_finished_run_is_not_trained_
 # --- what comes out -------------------------------------------------------------------------------------------------
 
 
-def test_curves_tell_of_every_update_and_every_dev_score(finished: GRPOReport) -> None:
+def test_curves_tell_of_every_update_and_every_dev_score(finished: TrainingReport) -> None:
     rows = plain_rows(finished.policy.parent)
     assert [(row["step"], "loss" in row) for row in rows] == [
         (1, True), (2, True), (2, False), (3, True), (4, True), (4, False), (5, True), (6, True), (6, False),
@@ -643,7 +643,7 @@ def test_what_was_played_is_told_once_for_all_its_passes(tmp_path: Path) -> None
     assert report.numbers["tokens_sampled"] == rows[0]["written"] + rows[2]["written"]
 
 
-def test_the_policy_is_an_ordinary_model_with_nothing_beside_it(finished: GRPOReport) -> None:
+def test_the_policy_is_an_ordinary_model_with_nothing_beside_it(finished: TrainingReport) -> None:
     folder = finished.policy.parent
     assert sorted(path.name for path in folder.iterdir()) == ["alarms.jsonl", "checkpoints", "curves.jsonl", "policy"]
     assert sorted(path.name for path in finished.policy.iterdir()) == [
@@ -749,7 +749,7 @@ def test_an_agent_whose_context_restarts_is_refused(tmp_path: Path) -> None:
     one = Step((Segment(Author.PROMPT, "a", (1,)),), Segment(Author.POLICY, "b", (2,)), Action(ActionKind.QUERY, "b"))
     late = Trajectory(QUESTION, "mine", (one, replace(one, restarts=True)), StopReason.ANSWERED)
     with pytest.raises(StepladderError, match="'mine' begins a new context with its steps"):
-        row_of(Credited(late, 1.0, (0.0, 0.0), (True, True)))
+        token_row(CreditedEpisode(late, 1.0, (0.0, 0.0), (True, True)))
 
 
 def reward_model(words: Sequence[str] = (), **options: Any) -> ProcessRewardModel:
@@ -889,7 +889,7 @@ def test_after_trouble_a_checkpoint_counts_as_much_as_the_last_score_before_it(t
     def kept(**scores: float) -> int:
         rows = [{"step": int(name[1:]), "dev_f1": value} for name, value in scores.items()]
         curves.rows = sorted([*curves.updates, *rows], key=lambda row: row["step"])
-        found = before_trouble(checkpoints, curves, [alarm])
+        found = rollback_checkpoint(checkpoints, curves, [alarm])
         return 0 if found is None else int(found.name.removeprefix("checkpoint-"))
 
     assert kept() == 80

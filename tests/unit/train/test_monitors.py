@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stepladder.core.errors import StepladderError
 from stepladder.train.grpo.monitor_config import MonitorConfig
-from stepladder.train.grpo.monitors import Alarm, AlarmName, Guards, Row, last_good, read_alarms, write_alarms
+from stepladder.train.grpo.monitors import Alarm, AlarmName, Monitors, Row, last_good, read_alarms, write_alarms
 
 #: A healthy update, and how much a single episode differs from the next in each column.
 HEALTHY = {
@@ -50,7 +50,7 @@ def line(*points: tuple[int, float]) -> Course:
 
 
 def alarms_of(rows: Iterable[Row], **limits: object) -> list[Alarm]:
-    return Guards(MonitorConfig.read(limits), rows).raised
+    return Monitors(MonitorConfig.read(limits), rows).raised
 
 
 def names_of(rows: Iterable[Row], **limits: object) -> list[str]:
@@ -224,20 +224,20 @@ def test_trouble_that_comes_and_goes_around_its_limit_is_one_alarm() -> None:
 
 def test_standing_alarms_are_those_whose_trouble_has_not_passed() -> None:
     rows = two_troubles()
-    assert Guards(MonitorConfig(), rows[:30]).standing == []
-    assert len(Guards(MonitorConfig(), rows[:45]).standing) == 1
-    assert Guards(MonitorConfig(), rows[:75]).standing == []
-    guards = Guards(MonitorConfig(), rows)
+    assert Monitors(MonitorConfig(), rows[:30]).standing == []
+    assert len(Monitors(MonitorConfig(), rows[:45]).standing) == 1
+    assert Monitors(MonitorConfig(), rows[:75]).standing == []
+    guards = Monitors(MonitorConfig(), rows)
     assert guards.standing == guards.raised[-1:]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 31, 33, 50, 79, 83, 120])
 def test_a_resumed_run_raises_what_an_uninterrupted_one_does(cut: int) -> None:
     rows = two_troubles()
-    guards = Guards(MonitorConfig())
+    guards = Monitors(MonitorConfig())
     raised = [alarm for row in rows for alarm in guards.look(row)]
     assert raised == guards.raised
-    resumed = Guards(MonitorConfig(), rows[:cut])
+    resumed = Monitors(MonitorConfig(), rows[:cut])
     assert [alarm for row in rows[cut:] for alarm in resumed.look(row)] == [a for a in raised if a.step > cut]
     assert (resumed.raised, resumed.standing) == (raised, guards.standing)
 

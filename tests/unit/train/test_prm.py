@@ -48,17 +48,17 @@ from stepladder.pipeline.resources import RunContext, SharedConfig
 from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.prm import STAGE, run_prm
 from stepladder.preferences.pairs import dev_questions
-from stepladder.train.dpo.pair_checks import PairCheck
+from stepladder.train.loop.pair_checks import PairCheck
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.prm import trainer as prm_training
 from stepladder.train.prm.config import PRMConfig
-from stepladder.train.prm.prm_data import collate_rewards, from_pairs, from_trees, gold_verdicts, outcomes
-from stepladder.train.prm.prm_losses import centring_loss, ranking_loss, value_loss
+from stepladder.train.prm.prm_data import collate_examples, from_pairs, from_trees, gold_verdicts, outcomes
+from stepladder.train.prm.prm_losses import centering_loss, ranking_loss, value_loss
 from stepladder.train.prm.prm_questions import choose
 from stepladder.train.prm.trainer import PRMReport, batch_loss, weight_of
-from stepladder.train.transcripts.demonstrations import gold_transcripts
+from stepladder.train.transcripts.demonstrations import gold_demonstrations
 from tests.support.prm_training import (
     AGENT,
     END,
@@ -98,7 +98,7 @@ def test_losses_are_those_of_another_implementation() -> None:
     target = rng.uniform(size=50)
     ours = [torch.tensor(each) for each in (better, worse, margin, target)]
     assert ranking_loss(ours[0], ours[1], ours[2]).numpy() == pytest.approx(plain_ranking(better, worse, margin))
-    assert centring_loss(ours[0], ours[1]).numpy() == pytest.approx((better + worse) ** 2)
+    assert centering_loss(ours[0], ours[1]).numpy() == pytest.approx((better + worse) ** 2)
     assert value_loss(ours[0], ours[3]).numpy() == pytest.approx(plain_value(better, target))
 
 
@@ -117,7 +117,7 @@ def test_pairs_of_a_state_share_what_is_read_and_every_pair_counts() -> None:
     examples = from_pairs(SEVERAL, builder(), margin=2.0)
     assert [len(example.readings) for example in examples] == [3, 2, 2, 2]
     assert [len(example.pairs) for example in examples] == [3, 1, 1, 1]
-    batch = collate_rewards(examples)
+    batch = collate_examples(examples)
     texts = [text_of(batch["input_ids"][row, : column + 1]) for row, column in zip(batch["rows"], batch["columns"])]
     assert len(texts) == len(set(texts)) == 9
     score_of = dict(zip(texts, np.random.default_rng(0).normal(size=9)))
@@ -200,7 +200,7 @@ def test_verdicts_are_those_of_the_gold_judge() -> None:
 @pytest.mark.parametrize("dense", [0.5, 3.0])
 def test_the_other_tokens_of_a_step_may_count_together(dense: float) -> None:
     (*examples,) = from_trees([small_tree()], builder(), monte_carlo)
-    batch = collate_rewards(examples, dense=dense)
+    batch = collate_examples(examples, dense=dense)
     texts = [text_of(batch["input_ids"][row, : column + 1]) for row, column in zip(batch["rows"], batch["columns"])]
     score_of = dict(zip(texts, np.random.default_rng(0).normal(size=len(texts)), strict=True))
     expected, error = 0.0, 0.0
@@ -218,7 +218,7 @@ def test_the_other_tokens_of_a_step_may_count_together(dense: float) -> None:
 
 
 def test_the_loss_of_values_is_that_of_another_implementation() -> None:
-    batch = collate_rewards(list(from_trees([small_tree("a"), small_tree("b")], builder(), monte_carlo)))
+    batch = collate_examples(list(from_trees([small_tree("a"), small_tree("b")], builder(), monte_carlo)))
     scores = np.random.default_rng(0).normal(size=8)
     loss, seen = batch_loss(torch.tensor(scores, dtype=torch.float32), batch, centre=0.1)
     targets = np.array([2 / 3, 1.0, 0.0, 0.25] * 2)
@@ -273,7 +273,7 @@ def played(agent: str, *texts: str) -> list[Trajectory]:
     """Gold episodes of several steps, of questions of several lengths."""
     questions = [replace(QUESTION, id=text, text=text) for text in texts or ("Where?", QUESTION.text, "In which town?")]
     settings = EpisodeConfig(max_steps=6, k=2)
-    return list(gold_transcripts(make_agent(agent), questions, WordRetriever(), settings, seed=0).kept)
+    return list(gold_demonstrations(make_agent(agent), questions, WordRetriever(), settings, seed=0).kept)
 
 
 @pytest.mark.parametrize("agent", ["prorag-brief", "reasonrag-brief"])

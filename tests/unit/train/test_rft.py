@@ -31,7 +31,7 @@ from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.rft import trainer as rft
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FilterResult, sift
-from stepladder.train.rft.trainer import RFTReport, train_rft
+from stepladder.train.rft.trainer import TrainingReport, train_rft
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import train_sft
 from stepladder.train.transcripts import sampled_episodes as sampling
@@ -216,7 +216,7 @@ def refine(
     settings: RFTConfig = SETTINGS,
     watch: Callable[[Outcome[Any]], None] = lambda _: None,
     questions: Sequence[Question] = QUESTIONS,
-) -> RFTReport:
+) -> TrainingReport:
     return train_rft(
         learnt, make_agent("direct"), questions, QUESTIONS[:2], None, EPISODE, reward, settings, folder,
         seed=0, device="cpu", watch=watch,
@@ -243,7 +243,7 @@ class Likes:
 
 
 @pytest.fixture(scope="module")
-def finished(learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> RFTReport:
+def finished(learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingReport:
     return refine(learnt, tmp_path_factory.mktemp("rft"))
 
 
@@ -251,7 +251,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_refinement_leaves_what_it_sampled_what_survived_and_a_policy(finished: RFTReport, learnt: Path) -> None:
+def test_a_refinement_leaves_what_it_sampled_what_survived_and_a_policy(finished: TrainingReport, learnt: Path) -> None:
     folder, numbers = finished.policy.parent, finished.numbers
     samples = list(read_records(folder / "samples" / "00000.jsonl", Trajectory))
     assert (numbers["questions"], numbers["sampled"], len(samples), numbers["broken"]) == (3, 12, 12, 0)
@@ -301,12 +301,12 @@ def test_samples_are_drawn_as_the_settings_say(learnt: Path, tmp_path: Path, mon
         assert (len(asked), options["samples"]) == (2, 5)
         raise Stop
 
-    monkeypatch.setattr(rft, "sampled_in", instead)
+    monkeypatch.setattr(rft, "sample_episodes", instead)
     with pytest.raises(Stop):
         refine(learnt, tmp_path, settings=changed(temperature=0.7, top_p=0.9, questions=2, num_generations=5))
 
 
-def test_the_same_seed_gives_the_same_result(finished: RFTReport, learnt: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_result(finished: TrainingReport, learnt: Path, tmp_path: Path) -> None:
     again = refine(learnt, tmp_path)
     for name in ("samples/00000.jsonl", "transcripts.jsonl", "scores.jsonl", "survivors.json"):
         assert (tmp_path / name).read_bytes() == (finished.policy.parent / name).read_bytes()
@@ -350,7 +350,7 @@ def test_a_run_that_begins_again_scores_the_policy_that_came_once(learnt: Path, 
     assert [row["dev_f1"] for row in found if row["step"] == 0] == [1.0]
 
 
-def test_a_finished_run_is_not_trained_again(finished: RFTReport, learnt: Path) -> None:
+def test_a_finished_run_is_not_trained_again(finished: TrainingReport, learnt: Path) -> None:
     def never(outcome: Outcome[Any]) -> None:
         pytest.fail("there was nothing left to do")
 
@@ -364,13 +364,13 @@ IN_PARTS = changed(lora=LoraConfig(r=2, lora_dropout=0.3), batch_size=1, dev_que
 
 
 @pytest.fixture(scope="module")
-def whole(learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> RFTReport:
+def whole(learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingReport:
     return refine(learnt, tmp_path_factory.mktemp("whole"), settings=IN_PARTS)
 
 
 @pytest.mark.parametrize("update", [1, 3], ids=["before any checkpoint", "after one"])
 def test_a_training_that_was_cut_goes_on_without_sampling_again(
-    learnt: Path, whole: RFTReport, tmp_path: Path, update: int
+    learnt: Path, whole: TrainingReport, tmp_path: Path, update: int
 ) -> None:
     class Stop(Exception):
         """Ends a run."""

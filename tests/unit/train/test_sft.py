@@ -37,10 +37,10 @@ from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.loop.policy import check_target_modules, skip_lora_input_casts, load_policy
 from stepladder.train.loop.rollout_engine import without_autocast, make_rollout_engine
-from stepladder.train.loop.training_run import Compute
+from stepladder.train.loop.training_loop import Compute
 from stepladder.train.sft import trainer as sft
 from stepladder.train.sft.config import SFTConfig
-from stepladder.train.sft.trainer import SFTReport, train_sft
+from stepladder.train.sft.trainer import TrainingReport, train_sft
 from stepladder.train.transcripts import fine_tune
 from stepladder.train.transcripts.collate import collate
 from stepladder.train.transcripts.token_loss import weighted_nll
@@ -55,7 +55,7 @@ def changed(settings: SFTConfig, **changes: Any) -> SFTConfig:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> SFTReport:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> TrainingReport:
     return train(tmp_path_factory.mktemp("sft"))
 
 
@@ -67,7 +67,7 @@ def plain_rows(folder: Path) -> list[dict[str, Any]]:
 # --- what comes out -----------------------------------------------------------------------------------------
 
 
-def test_a_warm_up_leaves_a_policy_and_its_history(finished: SFTReport) -> None:
+def test_a_warm_up_leaves_a_policy_and_its_history(finished: TrainingReport) -> None:
     folder, summary = finished.policy.parent, finished.summary()
     assert summary["transcripts"] == summary["asked"] == summary["examples"] == 5
     assert summary["steps"] == 6
@@ -94,22 +94,22 @@ def test_what_is_learnt_is_what_an_episode_needs(tmp_path: Path) -> None:
     assert report.summary()["best_dev_f1"] == 1.0
 
 
-def test_the_same_seed_gives_the_same_numbers(finished: SFTReport, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_numbers(finished: TrainingReport, tmp_path: Path) -> None:
     again = train(tmp_path)
     assert plain_rows(tmp_path / "curves.jsonl") == plain_rows(finished.policy.parent / "curves.jsonl")
     assert all(torch.equal(tensor, weights(finished.policy)[name]) for name, tensor in weights(again.policy).items())
 
 
-def test_an_update_in_parts_is_the_same_update(finished: SFTReport, tmp_path: Path) -> None:
+def test_an_update_in_parts_is_the_same_update(finished: TrainingReport, tmp_path: Path) -> None:
     """Parts differ in length and weight: each counts by its share of the whole, not as an equal part."""
     train(tmp_path, changed(SETTINGS, gradient_accumulation_steps=2, dev_questions=0))
     assert losses(tmp_path)[:3] == pytest.approx(losses(finished.policy.parent)[:3], rel=1e-4)
 
 
 def test_so_is_one_for_which_there_is_little_memory(
-    finished: SFTReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: TrainingReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepladder.train.loop.watched_trainer.max_microbatch_tokens", lambda *_: 1)
+    monkeypatch.setattr("stepladder.train.loop.base_trainer.max_microbatch_tokens", lambda *_: 1)
     train(tmp_path, changed(SETTINGS, dev_questions=0))
     assert losses(tmp_path) == pytest.approx(losses(finished.policy.parent), rel=1e-4)
 
@@ -118,7 +118,7 @@ def rates(folder: Path) -> list[float]:
     return [row["lr"] for row in read_metrics(folder / "curves.jsonl") if "loss" in row]
 
 
-def test_a_warm_up_of_the_learning_rate_leaves_an_update_to_learn_in(finished: SFTReport, tmp_path: Path) -> None:
+def test_a_warm_up_of_the_learning_rate_leaves_an_update_to_learn_in(finished: TrainingReport, tmp_path: Path) -> None:
     one = train(tmp_path / "one", changed(SETTINGS, batch_size=5, num_train_epochs=1, dev_questions=0))
     assert rates(tmp_path / "one") == [SETTINGS.lr]
     before = tiny_model().state_dict()
@@ -153,7 +153,7 @@ def test_nothing_is_said_but_by_us(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_finished_run_is_not_trained_again(finished: SFTReport) -> None:
+def test_a_finished_run_is_not_trained_again(finished: TrainingReport) -> None:
     def never(outcome: Outcome[Any]) -> None:
         pytest.fail("there was nothing left to do")
 

@@ -15,8 +15,8 @@ from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.pipeline.resources import DataConfig
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.train.sft.weak_decomposition import mined, mined_questions
-from stepladder.train.transcripts.demonstrations import gold_transcripts
+from stepladder.train.sft.weak_decomposition import mined, decompose_questions
+from stepladder.train.transcripts.demonstrations import gold_demonstrations
 
 PASSAGES = (
     Passage("1", "The Glass Orchard", "The Glass Orchard is a novel by the writer Ilse Varn, printed in 1931."),
@@ -68,8 +68,8 @@ def test_mined_questions_are_played_like_gold_ones() -> None:
         Question("c", "Who lives in Quillon?", ("Nobody",)),
     ]
     agent, settings = make_agent("prorag-brief"), EpisodeConfig(max_steps=8, k=1)
-    assert gold_transcripts(agent, questions, INDEX, settings, seed=0).kept == ()
-    made = gold_transcripts(agent, mined_questions(questions, INDEX, 1), INDEX, settings, seed=0)
+    assert gold_demonstrations(agent, questions, INDEX, settings, seed=0).kept == ()
+    made = gold_demonstrations(agent, decompose_questions(questions, INDEX, 1), INDEX, settings, seed=0)
     assert {each.question.id: len(each.queries) for each in made.kept} == {"a": 2, "b": 1}
     assert made.dropped == {"no_decomposition": 1}
 
@@ -82,7 +82,7 @@ def test_searches_that_fail_are_told() -> None:
             raise RuntimeError("no answer from the server")
 
     with pytest.raises(StepladderError, match=r"1 of 1 searches failed; the first: .*no answer from the server"):
-        mined_questions([Question("q", "How high is Mount Teal?", ("2,310 metres",))], Broken(), 1)
+        decompose_questions([Question("q", "How high is Mount Teal?", ("2,310 metres",))], Broken(), 1)
 
 
 # --- questions set aside

@@ -77,7 +77,7 @@ def _paragraphs(line: Line) -> Iterator[tuple[object, Passage]]:
         texts = string_list([each.get("title"), each.get("paragraph_text")]) if isinstance(each, dict) else None
         if texts is None:
             raise line.wrong(f"'paragraphs' should have 'title' and 'paragraph_text' for each; found {preview(each)}")
-        title, text = (each.strip() for each in texts)
+        title, text = (part.strip() for part in texts)
         yield each.get("idx"), Passage(passage_id(title, text), title, text)
 
 

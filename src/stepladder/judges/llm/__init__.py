@@ -1,1 +1,22 @@
-"""A language model as a judge of steps."""
+"""A language model as judge and as step scorer."""
+
+from stepladder.core.step_scorer import StepScorer
+from stepladder.judges.base import Judge, JudgeOptions, JudgeSpec, ScorerOptions, ScorerSpec
+
+
+def _judge(options: JudgeOptions) -> Judge:
+    if options.llm is None:
+        raise ValueError("judge: llm needs the settings of the model (llm.model)")
+    return options.llm.judge()
+
+
+def _scorer(options: ScorerOptions) -> StepScorer:
+    from stepladder.judges.llm.llm_scorer import LLMScorer
+
+    if options.llm is None or options.folder is None:
+        raise ValueError("the scorer llm needs the settings of the model (llm.model) and a folder")
+    return LLMScorer(options.llm.open_engine(options.folder, options.device), options.llm.judge("score"))
+
+
+JUDGES = {"llm": JudgeSpec(_judge, "a language model that chooses, ranks or grades", uses_llm=True)}
+SCORERS = {"llm": ScorerSpec(_scorer, "a language model that grades every step from 0 to 100", uses_llm=True)}

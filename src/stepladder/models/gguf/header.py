@@ -1,9 +1,9 @@
-"""What a GGUF file says of itself, and whether it is one that can be read.
+"""Read and validate the header of a GGUF file.
 
-In: a file. Out: `GGUF`, its settings and the table of its tensors; or an error that says what is wrong with the file.
+In: a file. Out: `GGUF`, its settings and tensor table; or an error that says what is wrong with the file.
 
-The libraries that read GGUF take seconds for the head of a file and do not notice that its end is missing; this one
-reads settings and table in less than a second, and touches no weight.
+The gguf libraries take seconds for a header and do not detect truncated files; this reader takes less than a second
+and reads no weights.
 """
 
 import mmap
@@ -17,36 +17,41 @@ from typing import Any
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 
-#: How settings of a fixed size are stored, by the number of their type. 8 is a string, 9 a list.
+#: struct formats of fixed-size settings, by type number. 8 is a string, 9 a list.
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _LIST = 8, 9
 
 _VERSIONS = (2, 3)
 
-#: Where the weights begin is a multiple of this, unless the file says otherwise.
+#: Default alignment of the weights.
 _ALIGNMENT = 32
 
-#: Names of architectures that are spelt in another way in transformers' list of what it reads.
-_SPELT = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
+#: Architecture names that transformers' list of supported architectures spells differently.
+_TRANSFORMERS_NAMES = {
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "gpt-oss": "gpt_oss",
+    "minimax-m2": "minimax_m2",
+}
 
-#: What is in that list, but is no causal language model.
+#: Entries of that list that are not causal language models.
 _NOT_CAUSAL = {"t5", "umt5", "general", "tokenizer"}
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Where a tensor lies."""
+    """The shape and position of a tensor."""
 
     #: Outermost dimension first.
     shape: tuple[int, ...]
-    #: In bytes from the beginning of the file.
+    #: Byte offset in the file.
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class GGUF:
-    """The head of a GGUF file."""
+    """The header of a GGUF file."""
 
     path: Path
     settings: Mapping[str, Any]
@@ -57,30 +62,30 @@ class GGUF:
         """Such as llama or qwen2."""
         return str(self.settings["general.architecture"])
 
-    def own(self, setting: str) -> Any:
-        """A setting of the architecture, such as `context_length`; None where the file does not say."""
+    def architecture_setting(self, setting: str) -> Any:
+        """A setting of the architecture, such as `context_length`; None if missing."""
         return self.settings.get(f"{self.architecture}.{setting}")
 
-    def token(self, setting: str) -> Any:
-        """A setting of the tokenizer, such as `eos_token_id`; None where the file does not say."""
+    def tokenizer_setting(self, setting: str) -> Any:
+        """A setting of the tokenizer, such as `eos_token_id`; None if missing."""
         return self.settings.get(f"tokenizer.ggml.{setting}")
 
 
 def read_gguf(path: Path) -> GGUF:
-    """The head of a file. Raises where the file is damaged, or is not a causal language model."""
+    """The header of a file. Raises if the file is damaged or is not a causal language model."""
     _require_libraries()
-    _expect_beginning(path)
+    _expect_magic(path)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            head = _read(path, data)
+            header = _read(path, data)
         except (struct.error, UnicodeDecodeError, KeyError, MemoryError, OverflowError) as error:
-            raise _damaged(path, "it ends within its head, or its head makes no sense") from error
+            raise _damaged(path, "its header is truncated or invalid") from error
         size = len(data)
-    _expect_language_model(head)
-    ends = max((tensor.end for tensor in head.tensors.values()), default=0)
-    if size < ends:
-        raise _damaged(path, f"it has {size:,} bytes, and its weights end at {ends:,}")
-    return head
+    _expect_language_model(header)
+    end = max((tensor.end for tensor in header.tensors.values()), default=0)
+    if size < end:
+        raise _damaged(path, f"it has {size:,} bytes, and its weights end at {end:,}")
+    return header
 
 
 def _read(path: Path, data: mmap.mmap) -> GGUF:
@@ -92,7 +97,7 @@ def _read(path: Path, data: mmap.mmap) -> GGUF:
     for _ in range(setting_count):
         name, (kind,) = cursor.string(), cursor.take("I")
         settings[name] = cursor.value(kind)
-    settings["general.architecture"]  # a KeyError where it is missing: nothing can be made of such a file
+    settings["general.architecture"]  # required: raises a KeyError if missing
     table = []
     for _ in range(tensor_count):
         name, (dimensions,) = cursor.string(), cursor.take("I")
@@ -105,21 +110,21 @@ def _read(path: Path, data: mmap.mmap) -> GGUF:
 
 
 def _size_of(path: Path, name: str, numbers: int, kind: int) -> int:
-    """How many bytes a tensor takes."""
+    """The size of a tensor in bytes."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     except ValueError as error:
         raise StepladderError(
-            f"GGUF file {path}: weights of type {kind} ({name}) are not known to this version of gguf"
+            f"GGUF file {path}: weights of type {kind} ({name}) are unknown to this version of gguf"
         ) from error
     return numbers // block * block_bytes
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """Reads one thing behind the other."""
+    """Reads values sequentially."""
 
     data: mmap.mmap
     position: int
@@ -155,36 +160,36 @@ def _require_libraries() -> None:
         ) from error
 
 
-def _expect_beginning(path: Path) -> None:
+def _expect_magic(path: Path) -> None:
     with path.open("rb") as file:
-        beginning = file.read(24)
-    if not beginning:
+        start = file.read(24)
+    if not start:
         raise _damaged(path, "it is empty")
-    if not beginning.startswith(b"GGUF"):
-        pointer = ". It looks like a pointer of git-lfs: get the file itself" if beginning[:8] == b"version " else ""
-        raise StepladderError(f"{path} is not a GGUF file: it begins with {beginning[:4]!r}, not b'GGUF'{pointer}")
+    if not start.startswith(b"GGUF"):
+        pointer = ". It looks like a git-lfs pointer: download the file itself" if start[:8] == b"version " else ""
+        raise StepladderError(f"{path} is not a GGUF file: it begins with {start[:4]!r}, not b'GGUF'{pointer}")
 
 
-def _expect_language_model(head: GGUF) -> None:
+def _expect_language_model(header: GGUF) -> None:
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-    path, settings = head.path, head.settings
+    path, settings = header.path, header.settings
     parts, kind = settings.get("split.count", 1), settings.get("general.type", "model")
     if parts > 1:
         raise StepladderError(
-            f"GGUF file {path} is one of {parts} parts; put them together first: llama-gguf-split --merge FIRST WHOLE"
+            f"GGUF file {path} is one of {parts} parts; merge them first: llama-gguf-split --merge FIRST OUTPUT"
         )
     if kind != "model":
-        raise StepladderError(f"GGUF file {path} is of type '{kind}'; expected a whole model")
+        raise StepladderError(f"GGUF file {path} is of type '{kind}'; expected a full model")
     known = {*GGUF_SUPPORTED_ARCHITECTURES, "qwen35", "qwen35moe"} - _NOT_CAUSAL
-    if _SPELT.get(head.architecture, head.architecture) not in known:
+    if _TRANSFORMERS_NAMES.get(header.architecture, header.architecture) not in known:
         raise StepladderError(
-            f"GGUF file {path} holds a '{head.architecture}'; expected a causal language model of a kind that "
+            f"GGUF file {path} contains a '{header.architecture}'; expected a causal language model of a kind that "
             f"transformers reads from GGUF: {', '.join(sorted(known))}"
         )
-    if head.token("tokens") is None:
-        raise StepladderError(f"GGUF file {path} has no vocabulary (tokenizer.ggml.tokens); expected a whole model")
+    if header.tokenizer_setting("tokens") is None:
+        raise StepladderError(f"GGUF file {path} has no vocabulary (tokenizer.ggml.tokens); expected a full model")
 
 
 def _damaged(path: Path, why: str) -> StepladderError:
-    return StepladderError(f"GGUF file {path} is damaged or not complete: {why}. Get it again")
+    return StepladderError(f"GGUF file {path} is damaged or incomplete: {why}. Download it again")

@@ -1,8 +1,8 @@
-"""The tokenizer that a GGUF file describes, as one of transformers.
+"""Build a transformers tokenizer from a GGUF file.
 
-In: the head of the file. Out: a tokenizer that gives the ids the model learnt with. A GGUF file has the words and the
-merges, but of the way text is cut before words are looked up only a name (`tokenizer.ggml.pre`). What belongs to the
-name is here; transformers, which knows some of them, leaves others out, and then numbers become other tokens.
+In: the file's header. Out: a tokenizer with the ids of the model's own tokenizer. A GGUF file contains the vocabulary
+and the merges, but only the name of the pre-tokenizer (`tokenizer.ggml.pre`). This module maps the names;
+transformers supports only some of them and would tokenize numbers differently.
 """
 
 import re
@@ -18,80 +18,80 @@ from stepladder.models.gguf.header import GGUF
 
 log = getLogger(__name__)
 
-#: Every digit alone, then as GPT-2 does.
+#: Pre-tokenizers that split digits, then work like GPT-2's.
 _DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 _GPT2 = frozenset({"gpt-2", "default", "phi-2", "olmo", "mpt", "gigachat", "roberta-bpe", "jina-v1-en", "jina-v2-de"})
-#: Other names of ways to cut that transformers knows.
-_SAME_AS = {"stablelm2": "qwen2", "hunyuan": "qwen2", "chatglm-bpe": "llama-bpe"}
+#: Aliases of pre-tokenizers that transformers supports.
+_ALIASES = {"stablelm2": "qwen2", "hunyuan": "qwen2", "chatglm-bpe": "llama-bpe"}
 
-#: Text is normalised first, as these models' own tokenizers do.
+#: Tokenizers that apply NFC normalization.
 _NFC = frozenset({"qwen2", "qwen35"})
 _LLAMA3 = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"})
-#: A piece that is a word as a whole is taken as it is, whatever the merges say.
-_WHOLE_WORDS = _LLAMA3 | {"tekken"}
-#: A text begins with a token of its own, where the file does not say.
-_BEGINS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3"})
+#: Tokenizers that look up whole words before applying merges (`ignore_merges`).
+_IGNORE_MERGES = _LLAMA3 | {"tekken"}
+#: Tokenizers that add a BOS token by default.
+_ADD_BOS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3"})
 
-#: Kinds of words (`tokenizer.ggml.token_type`).
+#: Token types (`tokenizer.ggml.token_type`).
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 
-#: Words with which a turn or a text ends, whatever the file calls its end.
+#: End-of-turn and end-of-text tokens, in addition to the file's EOS token.
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>")
 
 
-def tokenizer_of(head: GGUF) -> PreTrainedTokenizerBase:
-    """The tokenizer, with its special tokens and its chat template."""
-    kind = head.token("model")
+def tokenizer_of(header: GGUF) -> PreTrainedTokenizerBase:
+    """The tokenizer with special tokens and chat template."""
+    kind = header.tokenizer_setting("model")
     if kind == "gpt2":
-        backend = _byte_level(head)
+        backend = _byte_level(header)
     elif kind == "llama":
-        backend = _sentencepiece(head)
+        backend = _sentencepiece(header)
     else:
-        raise StepladderError(f"GGUF file {head.path} has a tokenizer of kind '{kind}'; expected gpt2 or llama")
+        raise StepladderError(f"GGUF file {header.path} has a tokenizer of kind '{kind}'; expected gpt2 or llama")
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    special = {name: _word(head, f"{key}_token_id") for name, key in names.items()}
-    _add_frame(backend, head, special)
+    special = {name: _token(header, f"{key}_token_id") for name, key in names.items()}
+    _add_post_processor(backend, header, special)
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
-        chat_template=head.settings.get("tokenizer.chat_template"),
-        model_max_length=head.own("context_length"),
+        chat_template=header.settings.get("tokenizer.chat_template"),
+        model_max_length=header.architecture_setting("context_length"),
         clean_up_tokenization_spaces=False,
-        **{name: word for name, word in special.items() if word is not None},
+        **{name: token for name, token in special.items() if token is not None},
     )
 
 
-def end_ids(head: GGUF) -> list[int]:
-    """The tokens that end what is written: the file's own first, then those that are known to by their names."""
-    named = [head.token(f"{key}_token_id") for key in ("eos", "eot", "eom")]
-    words, kinds = head.token("tokens"), head.token("token_type") or []
-    known = [number for number, kind in enumerate(kinds) if kind == _CONTROL and words[number] in _ENDS]
+def end_ids(header: GGUF) -> list[int]:
+    """The ids of end tokens: those named by the file first, then those with well-known names."""
+    named = [header.tokenizer_setting(f"{key}_token_id") for key in ("eos", "eot", "eom")]
+    tokens, kinds = header.tokenizer_setting("tokens"), header.tokenizer_setting("token_type") or []
+    known = [number for number, kind in enumerate(kinds) if kind == _CONTROL and tokens[number] in _ENDS]
     return list(dict.fromkeys(number for number in (*named, *known) if number is not None))
 
 
-def _word(head: GGUF, setting: str) -> str | None:
-    number, words = head.token(setting), head.token("tokens")
+def _token(header: GGUF, setting: str) -> str | None:
+    number, tokens = header.tokenizer_setting(setting), header.tokenizer_setting("tokens")
     if number is None:
         return None
-    if not 0 <= number < len(words):
-        raise StepladderError(f"GGUF file {head.path}: {setting} is {number}, and there are {len(words)} words")
-    return str(words[number])
+    if not 0 <= number < len(tokens):
+        raise StepladderError(f"GGUF file {header.path}: {setting} is {number}, and there are {len(tokens)} tokens")
+    return str(tokens[number])
 
 
-def _byte_level(head: GGUF) -> Tokenizer:
-    pre = head.token("pre") or ""
-    words, kinds = head.token("tokens"), head.token("token_type") or []
-    padding = {  # words that only make the matrix longer; the model's own tokenizer does not have them
-        number for number, kind in enumerate(kinds) if kind == _UNUSED and re.fullmatch(r"\[PAD\d+\]", words[number])
+def _byte_level(header: GGUF) -> Tokenizer:
+    pre = header.tokenizer_setting("pre") or ""
+    tokens, kinds = header.tokenizer_setting("tokens"), header.tokenizer_setting("token_type") or []
+    padding = {  # padding of the embedding matrix, which the model's own tokenizer does not have
+        number for number, kind in enumerate(kinds) if kind == _UNUSED and re.fullmatch(r"\[PAD\d+\]", tokens[number])
     }
-    vocabulary = {word: number for number, word in enumerate(words) if number not in padding}
-    merges = [tuple(merge.split(" ")) for merge in head.token("merges") or []]
-    backend: Any = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre in _WHOLE_WORDS))
-    backend.normalizer = normalizers.NFC() if _SAME_AS.get(pre, pre) in _NFC else None
-    backend.pre_tokenizer = _pre_tokenizer(head, _SAME_AS.get(pre, pre))
+    vocabulary = {token: number for number, token in enumerate(tokens) if number not in padding}
+    merges = [tuple(merge.split(" ")) for merge in header.tokenizer_setting("merges") or []]
+    backend: Any = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre in _IGNORE_MERGES))
+    backend.normalizer = normalizers.NFC() if _ALIASES.get(pre, pre) in _NFC else None
+    backend.pre_tokenizer = _pre_tokenizer(header, _ALIASES.get(pre, pre))
     backend.decoder = decoders.ByteLevel()
     backend.add_tokens(
         [
-            AddedToken(words[number], normalized=False, special=kind == _CONTROL)
+            AddedToken(tokens[number], normalized=False, special=kind == _CONTROL)
             for number, kind in enumerate(kinds)
             if kind in (_CONTROL, _USER_DEFINED)
         ]
@@ -99,7 +99,7 @@ def _byte_level(head: GGUF) -> Tokenizer:
     return backend  # type: ignore[no-any-return]
 
 
-def _pre_tokenizer(head: GGUF, pre: str) -> Any:
+def _pre_tokenizer(header: GGUF, pre: str) -> Any:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     if pre in _DIGITS:
@@ -115,47 +115,49 @@ def _pre_tokenizer(head: GGUF, pre: str) -> Any:
         )
     if pre not in _GPT2:
         log.warning(
-            "%s cuts text by %s, which is not known here: it is cut as GPT-2 does, and the model may read other tokens "
-            "than it learnt with. Its folder in the format of transformers has the right tokenizer",
-            head.path.name,
-            f"'{pre}'" if pre else "rules that it does not name",
+            "%s uses the unknown pre-tokenizer %s: GPT-2's is used instead, and token ids may differ from those the "
+            "model was trained with. Its folder in transformers' format has the right tokenizer",
+            header.path.name,
+            f"'{pre}'" if pre else "(no name)",
         )
     return pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
-def _sentencepiece(head: GGUF) -> Tokenizer:
-    """As transformers makes it; words in spaces and bytes work as they are, and the first space as the file says."""
+def _sentencepiece(header: GGUF) -> Tokenizer:
+    """transformers' conversion, with the file's setting for the prefix space."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
     described = {
         "tokenizer_type": "llama",
-        "tokens": head.token("tokens"),
-        "scores": head.token("scores"),
-        "token_type": head.token("token_type"),
+        "tokens": header.tokenizer_setting("tokens"),
+        "scores": header.tokenizer_setting("scores"),
+        "token_type": header.tokenizer_setting("token_type"),
     }
-    if head.token("merges"):
-        described["merges"] = head.token("merges")
+    if header.tokenizer_setting("merges"):
+        described["merges"] = header.tokenizer_setting("merges")
     backend: Any
-    backend, _ = convert_gguf_tokenizer(head.architecture, described)
-    if head.token("add_space_prefix") is False and isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
+    backend, _ = convert_gguf_tokenizer(header.architecture, described)
+    if header.tokenizer_setting("add_space_prefix") is False and isinstance(
+        backend.pre_tokenizer, pre_tokenizers.Metaspace
+    ):
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
         backend.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]  # no first space to take away
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]  # no prefix space to strip
         )
     return backend  # type: ignore[no-any-return]
 
 
-def _add_frame(backend: Any, head: GGUF, special: dict[str, str | None]) -> None:
-    """The tokens before and behind every text, where the model expects them."""
-    begins = head.token("add_bos_token")
-    if begins is None:
-        begins = head.token("model") == "llama" or head.token("pre") in _BEGINS
-    before = special["bos_token"] if begins else None
-    behind = special["eos_token"] if head.token("add_eos_token") else None
-    if before is None and behind is None:
-        is_byte_level = head.token("model") == "gpt2"
+def _add_post_processor(backend: Any, header: GGUF, special: dict[str, str | None]) -> None:
+    """Add BOS and EOS tokens around every text where the model expects them."""
+    add_bos = header.tokenizer_setting("add_bos_token")
+    if add_bos is None:
+        add_bos = header.tokenizer_setting("model") == "llama" or header.tokenizer_setting("pre") in _ADD_BOS
+    bos = special["bos_token"] if add_bos else None
+    eos = special["eos_token"] if header.tokenizer_setting("add_eos_token") else None
+    if bos is None and eos is None:
+        is_byte_level = header.tokenizer_setting("model") == "gpt2"
         backend.post_processor = processors.ByteLevel(trim_offsets=False) if is_byte_level else None
         return
-    around = [word for word in (before, "$A", behind) if word is not None]
-    ids = [(word, backend.token_to_id(word)) for word in dict.fromkeys((before, behind)) if word is not None]
-    backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=ids)
+    template = [token for token in (bos, "$A", eos) if token is not None]
+    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token is not None]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)

@@ -52,10 +52,10 @@ def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
         raise StepladderError("no question of the split 'train' has an answer: nothing could be earned")
     if settings.scores_steps and settings.scorer == "gold" and not any(each.hops for each in context.split("train")):
         raise StepladderError("scorer: gold needs questions with a gold decomposition, and the split 'train' has none")
-    from stepladder.train.grpo.rollouts import expect_one_text
+    from stepladder.train.grpo.rollouts import check_single_context
 
     expect_dev("grpo", settings.dev_questions, context)
-    expect_one_text(context.agent)
+    check_single_context(context.agent)
     context.check_index()
 
 

@@ -41,10 +41,10 @@ from stepladder.train.prm.prm_questions import PRMQuestions, choose
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.prm_inputs import PRMInputBuilder
-    from stepladder.train.prm.prm_data import RewardExample
+    from stepladder.train.prm.prm_data import PRMExample
     from stepladder.train.prm.trainer import ExampleMaker
 
-    Examples = tuple[Sequence[RewardExample], Sequence[RewardExample], dict[str, object]]
+    Examples = tuple[Sequence[PRMExample], Sequence[PRMExample], dict[str, object]]
 
 
 def run_prm(settings: PRMConfig, context: RunContext, task: Task) -> StageResult:
@@ -78,7 +78,7 @@ def run_prm(settings: PRMConfig, context: RunContext, task: Task) -> StageResult
 
 
 def _from_pairs(settings: PRMConfig, context: RunContext, folder: Path, builder: "PRMInputBuilder") -> "Examples":
-    from stepladder.train.dpo.pair_checks import PairCheck
+    from stepladder.train.loop.pair_checks import PairCheck
     from stepladder.train.prm.prm_data import from_pairs
 
     check = PairCheck(context.agent, context.all_questions(), builder.encoding, None, retokenize=settings.retokenize)
@@ -111,7 +111,7 @@ def _from_trees(
 
     values_of = {"verdicts": gold_verdicts, "values": monte_carlo, "outcome": outcomes}[settings.objective]
 
-    def of_policy(held_out: bool) -> "list[RewardExample]":
+    def of_policy(held_out: bool) -> "list[PRMExample]":
         """What the policy has written, of questions that are held out, or of the others."""
         trees = (tree for tree in read_trees(path) if (tree.question.id in questions.held_out) is held_out)
         episodes = (each for each in played if (each.question.id in questions.held_out) is held_out)

@@ -31,20 +31,20 @@ from stepladder.models.length_batches import context_window
 from stepladder.models.loading import DTYPES, load_model, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
 from stepladder.train.dpo.config import DPOConfig
-from stepladder.train.dpo.pair_checks import PairCheck
+from stepladder.train.loop.pair_checks import PairCheck
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.policy import Policy, check_target_modules, load_policy, peft_config, write_policy
 from stepladder.train.loop.rollout_engine import make_rollout_engine
-from stepladder.train.loop.training_run import Compute, training_numbers, fit, prepare_compute
-from stepladder.train.loop.watched_trainer import DevScore, BaseTrainer
+from stepladder.train.loop.training_loop import Compute, training_numbers, fit, prepare_compute
+from stepladder.train.loop.base_trainer import DevScore, BaseTrainer
 from stepladder.train.transcripts.demonstrations import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player
 from stepladder.train.transcripts.tokenized import examples_of
 
 
 @dataclass(frozen=True, slots=True)
-class DPOReport:
+class TrainingReport:
     """What came of the training."""
 
     #: A model folder.
@@ -69,7 +69,7 @@ def train_dpo(
     dtype: str = "auto",
     max_batch: int = 64,
     watch: OutcomeCallback | None = None,
-) -> DPOReport:
+) -> TrainingReport:
     """Train a policy on pairs; the same call goes on where an earlier one was killed.
 
     `questions` are those that the pairs are about, to see whether the agent still renders them in the same words.
@@ -129,7 +129,7 @@ def train_dpo(
         "questions": len(Counter(row["question_id"] for row in rows)),
     }
     best = {name: value for name, value in (curves.best or {}).items() if name not in ("step", "dev_seconds")}
-    return DPOReport(folder / "policy", {**counts, **best, **training_numbers(curves)})
+    return TrainingReport(folder / "policy", {**counts, **best, **training_numbers(curves)})
 
 
 def _rows(pairs: Sequence[Pair]) -> list[PairRow]:

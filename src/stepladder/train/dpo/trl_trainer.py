@@ -16,7 +16,7 @@ from trl import DPOTrainer  # type: ignore[attr-defined]
 
 from stepladder.models.length_batches import context_window, padded_width
 from stepladder.train.loop.selected_logits import selected_logits
-from stepladder.train.loop.watched_trainer import DevScore, BaseTrainer
+from stepladder.train.loop.base_trainer import DevScore, BaseTrainer
 from stepladder.train.transcripts.tokenized import Example
 
 #: MetricsLog by the names that trl gives them.
@@ -28,7 +28,7 @@ _MEASURES = {
     "logps/chosen": "logp_chosen",
     "logps/rejected": "logp_rejected",
 }
-#: Transcripts compared with the reference at once.
+#: Demonstrations compared with the reference at once.
 _COMPARED_AT_ONCE = 8
 
 

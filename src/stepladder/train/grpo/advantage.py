@@ -27,10 +27,10 @@ Over = Literal["tokens", "steps", "peers"]
 _FLAT = 1e-6
 
 
-def standardised(values: ArrayLike, weights: ArrayLike | None = None, min_std: float = 0.0) -> Floats:
+def standardize(values: ArrayLike, weights: ArrayLike | None = None, min_std: float = 0.0) -> Floats:
     """Less the mean, by the standard deviation; zeros where all are alike. Each may count with a weight.
 
-    >>> standardised([1.0, 0.0, 1.0, 0.0]).tolist()
+    >>> standardize([1.0, 0.0, 1.0, 0.0]).tolist()
     [1.0, -1.0, 1.0, -1.0]
     """
     found = np.asarray(values, dtype=np.float64)
@@ -50,7 +50,7 @@ def _scaled(distances: Floats, weights: Floats, min_std: float) -> Floats:
 
 def outcome_advantages(rewards_G: ArrayLike) -> Floats:
     """One number a trajectory."""
-    return standardised(rewards_G)
+    return standardize(rewards_G)
 
 
 def process_advantages(
@@ -77,7 +77,7 @@ def process_advantages(
             raise ValueError(f"{together.size} scores of steps, but {len(labels)} labels")
         found = _scaled(together - _peer_means(together, counts, labels), counts, min_std)
     else:
-        found = standardised(together, None if over == "steps" else counts, min_std)
+        found = standardize(together, None if over == "steps" else counts, min_std)
     return np.split(found, np.cumsum(lengths)[:-1]) if lengths else []
 
 
@@ -138,8 +138,8 @@ def gain_advantages(
 def branch_advantages(trees_G: Sequence[int], rewards_G: ArrayLike) -> Floats:
     """One number a branch: its reward against those of its own tree (`trees_G` says which), and against all."""
     rewards, trees = np.asarray(rewards_G, dtype=np.float64), np.asarray(trees_G)
-    found = standardised(rewards)
+    found = standardize(rewards)
     for tree in np.unique(trees):
         own = trees == tree
-        found[own] += standardised(rewards[own])
+        found[own] += standardize(rewards[own])
     return found

@@ -1,6 +1,6 @@
 """What the episodes of one question earned, step by step: rewards first, then advantages.
 
-In: the episodes of a question, or a tree of them, and scores of their steps. Out: `Credited` rows: a trajectory, an
+In: the episodes of a question, or a tree of them, and scores of their steps. Out: `CreditedEpisode` rows: a trajectory, an
 advantage for each of its steps, and which of them are learnt from in this row. Arithmetic only; `advantage.py` has the
 formulas.
 """
@@ -25,7 +25,7 @@ from stepladder.train.grpo.config import GRPOConfig, RewardConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Credited:
+class CreditedEpisode:
     """One episode and what it teaches."""
 
     trajectory: Trajectory
@@ -61,7 +61,7 @@ def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: Rewa
 
 def credit_group(
     group: Sequence[Trajectory], scores: Sequence[Sequence[float]] | None, settings: GRPOConfig
-) -> list[Credited]:
+) -> list[CreditedEpisode]:
     """The episodes of one question. `scores` of their steps are needed unless the answer alone counts."""
     rewards = [outcome_reward(trajectory, settings.rewards) for trajectory in group]
     outcome = outcome_advantages(rewards)
@@ -102,7 +102,7 @@ def _label(place: int, step: Step) -> tuple[int, str] | None:
     return None if step.action.kind is ActionKind.MALFORMED else (place, step.action.kind.value)
 
 
-def credit_tree(tree: Tree, settings: GRPOConfig) -> list[Credited]:
+def credit_tree(tree: Tree, settings: GRPOConfig) -> list[CreditedEpisode]:
     """The branches of a tree. A step that several of them share has one value, and is learnt from once, in the first.
 
     Where branches are credited as a whole, what they share is learnt from in each: it earns what they earn together.
@@ -121,7 +121,7 @@ def credit_tree(tree: Tree, settings: GRPOConfig) -> list[Credited]:
         whole = branch_advantages(stems, list(rewards.values()))
         advantages = [np.full(len(branches[each]), one) for each, one in zip(branches, whole)]
     seen: set[int] = set()
-    rows: list[Credited] = []
+    rows: list[CreditedEpisode] = []
     for each, found in zip(branches, advantages, strict=True):
         learns = [not (once and node.id in seen) for node in branches[each]]
         seen.update(node.id for node in branches[each])
@@ -129,5 +129,5 @@ def credit_tree(tree: Tree, settings: GRPOConfig) -> list[Credited]:
     return rows
 
 
-def _row(trajectory: Trajectory, reward: float, advantages: Floats, learns: Sequence[bool]) -> Credited:
-    return Credited(trajectory, reward, tuple(float(each) for each in advantages), tuple(learns))
+def _row(trajectory: Trajectory, reward: float, advantages: Floats, learns: Sequence[bool]) -> CreditedEpisode:
+    return CreditedEpisode(trajectory, reward, tuple(float(each) for each in advantages), tuple(learns))

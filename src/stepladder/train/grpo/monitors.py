@@ -1,4 +1,4 @@
-"""Guards against the ways in which reinforcement learning of a search agent collapses.
+"""Monitors against the ways in which reinforcement learning of a search agent collapses.
 
 In: one row of numbers an update, as it goes into the curves. Out: named alarms, each with what was seen, where it began
 and what to try. Pure logic: the training loop measures, and decides what an alarm means.
@@ -73,7 +73,7 @@ class Alarm:
     stopped: bool
 
 
-class Guards:
+class Monitors:
     """Looks at every update of a run. The same rows give the same alarms, however often the run was resumed."""
 
     def __init__(self, settings: MonitorConfig, rows: Iterable[Row] = ()) -> None:
@@ -132,7 +132,7 @@ _ALARM = TypeAdapter(Alarm)
 
 
 def write_alarms(path: Path, alarms: Sequence[Alarm]) -> None:
-    """Write all alarms of a run (`Guards.raised`) to `alarms.jsonl`: when there are new ones, and on resuming."""
+    """Write all alarms of a run (`Monitors.raised`) to `alarms.jsonl`: when there are new ones, and on resuming."""
     with atomic_file(path, what="alarms") as file:
         file.writelines(_ALARM.dump_json(alarm).decode() + "\n" for alarm in alarms)
 

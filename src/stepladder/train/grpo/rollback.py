@@ -1,6 +1,6 @@
 """Where to go back to after an alarm: which checkpoints are kept for that, and which of them is taken.
 
-In: checkpoints as they are written, and the curves. Out: one from before the trouble. Guards notice trouble some
+In: checkpoints as they are written, and the curves. Out: one from before the trouble. Monitors notice trouble some
 updates after it began, when newer checkpoints are there and one of them may even have the best dev score.
 """
 

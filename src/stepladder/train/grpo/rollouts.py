@@ -1,6 +1,6 @@
 """The episodes of one update: played by the policy as it is, scored, credited, and measured.
 
-In: questions and a seed. Out: a `Played` batch: as many rows as were asked for, and what can be said of them in
+In: questions and a seed. Out: a `RolloutBatch` batch: as many rows as were asked for, and what can be said of them in
 numbers. Episodes go through the driver like any others, so finished ones cost nothing more, and tokens are those that
 the engine wrote. All steps of a batch are scored in one call.
 """
@@ -36,15 +36,15 @@ from stepladder.driver import Driver, Outcome
 from stepladder.explore.branching import branching
 from stepladder.explore.episode import EpisodeConfig, episode, newly_read
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.credit import Credited, credit_group, credit_tree
-from stepladder.train.loop.training_run import Precision
+from stepladder.train.grpo.credit import CreditedEpisode, credit_group, credit_tree
+from stepladder.train.loop.training_loop import Precision
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class RolloutBatch:
     """The episodes of an update, those of a question in a row."""
 
-    rows: tuple[Credited, ...]
+    rows: tuple[CreditedEpisode, ...]
     #: Means over the batch by name, as they go into the curves.
     measures: dict[str, float]
 
@@ -66,13 +66,13 @@ class Rollouts:
         """`playing`, `scoring`: the precision in which the policy writes, and the reward model reads."""
         if settings.scores_steps and reward is None:
             raise StepladderError(f"mode '{settings.mode}' needs a reward model; without one take outcome or tree")
-        expect_one_text(agent)
+        check_single_context(agent)
         self.driver, self.agent, self.settings, self.reward = driver, agent, settings, reward
         self.playing, self.scoring = playing, scoring
         sampling = replace(episode.sampling, temperature=settings.temperature, top_p=settings.top_p)
         self.episode = replace(episode, sampling=sampling)
 
-    def play(self, questions: Sequence[Question], seed: int) -> Played:
+    def play(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
         """`samples` rows for each question."""
         began = time.monotonic()
         if self.settings.mode == "tree":
@@ -103,7 +103,7 @@ class Rollouts:
         }
         if scores is not None:
             measures["step_score"] = float(np.mean([sigmoid(score) for score in scores]))
-        return Played(tuple(row for group in filled for row in group), measures)
+        return RolloutBatch(tuple(row for group in filled for row in group), measures)
 
     def _samples(self, questions: Sequence[Question], seed: int) -> tuple[list[list[Trajectory]], int]:
         def job(place: int, sample: int) -> Callable[[], Algorithm[Trajectory]]:
@@ -119,7 +119,7 @@ class Rollouts:
         ]
         return groups, len(played) - sum(map(len, groups))
 
-    def _trees(self, questions: Sequence[Question], seed: int) -> tuple[list[list[Credited]], int]:
+    def _trees(self, questions: Sequence[Question], seed: int) -> tuple[list[list[CreditedEpisode]], int]:
         stems = self.settings.tree.stems
         branches = self.settings.num_generations - stems
 
@@ -139,26 +139,26 @@ class Rollouts:
         with self.scoring():
             return [score for scores in raise_errors(self.reward.score_logits(played)) for score in scores]
 
-    def _credited(self, groups: Sequence[Sequence[Trajectory]], scores: Sequence[float] | None) -> list[list[Credited]]:
+    def _credited(self, groups: Sequence[Sequence[Trajectory]], scores: Sequence[float] | None) -> list[list[CreditedEpisode]]:
         given = iter(scores or ())
-        found: list[list[Credited]] = []
+        found: list[list[CreditedEpisode]] = []
         for group in groups:
             own = None if scores is None else [[next(given) for _ in each.steps] for each in group]
             found.append(credit_group(group, own, self.settings) if group else [])
         return found
 
-    def _filled(self, group: Sequence[Credited], question: Question) -> list[Credited]:
+    def _filled(self, group: Sequence[CreditedEpisode], question: Question) -> list[CreditedEpisode]:
         """As many rows as are expected: in place of a broken episode stands one that teaches nothing."""
         missing = self.settings.num_generations - len(group)
         if missing <= 0:
             return list(group[: self.settings.num_generations])
         if not group:
-            return [Credited(Trajectory(question, self.agent.name), 0.0, (), ())] * missing
+            return [CreditedEpisode(Trajectory(question, self.agent.name), 0.0, (), ())] * missing
         blank = replace(group[0], advantages=(0.0,) * len(group[0].advantages), learns=(False,) * len(group[0].learns))
         return [*group, *[blank] * missing]
 
 
-def measured(rows: Sequence[Credited]) -> dict[str, float]:
+def measured(rows: Sequence[CreditedEpisode]) -> dict[str, float]:
     """What can be said of some episodes, as means."""
     played = [row.trajectory for row in rows]
     steps = [step for trajectory in played for step in trajectory.steps]
@@ -178,7 +178,7 @@ def measured(rows: Sequence[Credited]) -> dict[str, float]:
     }
 
 
-def expect_one_text(agent: Agent) -> None:
+def check_single_context(agent: Agent) -> None:
     """Refuse an agent that reads a context of its own for each step, as far as its first two steps tell."""
     if ActionKind.QUERY not in agent.kinds:
         return
@@ -187,10 +187,10 @@ def expect_one_text(agent: Agent) -> None:
     state = start.extend(Step(agent.render(start), Segment(Author.POLICY, "?"), query, found))
     _, restarts = newly_read(state, agent.render(state))
     if restarts:
-        raise not_one_text(agent.name)
+        raise multiple_contexts(agent.name)
 
 
-def not_one_text(agent: str) -> StepladderError:
+def multiple_contexts(agent: str) -> StepladderError:
     """The error of an agent whose episodes cannot be read in one pass."""
     return StepladderError(
         f"the agent '{agent}' begins a new context with its steps, so an episode is not one text; reinforcement "

@@ -39,14 +39,14 @@ from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
 from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts
-from stepladder.train.grpo.trl_trainer import EpisodeTrainer, is_late
+from stepladder.train.grpo.trl_trainer import EpisodeTrainer, out_of_time
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import MetricsLog, Row
 from stepladder.train.loop.policy import Policy, check_target_modules, load_policy, peft_config, write_policy
 from stepladder.train.loop.rollout_engine import make_rollout_engine
-from stepladder.train.loop.training_run import Compute, best_checkpoint, training_numbers, fit, prepare_compute
-from stepladder.train.loop.watched_trainer import BaseTrainer
+from stepladder.train.loop.training_loop import Compute, best_checkpoint, training_numbers, fit, prepare_compute
+from stepladder.train.loop.base_trainer import BaseTrainer
 from stepladder.train.transcripts.demonstrations import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player
 
@@ -55,7 +55,7 @@ _SAVE_EVERY = 5
 
 
 @dataclass(frozen=True, slots=True)
-class GRPOReport:
+class TrainingReport:
     """What came of the training."""
 
     #: A model folder.
@@ -79,7 +79,7 @@ def train_grpo(
     dtype: str = "auto",
     max_batch: int = 64,
     watch: OutcomeCallback | None = None,
-) -> GRPOReport:
+) -> TrainingReport:
     """Train a policy by its own episodes; the same call goes on where an earlier one was killed."""
     place = prepare_compute(settings, seed, device, "grpo")
     pick_dtype(dtype, place.device)
@@ -122,7 +122,7 @@ def train_grpo(
         alarms = _alarms(folder)
         checkpoints = Checkpoints(folder / "checkpoints")
         curves = MetricsLog(folder / "curves.jsonl", upto=max(checkpoints.complete, default=0))
-        if checkpoints.complete and (any(alarm.stopped for alarm in alarms) or is_late(curves, settings)):
+        if checkpoints.complete and (any(alarm.stopped for alarm in alarms) or out_of_time(curves, settings)):
             # An earlier call came to this end, and was killed behind it.
             checkpoint = best_checkpoint(checkpoints, curves)
         else:
@@ -150,7 +150,7 @@ def train_grpo(
         if place.processes.is_main_process:
             write_policy(folder / "policy", policy, kept, DTYPES.get(dtype, policy.dtype))
         place.processes.wait_for_everyone()
-    return GRPOReport(folder / "policy", _numbers(curves, settings, len(chosen), alarms, kept))
+    return TrainingReport(folder / "policy", _numbers(curves, settings, len(chosen), alarms, kept))
 
 
 def schedule(questions: int, settings: GRPOConfig, seed: int) -> tuple[list[int], int]:
@@ -240,7 +240,7 @@ def _numbers(
         "tokens_sampled": round(sum(row["written"] for row in played)),
         "alarms": [alarm.name for alarm in alarms],
         "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),
-        "out_of_time": is_late(curves, settings),
+        "out_of_time": out_of_time(curves, settings),
         "kept_update": 0 if kept is None else int(kept.name.removeprefix("checkpoint-")),
         "dropped_groups": mean("dropped_groups", played),
     }

@@ -24,21 +24,21 @@ from trl import GRPOTrainer  # type: ignore[attr-defined]
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.credit import Credited
-from stepladder.train.grpo.monitors import ALARMS, Guards, write_alarms
+from stepladder.train.grpo.credit import CreditedEpisode
+from stepladder.train.grpo.monitors import ALARMS, Monitors, write_alarms
 from stepladder.train.grpo.rollback import RollbackCheckpoints
-from stepladder.train.grpo.rollouts import Played, Rollouts, not_one_text
+from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts, multiple_contexts
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import in_parts
 from stepladder.train.loop.token_logps import token_logps
-from stepladder.train.loop.watched_trainer import BaseTrainer, TrainerHooks
+from stepladder.train.loop.base_trainer import BaseTrainer, TrainerHooks
 
 #: Measures of episodes that are sums, not means; and curves by the names that trl gives them.
 _COUNTS = ("written", "failed")
 _MEASURES = {"entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clipped"}
 
 
-def row_of(credited: Credited) -> dict[str, list[Any]]:
+def token_row(credited: CreditedEpisode) -> dict[str, list[Any]]:
     """An episode as tokens: ids, whether each is learnt from, the advantage of its step, the engine's log-prob."""
     ids: list[int] = []
     learns: list[int] = []
@@ -46,7 +46,7 @@ def row_of(credited: Credited) -> dict[str, list[Any]]:
     logprobs: list[float] = []
     for number, step in enumerate(credited.trajectory.steps):
         if step.restarts and number:
-            raise not_one_text(credited.trajectory.agent)
+            raise multiple_contexts(credited.trajectory.agent)
         read = [token for segment in step.read for token in segment.tokens]
         written = list(step.written.tokens)
         ids += read + written
@@ -85,7 +85,7 @@ class EpisodeTrainer(GRPOTrainer, BaseTrainer):
             self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
         self.rollouts = rollouts
         self.asked = questions
-        self.played: Played | None = None
+        self.played: RolloutBatch | None = None
         self.rows: list[dict[str, list[Any]]] = []
         #: What is learnt from in the rows that are computed next, and their log-probs when they have been.
         self._learnt_BT: torch.Tensor | None = None
@@ -101,7 +101,7 @@ class EpisodeTrainer(GRPOTrainer, BaseTrainer):
         retreat = RollbackCheckpoints(folder, curves, settings.monitors.window, settings.num_iterations)
         super().attach(lengths, replace(watching, checkpoints=retreat))
         self.alarms = watching.bad_batch.with_name(ALARMS)
-        self.guards = Guards(settings.monitors, curves.updates)
+        self.guards = Monitors(settings.monitors, curves.updates)
         if curves.writes:
             write_alarms(self.alarms, self.guards.raised)
 
@@ -124,7 +124,7 @@ class EpisodeTrainer(GRPOTrainer, BaseTrainer):
             # The seed follows from the update, so that a run that is resumed plays what it would have played.
             self.played = self.rollouts.play(questions, seed_of(self.args.seed, "episodes", self.state.global_step))
         self.model.train(training)
-        self.rows = [row_of(row) if row.trajectory.steps else self._empty() for row in self.played.rows]
+        self.rows = [token_row(row) if row.trajectory.steps else self._empty() for row in self.played.rows]
         width = max(len(row["ids"]) for row in self.rows) - 1
         self._learnt_BT = torch.tensor([_filled(row["learns"][1:], width) for row in self.rows]) > 0
         return {
@@ -274,7 +274,7 @@ class EpisodeTrainer(GRPOTrainer, BaseTrainer):
             return
         row = self.watching.curves.rows[-1]
         row["update_seconds"] = round(row["seconds"] - row["rollout_seconds"] - row["scoring_seconds"], 4)
-        if is_late(self.watching.curves, self.rollouts.settings):
+        if out_of_time(self.watching.curves, self.rollouts.settings):
             self._end()
             self.control.should_evaluate = self.watching.dev_score is not None  # else what was learnt last has no score
         new = self.guards.look(row)
@@ -290,7 +290,7 @@ class EpisodeTrainer(GRPOTrainer, BaseTrainer):
         self.control.should_save = True
 
 
-def is_late(curves: MetricsLog, settings: GRPOConfig) -> bool:
+def out_of_time(curves: MetricsLog, settings: GRPOConfig) -> bool:
     """Whether the updates so far have taken all the time there was."""
     limit = settings.minutes
     return limit is not None and sum(row["seconds"] for row in curves.updates) >= 60 * limit

@@ -28,7 +28,7 @@ from stepladder.models.loading import load_model
 from stepladder.models.resolve import resolve_full_model
 from stepladder.models.stochastic_rounding import stochastic_round
 from stepladder.train.loop.policy import Policy, lora_layers
-from stepladder.train.loop.training_run import Compute, Precision
+from stepladder.train.loop.training_loop import Compute, Precision
 
 #: Parameters from which on a copy in bf16 is worth its memory.
 _WORTH_A_COPY = 100e6

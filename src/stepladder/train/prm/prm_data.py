@@ -1,6 +1,6 @@
 """What a reward model learns from: pairs of steps from one state, or steps with values, as rows of tokens.
 
-In: pairs, or trees. Out: `RewardExample`s. The pairs of one state are one example, in which every step is read once,
+In: pairs, or trees. Out: `PRMExample`s. The pairs of one state are one example, in which every step is read once,
 however many pairs it is in. A branch of a tree is one example too: one pass reads the values of all its steps.
 """
 
@@ -17,7 +17,7 @@ from stepladder.oracle.step_judge import judge, judge_tree
 
 
 @dataclass(frozen=True, slots=True)
-class RewardExample:
+class PRMExample:
     """Readings whose steps are compared with each other, or with values."""
 
     question_id: str
@@ -33,7 +33,7 @@ class RewardExample:
         return max(len(reading.tokens) for reading in self.readings)
 
 
-class RewardBatch(TypedDict):
+class PRMBatch(TypedDict):
     """Examples as tensors: the rows, the places in them that are scored, and what is known there.
 
     With pairs, places are the ends of steps. With values, the other tokens of each step may follow behind them.
@@ -56,7 +56,7 @@ class RewardBatch(TypedDict):
     question_ids: list[str]
 
 
-def from_pairs(pairs: Iterable[Pair], builder: PRMInputBuilder, margin: float = 0.0) -> list[RewardExample]:
+def from_pairs(pairs: Iterable[Pair], builder: PRMInputBuilder, margin: float = 0.0) -> list[PRMExample]:
     """One example a state; the margin of a pair is `margin` times the difference of its values, where it has them."""
     states: dict[Any, list[Pair]] = {}
     for pair in pairs:
@@ -65,7 +65,7 @@ def from_pairs(pairs: Iterable[Pair], builder: PRMInputBuilder, margin: float = 
     return [_state(each, builder, margin) for each in states.values()]
 
 
-def _state(pairs: Sequence[Pair], builder: PRMInputBuilder, margin: float) -> RewardExample:
+def _state(pairs: Sequence[Pair], builder: PRMInputBuilder, margin: float) -> PRMExample:
     places: dict[Any, int] = {}
     readings: list[PRMInput] = []
 
@@ -77,12 +77,12 @@ def _state(pairs: Sequence[Pair], builder: PRMInputBuilder, margin: float) -> Re
         return places[key]
 
     compared = tuple((place(pair.chosen), place(pair.rejected), margin * (pair.margin or 0.0)) for pair in pairs)
-    return RewardExample(pairs[0].question_id, tuple(readings), compared)
+    return PRMExample(pairs[0].question_id, tuple(readings), compared)
 
 
 def from_trees(
     trees: Iterable[Tree], builder: PRMInputBuilder, values_of: Callable[[Tree], Sequence[float | None]]
-) -> Iterator[RewardExample]:
+) -> Iterator[PRMExample]:
     """One example a branch, with the values of those of its steps that no branch before it had.
 
     `values_of` gives a value between 0 and 1 for every node, or None where nothing is known of it.
@@ -97,7 +97,7 @@ def from_trees(
                 yield example
 
 
-def from_chains(chains: Iterable[Trajectory], builder: PRMInputBuilder) -> Iterator[RewardExample]:
+def from_chains(chains: Iterable[Trajectory], builder: PRMInputBuilder) -> Iterator[PRMExample]:
     """One example a context of a trajectory, with what the gold judge says of its steps."""
     for chain in chains:
         known = [None if verdict is None else verdict.value for verdict in judge(chain)]
@@ -116,7 +116,7 @@ def gold_verdicts(tree: Tree) -> list[float | None]:
     return [None if verdict is None else verdict.value for verdict in judge_tree(tree)]
 
 
-def _branch(tree: Tree, leaf: Node, builder: PRMInputBuilder, known: list[float | None]) -> RewardExample | None:
+def _branch(tree: Tree, leaf: Node, builder: PRMInputBuilder, known: list[float | None]) -> PRMExample | None:
     """The branch to a leaf. Values that it uses are taken out of those known."""
     branch = tree.branch(leaf)[1:]
     example = _valued(tree.question.id, builder.trajectory(tree.trajectory(leaf)), [known[node.id] for node in branch])
@@ -125,7 +125,7 @@ def _branch(tree: Tree, leaf: Node, builder: PRMInputBuilder, known: list[float 
     return example
 
 
-def _valued(question_id: str, readings: Iterable[PRMInput], known: Sequence[float | None]) -> RewardExample | None:
+def _valued(question_id: str, readings: Iterable[PRMInput], known: Sequence[float | None]) -> PRMExample | None:
     """The readings with those of their steps whose value is known; None without any."""
     kept: list[PRMInput] = []
     values: list[float] = []
@@ -138,10 +138,10 @@ def _valued(question_id: str, readings: Iterable[PRMInput], known: Sequence[floa
             )
             kept.append(PRMInput(reading.tokens[: ends[-1] + 1], steps, starts, ends))
             values += [value for value in found if value is not None]
-    return RewardExample(question_id, tuple(kept), values=tuple(values)) if kept else None
+    return PRMExample(question_id, tuple(kept), values=tuple(values)) if kept else None
 
 
-def collate_rewards(examples: Sequence[RewardExample], dense: float = 0.0, window: int | None = None) -> RewardBatch:
+def collate_examples(examples: Sequence[PRMExample], dense: float = 0.0, window: int | None = None) -> PRMBatch:
     """Examples as tensors. `dense`: what the other tokens of a step weigh together, its end being 1."""
     readings = [reading for example in examples for reading in example.readings]
     batch = collate_inputs(readings, window)
@@ -153,7 +153,7 @@ def collate_rewards(examples: Sequence[RewardExample], dense: float = 0.0, windo
         first += sum(len(reading.ends) for reading in example.readings)
     values = [value for example in examples for value in example.values]
     rows, columns, more, weights = _other_tokens(readings, values, dense) if dense and values else ([], [], [], [])
-    return RewardBatch(
+    return PRMBatch(
         input_ids=batch["input_ids"],
         rows=torch.cat([batch["rows"], torch.tensor(rows, dtype=torch.long)]),
         columns=torch.cat([batch["columns"], torch.tensor(columns, dtype=torch.long)]),

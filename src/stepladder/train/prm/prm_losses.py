@@ -16,7 +16,7 @@ def ranking_loss(better_P: torch.Tensor, worse_P: torch.Tensor, margins_P: torch
     return -logsigmoid(better_P - worse_P - margins_P)
 
 
-def centring_loss(better_P: torch.Tensor, worse_P: torch.Tensor) -> torch.Tensor:
+def centering_loss(better_P: torch.Tensor, worse_P: torch.Tensor) -> torch.Tensor:
     """How far the middle of each pair is from 0, so that a score of 0 means neither good nor bad."""
     return (better_P + worse_P) ** 2
 

@@ -6,7 +6,7 @@ In: a model to begin with, and examples to learn from and to hold out. Out, in o
     checkpoints/    the newest and the best, to resume from
     reward/         the best by held-out loss: an ordinary AutoModelForSequenceClassification with its tokenizer
 
-It is not trl's RewardTrainer: that one reads one text a score, chosen and rejected each with the whole state, and knows
+It is not trl's StepRewardTrainer: that one reads one text a score, chosen and rejected each with the whole state, and knows
 no values. Its loss is the same.
 """
 
@@ -29,14 +29,14 @@ from stepladder.judges.prm.reward_model import ProcessRewardModel, load_reward_m
 from stepladder.models.length_batches import context_window
 from stepladder.models.loading import DTYPES, context_limit_of, pick_dtype, quiet_libraries
 from stepladder.train.loop.policy import add_lora
-from stepladder.train.loop.training_run import Compute, training_numbers, fit, lr_for, prepare_compute
-from stepladder.train.loop.watched_trainer import DevScore, BaseTrainer
+from stepladder.train.loop.training_loop import Compute, training_numbers, fit, lr_for, prepare_compute
+from stepladder.train.loop.base_trainer import DevScore, BaseTrainer
 from stepladder.train.prm.config import PRMConfig
-from stepladder.train.prm.prm_data import RewardBatch, RewardExample, collate_rewards
-from stepladder.train.prm.prm_losses import centring_loss, ranking_loss, value_loss
+from stepladder.train.prm.prm_data import PRMBatch, PRMExample, collate_examples
+from stepladder.train.prm.prm_losses import centering_loss, ranking_loss, value_loss
 
 #: Makes the examples to learn from and those held out, and tells in numbers what they are.
-ExampleMaker = Callable[[PRMInputBuilder], tuple[Sequence[RewardExample], Sequence[RewardExample], dict[str, object]]]
+ExampleMaker = Callable[[PRMInputBuilder], tuple[Sequence[PRMExample], Sequence[PRMExample], dict[str, object]]]
 #: Examples scored at once on what is held out.
 _HELD_OUT_BATCH = 16
 
@@ -50,7 +50,7 @@ class PRMReport:
     numbers: dict[str, object]
 
 
-def batch_loss(scores_S: torch.Tensor, batch: RewardBatch, centre: float) -> tuple[torch.Tensor, dict[str, float]]:
+def batch_loss(scores_S: torch.Tensor, batch: PRMBatch, centre: float) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss of a batch, summed over its pairs or steps, and what else was seen of it, as sums."""
     if not len(batch["better"]):
         loss = (value_loss(scores_S, batch["values"]) * batch["weights"]).sum()
@@ -60,17 +60,17 @@ def batch_loss(scores_S: torch.Tensor, batch: RewardBatch, centre: float) -> tup
     better_P, worse_P = scores_S[batch["better"]], scores_S[batch["worse"]]
     losses_P = ranking_loss(better_P, worse_P, batch["margins"])
     if centre:
-        losses_P = losses_P + centre * centring_loss(better_P, worse_P)
+        losses_P = losses_P + centre * centering_loss(better_P, worse_P)
     gaps_P = (better_P - worse_P).detach()
     return losses_P.sum(), {"accuracy": float((gaps_P > 0).sum()), "margin": float(gaps_P.sum())}
 
 
-def weight_of(batch: RewardBatch) -> int:
+def weight_of(batch: PRMBatch) -> int:
     """How many pairs or steps a batch has."""
     return len(batch["better"]) or batch["steps"]
 
 
-class RewardTrainer(BaseTrainer):
+class StepRewardTrainer(BaseTrainer):
     """Trains a model with a scalar head."""
 
     #: Set by whoever makes a trainer.
@@ -91,7 +91,7 @@ class RewardTrainer(BaseTrainer):
         return loss
 
 
-def _scores(model: nn.Module, batch: RewardBatch) -> torch.Tensor:
+def _scores(model: nn.Module, batch: PRMBatch) -> torch.Tensor:
     found: torch.Tensor = model(input_ids=batch["input_ids"], rows=batch["rows"], columns=batch["columns"])
     return found.float()
 
@@ -125,9 +125,9 @@ def train_prm(
         dev_score = _held_out_score(scoring, dev, settings, place) if dev else None
 
         def trainer(arguments: TrainingArguments) -> BaseTrainer:
-            together: Any = partial(collate_rewards, dense=settings.dense, window=context_window(scoring))
+            together: Any = partial(collate_examples, dense=settings.dense, window=context_window(scoring))
             held_out: Any = [None] if dev else None
-            made = RewardTrainer(scoring, arguments, together, train_dataset=list(train), eval_dataset=held_out)
+            made = StepRewardTrainer(scoring, arguments, together, train_dataset=list(train), eval_dataset=held_out)
             made.centre = settings.center_rewards_coefficient
             return made
 
@@ -158,7 +158,7 @@ def train_prm(
 
 
 def _held_out_score(
-    model: nn.Module, examples: Sequence[RewardExample], settings: PRMConfig, place: Compute
+    model: nn.Module, examples: Sequence[PRMExample], settings: PRMConfig, place: Compute
 ) -> Callable[[], DevScore]:
     """Scores the model as it is on examples that it does not learn from."""
     ordered = sorted(examples, key=lambda example: example.length)
@@ -169,7 +169,7 @@ def _held_out_score(
         sums: dict[str, float] = {}
         weight = 0
         for start in range(0, len(ordered), _HELD_OUT_BATCH):
-            batch: Any = collate_rewards(ordered[start : start + _HELD_OUT_BATCH], window=context_window(model))
+            batch: Any = collate_examples(ordered[start : start + _HELD_OUT_BATCH], window=context_window(model))
             batch = {name: part.to(place.device) if torch.is_tensor(part) else part for name, part in batch.items()}
             with torch.no_grad(), place.autocast:
                 loss, seen = batch_loss(_scores(model, batch), batch, settings.center_rewards_coefficient)

@@ -29,16 +29,16 @@ from stepladder.models.loading import DTYPES, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.policy import load_policy, write_policy
 from stepladder.train.loop.rollout_engine import make_rollout_engine
-from stepladder.train.loop.training_run import prepare_compute, shown
+from stepladder.train.loop.training_loop import prepare_compute, shown
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FilterResult, sift
 from stepladder.train.transcripts.demonstrations import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player, fine_tune
-from stepladder.train.transcripts.sampled_episodes import sampled_in
+from stepladder.train.transcripts.sampled_episodes import sample_episodes
 
 
 @dataclass(frozen=True, slots=True)
-class RFTReport:
+class TrainingReport:
     """What came of a refinement."""
 
     #: A model folder.
@@ -62,7 +62,7 @@ def train_rft(
     dtype: str = "auto",
     max_batch: int = 64,
     watch: OutcomeCallback | None = None,
-) -> RFTReport:
+) -> TrainingReport:
     """Sample, sift, fine-tune; the same call goes on where an earlier one was killed.
 
     `reward` scores the steps; it is needed unless the settings have no threshold.
@@ -87,7 +87,7 @@ def train_rft(
             shown(watch, "Samples", len(chosen) * settings.num_generations) as told,
             playing(),
         ):
-            played, broken = sampled_in(
+            played, broken = sample_episodes(
                 folder / "samples",
                 driver,
                 agent,
@@ -112,7 +112,7 @@ def train_rft(
         place.processes.wait_for_everyone()
     written = sum(step.usage.written for trajectory in played for step in trajectory.steps)
     counts = {"questions": len(chosen), **_report(sifted, broken), "tokens_sampled": written}
-    return RFTReport(folder / "policy", {**counts, **numbers})
+    return TrainingReport(folder / "policy", {**counts, **numbers})
 
 
 def _sifted(

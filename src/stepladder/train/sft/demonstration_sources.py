@@ -1,6 +1,6 @@
-"""Transcripts by the name of their source, made once and kept in a folder.
+"""Demonstrations by the name of their source, made once and kept in a folder.
 
-In: settings, questions, an engine around the model to train. Out: `Transcripts`; `transcripts.jsonl` holds them and
+In: settings, questions, an engine around the model to train. Out: `Demonstrations`; `transcripts.jsonl` holds them and
 `dropped.json` what was dropped. When both are there, they are read instead of made.
 """
 
@@ -24,10 +24,10 @@ from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.retrieval.base import Retriever
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.transcripts.demonstrations import (
-    Transcripts,
-    gold_transcripts,
-    sampled_transcripts,
-    tree_transcripts,
+    Demonstrations,
+    gold_demonstrations,
+    sampled_demonstrations,
+    tree_demonstrations,
 )
 
 _TRANSCRIPTS, _DROPPED, _REPLIES = "transcripts.jsonl", "dropped.json", "teacher.jsonl"
@@ -46,7 +46,7 @@ def are_made(folder: Path) -> bool:
     return (folder / _TRANSCRIPTS).exists() and (folder / _DROPPED).exists()
 
 
-def transcripts_in(
+def load_or_make(
     folder: Path,
     settings: SFTConfig,
     engine: Engine,
@@ -58,19 +58,19 @@ def transcripts_in(
     trees: Path | None = None,
     seed: int,
     watch: OutcomeCallback | None = None,
-) -> Transcripts:
-    """Transcripts of these questions, from the folder or else from their source. Those to be mined have been.
+) -> Demonstrations:
+    """Demonstrations of these questions, from the folder or else from their source. Those to be mined have been.
 
     `engine`: the model to be trained. `trees`: a file of them, for the source `trees`.
     """
     path, counts = folder / _TRANSCRIPTS, folder / _DROPPED
     if are_made(folder):
         dropped = json.loads(counts.read_text(encoding="utf-8"))
-        return Transcripts(tuple(read_records(path, Trajectory)), dropped)
+        return Demonstrations(tuple(read_records(path, Trajectory)), dropped)
     if settings.source == "trees":
         if trees is None:
             raise StepladderError("source 'trees' learns from trees, and there are none: explore or rank first")
-        made = tree_transcripts(read_trees(trees), settings.min_f1)
+        made = tree_demonstrations(read_trees(trees), settings.min_f1)
     else:
         made = _make(folder, settings, engine, agent, questions, retriever, episode, seed, watch)
     if not made.kept:
@@ -96,12 +96,12 @@ def _make(
     episode: EpisodeConfig,
     seed: int,
     watch: OutcomeCallback | None,
-) -> Transcripts:
+) -> Demonstrations:
     if settings.source in ("gold", "mined"):
-        return gold_transcripts(agent, questions, retriever, episode, seed=seed, watch=watch)
+        return gold_demonstrations(agent, questions, retriever, episode, seed=seed, watch=watch)
 
-    def sampled(writer: Engine) -> Transcripts:
-        return sampled_transcripts(
+    def sampled(writer: Engine) -> Demonstrations:
+        return sampled_demonstrations(
             writer,
             agent,
             questions,

@@ -24,16 +24,16 @@ from stepladder.models.loading import DTYPES, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.policy import load_policy, write_policy
 from stepladder.train.loop.rollout_engine import make_rollout_engine
-from stepladder.train.loop.training_run import prepare_compute, shown
+from stepladder.train.loop.training_loop import prepare_compute, shown
 from stepladder.train.sft.config import SFTConfig
-from stepladder.train.sft.demonstration_sources import are_made, transcripts_in
-from stepladder.train.sft.weak_decomposition import mined_questions
+from stepladder.train.sft.demonstration_sources import are_made, load_or_make
+from stepladder.train.sft.weak_decomposition import decompose_questions
 from stepladder.train.transcripts.demonstrations import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player, fine_tune
 
 
 @dataclass(frozen=True, slots=True)
-class SFTReport:
+class TrainingReport:
     """What came of a warm-up."""
 
     #: A model folder.
@@ -61,7 +61,7 @@ def train_sft(
     max_batch: int = 64,
     trees: Path | None = None,
     watch: OutcomeCallback | None = None,
-) -> SFTReport:
+) -> TrainingReport:
     """Train a model on transcripts; the same call goes on where an earlier one was killed.
 
     `dtype`: of the weights in `policy/`, fp32 or bf16; auto is that of the model's own files. `max_batch`: episodes at
@@ -75,15 +75,15 @@ def train_sft(
         engine, playing = make_rollout_engine(policy, place, max_batch)
         if settings.source == "mined" and not are_made(folder):  # first of all: how many searches each takes
             with shown(watch, "Guesses", len(questions)) as told:
-                questions = mined_questions(questions, retriever, episode.k, told)
+                questions = decompose_questions(questions, retriever, episode.k, told)
         chosen = sample_questions(questions, settings.questions, seed, balance=settings.balance)
         episodes = len(chosen) * (1 if settings.source in ("gold", "mined") else settings.num_generations)
         with (
             place.processes.main_process_first(),
-            shown(watch, "Transcripts", episodes) as told,
+            shown(watch, "Demonstrations", episodes) as told,
             playing(),
         ):
-            transcripts = transcripts_in(
+            transcripts = load_or_make(
                 folder, settings, engine, agent, chosen, retriever, episode, trees=trees, seed=seed, watch=told
             )
         asked = sample_questions(dev, settings.dev_questions, seed)
@@ -99,4 +99,4 @@ def train_sft(
         "asked": transcripts.asked,
         **{f"dropped_{reason}": count for reason, count in transcripts.dropped.items()},
     }
-    return SFTReport(folder / "policy", {**counts, **numbers})
+    return TrainingReport(folder / "policy", {**counts, **numbers})

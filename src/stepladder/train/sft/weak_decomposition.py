@@ -27,7 +27,7 @@ BEGINNINGS, ENDS = 5, 10
 _ANYWHERE = frozenset({"yes", "no", "true", "false"})
 
 
-def mined_questions(
+def decompose_questions(
     questions: Sequence[Question], retriever: Retriever | None, k: int, watch: OutcomeCallback | None = None
 ) -> list[Question]:
     """The questions, with hops where any are known or found."""

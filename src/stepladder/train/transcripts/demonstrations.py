@@ -1,4 +1,4 @@
-"""Transcripts to learn from, by one of five sources.
+"""Demonstrations to learn from, by one of five sources.
 
     gold        a question's gold decomposition, played by the oracle: exact and free, where there is a decomposition
     mined       the same, with decompositions that are guessed from the corpus (mining.py): needs questions and answers
@@ -6,7 +6,7 @@
     bootstrap   the model itself, shown worked examples and sampled: needs only questions and answers
     trees       the best branch of each tree of an earlier stage
 
-In: questions, an agent, an index. Out: `Transcripts`: finished trajectories whose answer is right, all played through
+In: questions, an agent, an index. Out: `Demonstrations`: finished trajectories whose answer is right, all played through
 the driver and the agent's own renderer, and how many were dropped for which reason.
 """
 
@@ -31,7 +31,7 @@ from stepladder.train.transcripts.fewshot import FewShot
 
 
 @dataclass(frozen=True, slots=True)
-class Transcripts:
+class Demonstrations:
     """What a source gave. `asked` is the number kept and all those dropped."""
 
     kept: tuple[Trajectory, ...]
@@ -65,7 +65,7 @@ def sample_questions(questions: Sequence[Question], count: int, seed: int, *, ba
     return [shuffled[index] for index in sorted(rank, key=lambda index: rank[index])[:count]]
 
 
-def gold_transcripts(
+def gold_demonstrations(
     agent: Agent,
     questions: Sequence[Question],
     retriever: Retriever | None,
@@ -73,7 +73,7 @@ def gold_transcripts(
     *,
     seed: int,
     watch: OutcomeCallback | None = None,
-) -> Transcripts:
+) -> Demonstrations:
     """The gold decomposition of every question that has one, as far as the search finds what it needs."""
     answerable = [question for question in questions if question.answers]
     playable = [question for question in answerable if question.hops or ActionKind.QUERY not in agent.kinds]
@@ -85,13 +85,13 @@ def gold_transcripts(
     return _sift(outcomes, dropped, min_f1=1.0, keep=1)
 
 
-def tree_transcripts(trees: Iterable[Tree], min_f1: float) -> Transcripts:
+def tree_demonstrations(trees: Iterable[Tree], min_f1: float) -> Demonstrations:
     """The best branch of every tree, where its answer is right."""
     branches = [tree.trajectory(best_branch(tree)[-1]) for tree in trees]
     return _sift([Outcome(number, branch) for number, branch in enumerate(branches)], Counter(), min_f1=min_f1, keep=1)
 
 
-def sampled_transcripts(
+def sampled_demonstrations(
     engine: Engine,
     agent: Agent,
     questions: Sequence[Question],
@@ -103,7 +103,7 @@ def sampled_transcripts(
     keep: int,
     seed: int,
     watch: OutcomeCallback | None = None,
-) -> Transcripts:
+) -> Demonstrations:
     """What a model writes when it is shown worked examples: up to `keep` different, right transcripts a question.
 
     `settings.sampling` says how it is sampled. An answer is right when it matches exactly or its F1 reaches `min_f1`.
@@ -135,7 +135,7 @@ def _play(
     return driver.run([job(question, sample) for question in questions for sample in range(samples)], watch)
 
 
-def _sift(outcomes: Sequence[Outcome[Trajectory]], dropped: Counter[str], *, min_f1: float, keep: int) -> Transcripts:
+def _sift(outcomes: Sequence[Outcome[Trajectory]], dropped: Counter[str], *, min_f1: float, keep: int) -> Demonstrations:
     """Keep right answers, different ones, and not too many of a question."""
     kept: dict[str, list[Trajectory]] = {}
     failures: list[str] = []
@@ -155,7 +155,7 @@ def _sift(outcomes: Sequence[Outcome[Trajectory]], dropped: Counter[str], *, min
         if reason is not None:
             dropped[reason] += 1
     trajectories = tuple(trajectory for same in kept.values() for trajectory in same)
-    return Transcripts(trajectories, dict(+dropped), failures[0] if failures else "")
+    return Demonstrations(trajectories, dict(+dropped), failures[0] if failures else "")
 
 
 def _wrong(outcome: Outcome[Trajectory], min_f1: float) -> str | None:

@@ -14,7 +14,7 @@ from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.train.transcripts.tokenized import contexts_of
+from stepladder.train.transcripts.tokenized import split_contexts
 
 _PASSAGES = (
     Passage("d1", "The Glass Orchard", "The Glass Orchard is a novel by Ilse Varn, first printed in 1931."),
@@ -65,7 +65,7 @@ def demonstrations(agent: Agent) -> str:
         if outcome.value is None or outcome.value.answer is None:
             why = outcome.failure.reason if outcome.failure is not None else "it did not come to an answer"
             raise StepladderError(f"agent '{agent.name}' cannot be demonstrated by the gold engine: {why}")
-        shown += ["".join(segment.text for segment in context).strip() for context in contexts_of(outcome.value)]
+        shown += ["".join(segment.text for segment in context).strip() for context in split_contexts(outcome.value)]
     return "Here are worked examples.\n\n" + "\n\n".join(shown) + "\n\nNow it is your turn.\n\n"
 
 

@@ -30,8 +30,8 @@ from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import in_parts
 from stepladder.train.loop.policy import Policy
-from stepladder.train.loop.training_run import Compute, Precision, training_numbers, fit, lr_for
-from stepladder.train.loop.watched_trainer import DevScore, BaseTrainer
+from stepladder.train.loop.training_loop import Compute, Precision, training_numbers, fit, lr_for
+from stepladder.train.loop.base_trainer import DevScore, BaseTrainer
 from stepladder.train.sft.config import TranscriptTrainingConfig
 from stepladder.train.transcripts.collate import collate
 from stepladder.train.transcripts.token_loss import weight_of, weighted_nll

@@ -20,7 +20,7 @@ from stepladder.explore.episode import EpisodeConfig, episode
 _A_PART = 128
 
 
-def sampled_in(
+def sample_episodes(
     folder: Path,
     driver: Driver,
     agent: Agent,
@@ -45,7 +45,7 @@ def sampled_in(
     return found, len(questions) * samples - len(found)
 
 
-def are_there(folder: Path, questions: int) -> bool:
+def episodes_exist(folder: Path, questions: int) -> bool:
     """Whether all parts of so many questions are in a folder: nobody has to play."""
     return all(_part(folder, number).exists() for number in range(-(-questions // _A_PART)))
 

@@ -40,10 +40,10 @@ class Example:
 
 def examples_of(trajectory: Trajectory, engine: Encoder, tag_weights: Mapping[str, float]) -> list[Example]:
     """One example for every context of a trajectory; mostly that is one."""
-    return [_example(trajectory, segments, engine, tag_weights) for segments in contexts_of(trajectory)]
+    return [_example(trajectory, segments, engine, tag_weights) for segments in split_contexts(trajectory)]
 
 
-def contexts_of(trajectory: Trajectory) -> Iterator[tuple[Segment, ...]]:
+def split_contexts(trajectory: Trajectory) -> Iterator[tuple[Segment, ...]]:
     """The transcripts in a trajectory: a new one begins where a step restarts the context."""
     segments: list[Segment] = []
     for step in trajectory.steps:

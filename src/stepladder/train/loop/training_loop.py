@@ -27,7 +27,7 @@ from stepladder.models.loading import pick_device, pick_dtype
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig, TrainingConfig
 from stepladder.train.loop.metrics_log import MetricsLog
-from stepladder.train.loop.watched_trainer import DevScore, BaseTrainer, TrainerHooks
+from stepladder.train.loop.base_trainer import DevScore, BaseTrainer, TrainerHooks
 
 #: Makes a context within which models compute in some precision.
 Precision = Callable[[], AbstractContextManager[Any]]

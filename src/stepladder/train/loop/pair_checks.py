@@ -23,7 +23,7 @@ from stepladder.engines.transformers.tokenization import Encoding
 
 
 @dataclass(frozen=True, slots=True)
-class UsablePairs:
+class CheckedPairs:
     """What is left of some pairs."""
 
     pairs: tuple[Pair, ...]
@@ -61,7 +61,7 @@ class PairCheck:
         self.window = window
         self.retokenize = retokenize
 
-    def sift(self, pairs: Iterable[Pair]) -> UsablePairs:
+    def sift(self, pairs: Iterable[Pair]) -> CheckedPairs:
         """The pairs that can be used, with token ids, and why the others cannot."""
         kept: list[Pair] = []
         refused: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class PairCheck:
                     continue
                 reason = "too long"
             refused[reason] += 1
-        return UsablePairs(tuple(kept), refused)
+        return CheckedPairs(tuple(kept), refused)
 
     def _refusal(self, pair: Pair) -> str | None:
         if pair.agent != self.agent.name:

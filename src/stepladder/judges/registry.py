@@ -1,0 +1,74 @@
+"""Judges and step scorers by name.
+
+In: a name and options. Out: a judge for preference pairs (`make_judge`), or a step scorer (`make_scorer`). A module of
+`stepladder.judges` or `stepladder.oracle` declares `JUDGES` or `SCORERS`, dictionaries from names to specs; a package
+declares them in its `__init__.py`. Both packages are scanned on first use: adding a judge means adding a file.
+"""
+
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from stepladder.core.errors import UnknownName
+from stepladder.core.registry import Registry
+from stepladder.core.step_scorer import StepScorer
+from stepladder.judges.base import Judge, JudgeOptions, JudgeSpec, ScorerOptions, ScorerSpec
+
+#: Packages whose modules may declare judges and scorers.
+_PACKAGES = ("stepladder.judges", "stepladder.oracle")
+
+
+@cache
+def judges() -> Registry[JudgeSpec]:
+    """The judges that recipes can name."""
+    return _scan("judge", "JUDGES", JudgeSpec)
+
+
+@cache
+def scorers() -> Registry[ScorerSpec]:
+    """The step scorers that recipes can name."""
+    return _scan("step scorer", "SCORERS", ScorerSpec)
+
+
+def make_judge(name: str, options: JudgeOptions | None = None) -> Judge:
+    """Build a judge by name."""
+    return judges().get(name).make(options or JudgeOptions())
+
+
+def make_scorer(name: str, options: ScorerOptions | None = None) -> StepScorer:
+    """Build a step scorer by name. Close it after use."""
+    return scorers().get(name).make(options or ScorerOptions())
+
+
+def _scan[Spec: (JudgeSpec, ScorerSpec)](what: str, attribute: str, spec: type[Spec]) -> Registry[Spec]:
+    registry: Registry[Spec] = Registry(what)
+    for package in _PACKAGES:
+        for module in iter_modules(import_module(package).__path__, f"{package}."):
+            for name, each in getattr(import_module(module.name), attribute, {}).items():
+                assert isinstance(each, spec), f"{module.name}.{attribute}[{name!r}] must be a {spec.__name__}"
+                registry.register(name, each, each.description)
+    return registry
+
+
+def _known_judge(name: str) -> str:
+    return _known(name, judges())
+
+
+def _known_scorer(name: str) -> str:
+    return _known(name, scorers())
+
+
+def _known(name: str, registry: Registry[JudgeSpec] | Registry[ScorerSpec]) -> str:
+    try:
+        registry.get(name)
+    except UnknownName as error:
+        raise ValueError(str(error)) from error  # pydantic reports it with the name of the setting
+    return name
+
+
+#: Types of settings: a name that is checked against the registry.
+JudgeName = Annotated[str, AfterValidator(_known_judge)]
+ScorerName = Annotated[str, AfterValidator(_known_scorer)]
