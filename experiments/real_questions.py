@@ -46,7 +46,7 @@ from stepladder.evaluate.evaluator import load_scores
 from stepladder.evaluate.statistics import mean_interval, paired_difference
 from stepladder.pipeline.recipe import load_recipe
 from stepladder.reporting.studies.study_job import Job
-from stepladder.reporting.studies.study_runner import carry_out_all
+from stepladder.reporting.studies.study_runner import run_jobs
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
 RECIPE = "prorag-smollm2"
@@ -154,7 +154,7 @@ def train(jobs: Sequence[Job], at_once: int) -> None:
     """Through the runner of studies: what is shared is computed once, and what fails does not stop the others."""
     for job in jobs:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
-    carry_out_all(jobs, at_once, Console(stderr=True))
+    run_jobs(jobs, at_once, Console(stderr=True))
 
 
 def hybrid_index(out: Path) -> Path:

@@ -30,7 +30,10 @@ def ask_command(
     options: AgentOptions,
     sampling: SamplingOptions,
     question: Annotated[
-        str | None, typer.Argument(help="The question [dim](default: an example from the data)[/]", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="QUESTION", help="The question [dim](default: an example from the data)[/]", show_default=False
+        ),
     ] = None,
     run: RunPath = None,
     seed: Seed = 0,

@@ -111,6 +111,8 @@ def _group(kind: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]] | No
 def _parameter(name: str, kind: Any, option: Any, default: Any, panel: str | None) -> inspect.Parameter:
     option = copy(option)
     option.rich_help_panel = panel
+    if not {int, float}.isdisjoint({kind, *get_args(kind)}):
+        option.metavar = option.metavar or "N"  # instead of "<int range> [x>=1]"
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated.__class_getitem__((kind, option))
     )

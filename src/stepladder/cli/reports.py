@@ -106,7 +106,7 @@ def study_command(
     if next((each for each in (path, *path.parents) if each.exists()), path).is_file():
         raise StepladderError(f"--out: {path} cannot be a folder: a file is in the way")
     with interruptible():
-        run_study(study, path, seeds=range(seeds), jobs=jobs, changes=overrides or (), update=update, console=ERR)
+        run_study(study, path, seeds=range(seeds), jobs=jobs, overrides=overrides or (), update=update, console=ERR)
     results = read_results(study, path, range(seeds))
     chart = write_results(results, path)
     if as_json:

@@ -1,36 +1,22 @@
 """`tree` shows a search tree of a run in the terminal, or writes it as SVG or JSON."""
 
-from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from stepladder.cli.options import OUT, AsJson, path_of, say
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.records import dumps
-from stepladder.core.trace import ActionKind, Node, StopReason, Tree
+from stepladder.core.trace import StopReason, Tree
 from stepladder.core.trace_printer import printable
 from stepladder.explore.tree_store import read_trees
-from stepladder.explore.values import spre
-from stepladder.oracle.step_judge import judge_tree
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import TREES
-from stepladder.reporting.charts.tree_diagram import KIND_LABELS, tree_svg
-from stepladder.reporting.charts.tree_layout import content_of, is_unvisited, most_visited_path, ordered_children
-
-_STYLES = {
-    ActionKind.QUERY: "cyan",
-    ActionKind.EVIDENCE: "blue",
-    ActionKind.SUB_ANSWER: "blue",
-    ActionKind.ANSWER: "green",
-    ActionKind.MALFORMED: "red",
-}
+from stepladder.reporting.charts.tree_diagram import tree_svg
+from stepladder.reporting.tree_text import print_tree
 
 
 def tree_command(
@@ -88,59 +74,3 @@ def most_instructive_tree(path: Path) -> Tree:
     if tree is None:
         raise StepladderError(f"{path} holds no trees")
     return tree
-
-
-def print_tree(console: Console, tree: Tree) -> None:
-    """Print the tree as a table, one line per node."""
-    answers = f"; answer: {printable(' | '.join(tree.question.answers[:3]))}" if tree.question.answers else ""
-    say(f"[bold]{printable(tree.question.text)}[/]\n[dim]{printable(tree.question.id)}{answers}[/]\n", console)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("step")
-    for name in ("N", "Q", "SPRE", "F1"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("gold judge", no_wrap=True)
-    best, judged, shortest = most_visited_path(tree), judge_tree(tree), spre(tree)
-    for node, guide in _lines(tree):
-        verdict = judged[node.id]
-        table.add_row(
-            _step(node, guide, node.id in best),
-            f"{node.visits:,}",
-            _number(node.value if node.visits else None),
-            _number(shortest[node.id]),
-            _number(node.reward),
-            "" if verdict is None else "good" if verdict.good else f"[red]{verdict.fault}[/]",
-            style="dim" if is_unvisited(node) else None,
-        )
-    console.print(table)
-    say(
-        "\n[dim]*: most visited path. N: visits, Q: mean value, SPRE: shortest-path reward estimate, F1: of the final "
-        "answers. Steps with N 0 were sampled but not visited.[/]",
-        console,
-    )
-
-
-def _lines(tree: Tree) -> Iterator[tuple[Node, str]]:
-    """Every node in depth-first order, with its indentation guide."""
-    children_by_node = ordered_children(tree)
-    waiting = [(tree.nodes[0], "", "")]
-    while waiting:
-        node, guide, below = waiting.pop()
-        yield node, guide
-        last = children_by_node[node.id][-1:]
-        for child in reversed(children_by_node[node.id]):
-            turn, on = ("└ ", "  ") if child in last else ("├ ", "│ ")
-            waiting.append((child, below + turn, below + on))
-
-
-def _step(node: Node, guide: str, best: bool) -> Text:
-    """Action and content of a node, truncated to one line."""
-    text = Text(guide, style="dim", no_wrap=True, overflow="ellipsis")
-    text.append("* " if best else "", style="bold yellow")
-    if node.step is None:
-        return text.append("question", style="bold")
-    text.append(f"{KIND_LABELS[node.step.action.kind]} ", style=_STYLES[node.step.action.kind])
-    return text.append_text(Text.from_markup(printable(content_of(node)), style="bold" if best else ""))
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from stepladder.core.contract import expect
 from stepladder.core.trace import Trajectory
@@ -34,6 +35,17 @@ class StepScorer(ABC):
     def score_logits(self, trajectories: Sequence[Trajectory]) -> Sequence[StepScores]:
         """For each trajectory one logit per step, or an error; by default the inverse sigmoid of `score`."""
         return [each if isinstance(each, Exception) else tuple(map(logit, each)) for each in self.score(trajectories)]
+
+    def cost(self) -> str:
+        """What scoring has cost so far, for a progress bar; empty if it is free."""
+        return ""
+
+    def summary(self) -> dict[str, Any]:
+        """Counts and costs for the summary of a stage."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027
+        """Free what the scorer holds."""
 
 
 def sigmoid(logit: float) -> float:

@@ -20,6 +20,8 @@ from enum import StrEnum
 
 from pydantic import ConfigDict
 
+from stepladder.core.display import Showable, shortened
+
 _STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
@@ -41,7 +43,7 @@ class Hop:
     aliases: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Question:
     """A question with its accepted answers and the gold annotations of its data set."""
 
@@ -64,6 +66,10 @@ class Question:
         If the data set names no gold passages at all, every hop counts.
         """
         return sum(1 for hop in self.hops if hop.passages) or len(self.hops)
+
+    def __repr__(self) -> str:
+        answers = ", ".join(map(repr, self.answers[:2]))
+        return f"Question({self.id!r}, {shortened(self.text)}, answers=({answers}), hops={len(self.hops)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +152,7 @@ class Usage:
         return Usage(self.read + other.read, self.written + other.written)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Step:
     """One turn of the policy: new context, generated text, parsed action, retrieved passages."""
 
@@ -161,6 +167,10 @@ class Step:
     #: True if the context restarts here with `read` instead of continuing from earlier steps.
     restarts: bool = False
     usage: Usage = Usage()
+
+    def __repr__(self) -> str:
+        content = shortened(self.action.content, 80)
+        return f"Step({self.action.kind.value}: {content}, passages={len(self.passages)})"
 
 
 class StopReason(StrEnum):
@@ -180,8 +190,8 @@ class StopReason(StrEnum):
         return self not in (StopReason.ANSWERED, StopReason.MALFORMED)
 
 
-@dataclass(frozen=True, slots=True)
-class Trajectory:
+@dataclass(frozen=True, slots=True, repr=False)
+class Trajectory(Showable):
     """The steps of one episode. While unfinished (`stop is None`), it is the state that an agent renders."""
 
     __pydantic_config__ = _STRICT
@@ -233,6 +243,10 @@ class Trajectory:
         """This trajectory with one more step."""
         return replace(self, steps=(*self.steps, step), stop=stop)
 
+    def __repr__(self) -> str:
+        ended = self.stop.value if self.stop is not None else "unfinished"
+        return f"Trajectory({shortened(self.question.text)}, {len(self.steps)} steps, {ended}, answer={self.answer!r})"
+
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
@@ -274,8 +288,8 @@ class Node:
     scores: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+@dataclass(frozen=True, slots=True, repr=False)
+class Tree(Showable):
     """All states visited for one question. `trajectory(node)` is the branch that leads to a node."""
 
     __pydantic_config__ = _STRICT
@@ -320,6 +334,9 @@ class Tree:
         steps = tuple(each.step for each in self.branch(node) if each.step is not None)
         return Trajectory(self.question, self.agent, steps, node.stop, self.given, self.seed)
 
+    def __repr__(self) -> str:
+        return f"Tree({shortened(self.question.text)}, {len(self.nodes)} nodes, {self.nodes[0].visits} simulations)"
+
 
 @dataclass(frozen=True, slots=True)
 class Side:
@@ -336,8 +353,8 @@ class Side:
     scores: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+@dataclass(frozen=True, slots=True, repr=False)
+class Pair(Showable):
     """A preference pair: two steps from the same state. Training data of DPO and reward models."""
 
     __pydantic_config__ = _STRICT
@@ -361,3 +378,7 @@ class Pair:
         if self.chosen.value is None or self.rejected.value is None:
             return None
         return self.chosen.value - self.rejected.value
+
+    def __repr__(self) -> str:
+        sides = (shortened(side.action.content, 40) for side in (self.chosen, self.rejected))
+        return f"Pair({' > '.join(sides)}, judge={self.judge!r}, depth={self.depth})"

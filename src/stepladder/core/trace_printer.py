@@ -6,7 +6,7 @@ In: the trajectory, after each step. Out: console text for the steps that are ne
 from rich.console import Console
 from rich.markup import escape
 
-from stepladder.core.trace import ActionKind, Passage, Question, Step, Trajectory
+from stepladder.core.trace import ActionKind, Pair, Passage, Question, Step, Trajectory
 
 _LABELS = {
     ActionKind.QUERY: "[bold cyan]search[/]  ",
@@ -67,6 +67,21 @@ class TracePrinter:
 
     def _line(self, markup: str) -> None:
         self.console.print(markup, highlight=False, soft_wrap=True)
+
+
+def print_trajectory(console: Console, trajectory: Trajectory) -> None:
+    """Print a whole trajectory."""
+    printer = TracePrinter(console)
+    printer.question(trajectory.question)
+    printer.show(trajectory)
+
+
+def print_pair(console: Console, pair: Pair) -> None:
+    """Print the two steps of a pair, the preferred one first."""
+    reason = f": {printable(pair.reason)}" if pair.reason else ""
+    console.print(f"[bold]{printable(pair.question_id)}[/], after {pair.depth} steps, judge {pair.judge}{reason}")
+    for label, side in (("[green]chosen  [/]", pair.chosen), ("[red]rejected[/]", pair.rejected)):
+        console.print(f"{label} {printable(side.written.text.strip())}", highlight=False, soft_wrap=True)
 
 
 def printable(text: str) -> str:

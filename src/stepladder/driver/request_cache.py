@@ -7,7 +7,7 @@ alike: same tokens, sampling and seed, whatever the log-probs that came with the
 import marshal
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -41,7 +41,7 @@ def key_of(request: Request) -> Key:
         add_segments(request.context)
     else:
         trajectory = request.trajectory
-        add(trajectory.question, trajectory.agent, trajectory.stop, trajectory.given)
+        add(astuple(trajectory.question), trajectory.agent, trajectory.stop, trajectory.given)
         for step in trajectory.steps:
             add(step.action, step.passages, step.restarts)
             add_segments((*step.read, step.written))

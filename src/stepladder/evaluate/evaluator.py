@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import QuestionScore, failed_score, score
+from stepladder.core.display import Showable
 from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.io.files import atomic_folder
 from stepladder.core.io.records import write_records
@@ -24,7 +25,7 @@ from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.driver import Driver, Interrupted, Outcome, OutcomeCallback
-from stepladder.evaluate.statistics import Comparison, Interval, mean_interval, paired_difference
+from stepladder.evaluate.statistics import Comparison, Interval, interval_text, mean_interval, paired_difference
 from stepladder.explore.episode import Cost, EpisodeConfig, episode, metered
 from stepladder.explore.guided import Guide, guided
 
@@ -76,14 +77,18 @@ class Summary:
         return {"questions": data.pop("questions"), **data.pop("metrics"), **data}
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Evaluation(Showable):
     """Scores of all questions, in their order; the trajectory is None where an episode failed."""
 
     scores: tuple[QuestionScore, ...]
     trajectories: tuple[Trajectory | None, ...]
     #: Why the run ended before all questions were played: Ctrl-C, or an engine that went down. None when it did not.
     stopped_by: Interrupted | BackendDown | None = None
+
+    def __repr__(self) -> str:
+        f1 = f", F1 {interval_text(self.summary().metrics['f1'])}" if self.scores else ""
+        return f"Evaluation({len(self.scores)} questions{f1})"
 
     def summary(self) -> Summary:
         """Means with intervals, and counts."""

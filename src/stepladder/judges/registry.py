@@ -8,7 +8,7 @@ declares them in its `__init__.py`. Both packages are scanned on first use: addi
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator
 
@@ -17,6 +17,7 @@ from stepladder.core.registry import Registry
 from stepladder.core.step_scorer import StepScorer
 from stepladder.judges.base import Judge, JudgeOptions, JudgeSpec, ScorerOptions, ScorerSpec
 
+Spec = TypeVar("Spec", JudgeSpec, ScorerSpec)
 #: Packages whose modules may declare judges and scorers.
 _PACKAGES = ("stepladder.judges", "stepladder.oracle")
 
@@ -43,7 +44,7 @@ def make_scorer(name: str, options: ScorerOptions | None = None) -> StepScorer:
     return scorers().get(name).make(options or ScorerOptions())
 
 
-def _scan[Spec: (JudgeSpec, ScorerSpec)](what: str, attribute: str, spec: type[Spec]) -> Registry[Spec]:
+def _scan(what: str, attribute: str, spec: type[Spec]) -> Registry[Spec]:
     registry: Registry[Spec] = Registry(what)
     for package in _PACKAGES:
         for module in iter_modules(import_module(package).__path__, f"{package}."):
@@ -61,7 +62,7 @@ def _known_scorer(name: str) -> str:
     return _known(name, scorers())
 
 
-def _known(name: str, registry: Registry[JudgeSpec] | Registry[ScorerSpec]) -> str:
+def _known(name: str, registry: Registry[Spec]) -> str:
     try:
         registry.get(name)
     except UnknownName as error:

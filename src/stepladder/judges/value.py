@@ -61,7 +61,7 @@ def _difference(preference: Preference) -> float:
 JUDGES = {
     "spre": JudgeSpec(
         lambda options: ValueJudge("spre", lambda tree: spre(tree, options.decay), options.margin),
-        "ReasonRAG's value: Monte Carlo mean, discounted by the length of the shortest correct path",
+        "shortest-path reward estimates: outcomes decayed by the length of the path (ReasonRAG)",
     ),
     "mc": JudgeSpec(
         lambda options: ValueJudge("mc", monte_carlo, options.margin), "Monte Carlo mean of the outcomes below a node"

@@ -57,6 +57,11 @@ class StageRecord:
 _RECORD = TypeAdapter(StageRecord)
 
 
+def is_run(path: Path) -> bool:
+    """Whether a folder holds a run."""
+    return (path / _RUN).is_file()
+
+
 class DamagedRecord(StepladderError):
     """A stage's record that cannot be read."""
 

@@ -1,1 +1,1 @@
-"""Tables, charts, report pages, comparisons and studies."""
+"""Tables, charts, run reports, comparisons and studies. They read run folders and never load a model."""

@@ -1,25 +1,28 @@
-"""An evaluation as a person reads it: a table with intervals, and what went wrong."""
+"""An evaluation on the console: a table of metrics with intervals, stop reasons and failures.
+
+In: the `Summary` of an evaluation. Out: text.
+"""
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stepladder.evaluate.evaluator import Summary
+from stepladder.evaluate.evaluator import Evaluation, Summary
 from stepladder.evaluate.statistics import Comparison, interval_text
 
-#: Rows of the table, in reading order: metric, label, digits.
+#: Rows of the table: metric, label, decimals.
 _ROWS = (
     ("em", "exact match", 3),
     ("f1", "F1", 3),
     ("precision", "precision", 3),
     ("recall", "recall", 3),
     ("cover_em", "cover EM", 3),
-    ("gold_recall", "gold passages found", 3),
+    ("gold_recall", "gold passage recall", 3),
     ("steps", "steps", 2),
     ("searches", "searches", 2),
-    ("searches_made", "searches made in all", 2),
+    ("searches_made", "searches incl. discarded", 2),
     ("redundant_queries", "redundant queries", 2),
-    ("over_search", "searches too many", 2),
+    ("over_search", "excess searches", 2),
     ("under_search", "answered too early", 3),
     ("malformed", "malformed", 3),
     ("tokens_read", "tokens read", 0),
@@ -28,20 +31,20 @@ _ROWS = (
 
 
 def print_summary(console: Console, summary: Summary, title: str) -> None:
-    """The table of an evaluation, and below it stops, misses, hops and failures."""
+    """Print the table of an evaluation, and below it stop reasons, misses, EM by hops and failures."""
     console.print(f"[bold]{escape(title)}[/], {summary.questions:,} questions", highlight=False)
     table = Table(box=None, pad_edge=False)
     table.add_column("per question")
     table.add_column("mean", justify="right")
-    table.add_column("95% interval", justify="right")
+    table.add_column("95% CI", justify="right")
     for name, label, digits in _ROWS:
         if name == "searches_made" and summary.metrics.get(name) == summary.metrics.get("searches"):
-            continue  # nothing was thrown away
+            continue  # nothing was discarded
         if name in summary.metrics:
             mean, _, bounds = interval_text(summary.metrics[name], digits).partition(" ")
             table.add_row(label, mean, bounds)
     console.print(table)
-    console.print(f"ended:  {_counts(summary.stops)}", highlight=False)
+    console.print(f"stops:  {_counts(summary.stops)}", highlight=False)
     if summary.misses:
         console.print(f"misses: {_counts(summary.misses)}", highlight=False)
     if len(summary.by_hops) > 1:
@@ -50,14 +53,21 @@ def print_summary(console: Console, summary: Summary, title: str) -> None:
     for reason, count in list(summary.failures.items())[:5]:
         console.print(f"failed {count}x: {reason}", style="red", highlight=False, markup=False)
     if summary.cancelled:
-        console.print(f"stopped early: {summary.cancelled:,} questions not reached, in no average", style="yellow")
+        console.print(
+            f"stopped early: {summary.cancelled:,} questions not evaluated and not in the averages", style="yellow"
+        )
+
+
+def print_evaluation(console: Console, evaluation: Evaluation) -> None:
+    """The table of an evaluation in memory."""
+    print_summary(console, evaluation.summary(), "evaluation")
 
 
 def comparison_line(comparison: Comparison, metric: str) -> str:
-    """A paired difference in one line."""
+    """A paired difference on one line."""
     difference = comparison.difference
     return (
-        f"{metric}: {difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] against the other run, "
+        f"{metric}: {difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] vs. the other run, "
         f"p = {comparison.p_value:.4f} (paired, {comparison.questions:,} questions in both)"
     )
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +22,9 @@ from stepladder.pipeline.stage import EVALUATION, PAIRS, TREES
 from stepladder.reporting.stage_summaries import pair_lines, stage_summary
 
 _METRICS = ("em", "f1")
+
+if TYPE_CHECKING:
+    from stepladder.reporting.interactive.run import Run, RunScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,16 @@ def print_report(console: Console, report: RunReport) -> None:
         console.print(f"trained policy: {printable(str(report.policy))}", highlight=False, soft_wrap=True)
         folder = shlex.quote(str(report.folder))
         console.print(f"next: stepladder ask --run {printable(folder)}", highlight=False, soft_wrap=True)
+
+
+def print_run(console: Console, run: "Run") -> None:
+    """The tables of a run in a folder."""
+    print_report(console, run.report)
+
+
+def print_scores(console: Console, scores: "RunScores") -> None:
+    """The table of its evaluations."""
+    console.print(_scores(list(scores.stages), Path(scores.report.recipe.shared.policy).name))
 
 
 def _evaluations(report: RunReport) -> list[StageRecord]:

@@ -1,4 +1,4 @@
-"""Retrievers find passages for queries."""
+"""Retrievers: queries in, passages out."""
 
 from stepladder.retrieval.base import Retriever, check_retriever
 

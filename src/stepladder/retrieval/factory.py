@@ -1,7 +1,7 @@
-"""Open whatever a user names to search in: an index folder, or the URLs of search servers.
+"""Open a retriever by location: an index folder, or the URLs of search servers.
 
-In: the name ("wiki-index", "http://node1:8000,http://node2:8000"), and a cross-encoder, if what is found shall be put
-in order anew. Out: a retriever; and, for whoever wants to know whether two names mean the same, what they hold.
+In: the location ("wiki-index", "http://node1:8000,http://node2:8000") and an optional cross-encoder for reranking.
+Out: a retriever, or the manifest of its index.
 """
 
 import os
@@ -19,41 +19,42 @@ if TYPE_CHECKING:
     from stepladder.retrieval.remote.client import RemoteRetriever
 
 
-def is_url(place: str | Path) -> bool:
-    """Whether a place to search in is a server, or several, rather than a folder."""
-    return str(place).startswith(("http://", "https://"))
+def is_url(location: str | Path) -> bool:
+    """Whether a location is one or more servers, not a folder."""
+    return str(location).startswith(("http://", "https://"))
 
 
-def absolute_location(place: str) -> str:
-    """The place by a name that holds wherever a command is typed."""
-    return place if is_url(place) else str(expand_path(place).absolute())
+def absolute_location(location: str) -> str:
+    """The location, independent of the working directory."""
+    return location if is_url(location) else str(expand_path(location).absolute())
 
 
-def open_retriever(place: str, *, device: str = "cpu", rerank: str | None = None) -> Retriever:
-    """The index in a folder, or behind URLs (joined by commas; `STEPLADDER_TOKEN` is their token).
+def open_retriever(location: str, *, device: str = "cpu", rerank: str | None = None) -> Retriever:
+    """The index in a folder, or behind comma-separated URLs (with the token in `STEPLADDER_TOKEN`).
 
-    Encoders work on the `device`; `rerank` is a cross-encoder.
+    Encoders run on the `device`; `rerank` is a cross-encoder.
     """
-    return with_reranker(_servers(place) if is_url(place) else open_index(expand_path(place), device=device), rerank, device)
+    retriever = _servers(location) if is_url(location) else open_index(expand_path(location), device=device)
+    return with_reranker(retriever, rerank, device)
 
 
 def with_reranker(retriever: Retriever, model: str | None, device: str) -> Retriever:
-    """The retriever with a cross-encoder on top, if there is one."""
+    """The retriever, reranked by a cross-encoder if one is given."""
     if model is None:
         return retriever
-    # Imported here because its libraries take seconds to import, and may not be installed.
+    # Imported here: its libraries take seconds to import and may not be installed.
     from stepladder.retrieval.rerank import RerankedRetriever
 
     return RerankedRetriever(retriever, model, device=device)
 
 
-def retriever_info(place: str) -> IndexInfo | None:
-    """What a place holds; None for a server that does not tell."""
-    if not is_url(place):
-        return index_info(expand_path(place))
-    with closing(_servers(place)) as servers:
-        told = servers.info()
-    return None if told is None else read_info(told.get("index"))
+def retriever_info(location: str) -> IndexInfo | None:
+    """The manifest of a location's index; None for a server that does not report it."""
+    if not is_url(location):
+        return index_info(expand_path(location))
+    with closing(_servers(location)) as servers:
+        info = servers.info()
+    return None if info is None else read_info(info.get("index"))
 
 
 def _servers(urls: str) -> "RemoteRetriever":

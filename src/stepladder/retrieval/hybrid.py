@@ -1,12 +1,11 @@
-"""Several retrievers as one: what they find is fused, by ranks or by scores.
+"""Hybrid retrieval: fuse the results of several retrievers, by ranks or by scores.
 
 In: retrievers of any kind over the same corpus. Out: one `Retriever`.
 
-ranks    reciprocal rank fusion: every retriever gives a passage 1 / (60 + rank), and the sums decide. It needs no
-         scores, and so goes with any retriever
-scores   every retriever's scores of a query are stretched to 0 to 1, and the weighted sums decide. A clear winner stays
-         ahead of a narrow one; it found more than ranks did on the train questions of three data sets
-         (`python benchmarks/retrieval_quality.py --tune`)
+ranks    reciprocal rank fusion: a passage's score is the sum of 1 / (60 + rank). Needs no scores, so it works with any
+         retriever
+scores   weighted sum of each retriever's scores after min-max normalization per query. Keeps score margins; better than
+         ranks on the train questions of three data sets (`python benchmarks/retrieval_quality.py --tune`)
 """
 
 from collections.abc import Sequence
@@ -18,16 +17,16 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_search
 
-#: How much less the first rank counts than it might: the larger, the more agreement counts and the less a first place.
+#: The constant of reciprocal rank fusion. Larger values favor agreement over top ranks.
 RANK_CONSTANT = 60
-#: Most passages of each retriever that are looked at, unless more are asked for.
+#: Candidates per retriever; at least k.
 DEPTH = 100
 
 Fusion = Literal["ranks", "scores"]
 
 
 class HybridRetriever(Retriever):
-    """Fuses what several retrievers find. Equal sums are ordered as the first retrievers order them."""
+    """Fuses the results of several retrievers. Ties are broken in the order of the retrievers."""
 
     def __init__(
         self,
@@ -38,14 +37,12 @@ class HybridRetriever(Retriever):
         depth: int = DEPTH,
         constant: int = RANK_CONSTANT,
     ) -> None:
-        """`weights`: how much each retriever counts; all the same if left out. `depth`: how many passages of each are
-        looked at; a passage that none has among these is none of the results. `constant` is of the fusion by ranks.
-        """
+        """`weights`: one per retriever, equal by default. `depth`: candidates per retriever. `constant`: for rank fusion."""
         weights = tuple(weights) if weights is not None else (1.0,) * len(retrievers)
         if not retrievers:
-            raise ValueError("there is nothing to fuse: give at least one retriever")
+            raise ValueError("expected at least one retriever to fuse")
         if fusion not in ("ranks", "scores"):
-            raise ValueError(f"fusion is 'ranks' or 'scores', not {fusion!r}")
+            raise ValueError(f"fusion must be 'ranks' or 'scores', not {fusion!r}")
         if depth < 1 or constant < 0 or len(weights) != len(retrievers) or min(weights) < 0 or not any(weights):
             raise ValueError(
                 "expected depth >= 1, constant >= 0 and a weight >= 0 for each retriever, not all of them 0; found "
@@ -57,7 +54,7 @@ class HybridRetriever(Retriever):
         self.concurrency = min(each.concurrency for each in retrievers)
 
     def search(self, queries: Sequence[str], k: int) -> list[tuple[Passage, ...]]:
-        """For each query, in order, up to k passages with the sums that decided, best first."""
+        """For each query, in order, up to k passages with their fused scores, best first."""
         check_search(queries, k)
         if not queries:
             return []
@@ -70,7 +67,7 @@ class HybridRetriever(Retriever):
         return fuse_by_scores(rankings, k, self.weights)
 
     def close(self) -> None:
-        """Close all of them, also if one fails."""
+        """Close all retrievers, even if one fails."""
         with ExitStack() as stack:
             for each in self.retrievers:
                 stack.callback(each.close)
@@ -82,7 +79,7 @@ def fuse_by_ranks(
     weights: Sequence[float] | None = None,
     constant: int = RANK_CONSTANT,
 ) -> tuple[Passage, ...]:
-    """The k passages with the largest sums of weight / (constant + rank), ranks counted from 1.
+    """The k passages with the largest sums of weight / (constant + rank), with ranks from 1.
 
     >>> a, b, c = (Passage(id, "", id) for id in "abc")
     >>> [passage.id for passage in fuse_by_ranks([[a, b], [b, c]], k=2)]
@@ -95,20 +92,20 @@ def fuse_by_ranks(
 def fuse_by_scores(
     rankings: Sequence[Sequence[Passage]], k: int, weights: Sequence[float] | None = None
 ) -> tuple[Passage, ...]:
-    """The k passages with the largest sums of weighted scores, each ranking's stretched from 0 (its last) to 1.
+    """The k passages with the largest weighted sums of scores, min-max normalized per ranking.
 
     >>> a, b, c = (Passage(id, "", id) for id in "abc")
     >>> first = [replace(a, score=9.0), replace(b, score=8.0), replace(c, score=1.0)]
     >>> [passage.id for passage in fuse_by_scores([first, [replace(b, score=0.5)]], k=2)]
     ['b', 'a']
     """
-    return _best(rankings, [_stretched(ranking) for ranking in rankings], weights, k)
+    return _best(rankings, [_min_max(ranking) for ranking in rankings], weights, k)
 
 
-def _stretched(ranking: Sequence[Passage]) -> list[float]:
+def _min_max(ranking: Sequence[Passage]) -> list[float]:
     scores = [passage.score for passage in ranking if passage.score is not None]
     if len(scores) < len(ranking):
-        raise StepladderError("a retriever gives no scores, so they cannot be fused: fuse by ranks")
+        raise StepladderError("a retriever returns no scores, so they cannot be fused: fuse by ranks")
     low, high = min(scores, default=0.0), max(scores, default=0.0)
     return [(score - low) / (high - low) if high > low else 1.0 for score in scores]
 
@@ -122,5 +119,5 @@ def _best(
         for passage, share in zip(ranking, each, strict=True):
             sums[passage.id] = sums.get(passage.id, 0.0) + weight * share
             passages.setdefault(passage.id, passage)
-    best = sorted(sums, key=lambda each: -sums[each])[:k]  # stable: equal sums stay in the order of coming
+    best = sorted(sums, key=lambda each: -sums[each])[:k]  # stable: ties keep insertion order
     return tuple(replace(passages[each], score=sums[each]) for each in best)

@@ -1,8 +1,8 @@
-"""A second look at what any retriever finds: a cross-encoder reads query and passage together.
+"""Rerank the results of any retriever with a cross-encoder.
 
 In: a retriever, and a cross-encoder by folder or hub name (extra `dense`: sentence-transformers). Out: one `Retriever`.
-The inner retriever finds the candidates; the cross-encoder's scores, logits rather than probabilities, decide their
-order. Reading every candidate with every query is slow, and more exact than comparing vectors made apart.
+The inner retriever provides candidates; the cross-encoder's scores (logits, not probabilities) decide their order.
+Slower and more accurate than comparing separate embeddings.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from stepladder.core.trace import Passage
 from stepladder.models.loading import pick_device, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever, check_search
 
-#: How many passages of the inner retriever are read, unless more are asked for.
+#: Candidates from the inner retriever; at least k.
 DEPTH = 50
 
-#: What the classes of models that score a pair are called.
+#: Suffixes of model classes that can score a pair.
 _RANKING = ("ForSequenceClassification", "ForCausalLM")
 
 
 class RerankedRetriever(Retriever):
-    """Orders what another retriever finds by a cross-encoder. Equal scores stay in the inner order."""
+    """Reorders the results of another retriever with a cross-encoder. Ties keep the inner order."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class RerankedRetriever(Retriever):
         dtype: str = "auto",
         max_tokens: int = 512,
     ) -> None:
-        """`depth`: how many candidates are read for a query; `batch`: how many pairs go through the model at once.
+        """`depth`: candidates per query; `batch`: pairs per forward pass.
 
-        Query and passage together are cut to `max_tokens`, or to what the model can read if that is less. `device`:
-        auto, cpu, cuda, cuda:1 ... `dtype`: fp32, bf16 or auto (bf16 on CUDA, else fp32). In bf16 scores depend a
-        little on what else is in the batch.
+        Query and passage together are truncated to `max_tokens`, or to the model's limit if that is less. `device`:
+        auto, cpu, cuda, cuda:1 ... `dtype`: fp32, bf16 or auto (bf16 on CUDA, else fp32). In bf16, scores depend
+        slightly on the rest of the batch.
         """
         if depth < 1 or batch < 1 or max_tokens < 1:
             raise ValueError(f"expected depth, batch and max_tokens >= 1; found {depth=}, {batch=}, {max_tokens=}")
@@ -64,23 +64,23 @@ class RerankedRetriever(Retriever):
                     local_files_only=folder.is_dir(),
                     trust_remote_code=False,
                     model_kwargs={"dtype": pick_dtype(dtype, where)},
-                    # A sigmoid would make equal what differs far from 0; the order is the same without.
+                    # A sigmoid would saturate and create ties; the order is the same without.
                     activation_fn=torch.nn.Identity(),
                 )
         except StepladderError:
             raise
-        except Exception as error:  # files of others, read by libraries that fail in many ways
+        except Exception as error:  # third-party files and libraries fail in many ways
             why = shorten(str(error), 200, placeholder=" ...") or type(error).__name__
             raise StepladderError(
-                f"cross-encoder '{model}' could not be loaded: {why.rstrip('.,:')}. Give a folder with a cross-encoder "
-                "of sentence-transformers, or a hub name."
+                f"cross-encoder '{model}' could not be loaded: {why.rstrip('.,:')}. Give a folder with a "
+                "sentence-transformers cross-encoder, or a hub name."
             ) from error
-        # Transformers would draw the weights that a model for other work lacks at random, and say so nowhere.
+        # For other models, transformers would silently initialize the missing weights at random.
         kinds = self._model.config.architectures or []
         if self._model.num_labels != 1 or not all(kind.endswith(_RANKING) for kind in kinds):
             raise StepladderError(
                 f"model '{model}' is a {', '.join(kinds) or 'model'} with {self._model.num_labels} outputs; expected a "
-                "cross-encoder with one, its score (a model that makes vectors is for a dense index)"
+                "cross-encoder with one, its score (an embedding model is for a dense index)"
             )
         self._model.max_seq_length = min(max_tokens, self._model.max_seq_length or max_tokens)
         self.inner, self.depth, self.batch = inner, depth, batch
@@ -92,7 +92,7 @@ class RerankedRetriever(Retriever):
         if not queries:
             return []
         candidates = self.inner.search(queries, max(self.depth, k))
-        # Equal pairs are read once: apart, in batches of other lengths, their scores could differ by a rounding.
+        # Equal pairs are scored once: in batches of other lengths, their scores could differ by rounding.
         pairs = dict.fromkeys(
             _pair(query, passage) for query, found in zip(queries, candidates, strict=True) for passage in found
         )
@@ -104,10 +104,10 @@ class RerankedRetriever(Retriever):
         return results
 
     def _scores(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], float]:
-        # The library sorts the pairs by length and gives the scores back in the order of asking.
+        # The library sorts the pairs by length and returns the scores in the original order.
         scores = self._model.predict(list(pairs), batch_size=self.batch, show_progress_bar=False)
         if not np.isfinite(scores).all():
-            raise StepladderError("the cross-encoder gave scores that are no finite numbers; try dtype fp32")
+            raise StepladderError("the cross-encoder returned scores that are not finite; try dtype fp32")
         return dict(zip(pairs, scores.tolist(), strict=True))
 
     def close(self) -> None:

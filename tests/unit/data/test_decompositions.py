@@ -1,4 +1,4 @@
-"""Decompositions that are made from what question sets annotate: worded to be asked, and judged good when played."""
+"""Decompositions derived from annotations: their questions read well, and the gold judge accepts their episodes."""
 
 from typing import Any
 
@@ -6,21 +6,21 @@ import pytest
 
 from stepladder.agents import make_agent
 from stepladder.core.trace import Hop, Passage, Question
-from stepladder.data.decompositions.gold_passages import Gold
+from stepladder.data.decompositions.gold_passages import GoldPassage
 from stepladder.data.decompositions.passage_chains import chain_hops
 from stepladder.data.decompositions.triples import triple_hops
-from stepladder.data.formats.musique import worded
+from stepladder.data.formats.musique import as_question
 from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import judge
 from stepladder.retrieval.index.bm25 import BM25Index
 
-RAIN = Gold("Rain (1950 film)", ("1",), "Rain is a 1950 film directed by Ada Orm, with music by Bo Ulm.")
-DUST = Gold("Dust", ("2",), "Dust is a 1960 film. It was directed by Ena Voss.")
-ADA = Gold("Ada Orm", ("3",), "Ada Orm (born 1900) was a film director. She lived in Velm.")
-ENA = Gold("Ena Voss (director)", ("4", "5"), "Ena Voss (born 1910) was a film director. She lived in Kolm.")
-VELM = Gold("Velm, Orland", ("6",), "Velm is a town. It has 700 people.")
+RAIN = GoldPassage("Rain (1950 film)", ("1",), "Rain is a 1950 film directed by Ada Orm, with music by Bo Ulm.")
+DUST = GoldPassage("Dust", ("2",), "Dust is a 1960 film. It was directed by Ena Voss.")
+ADA = GoldPassage("Ada Orm", ("3",), "Ada Orm (born 1900) was a film director. She lived in Velm.")
+ENA = GoldPassage("Ena Voss (director)", ("4", "5"), "Ena Voss (born 1910) was a film director. She lived in Kolm.")
+VELM = GoldPassage("Velm, Orland", ("6",), "Velm is a town. It has 700 people.")
 
 
 def asked(hops: tuple[Hop, ...]) -> list[tuple[str, str]]:
@@ -36,7 +36,7 @@ def test_a_chain_of_triples_refers_back() -> None:
         ("1900", "in 1900"),
         [("Rain", "director", "Ada Orm"), ("Ada Orm", "date of birth", "1900")],
         [RAIN, ADA],
-        compares=False,
+        is_comparison=False,
     )
     assert hops == (
         Hop("Who directed Rain (1950 film)?", "Ada Orm", ("1",)),
@@ -56,7 +56,7 @@ def test_a_comparison_over_a_bridge_concludes() -> None:
             ("Ena Voss (director)", "date of birth", "1910"),
         ],
         [RAIN, DUST, ADA, ENA],
-        compares=True,
+        is_comparison=True,
     )
     assert asked(hops) == [
         ("Who directed Rain?", "Ada Orm"),
@@ -70,29 +70,30 @@ def test_a_comparison_over_a_bridge_concludes() -> None:
 
 def test_several_objects_of_one_relation_are_one_hop() -> None:
     triples = [("Ada Orm", "country of citizenship", "Orland"), ("Ada Orm", "country of citizenship", "Ulmia")]
-    hops = triple_hops("Is she of two countries?", ("yes",), triples, [ADA], compares=True)
+    hops = triple_hops("Is she of two countries?", ("yes",), triples, [ADA], is_comparison=True)
     assert hops[0] == Hop("Which country is Ada Orm a citizen of?", "Orland and Ulmia", ("3",), ("Orland", "Ulmia"))
     assert len(hops) == 2
 
 
 def test_what_the_last_triple_does_not_answer_is_concluded() -> None:
     triples = [("Ada Orm", "father", "Bo Orm"), ("Bo Orm", "father", "Cid Orm")]
-    golds = [ADA, Gold("Bo Orm", ("7",))]
-    assert len(triple_hops("Who is her grandfather?", ("Cid Orm",), triples, golds, compares=False)) == 2
-    assert len(triple_hops("Is she of a long line?", ("yes",), triples, golds, compares=False)) == 3
+    golds = [ADA, GoldPassage("Bo Orm", ("7",))]
+    assert len(triple_hops("Who is her grandfather?", ("Cid Orm",), triples, golds, is_comparison=False)) == 2
+    assert len(triple_hops("Is she of a long line?", ("yes",), triples, golds, is_comparison=False)) == 3
 
 
 def test_a_title_that_is_another_name_is_found_by_what_is_left() -> None:
     triples = [("Rain", "composer", "Bo Ulm"), ("Bo Ulm", "date of birth", "1901")]
-    hops = triple_hops("When was he born?", ("1901",), triples, [RAIN, Gold("B. the Elder", ("8",))], compares=False)
+    golds = [RAIN, GoldPassage("B. the Elder", ("8",))]
+    hops = triple_hops("When was he born?", ("1901",), triples, golds, is_comparison=False)
     assert [hop.passages for hop in hops] == [("1",), ("8",)]
 
 
 def test_no_hops_without_the_passages_of_all() -> None:
     triples = [("Rain", "director", "Ada Orm"), ("Ada Orm", "date of birth", "1900")]
-    assert triple_hops("When?", ("1900",), triples, [RAIN], compares=False) == ()
-    assert triple_hops("When?", ("1900",), triples, [RAIN, Gold("Ada Orm", ())], compares=False) == ()
-    bare = triple_hops("When?", ("1900",), triples, [], compares=True)  # nothing is known about passages at all
+    assert triple_hops("When?", ("1900",), triples, [RAIN], is_comparison=False) == ()
+    assert triple_hops("When?", ("1900",), triples, [RAIN, GoldPassage("Ada Orm", ())], is_comparison=False) == ()
+    bare = triple_hops("When?", ("1900",), triples, [], is_comparison=True)  # nothing is known about passages at all
     assert asked(bare) == [("Who directed Rain?", "Ada Orm"), ("When was #1 born?", "1900")]
 
 
@@ -111,7 +112,7 @@ def test_no_hops_without_the_passages_of_all() -> None:
     ],
 )
 def test_relations_become_questions(given: str, expected: str) -> None:
-    assert worded(given) == expected
+    assert as_question(given) == expected
 
 
 # --- Chains ---------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def test_a_place_is_mentioned_without_its_country() -> None:
 
 def test_a_comparison_asks_for_both_and_concludes() -> None:
     text = "Which film came out first, Rain or Dust?"
-    marked = Gold(DUST.title, DUST.ids, DUST.text, "It was directed by Ena Voss.")
+    marked = GoldPassage(DUST.title, DUST.ids, DUST.text, "It was directed by Ena Voss.")
     assert chain_hops(text, ("Rain",), [RAIN, marked], "comparison") == (
         Hop("What is the film Rain?", "Rain is a 1950 film directed by Ada Orm, with music by Bo Ulm", ("1",)),
         Hop("What is the film Dust?", "It was directed by Ena Voss", ("2",)),
@@ -158,7 +159,7 @@ def test_a_comparison_asks_for_both_and_concludes() -> None:
 
 
 def test_long_sentences_are_cut() -> None:
-    long = Gold("Rain", ("1",), f"Rain is a film {'and more ' * 40}.")
+    long = GoldPassage("Rain", ("1",), f"Rain is a film {'and more ' * 40}.")
     told = chain_hops("Rain or Dust?", ("Rain",), [long, DUST], "comparison")[0].answer
     assert len(told.split()) == 31
     assert told.endswith(" ...")
@@ -170,17 +171,17 @@ def test_long_sentences_are_cut() -> None:
         ([RAIN, ENA], "1910"),  # neither mentions the other
         ([RAIN, ADA], "Kolm"),  # the answer is nowhere
         ([RAIN], "1950"),
-        ([RAIN, Gold("Ada Orm", ("3",))], "1900"),  # a text is missing
-        ([RAIN, Gold("Ada Orm", (), ADA.text)], "1900"),  # an id is missing
+        ([RAIN, GoldPassage("Ada Orm", ("3",))], "1900"),  # a text is missing
+        ([RAIN, GoldPassage("Ada Orm", (), ADA.text)], "1900"),  # an id is missing
     ],
     ids=["unlinked", "no answer", "alone", "no text", "no id"],
 )
-def test_chains_that_cannot_be_told(golds: list[Gold], answer: str) -> None:
+def test_chains_that_cannot_be_told(golds: list[GoldPassage], answer: str) -> None:
     assert chain_hops("When was the director of Rain born?", (answer,), golds, "bridge") == ()
 
 
 def test_a_question_of_one_hop() -> None:
-    painter = Gold("Painter", ("9",), "A painter paints.")
+    painter = GoldPassage("Painter", ("9",), "A painter paints.")
     hops = chain_hops("What is Ada Orm's occupation?", ("painter",), [ADA, painter], "occupation")
     assert hops == (Hop("What is Ada Orm's occupation?", "painter", ("3",)),)
 
@@ -200,7 +201,7 @@ def questions() -> list[Question]:
                 ("1910",),
                 [("Dust", "director", "Ena Voss"), ("Ena Voss", "date of birth", "1910")],
                 [DUST, ENA],
-                compares=False,
+                is_comparison=False,
             ),
         ),
     ]

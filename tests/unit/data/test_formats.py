@@ -7,7 +7,7 @@ import pytest
 
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data import open_data
-from stepladder.data.formats.detect import read_questions, recognised
+from stepladder.data.formats.detect import detect_format, read_questions
 from stepladder.data.formats.rows import QuestionFileError, rows
 from tests.support.question_files import ADA, DUST, HOTPOT, RAIN, TWOWIKI, write
 
@@ -69,7 +69,7 @@ def test_the_fullwiki_file_may_lack_gold_passages(tmp_path: Path) -> None:
 def test_questions_without_a_decomposition_are_counted(tmp_path: Path) -> None:
     bare = {**HOTPOT, "_id": "2", "context": [RAIN, DUST]}
     data = open_data(str(write(tmp_path / "dev.json", HOTPOT, bare)))
-    assert data.skipped("all") == {"decompositions that the annotation does not tell": 1}
+    assert data.skipped("all") == {"decompositions that cannot be derived from the annotation": 1}
 
 
 def test_2wikimultihopqa_with_aliases(tmp_path: Path) -> None:
@@ -136,24 +136,24 @@ def test_bamboogle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"text": "x"}', r"written like this. Found the keys \[\"text\"\]; expected .*HotpotQA \(context"),
+        ("a.jsonl", '{"text": "x"}', r"unknown question format. Found the keys \[\"text\"\]; expected .*HotpotQA \(context"),
         ("a.json", '{"question": "x"}', "expected a JSON list of questions"),
         ("a.json", "[1]", "a.json:1: expected a JSON object, found 1"),
         (
             "a.json",
             '[{"question": "x", "answer": "y"}, {"que',
-            "not a whole JSON list: after item 1 .*get the file again",
+            "the JSON list is incomplete after item 1: .*download the file again",
         ),
-        ("a.json", "", "not a whole JSON list: after item 0 it is empty"),
+        ("a.json", "", "the JSON list is incomplete after item 0: it is empty"),
         ("a.json", "[]", "the file is empty"),
         ("a.csv", "Question,Answer\na?,b,c\n", "a.csv:2: expected 2 fields"),
-        ("a.csv", "Question,Answer\na?,\n", "'answer' should be a string that is not empty"),
-        ("a.csv", "q,a\nWho?,Orm\n", r'a.csv: a table of .* columns question and answer, .*; found \["q", "a"\]$'),
-        ("a.tsv", "q\ta\nWho?\tOrm\n", r'columns question and answer, .*; found \["q", "a"\]$'),
+        ("a.csv", "Question,Answer\na?,\n", "'answer' should be a non-empty string"),
+        ("a.csv", "q,a\nWho?,Orm\n", r'a.csv: a table needs .* columns question and answer .*; found \["q", "a"\]$'),
+        ("a.tsv", "q\ta\nWho?\tOrm\n", r'columns question and answer .*; found \["q", "a"\]$'),
         (
             "a.csv",
             'question;answer\n"Who, if any?";Orm, or Voss\n',
-            r"question and answer, .*; found one column, .question;answer.\. Is it separated by ';'\?",
+            r"question and answer .*; found one column, .question;answer.\. Is it separated by ';'\?",
         ),
         ("a.csv", "question\tanswer\nWho?\tOrm\n", r"separated by tabs\? Save it .* with tabs as \.tsv"),
         ("a.tsv", "question,answer\nWho?,Orm\n", r"separated by commas\? Save it with commas as \.csv"),
@@ -170,7 +170,7 @@ def test_bamboogle(tmp_path: Path) -> None:
             '[{"question": "x", "context": [], "evidences": [["a"]], "_id": "1"}]',
             "'evidences' should be triples",
         ),
-        ("a.json", '[{"question": "x", "context": []}]', "'_id' should be a string"),
+        ("a.json", '[{"question": "x", "context": []}]', "'_id' should be a non-empty string"),
         ("a.json", '[{"question": " ", "answer": "y"}]', "'question' is blank"),
         ("a.jsonl", '{"id": "1", "question": "x", "paragraphs": [{}]}', "'paragraphs' should have 'title'"),
         ("a.jsonl", '{"id": "1", "question": "x", "paragraphs": [], "question_decomposition": [1]}', "for each hop"),
@@ -201,4 +201,4 @@ def test_the_layout_is_told_by_the_content(tmp_path: Path) -> None:
     for number, (found, name) in enumerate(
         [(HOTPOT, "HotpotQA"), (TWOWIKI, "2WikiMultiHopQA"), (MUSIQUE, "MuSiQue"), (flashrag, "FlashRAG")]
     ):
-        assert recognised(write(tmp_path / f"{number}.jsonl", found))[0].name == name
+        assert detect_format(write(tmp_path / f"{number}.jsonl", found))[0].name == name

@@ -20,9 +20,9 @@ from stepladder.pipeline.run_folder import RunFolder
 from stepladder.reporting.charts.band_plot import Point
 from stepladder.reporting.studies import STUDIES, find_study
 from stepladder.reporting.studies.study_job import Job
-from stepladder.reporting.studies.study_report import PICTURE, RESULTS, print_results, write_results
-from stepladder.reporting.studies.study_results import over_places, over_runs, questions_to_reach, read_results
-from stepladder.reporting.studies.study_runner import COMMAND, SHARED, carry_out_all, jobs_of, recipe_of, run_study
+from stepladder.reporting.studies.study_report import PLOT, RESULTS, print_results, write_results
+from stepladder.reporting.studies.study_results import curve_differences, mean_over_runs, questions_to_reach, read_results
+from stepladder.reporting.studies.study_runner import COMMAND, SHARED, run_jobs, jobs_of, recipe_of, run_study
 from stepladder.reporting.studies.study_spec import Study
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.trainer import schedule
@@ -68,7 +68,7 @@ def test_a_study_runs_every_arm_from_what_they_share(study: Study, tmp_path: Pat
     plain = json.loads((folder / RESULTS).read_text())["arms"]["long"]
     assert plain["by_seed"] == {"0": 0.0}
     assert plain["f1"] == {"mean": 0.0, "low": None, "high": None}, "of one run no interval is known"
-    assert "F1 on dev questions" in (folder / PICTURE).read_text()
+    assert "F1 on dev questions" in (folder / PLOT).read_text()
 
 
 def waiting_for(tmp_path: Path, study: Study, script: str) -> tuple[list[Job], list[str]]:
@@ -81,14 +81,14 @@ def test_a_run_that_is_killed_is_told_and_the_others_go_on(study: Study, tmp_pat
     work, command = waiting_for(tmp_path, study, "os.kill(os.getpid(), 9) if 'seed-0/long' in line else None")
     told = StringIO()
     with pytest.raises(StepladderError, match=r"1 of 3 runs failed; seed-0 long: ended by SIGKILL"):
-        carry_out_all(work, 1, Console(file=told, width=300), command)
+        run_jobs(work, 1, Console(file=told, width=300), command)
     assert "seed-0 short: done" in told.getvalue()
 
 
 def test_a_run_that_fails_is_told_with_its_reason_and_its_arms_are_not_begun(study: Study, tmp_path: Path) -> None:
     work, command = waiting_for(tmp_path, study, "print('error: no such model'); sys.exit(1)")
     with pytest.raises(StepladderError, match="1 of 3 runs failed; seed-0 shared: no such model"):
-        carry_out_all(work, 3, Console(file=StringIO()), command)
+        run_jobs(work, 3, Console(file=StringIO()), command)
     assert work[0].log.read_text() == "error: no such model\n"
     assert not work[1].log.exists()
 
@@ -103,7 +103,7 @@ def test_an_interrupt_ends_the_runs_too(study: Study, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        carry_out_all(work, 1, Interrupted(), command)
+        run_jobs(work, 1, Interrupted(), command)
     assert mark.exists()
 
 
@@ -112,12 +112,12 @@ def test_a_job_tells_why_it_cannot_be_done(study: Study, tmp_path: Path) -> None
     job = jobs_of(study, tmp_path, 0)[0]
     job = replace(job, recipe={**job.recipe, "policy": "./no-such-model"})  # a hub name would be asked for
     with pytest.raises(StepladderError, match=r"1 of 1 runs failed; seed-0 shared: .*no-such-model"):
-        carry_out_all([job], 1, Console(file=StringIO()))
+        run_jobs([job], 1, Console(file=StringIO()))
 
 
 def test_a_job_stops_when_its_study_is_gone(study: Study, tmp_path: Path) -> None:
     job = jobs_of(study, tmp_path, 0)[0]
-    told = subprocess.run(COMMAND, input=job.as_line(), capture_output=True, text=True, check=False)  # closes its input
+    told = subprocess.run(COMMAND, input=job.to_json(), capture_output=True, text=True, check=False)  # closes its input
     assert (told.returncode, told.stdout) == (130, "interrupted\n")
 
 
@@ -152,11 +152,11 @@ def test_differences_are_taken_within_a_seed_and_between_the_right_arms(
     assert long.difference.mean == 0.125
     told = StringIO()
     print_results(Console(file=told, width=80), results)
-    assert "long - short" in told.getvalue()
+    assert "long vs. short" in told.getvalue()
     assert "+0.500" in told.getvalue()
-    assert not over_places(results), "these arms are no points of curves"
-    curved = replace(study, places={"short": ("little", 1.0), "long": ("much", 1.0)})
-    over = over_places(replace(results, study=curved))
+    assert not curve_differences(results), "these arms are no points of curves"
+    curved = replace(study, points={"short": ("little", 1.0), "long": ("much", 1.0)})
+    over = curve_differences(replace(results, study=curved))
     assert {pair: found.mean for pair, found in over.items()} == {"much - little": 0.125}
     assert write_results(results, tmp_path) is None, "without dev scores there is nothing to draw"
 
@@ -164,13 +164,13 @@ def test_differences_are_taken_within_a_seed_and_between_the_right_arms(
 def test_what_the_arms_set_cannot_be_set_for_all(study: Study, tmp_path: Path) -> None:
     for change in ("stages.sft.num_train_epochs=3", "seed=4"):
         with pytest.raises(StepladderError, match="the study small sets this itself"):
-            run_study(study, tmp_path, seeds=[0], changes=[change])
+            run_study(study, tmp_path, seeds=[0], overrides=[change])
 
 
 def test_results_of_a_study_that_was_cut_say_what_is_missing(study: Study, tmp_path: Path) -> None:
     with pytest.raises(StepladderError, match="is not a run"):
         read_results(study, tmp_path, [0])
-    with pytest.raises(StepladderError, match="seeds that differ"):
+    with pytest.raises(StepladderError, match="distinct seeds"):
         run_study(study, tmp_path, seeds=[1, 1])
 
 
@@ -184,7 +184,7 @@ def test_the_arms_of_a_study_differ_in_one_stage_alone(name: str) -> None:
     names = list(next(iter(plain.values()))["stages"])
     assert names.index(study.shared) < names.index(study.result)
     assert {*study.against, *study.against.values()} <= set(study.arms)
-    assert set(study.places) in (set(), set(study.arms))
+    assert set(study.points) in (set(), set(study.arms))
 
 
 def test_the_arms_of_the_shipped_studies_make_as_many_updates() -> None:
@@ -209,10 +209,10 @@ def test_an_unknown_study_is_named_with_the_nearest() -> None:
 
 def test_the_interval_over_seeds_is_student_s() -> None:
     # mean 2, standard deviation 1, standard error 1/sqrt(3), quantile 4.303
-    found = over_runs([1, 2, 3])
+    found = mean_over_runs([1, 2, 3])
     assert (found.mean, found.high - found.mean) == (2, pytest.approx(4.303 / 3**0.5))
-    assert over_runs([0.4]) == Interval(0.4, 0.4, 0.4)
-    many = over_runs([float(n) for n in range(40)])  # 39 degrees of freedom: 2.023
+    assert mean_over_runs([0.4]) == Interval(0.4, 0.4, 0.4)
+    many = mean_over_runs([float(n) for n in range(40)])  # 39 degrees of freedom: 2.023
     assert (many.high - many.mean) / (np.std(range(40), ddof=1) / 40**0.5) == pytest.approx(2.023, abs=0.005)
 
 

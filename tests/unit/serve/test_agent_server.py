@@ -581,15 +581,15 @@ def test_questions_are_played_by_a_model_together() -> None:
 
 
 def test_the_command_wants_something_to_serve() -> None:
-    for choice in ({}, {"engine": "gold"}, {"data": "atlas"}):
-        with pytest.raises(StepladderError, match=r"name a RUN .* or a --model"):
+    for choice in ({}, {"engine": "oracle"}, {"data": "atlas"}):
+        with pytest.raises(StepladderError, match=r"give a RUN .* or a --model"):
             serve_agent_command(**choice)
-    with pytest.raises(StepladderError, match="the gold engine knows the questions of its data set alone"):
-        serve_agent_command(engine="gold", model="nano")
+    with pytest.raises(StepladderError, match="The oracle can only answer questions of its data set"):
+        serve_agent_command(engine="oracle", model="nano")
     with pytest.raises(StepladderError, match="is not a run"):
         serve_agent_command(run=Path(__file__).parent)
     with pytest.raises(StepladderError, match="only one agent can be served"):
-        serve_agent_command(run=Path("runs/one"), named_run=Path("runs/two"))
+        serve_agent_command(run=Path("runs/one"), run_option=Path("runs/two"))
 
 
 def test_the_command_serves_the_newest_policy_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

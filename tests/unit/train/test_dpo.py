@@ -25,7 +25,7 @@ from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
 from stepladder.train.dpo import trainer as dpo
 from stepladder.train.dpo.config import DPOConfig
-from stepladder.train.loop.pair_checks import PairCheck
+from stepladder.preferences.pair_checks import PairCheck
 from stepladder.train.dpo.trainer import TrainingReport
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.loop.config import LoraConfig

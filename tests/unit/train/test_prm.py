@@ -48,7 +48,7 @@ from stepladder.pipeline.resources import RunContext, SharedConfig
 from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.prm import STAGE, run_prm
 from stepladder.preferences.pairs import dev_questions
-from stepladder.train.loop.pair_checks import PairCheck
+from stepladder.preferences.pair_checks import PairCheck
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import read_metrics

@@ -368,7 +368,7 @@ def test_lora_leaves_conversions_to_autocast_and_makes_its_own_without(tmp_path:
 def test_a_large_model_is_played_by_a_copy_that_keeps_in_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lora: LoraConfig | None
 ) -> None:
-    monkeypatch.setattr("stepladder.train.loop.rollout_engine._WORTH_A_COPY", 1)
+    monkeypatch.setattr("stepladder.train.loop.rollout_engine._MIN_COPIED_PARAMETERS", 1)
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     place = Compute(torch.device("cpu"), True, 0, None)
@@ -410,7 +410,7 @@ def test_lora_of_an_output_layer_that_is_the_embeddings_too_is_refused() -> None
 
 def test_a_small_model_and_one_trained_in_fp32_play_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     for bf16, worth in ((True, 100e6), (False, 1)):
-        monkeypatch.setattr("stepladder.train.loop.rollout_engine._WORTH_A_COPY", worth)
+        monkeypatch.setattr("stepladder.train.loop.rollout_engine._MIN_COPIED_PARAMETERS", worth)
         place = Compute(torch.device("cpu"), bf16, 0, None)
         policy = load_policy("tiny", None, bf16=False, device=place.device)
         engine, _ = make_rollout_engine(policy, place, 4)

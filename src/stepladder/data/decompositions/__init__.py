@@ -1,1 +1,1 @@
-"""Gold decompositions, derived from what a data set annotates."""
+"""Gold decompositions, derived from the annotation of a data set."""

@@ -1,24 +1,20 @@
-"""What the text of an encyclopedia's passage says its subject is.
+"""Extract the definition of a subject from the text of an encyclopedia passage.
 
-In: texts. Out: their first sentence, shortened sentences, the kind of thing described.
+In: texts. Out: first sentences, truncated sentences, and the noun that says what the subject is.
 """
 
 import re
 
-#: A full stop that ends a sentence, and not an initial or a common abbreviation.
+#: The end of a sentence. A period after an initial or a common abbreviation does not count.
 _END = re.compile(
     r"(?<!\b[A-Z])(?<!\b(?:Dr|Mr|Ms|St|Jr|Sr|vs|no|No|Co))(?<!\b(?:Mrs|Inc|Ltd|née))[.!?][\"”')]*(?=\s+[\"“'(A-Z0-9])"
 )
 _IS = re.compile(r"\b(?:is|was|are|were) (?:an?|the|one of the|any of the) ([^.;:]+)")
 
 
-def _listed(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_NOT_ADJECTIVES = _listed("a an the of in for that who which by from and with on at to or is was as")
-#: Nouns for what an encyclopedia is about.
-_KINDS = _listed(
+_NOT_ADJECTIVES = frozenset("a an the of in for that who which by from and with on at to or is was as".split())
+#: Nouns for the subjects of encyclopedia articles.
+_KINDS = frozenset(
     """actor actress director filmmaker producer screenwriter writer author novelist poet playwright journalist critic
     singer songwriter musician rapper composer guitarist drummer pianist violinist conductor dancer model comedian
     entertainer painter artist sculptor photographer designer architect footballer player quarterback wrestler boxer
@@ -35,15 +31,15 @@ _KINDS = _listed(
     sea county district province state country nation city town village suburb neighborhood neighbourhood municipality
     community region territory colony kingdom empire war battle conflict campaign treaty act breed species genus plant
     fruit dish cheese beverage language dialect religion sport instrument software website system disease drug mineral
-    road highway motorway railway vehicle car locomotive weapon missile rifle"""
+    road highway motorway railway vehicle car locomotive weapon missile rifle""".split()
 )
 _PERSON = re.compile(r"\(\s?born\b|\b(?:he|she|his|her|him)\b", re.IGNORECASE)
-#: A sub-answer should be read at a glance.
-_WORDS = 30
+#: Most words of a sub-answer.
+_MAX_WORDS = 30
 
 
 def first_sentence(text: str) -> str:
-    """How a text begins.
+    """The first sentence of a text.
 
     >>> first_sentence("J. R. Orm (born 1900) was a painter. He lived in Velm.")
     'J. R. Orm (born 1900) was a painter.'
@@ -52,46 +48,46 @@ def first_sentence(text: str) -> str:
     return text[: found.end()] if found else text
 
 
-def shortened(sentence: str) -> str:
-    """A sentence cut to a length that can be read at a glance, without its full stop."""
+def truncated(sentence: str) -> str:
+    """A sentence truncated to 30 words, without its period."""
     parts = sentence.split()
-    cut = " ".join(parts[:_WORDS])
-    return f"{cut.rstrip(' ,;:')} ..." if len(parts) > _WORDS else cut.rstrip(" .")
+    head = " ".join(parts[:_MAX_WORDS])
+    return f"{head.rstrip(' ,;:')} ..." if len(parts) > _MAX_WORDS else head.rstrip(" .")
 
 
-def kind_of_thing(text: str) -> str:
-    """The noun for what a passage is about; empty when its first sentence does not tell.
+def subject_noun(text: str) -> str:
+    """The noun for the subject of a passage; empty if the first sentence has none.
 
-    >>> kind_of_thing("Ada Orm (born 1900) was a Velmish film director and painter.")
+    >>> subject_noun("Ada Orm (born 1900) was a Velmish film director and painter.")
     'director'
     """
-    return next(reversed(_described(text)), "")
+    return next(reversed(_noun_phrase(text)), "")
 
 
-def described(text: str) -> str:
-    """That noun with what stands before it, in at most three words; empty when the first sentence does not tell.
+def subject_phrase(text: str) -> str:
+    """The noun for the subject with the words before it, at most three words; empty if the first sentence has none.
 
-    >>> described("Ada Orm (born 1900) was a Velmish film director and painter.")
+    >>> subject_phrase("Ada Orm (born 1900) was a Velmish film director and painter.")
     'Velmish film director'
     """
-    return " ".join(_described(text)[-3:])
+    return " ".join(_noun_phrase(text)[-3:])
 
 
-def _described(text: str) -> list[str]:
-    found = _IS.search(first_sentence(text))
-    said: list[str] = []
-    for word in re.findall(r"[\w'’-]+|[,(]", found[1]) if found else ():
+def _noun_phrase(text: str) -> list[str]:
+    definition = _IS.search(first_sentence(text))
+    phrase: list[str] = []
+    for word in re.findall(r"[\w'’-]+|[,(]", definition[1]) if definition else ():
         if word.lower() in _KINDS:
-            said.append(word)
-        elif said and said[-1].lower() in _KINDS:
-            break  # "film director": the last of several nouns says it
+            phrase.append(word)
+        elif phrase and phrase[-1].lower() in _KINDS:
+            break  # "film director": the last of several nouns is the head
         elif word in _NOT_ADJECTIVES or word in ",(":
-            said = []
+            phrase = []
         else:
-            said.append(word)
-    return said if said and said[-1].lower() in _KINDS else []
+            phrase.append(word)
+    return phrase if phrase and phrase[-1].lower() in _KINDS else []
 
 
 def is_person(text: str) -> bool:
-    """Whether a passage speaks of its subject as of a person."""
+    """Whether the subject of a passage is a person."""
     return _PERSON.search(text) is not None

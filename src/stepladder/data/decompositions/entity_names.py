@@ -1,8 +1,8 @@
-"""Names as questions, titles and facts spell them, and whether two of them are the same.
+"""Compare entity names as questions, titles and facts spell them.
 
-In: texts. Out: plain spellings, and yes or no.
+In: texts. Out: normalized names, and whether two of them match.
 
-    >>> bare("Francis Ford (actor)"), spelling("The Beatles!"), alike("Francis Ford (actor)", "francis ford")
+    >>> without_suffix("Francis Ford (actor)"), normalized("The Beatles!"), same_name("Ford (actor)", "ford")
     ('Francis Ford', 'beatles', True)
 """
 
@@ -11,15 +11,15 @@ import re
 import unicodedata
 from functools import lru_cache
 
-_BRACKET = re.compile(r"\s*\([^()]*\)\s*$")
+_SUFFIX = re.compile(r"\s*\([^()]*\)\s*$")
 _WORD = re.compile(r"\w+")
 _ARTICLES = frozenset({"the", "a", "an"})
 
 
-def bare(title: str) -> str:
-    """A title without what stands in brackets at its end, unless nothing else is there."""
-    title = html.unescape(title)  # some sets have "Bang &amp; Olufsen"
-    return _BRACKET.sub("", title).strip() or title.strip()
+def without_suffix(title: str) -> str:
+    """A title without the suffix in brackets, unless it has nothing else."""
+    title = html.unescape(title)  # some sets contain "Bang &amp; Olufsen"
+    return _SUFFIX.sub("", title).strip() or title.strip()
 
 
 @lru_cache(maxsize=1024)
@@ -30,33 +30,34 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(_WORD.findall(text.lower()))
 
 
-def spelling(name: str) -> str:
-    """A name in plain words, without an article in front."""
+def normalized(name: str) -> str:
+    """The words of a name, without a leading article."""
     found = words(name)
     return " ".join(found[1:] if len(found) > 1 and found[0] in _ARTICLES else found)
 
 
-def alike(one: str, other: str) -> bool:
-    """Whether two names are the same but for case, accents, an article and a bracketed suffix."""
-    return bool(spelling(bare(one))) and spelling(bare(one)) == spelling(bare(other))
+def same_name(one: str, other: str) -> bool:
+    """Whether two names are equal except for case, accents, a leading article and a suffix in brackets."""
+    name = normalized(without_suffix(one))
+    return bool(name) and name == normalized(without_suffix(other))
 
 
 def overlap(one: str, other: str) -> float:
-    """How far two names share their words, from 0 to 1.
+    """The word overlap of two names (Dice coefficient), from 0 to 1.
 
     >>> overlap("Boso the Elder", "Boso"), overlap("Ada Orm", "Ena Voss")
     (0.5, 0.0)
     """
-    some, others = set(words(bare(one))), set(words(bare(other)))
+    some, others = set(words(without_suffix(one))), set(words(without_suffix(other)))
     shared = len(some & others)
     return 2 * shared / (len(some) + len(others)) if shared else 0.0
 
 
 def mentions(text: str, name: str) -> bool:
-    """Whether a text has a name in it, as whole words.
+    """Whether a text contains a name, as whole words.
 
     >>> mentions("Who directed the great adventure in 1918?", "The Great Adventure (1918 film)")
     True
     """
-    wanted = spelling(bare(name))
-    return bool(wanted) and f" {wanted} " in f" {' '.join(words(text))} "
+    needle = normalized(without_suffix(name))
+    return bool(needle) and f" {needle} " in f" {' '.join(words(text))} "

@@ -1,9 +1,9 @@
-"""Decompositions from evidence triples, as 2WikiMultiHopQA has them.
+"""Derive decompositions from evidence triples, as in 2WikiMultiHopQA.
 
-In: a question, its triples (subject, relation, object) and its gold passages. Out: one hop a triple, worded by its
-relation (`relations.py`). Where the subject is the object of an earlier triple, the hop refers to it: "When did #1
-die?". A comparison, and whatever else is not answered by the last triple, ends with a conclusion, which is the question
-itself with what is compared:
+In: a question, its triples (subject, relation, object) and its gold passages. Out: one hop per triple, formulated from
+its relation (`wikidata_relations.py`). If the subject is the object of an earlier triple, the hop refers to it: "When
+did #1 die?". If the last triple is not the answer, as in comparisons, a conclusion follows: the question itself with
+the values found.
 
     Which film came out first, Rain or Dust? Rain: #1; Dust: #2.
 """
@@ -12,64 +12,66 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stepladder.core.trace import Hop
-from stepladder.data.decompositions.entity_names import alike
-from stepladder.data.decompositions.gold_passages import Gold, about, same, with_aliases
-from stepladder.data.decompositions.wikidata_relations import asked
+from stepladder.data.decompositions.entity_names import same_name
+from stepladder.data.decompositions.gold_passages import GoldPassage, passage_about, same_entity, with_aliases
+from stepladder.data.decompositions.wikidata_relations import relation_question
 
 Triple = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A triple on its way to be a hop; several objects of one subject and relation are one link."""
+    """All triples with the same subject and relation: one future hop."""
 
     subject: str
     relation: str
     objects: tuple[str, ...]
-    #: The link whose object is the subject, from 1; 0 where there is none.
+    #: The number, from 1, of the link whose object is the subject; 0 if there is none.
     refers: int
-    gold: Gold | None
+    gold: GoldPassage | None
 
 
 def triple_hops(
-    text: str, answers: Sequence[str], triples: Sequence[Triple], golds: Sequence[Gold], *, compares: bool
+    text: str, answers: Sequence[str], triples: Sequence[Triple], golds: Sequence[GoldPassage], *, is_comparison: bool
 ) -> tuple[Hop, ...]:
-    """The hops of a question; none where no gold passage is about what a triple tells."""
+    """The hops of a question; none if a triple has no gold passage."""
     links = _links(triples, golds)
     if not links or any(link.gold is None or not link.gold.ids for link in links if golds):
         return ()
     hops = [_hop(link, text) for link in links]
-    # Where no passages are known, a hop without one is not known to be a conclusion.
-    if golds and (compares or not any(alike(hops[-1].answer, answer) for answer in answers)):
+    # Without gold passages, a hop without a passage could not be recognized as a conclusion.
+    if golds and (is_comparison or not any(same_name(hops[-1].answer, answer) for answer in answers)):
         ends = [number for number in range(1, len(links) + 1) if all(link.refers != number for link in links)]
-        found = "; ".join(f"{_origin(links, number).subject}: #{number}" for number in ends)
-        hops.append(Hop(f"{text} {found}.", answers[0] if answers else ""))
+        values = "; ".join(f"{_origin(links, number).subject}: #{number}" for number in ends)
+        hops.append(Hop(f"{text} {values}.", answers[0] if answers else ""))
     return with_aliases(hops, answers)
 
 
-def _links(triples: Sequence[Triple], golds: Sequence[Gold]) -> list[_Link]:
+def _links(triples: Sequence[Triple], golds: Sequence[GoldPassage]) -> list[_Link]:
     links: list[_Link] = []
     for subject, relation, value in triples:
-        twin = next((n for n, link in enumerate(links) if (link.subject, link.relation) == (subject, relation)), None)
-        if twin is not None:
-            links[twin] = replace(links[twin], objects=tuple(dict.fromkeys((*links[twin].objects, value))))
+        known = next((n for n, link in enumerate(links) if (link.subject, link.relation) == (subject, relation)), None)
+        if known is not None:
+            links[known] = replace(links[known], objects=tuple(dict.fromkeys((*links[known].objects, value))))
             continue
-        refers = next((n for n, link in enumerate(links, start=1) if any(same(o, subject) for o in link.objects)), 0)
-        links.append(_Link(subject, relation, (value,), refers, about(subject, golds)))
-    left = [gold for gold in golds if all(link.gold is not gold for link in links)]
-    homeless = [n for n, link in enumerate(links) if link.gold is None]
-    if len(homeless) == len(left) == 1:  # the title is another name of the subject: nothing else is left for it
-        links[homeless[0]] = replace(links[homeless[0]], gold=left[0])
+        refers = next(
+            (n for n, link in enumerate(links, start=1) if any(same_entity(each, subject) for each in link.objects)), 0
+        )
+        links.append(_Link(subject, relation, (value,), refers, passage_about(subject, golds)))
+    unused = [gold for gold in golds if all(link.gold is not gold for link in links)]
+    unmatched = [n for n, link in enumerate(links) if link.gold is None]
+    if len(unmatched) == len(unused) == 1:  # the title must be an alias of the subject: no other passage is left
+        links[unmatched[0]] = replace(links[unmatched[0]], gold=unused[0])
     return links
 
 
 def _hop(link: _Link, text: str) -> Hop:
     name, gold = link.subject, link.gold
-    if gold is not None and alike(gold.title, name) and gold.title.casefold() in text.casefold():
-        name = gold.title  # says more, as in "Rain (1932 film)"; used only where the question says it, too
-    question = asked(link.relation, f"#{link.refers}" if link.refers else name)
-    others = link.objects if len(link.objects) > 1 else ()
-    return Hop(question, " and ".join(link.objects), gold.ids if gold else (), others)
+    if gold is not None and same_name(gold.title, name) and gold.title.casefold() in text.casefold():
+        name = gold.title  # more specific, as in "Rain (1932 film)"; used only if the question contains it
+    question = relation_question(link.relation, f"#{link.refers}" if link.refers else name)
+    aliases = link.objects if len(link.objects) > 1 else ()
+    return Hop(question, " and ".join(link.objects), gold.ids if gold else (), aliases)
 
 
 def _origin(links: Sequence[_Link], number: int) -> _Link:

@@ -1,12 +1,12 @@
-"""Relations of Wikidata as questions: what 2WikiMultiHopQA's evidence and many hops of MuSiQue are written in.
+"""Turn Wikidata relations into questions. 2WikiMultiHopQA's evidence and many hops of MuSiQue use these relations.
 
-In: a relation and what it is asked of, a name or a reference such as `#1`. Out: the question that asks for it.
+In: a relation and its subject, a name or a reference such as `#1`. Out: the question for the object.
 
-    >>> asked("place of birth", "Ada Orm"), asked("highest point", "#1")
+    >>> relation_question("place of birth", "Ada Orm"), relation_question("highest point", "#1")
     ('Where was Ada Orm born?', 'What is the highest point of #1?')
 """
 
-#: The question for each relation; those that are not here are asked as "What is the RELATION of SUBJECT?".
+#: The question template of each relation. Other relations become "What is the RELATION of SUBJECT?".
 _QUESTIONS = {
     # people
     "father": "Who is the father of {}?",
@@ -87,7 +87,7 @@ _QUESTIONS = {
     "original language of film or TV show": "What is the original language of {}?",
     "language of work or name": "What is the language of {}?",
     "named after": "What is {} named after?",
-    # places and organisations
+    # places and organizations
     "country": "Which country is {} in?",
     "continent": "Which continent is {} on?",
     "capital": "What is the capital of {}?",
@@ -133,7 +133,7 @@ _QUESTIONS = {
 }
 
 
-def asked(relation: str, subject: str) -> str:
-    """The question for what a subject has in a relation."""
+def relation_question(relation: str, subject: str) -> str:
+    """The question for the object of a relation."""
     relation = " ".join(relation.split())
     return _QUESTIONS.get(relation, f"What is the {relation} of {{}}?").replace("{}", subject.strip())

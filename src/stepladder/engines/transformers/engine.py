@@ -167,7 +167,7 @@ class TransformersEngine(InProcessEngine):
             return False
         before, self._last_weights = self._last_weights, weights_fingerprint(self.model)
         if before != self._last_weights:
-            self.prefix_cache.reset_prefix_cache()
+            self.prefix_cache.clear()
         return before != self._last_weights
 
     def _weight_versions_changed(self) -> bool:
@@ -216,7 +216,7 @@ class TransformersEngine(InProcessEngine):
 
     def on_idle(self) -> None:
         """Drop cached prefixes; CUDA graphs are kept."""
-        self.prefix_cache.reset_prefix_cache()
+        self.prefix_cache.clear()
 
     def shrink_cache(self) -> None:
         """Out of memory: drop cached prefixes and allocate a smaller cache from now on."""

@@ -1,12 +1,13 @@
 """A language model as judge and as step scorer."""
 
+from stepladder.core.errors import StepladderError
 from stepladder.core.step_scorer import StepScorer
 from stepladder.judges.base import Judge, JudgeOptions, JudgeSpec, ScorerOptions, ScorerSpec
 
 
 def _judge(options: JudgeOptions) -> Judge:
     if options.llm is None:
-        raise ValueError("judge: llm needs the settings of the model (llm.model)")
+        raise StepladderError("judge: llm needs the settings of the model (llm.model)")
     return options.llm.judge()
 
 
@@ -14,7 +15,7 @@ def _scorer(options: ScorerOptions) -> StepScorer:
     from stepladder.judges.llm.llm_scorer import LLMScorer
 
     if options.llm is None or options.folder is None:
-        raise ValueError("the scorer llm needs the settings of the model (llm.model) and a folder")
+        raise StepladderError("the scorer llm needs the settings of the model (llm.model) and a folder")
     return LLMScorer(options.llm.open_engine(options.folder, options.device), options.llm.judge("score"))
 
 

@@ -1,12 +1,14 @@
-"""A language model as the scorer of a search: grades the steps of a trajectory while a tree grows.
+"""A language model as step scorer, for example to value the leaves of a search tree.
 
-In: trajectories. Out: for each, one score between 0 and 1 a step, or why there is none. Every step is asked about
-on its own, with what went before it. In a tree all steps but the last were asked about when their own nodes were
-scored: an engine that remembers (`open_judge_engine`) answers those for nothing.
+In: trajectories. Out: for each, one score between 0 and 1 per step, or an error. Every step is a request of its own
+that contains its history. In a tree all steps but the last were scored with their own nodes: a `CachedEngine` answers
+them from its response cache.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from stepladder.core.errors import BackendError
 from stepladder.core.step_scorer import StepScorer
@@ -14,12 +16,13 @@ from stepladder.core.trace import Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.judges.llm.llm_judge import LLMJudge
+from stepladder.judges.llm.spend.response_cache import CachedEngine
 
 
 class LLMScorer(StepScorer):
     """A step scorer that runs an LLM judge in mode `score` on its own engine."""
 
-    #: One call at a time, of many trajectories: the engine is called from as many threads as it allows.
+    #: One call with many trajectories at a time; the inner driver uses the engine's own concurrency.
     max_batch = 1024
     concurrency = 1
 
@@ -34,3 +37,16 @@ class LLMScorer(StepScorer):
             BackendError(outcome.failure.reason) if outcome.failure is not None else outcome.value or ()
             for outcome in Driver(self.engine).run(jobs)
         ]
+
+    def cost(self) -> str:
+        """What the engine has spent so far."""
+        return self.engine.spend().line() if isinstance(self.engine, CachedEngine) else ""
+
+    def summary(self) -> dict[str, Any]:
+        """The judge's counts and problems, and the spend of its engine."""
+        spend = {"spend": asdict(self.engine.spend())} if isinstance(self.engine, CachedEngine) else {}
+        return {**self.judge.summary(), **spend}
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()

@@ -1,8 +1,10 @@
-"""What a judge is asked: the question, what happened so far, and the steps to compare, as one text.
+"""The prompts of LLM judges: the question, the history, and the candidate steps, as one text.
 
-In: a trajectory and candidates for its next step. Out: prompts that ask for the JSON forms of `verdicts.py`. Whatever
-a policy wrote or a search found is data: it cannot forge the tags around it (`neutralize`) and cannot start a line of
-its own, and the judge is told not to follow it. Long histories lose their beginning, long steps their end.
+In: a trajectory and candidates for its next step. Out: prompts that ask for the JSON forms of `verdicts.py`. Text of
+the policy and retrieved text is data: it cannot forge the tags around it (`neutralize`), cannot start a new line, and
+the judge is instructed not to follow it. Long histories are truncated on the left, long steps on the right.
+
+The texts are part of the experiment: changing a word changes results and invalidates cached responses.
 """
 
 from collections.abc import Sequence
@@ -11,9 +13,9 @@ from dataclasses import dataclass
 from stepladder.agents.base import neutralize, render_passages
 from stepladder.core.trace import Action, ActionKind, Node, Trajectory
 
-#: Most characters of a thought or of an action.
+#: Maximum characters of a thought or an action.
 FIELD_LIMIT = 2_000
-#: Most characters of what was wrong with a reply.
+#: Maximum characters of the problem in a repair prompt.
 PROBLEM_LIMIT = 300
 
 _SETTING = """\
@@ -56,20 +58,20 @@ _REASON = '"reason": "one or two sentences"'
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A step to be judged, under a letter."""
+    """A step to be judged, with the letter that names it in the prompt."""
 
     letter: str
     node: Node
 
     @property
     def action(self) -> Action:
-        """What the step does."""
-        assert self.node.step is not None  # the root is nobody's sibling
+        """The action of the step."""
+        assert self.node.step is not None  # only the root has no step
         return self.node.step.action
 
 
 def letters(count: int) -> list[str]:
-    """Names for candidates, whatever their number.
+    """Letters that name the candidates.
 
     >>> letters(3), letters(28)[-2:]
     (['A', 'B', 'C'], ['A1', 'B1'])
@@ -78,7 +80,7 @@ def letters(count: int) -> list[str]:
 
 
 def choice_prompt(state: Trajectory, candidates: Sequence[Candidate], limit: int) -> str:
-    """Asks for one best and one worst candidate, or none. `limit`: most characters of history."""
+    """Asks for the best and the worst candidate, or neither. `limit`: maximum characters of history."""
     form = f'{{{_REASON}, "best": LETTER, "worst": LETTER}}\nor {{{_REASON}, "best": null, "worst": null}}'
     return _prompt(_CHOICE, form, state, [_candidate(each, trials=True) for each in candidates], limit)
 
@@ -90,13 +92,13 @@ def ranking_prompt(state: Trajectory, candidates: Sequence[Candidate], limit: in
 
 
 def score_prompt(state: Trajectory, action: Action, limit: int) -> str:
-    """Asks for a score of one step. Nothing but the steps is in it: it is the same whenever it is asked."""
-    shown = f"<candidate>\n{_action(action)}\n</candidate>"
-    return _prompt(_SCORE, f'{{{_REASON}, "score": NUMBER}}', state, [shown], limit)
+    """Asks for a score of one step. It depends on the steps alone, so equal steps give equal prompts."""
+    candidate = f"<candidate>\n{_action(action)}\n</candidate>"
+    return _prompt(_SCORE, f'{{{_REASON}, "score": NUMBER}}', state, [candidate], limit)
 
 
 def repair_prompt(problem: str) -> str:
-    """Asks once more, after a reply that could not be read."""
+    """Asks again after a reply that could not be parsed."""
     return f"That reply cannot be used: {neutralize(problem)[:PROBLEM_LIMIT]}. {_REPLY} the one asked for above."
 
 
@@ -107,7 +109,7 @@ def _prompt(task: str, form: str, state: Trajectory, candidates: Sequence[str], 
 
 
 def _history(state: Trajectory, limit: int) -> str:
-    """What happened so far. The newest matters most: the oldest is left out where there is too much."""
+    """The steps so far, truncated on the left because the newest matter most."""
     parts = [f"Given:\n{render_passages(state.given)}"] if state.given else []
     for number, step in enumerate(state.steps, start=1):
         parts.append(f"Step {number}\n{_action(step.action)}")
@@ -138,6 +140,6 @@ def _action(action: Action) -> str:
 
 
 def _line(text: str) -> str:
-    """Text as one line that is no markup, cut where it is too long."""
+    """Text as one line without markup, truncated."""
     line = neutralize(" ".join(text.split()))
     return line if len(line) <= FIELD_LIMIT else f"{line[:FIELD_LIMIT]} (cut off)"

@@ -1,8 +1,8 @@
-"""A model's reply as the JSON object it was asked for, or an error that tells the model what is wrong.
+"""Strict parsing of a model's JSON reply.
 
-In: text that nobody trusts. Out: a dict of plain values. Nothing is guessed and nothing is run: prose around the
-object, a key too many or given twice, NaN and the like are refused. A code fence around the whole is taken off,
-because chat models cannot be talked out of it.
+In: untrusted text. Out: a dict of plain values, or a `BadReply` whose message is sent back to the model. Nothing is
+guessed and nothing is executed: text around the object, unknown or duplicate keys, NaN and infinities are errors. A
+code fence around the whole reply is removed, because chat models add one even when told not to.
 """
 
 import json
@@ -14,27 +14,29 @@ _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNO
 
 
 class BadReply(ValueError):
-    """What is wrong with a reply, in words for the model that wrote it."""
+    """What is wrong with a reply. The message is sent back to the model: changing it changes results."""
 
 
 def read_object(text: str, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
-    """The object in a reply, with all required keys and no others than the optional ones.
+    """The JSON object of a reply, with all required keys and no others but the optional ones.
 
     >>> read_object('{"score": 70}', required=["score"])
     {'score': 70}
-    >>> read_object('I say {"score": 70}', required=["score"])
+    >>> read_object("[70]", required=["score"])
     Traceback (most recent call last):
-    stepladder.judges.llm.strict_json.BadReply: not a single JSON object: Expecting value at character 1
+    stepladder.judges.llm.strict_json.BadReply: it is JSON, but not an object
     """
     text = text.strip()
     fenced = _FENCED.fullmatch(text)
     try:
         found = json.loads(fenced[1] if fenced else text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
     except json.JSONDecodeError as error:
-        raise BadReply(f"not a single JSON object: {error.msg} at character {error.pos + 1}") from error
+        raise BadReply(
+            f"it is not one JSON object and nothing else: {error.msg} at character {error.pos + 1}"
+        ) from error
     except BadReply:
         raise
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+    except (ValueError, RecursionError) as error:  # numbers or nesting beyond the parser's limits
         raise BadReply("it is not JSON that can be read") from error
     if not isinstance(found, dict):
         raise BadReply("it is JSON, but not an object")

@@ -1,7 +1,7 @@
-"""What a judge's reply says, by mode; `prompts.py` asks for these forms.
+"""Parsing of a judge's replies, by mode. `prompts.py` asks for these JSON forms.
 
-In: the text of a reply and the letters of the candidates. Out: letters in order, or a number. A reply that means
-nothing certain raises `BadReply`, which says what is wrong so that the judge can be asked once more.
+In: the text of a reply and the letters of the candidates. Out: an ordering of letters, or a score. An ambiguous or
+malformed reply raises `BadReply`, whose message goes into the repair prompt.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from stepladder.judges.llm.strict_json import BadReply, read_object
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """Pairs of letters, each (better, worse), the clearest first; none where the judge sees no difference."""
+    """Pairs of letters (better, worse), the clearest first; empty if the judge sees no difference."""
 
     pairs: tuple[tuple[str, str], ...]
     reason: str = ""
@@ -49,7 +49,7 @@ def read_choice(text: str, letters: Sequence[str]) -> Ordering:
 
 
 def read_ranking(text: str, letters: Sequence[str]) -> Ordering:
-    """All candidates from best to worst. Pairs are ordered by how far apart their ranks are.
+    """All candidates from best to worst. Pairs are ordered by the difference of their ranks.
 
     >>> read_ranking('{"ranking": ["C", "A", "B"]}', ["A", "B", "C"]).pairs
     (('C', 'B'), ('C', 'A'), ('A', 'B'))
@@ -62,12 +62,12 @@ def read_ranking(text: str, letters: Sequence[str]) -> Ordering:
         _check_letter(letter, letters, "ranking")
     if len(ranking) != len(letters) or len(set(ranking)) != len(letters):
         raise BadReply(f"'ranking' must hold each of {', '.join(letters)} exactly once")
-    places = sorted(combinations(range(len(ranking)), 2), key=lambda place: place[0] - place[1])
-    return Ordering(tuple((ranking[better], ranking[worse]) for better, worse in places), _reason(reply))
+    ranks = sorted(combinations(range(len(ranking)), 2), key=lambda pair: pair[0] - pair[1])
+    return Ordering(tuple((ranking[better], ranking[worse]) for better, worse in ranks), _reason(reply))
 
 
 def read_score(text: str) -> Grade:
-    """A score of 0 to 100, as a fraction.
+    """A score from 0 to 100, as a fraction.
 
     >>> read_score('{"score": 70}')
     Grade(score=0.7, reason='')

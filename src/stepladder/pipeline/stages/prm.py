@@ -78,7 +78,7 @@ def run_prm(settings: PRMConfig, context: RunContext, task: Task) -> StageResult
 
 
 def _from_pairs(settings: PRMConfig, context: RunContext, folder: Path, builder: "PRMInputBuilder") -> "Examples":
-    from stepladder.train.loop.pair_checks import PairCheck
+    from stepladder.preferences.pair_checks import PairCheck
     from stepladder.train.prm.prm_data import from_pairs
 
     check = PairCheck(context.agent, context.all_questions(), builder.encoding, None, retokenize=settings.retokenize)

@@ -1,1 +1,1 @@
-"""Charts as SVG."""
+"""Charts as SVG: learning curves, intervals, bands and search trees."""

@@ -12,10 +12,30 @@ compare_page.py   the HTML page
 compare_json.py   JSON
 """
 
+import os
+
 from stepladder.reporting.compare.compare_json import comparison_json
 from stepladder.reporting.compare.compare_page import write_comparison
 from stepladder.reporting.compare.comparison import RunComparison, compare_arms
 from stepladder.reporting.compare.evaluations import load_sources
 from stepladder.reporting.compare.seed_groups import group_by_seed
 
-__all__ = ["RunComparison", "compare_arms", "comparison_json", "group_by_seed", "load_sources", "write_comparison"]
+__all__ = [
+    "RunComparison",
+    "compare",
+    "compare_arms",
+    "comparison_json",
+    "group_by_seed",
+    "load_sources",
+    "write_comparison",
+]
+
+
+def compare(*runs: str | os.PathLike[str], stage: str | None = None, metric: str = "f1") -> RunComparison:
+    """Compare runs or saved evaluations on the questions they share. The first is the reference.
+
+    Each is a run, a folder, or `[LABEL=]FOLDER[:STAGE]`. Runs that differ only in their seed become one arm. `.show()`
+    prints the table.
+    """
+    texts = [str(getattr(each, "folder", each)) for each in runs]
+    return compare_arms(group_by_seed(load_sources(texts, stage)), metric=metric)

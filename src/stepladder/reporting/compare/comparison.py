@@ -12,6 +12,7 @@ from itertools import combinations
 from statistics import fmean
 
 from stepladder.core.answer_metrics import QuestionScore
+from stepladder.core.display import Showable
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.trace import StopReason
 from stepladder.evaluate.evaluator import METRICS
@@ -111,8 +112,8 @@ class Arm:
         return None if read is None or written is None else read + written
 
 
-@dataclass(frozen=True, slots=True)
-class RunComparison:
+@dataclass(frozen=True, slots=True, repr=False)
+class RunComparison(Showable):
     """All arms on the same questions."""
 
     metric: str
@@ -129,6 +130,9 @@ class RunComparison:
     def pairwise(self, on_progress: Callable[[], None] = lambda: None) -> list[Difference]:
         """All pairs of arms, corrected over all pairs. `on_progress` is called after each."""
         return _differences(list(combinations(self.arms, 2)), on_progress)
+
+    def __repr__(self) -> str:
+        return f"RunComparison({', '.join(arm.label for arm in self.arms)})"
 
 
 def compare_arms(

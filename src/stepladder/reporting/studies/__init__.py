@@ -1,11 +1,10 @@
-"""Studies: a question about methods, answered by runs with several seeds. One file an experiment.
+"""Studies: a recipe run in several variants (arms) with several seeds. One module per study.
 
-base.py      what a study is
-runner.py    carries one out, several runs at a time; what was cut goes on
-job.py       one of these runs, in a process of its own
-results.py   what came of it: means with intervals over seeds, and paired differences
-report.py    for its readers: tables, a file, a picture
-plot.py      means with bands
+study_spec.py     the definition of a study
+study_runner.py   runs a study, several runs in parallel; an interrupted study is resumed
+study_job.py      one run of a study, in its own process
+study_results.py  means with intervals over seeds, and paired differences
+study_report.py   tables, study.json and the plot
 """
 
 from stepladder.core.errors import unknown_name

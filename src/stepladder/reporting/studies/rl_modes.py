@@ -1,24 +1,23 @@
-"""Does it help to grade steps? Reinforcement learning from one policy in five ways, with equal questions and updates.
+"""GRPO modes: does process supervision help? Five modes from the same policy, with equal questions and updates.
 
-Every update plays as many episodes of the same questions. `tree` branches some of them off from others, so it writes
-fewer tokens; the table says how many. The recipe's settings (what steps are measured against, the weight of their
-scores, the learning rate) were chosen with `dual` and `outcome` in view; `process` has nothing that tells it when to
-stop searching. In `dual-gold` the gold judge stands in for the reward model: what is missing there is the method's, and
-what lies between it and `dual` is the reward model's.
+Every update samples the same number of episodes of the same questions. `tree` branches episodes off from others, so it
+generates fewer tokens; the table reports how many. The recipe's hyperparameters (advantage baseline, process weight,
+learning rate) were tuned for `dual` and `outcome`. `process` has no signal for when to stop searching. `dual-gold`
+replaces the reward model by the gold judge: its gap to `dual` is due to the reward model, the rest to the method.
 """
 
 from stepladder.reporting.studies.study_spec import Study
 
-#: Updates, and questions of which each is played twice.
+#: Number of updates and of questions; each question is used twice.
 UPDATES, QUESTIONS = 200, 800
-#: Episodes an update, and of each question in it.
+#: Episodes per update, and per question in an update.
 EPISODES, SAMPLES = 64, 8
 
 STUDY = Study(
     name="rl-modes",
-    about="reinforcement learning from the answer and the steps, from the answer, from the steps, and from trees",
+    about="GRPO with outcome, process and dual rewards, and with tree rollouts",
     recipe="prorag-nano",
-    changes=(
+    overrides=(
         "stages.eval-rft.limit=500",
         f"stages.grpo.questions={QUESTIONS}",
         f"stages.grpo.num_train_epochs={UPDATES * EPISODES / SAMPLES / QUESTIONS}",
@@ -27,7 +26,7 @@ STUDY = Study(
         "stages.grpo.gradient_accumulation_steps=2",  # less memory: several runs share a GPU
         "stages.grpo.eval_steps=25",
         "stages.grpo.dev_questions=150",
-        "stages.grpo.monitors.stop=false",  # what goes wrong is to be seen
+        "stages.grpo.monitors.stop=false",  # keep failures visible
         "stages.eval-grpo.limit=500",
     ),
     arms={

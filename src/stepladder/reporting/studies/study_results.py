@@ -1,8 +1,8 @@
-"""What came of a study: one row an arm with an interval over its seeds, and paired differences between arms.
+"""The results of a study: one row per arm with an interval over seeds, and paired differences between arms.
 
-In: the folder of a study. Out: `Results`. Seeds are what is repeated, so intervals are over seeds: Student's t of their
-means, which presumes that these are spread about normally, and with five is wide. A difference is taken within a seed,
-from the same beginning and on the same questions.
+In: the folder of a study. Out: `StudyResults`. Intervals are over seeds: Student's t of the means, which assumes that
+they are roughly normal, and which is wide for five seeds. Differences are paired by seed: same initial policy, same
+questions.
 """
 
 import math
@@ -24,47 +24,47 @@ from stepladder.reporting.studies.study_runner import SHARED, run_folder
 from stepladder.reporting.studies.study_spec import Study
 from stepladder.train.loop.metrics_log import read_metrics
 
-#: Quantiles of Student's t for an interval of 95%, by degrees of freedom from 1 on.
+#: Quantiles of Student's t for a 95% interval, by degrees of freedom from 1 on.
 _NORMAL = 1.960
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """What an arm came to, over its seeds."""
+    """The results of one arm over its seeds."""
 
     name: str
-    #: By seed.
+    #: Test F1 by seed.
     f1: Mapping[int, float]
     mean: Interval
-    #: The arm that it is compared with, and F1 less that arm's, by seed; nothing where it is compared with none.
+    #: The arm it is compared with (None: no comparison), and the difference in F1 by seed.
     against: str | None
     differences: Mapping[int, float]
     difference: Interval | None
-    #: What it took, on average: questions, steps (updates), episodes, tokens that the policy wrote.
+    #: Mean cost: questions, steps (updates), episodes, generated tokens.
     cost: Mapping[str, float]
-    #: Mean F1 on dev questions by update.
+    #: Mean dev F1 by update.
     curve: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
-    """A study that has been carried out."""
+class StudyResults:
+    """The results of a study."""
 
     study: Study
     seeds: tuple[int, ...]
-    #: F1 where all arms begin.
+    #: F1 of the shared initial policy.
     start: Interval
     arms: tuple[ArmResult, ...]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """As JSON-compatible data."""
         return {
             "study": self.study.name,
             "about": self.study.about,
             "seeds": list(self.seeds),
             "start": self._interval(self.start),
-            "over_places": {pair: self._interval(found) for pair, found in over_places(self).items()},
+            "over_places": {pair: self._interval(found) for pair, found in curve_differences(self).items()},
             "arms": {
                 arm.name: {
                     "f1": self._interval(arm.mean),
@@ -89,15 +89,15 @@ class Results:
         }
 
     def _interval(self, found: Interval) -> dict[str, float | None]:
-        known = len(self.seeds) > 1  # of one run no interval is known
+        known = len(self.seeds) > 1  # a single run has no interval
         return {"mean": found.mean, "low": found.low if known else None, "high": found.high if known else None}
 
 
-def read_results(study: Study, folder: Path, seeds: Sequence[int]) -> Results:
-    """The results of runs that are all there."""
+def read_results(study: Study, folder: Path, seeds: Sequence[int]) -> StudyResults:
+    """The results of a study. Raises if a run is missing or not finished."""
     start = [_f1(_record(run_folder(folder, seed, SHARED), study.shared)) for seed in seeds]
-    return Results(
-        study, tuple(seeds), over_runs(start), tuple(_read_arm(study, folder, arm, seeds) for arm in study.arms)
+    return StudyResults(
+        study, tuple(seeds), mean_over_runs(start), tuple(_read_arm(study, folder, arm, seeds) for arm in study.arms)
     )
 
 
@@ -124,19 +124,19 @@ def _read_arm(study: Study, folder: Path, arm: str, seeds: Sequence[int]) -> Arm
     return ArmResult(
         arm,
         f1,
-        over_runs(list(f1.values())),
+        mean_over_runs(list(f1.values())),
         against,
         differences,
-        over_runs(list(differences.values())) if differences else None,
+        mean_over_runs(list(differences.values())) if differences else None,
         cost,
         tuple(point_of(step, [curve[step] for curve in curves if step in curve]) for step in _steps(curves)),
     )
 
 
-def over_runs(values: Sequence[float]) -> Interval:
-    """The mean of runs, and Student's interval of it; of one run that is the run itself: no interval is known.
+def mean_over_runs(values: Sequence[float]) -> Interval:
+    """The mean over runs with a Student's t interval; for one run the interval is the value itself.
 
-    >>> over_runs([0.5, 0.5, 0.5])
+    >>> mean_over_runs([0.5, 0.5, 0.5])
     Interval(mean=0.5, low=0.5, high=0.5)
     """
     mean = math.fsum(values) / len(values)
@@ -148,20 +148,20 @@ def over_runs(values: Sequence[float]) -> Interval:
 
 
 def _quantile(freedom: int) -> float:
-    """Student's, for an interval of 95%; beyond the table by the first terms of its series."""
+    """The t quantile for a 95% interval; beyond the table by the first terms of its series."""
     if freedom <= len(_STUDENT):
         return _STUDENT[freedom - 1]
     return _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)
 
 
 def point_of(x: float, values: Sequence[float]) -> Point:
-    """Runs at one place of a curve."""
-    found = over_runs(values)
+    """The point of a curve, from repeated runs."""
+    found = mean_over_runs(values)
     return Point(x, found.mean, found.low, found.high, len(values))
 
 
 def questions_to_reach(f1: float, points: Sequence[Point]) -> float | None:
-    """Where a curve first comes to a score, between its points on a logarithmic scale; None if it does not.
+    """The x at which a curve first reaches a score, interpolated on a log scale; None if it does not.
 
     >>> questions_to_reach(0.75, [Point(32, 0.7, 0, 0, 5), Point(128, 0.8, 0, 0, 5)])
     64.0
@@ -175,24 +175,26 @@ def questions_to_reach(f1: float, points: Sequence[Point]) -> float | None:
     return None
 
 
-def curves_of(results: Results) -> dict[str, tuple[Point, ...]]:
-    """Where arms are points of curves: the curves, by name."""
+def study_curves(results: StudyResults) -> dict[str, tuple[Point, ...]]:
+    """The curves whose points are the arms, by name."""
     found: dict[str, list[Point]] = {}
     for arm in results.arms:
-        name, x = results.study.places[arm.name]
+        name, x = results.study.points[arm.name]
         found.setdefault(name, []).append(point_of(x, list(arm.f1.values())))
     return {name: tuple(sorted(points, key=lambda point: point.x)) for name, points in found.items()}
 
 
-def over_places(results: Results) -> dict[str, Interval]:
-    """Where arms are points of curves: the difference between two curves, of each seed the mean over their places."""
+def curve_differences(results: StudyResults) -> dict[str, Interval]:
+    """The mean difference between two curves over their points, with an interval over seeds."""
     found: dict[str, list[Mapping[int, float]]] = {}
-    places = results.study.places
+    points = results.study.points
     for arm in results.arms:
-        if arm.against is not None and places:
-            found.setdefault(f"{places[arm.name][0]} - {places[arm.against][0]}", []).append(arm.differences)
+        if arm.against is not None and points:
+            found.setdefault(f"{points[arm.name][0]} - {points[arm.against][0]}", []).append(arm.differences)
     return {
-        pair: over_runs([math.fsum(each[seed] for each in differences) / len(differences) for seed in results.seeds])
+        pair: mean_over_runs(
+            [math.fsum(each[seed] for each in differences) / len(differences) for seed in results.seeds]
+        )
         for pair, differences in found.items()
     }
 
@@ -200,7 +202,7 @@ def over_places(results: Results) -> dict[str, Interval]:
 def _record(run: Path, stage: str) -> StageRecord:
     record = RunFolder.open(run).done(stage)
     if record is None:
-        raise StepladderError(f"the stage '{stage}' of the run {run} is not done: the study's command goes on with it")
+        raise StepladderError(f"the stage '{stage}' of the run {run} is not finished: rerun the study to resume it")
     return record
 
 

@@ -1,9 +1,8 @@
-"""Carries out a study: for every seed what the arms share, then the arms, several runs at a time.
+"""Runs a study: per seed first the shared stages, then the arms, several runs in parallel.
 
-In: a `Study`, seeds, a folder. Out: runs, `FOLDER/seed-N/ARM`, each one like any other (`stepladder report` shows it),
-and `FOLDER/seed-N/shared`, from which the arms begin. A run is a process of its own (`job.py`), and what it says goes
-into a log beside it. The same call again goes on where it was cut. A run that fails, or is killed, does not disturb the
-others.
+In: a `Study`, seeds, a folder. Out: ordinary runs in `FOLDER/seed-N/ARM` (readable by `stepladder report`), and
+`FOLDER/seed-N/shared`, from which the arms start. Each run is its own process (study_job.py) with a log file beside its
+folder. Calling it again resumes. A run that fails or is killed does not affect the others.
 """
 
 import os
@@ -25,11 +24,11 @@ from stepladder.reporting.studies.study_job import ERROR, Job
 from stepladder.reporting.studies.study_spec import Study
 
 SHARED = "shared"
-#: What carries out a job.
+#: Command that runs a job.
 COMMAND = (sys.executable, "-m", "stepladder.reporting.studies.study_job")
-#: Seconds between looks at the runs, and until one that should stop is killed.
-_LOOK, _PATIENCE = 0.2, 30.0
-#: What tells a process how many threads it may use, and how much of a GPU (engines/memory.py, which needs torch).
+#: Seconds between polls, and until a run that should stop is killed.
+_POLL_INTERVAL, _STOP_TIMEOUT = 0.2, 30.0
+#: Environment variables for the number of threads and the share of GPU memory of a process.
 _THREADS, _GPU_SHARE = "OMP_NUM_THREADS", "STEPLADDER_GPU_SHARE"
 
 
@@ -39,76 +38,76 @@ def run_study(
     *,
     seeds: Sequence[int],
     jobs: int = 1,
-    changes: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     update: bool = False,
     console: Console | None = None,
 ) -> None:
-    """Carry out all runs of a study. `changes` are made to every recipe; `jobs` runs go on at a time."""
+    """Run all arms and seeds of a study. `overrides` apply to every recipe; `jobs`: number of parallel runs."""
     if not seeds or len(set(seeds)) != len(seeds):
-        raise StepladderError(f"a study needs seeds that differ; found {list(seeds)}")
-    work = [job for seed in seeds for job in jobs_of(study, folder, seed, changes, update)]
+        raise StepladderError(f"a study needs distinct seeds; found {list(seeds)}")
+    work = [job for seed in seeds for job in jobs_of(study, folder, seed, overrides, update)]
     for seed in seeds:
         (folder / f"seed-{seed}").mkdir(parents=True, exist_ok=True)
-    carry_out_all(work, jobs, console or Console(stderr=True))
+    run_jobs(work, jobs, console or Console(stderr=True))
 
 
-def jobs_of(study: Study, folder: Path, seed: int, changes: Sequence[str] = (), update: bool = False) -> list[Job]:
-    """The runs of a seed: what the arms share, then the arms."""
-    plain = recipe_of(study, seed, None, changes).plain()
+def jobs_of(study: Study, folder: Path, seed: int, overrides: Sequence[str] = (), update: bool = False) -> list[Job]:
+    """The runs of one seed: the shared stages, then the arms."""
+    plain = recipe_of(study, seed, None, overrides).plain()
     names = list(plain["stages"])
     if study.shared not in names:
-        raise StepladderError(f"the recipe {study.recipe} has no stage '{study.shared}', which the arms should share")
+        raise StepladderError(f"the recipe {study.recipe} has no stage '{study.shared}' to share between arms")
     kept = names[: names.index(study.shared) + 1]
     plain["stages"] = {name: plain["stages"][name] for name in kept}
     shared = Job(plain, run_folder(folder, seed, SHARED), update=update)
     return [
         shared,
         *(
-            Job(recipe_of(study, seed, arm, changes).plain(), run_folder(folder, seed, arm), shared.folder, update)
+            Job(recipe_of(study, seed, arm, overrides).plain(), run_folder(folder, seed, arm), shared.folder, update)
             for arm in study.arms
         ),
     ]
 
 
-def recipe_of(study: Study, seed: int, arm: str | None, changes: Iterable[str] = ()) -> Recipe:
-    """The recipe of an arm, or without one of all that the arms share."""
-    changes = tuple(changes)
-    own = {change.partition("=")[0] for each in study.arms.values() for change in each} | {"seed"}
-    for change in changes:
-        if change.partition("=")[0].strip() in own:
+def recipe_of(study: Study, seed: int, arm: str | None, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe of an arm, or with None of the shared stages."""
+    overrides = tuple(overrides)
+    reserved = {each.partition("=")[0] for arm_overrides in study.arms.values() for each in arm_overrides} | {"seed"}
+    for each in overrides:
+        if each.partition("=")[0].strip() in reserved:
             raise StepladderError(
-                f"--set {change}: the study {study.name} sets this itself, in each of its runs (--seeds says how many "
-                "seeds); a recipe of your own with `stepladder run` can have any value"
+                f"--set {each}: the study {study.name} sets this itself in each run (--seeds sets the number of seeds); "
+                "to choose the value, use `stepladder run` with your own recipe"
             )
-    return load_recipe(study.recipe, [*study.changes, *changes, *(study.arms[arm] if arm else ()), f"seed={seed}"])
+    return load_recipe(study.recipe, [*study.overrides, *overrides, *(study.arms[arm] if arm else ()), f"seed={seed}"])
 
 
 def run_folder(folder: Path, seed: int, arm: str) -> Path:
-    """Where a run of the study is."""
+    """The folder of a run of the study."""
     return folder / f"seed-{seed}" / arm
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
-    """A run under way."""
+class _Running:
+    """A job with its process."""
 
     job: Job
     process: "subprocess.Popen[str]"
 
 
-def carry_out_all(work: Sequence[Job], jobs: int, console: Console, command: Sequence[str] = COMMAND) -> None:
-    """All jobs, those with an origin when that is done; then an error if some did not come to their end."""
+def run_jobs(work: Sequence[Job], jobs: int, console: Console, command: Sequence[str] = COMMAND) -> None:
+    """Run all jobs, each after its origin. Raises at the end if any failed."""
     waiting, failures = list(work), dict[str, str]()
     done: set[Path] = set()
-    running: list[_Started] = []
+    running: list[_Running] = []
     environment = _environment(min(jobs, len(work)))
     try:
         while waiting or running:
             for job in [job for job in waiting if job.origin is None or job.origin in done][: jobs - len(running)]:
                 waiting.remove(job)
                 running.append(_start(job, command, environment))
-                _say(console, f"{job.name}: begins, log {job.log}")
-            time.sleep(_LOOK)
+                _say(console, f"{job.name}: starts, log {job.log}")
+            time.sleep(_POLL_INTERVAL)
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
                 _close_input(run)
@@ -124,11 +123,11 @@ def carry_out_all(work: Sequence[Job], jobs: int, console: Console, command: Seq
         _stop(running)
     if failures:
         name, reason = next(iter(failures.items()))
-        raise StepladderError(f"{len(failures)} of {len(work)} runs failed; {name}: {reason}. Their logs say more")
+        raise StepladderError(f"{len(failures)} of {len(work)} runs failed; {name}: {reason}. See their logs")
 
 
-def _start(job: Job, command: Sequence[str], environment: dict[str, str]) -> _Started:
-    """Begin a run. Ctrl-C at the terminal is ours: the runs are then told to stop."""
+def _start(job: Job, command: Sequence[str], environment: dict[str, str]) -> _Running:
+    """Start a run in its own session, so that Ctrl-C reaches only this process, which then stops the runs."""
     with job.log.open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
             command,
@@ -140,24 +139,24 @@ def _start(job: Job, command: Sequence[str], environment: dict[str, str]) -> _St
             start_new_session=True,
         )
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it ended before it had read; its exit status says so
-        process.stdin.write(job.as_line())
+    with suppress(BrokenPipeError):  # it exited before reading; the exit status is checked later
+        process.stdin.write(job.to_json())
         process.stdin.flush()
-    return _Started(job, process)
+    return _Running(job, process)
 
 
-def _close_input(run: _Started) -> None:
-    """What tells a run that is under way to stop."""
+def _close_input(run: _Running) -> None:
+    """Signals a run to stop."""
     assert run.process.stdin is not None
-    with suppress(BrokenPipeError):  # it has ended by itself
+    with suppress(BrokenPipeError):  # it has exited
         run.process.stdin.close()
 
 
-def _stop(running: Sequence[_Started]) -> None:
-    """End the runs in good order; those that do not hear are killed."""
+def _stop(running: Sequence[_Running]) -> None:
+    """Stop the runs cleanly; kill those that do not stop in time."""
     for run in running:
         _close_input(run)
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _STOP_TIMEOUT
     for run in running:
         try:
             run.process.wait(max(end - time.monotonic(), 0.1))
@@ -166,17 +165,17 @@ def _stop(running: Sequence[_Started]) -> None:
             run.process.wait()
 
 
-def _reason(run: _Started) -> str:
+def _reason(run: _Running) -> str:
     code = run.process.returncode
     if code < 0:
-        return f"ended by {signal.Signals(-code).name} (was there enough memory for so many runs at a time?)"
+        return f"killed by {signal.Signals(-code).name} (out of memory? try fewer --jobs)"
     lines = run.job.log.read_text(encoding="utf-8", errors="replace").splitlines()
-    told = next((line for line in reversed(lines) if line.startswith(ERROR)), None)
-    return told.removeprefix(ERROR) if told is not None else f"ended with status {code}"
+    error = next((line for line in reversed(lines) if line.startswith(ERROR)), None)
+    return error.removeprefix(ERROR) if error is not None else f"exit status {code}"
 
 
 def _environment(jobs: int) -> dict[str, str]:
-    """Runs that go on together share cores and GPUs instead of fighting for them, unless the user says how."""
+    """Divides cores and GPU memory between parallel runs, unless the user set these variables."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = {_THREADS: str(max(cores // jobs, 1)), _GPU_SHARE: f"{1 / jobs:.4f}"} if jobs > 1 else {}
     return {**shares, **os.environ}

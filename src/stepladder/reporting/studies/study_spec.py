@@ -1,7 +1,7 @@
-"""What a study is: a recipe carried out in several ways, its arms, each with several seeds.
+"""The definition of a study: a recipe in several variants (arms), each with several seeds.
 
-The stages that all arms share are computed once a seed. So two arms of a seed begin with the same policy, and what they
-differ in later is not a difference of their beginnings.
+The stages that all arms share are computed once per seed. Two arms of the same seed start from the same policy, so they
+can be compared paired by seed.
 """
 
 from collections.abc import Mapping
@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Ways to carry out a recipe, to be compared."""
+    """Variants of a recipe to compare."""
 
     name: str
-    #: What it asks, in a sentence.
+    #: The question it answers, in one sentence.
     about: str
-    #: A recipe that comes with Stepladder.
+    #: Name of a built-in recipe.
     recipe: str
-    #: The ways by name: each a list of changes to the recipe, as `--set` takes them.
+    #: Overrides of the recipe by arm, in the form of `--set`.
     arms: Mapping[str, tuple[str, ...]]
-    #: The last of the stages that all arms share: an evaluation, with the questions of the last one.
+    #: The last stage that all arms share: an evaluation on the same questions as `result`.
     shared: str
-    #: The stage in which they differ, whose curves are compared.
+    #: The stage in which the arms differ, and whose curves are plotted.
     stage: str
-    #: The evaluation that decides.
+    #: The final evaluation.
     result: str
-    #: By arm: the arm that it is compared with.
+    #: The arm that each arm is compared with.
     against: Mapping[str, str]
-    #: Changes to the recipe for all arms and for what they share.
-    changes: tuple[str, ...] = ()
-    #: Where arms are points of curves: by arm its curve, and its place on it.
-    places: Mapping[str, tuple[str, float]] = field(default_factory=dict)
-    #: What that place is.
-    across: str = ""
+    #: Overrides for all arms and for the shared stages.
+    overrides: tuple[str, ...] = ()
+    #: If the arms are points on curves: (curve, x) by arm.
+    points: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    #: Label of the x axis of these curves.
+    x_label: str = ""

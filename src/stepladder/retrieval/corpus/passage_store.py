@@ -1,8 +1,8 @@
-"""Passages on disk, read where they lie: millions of them cost a process almost no memory.
+"""Memory-mapped passages on disk: millions of them take almost no memory.
 
-In: passages, one at a time, through `PassageWriter`. Out: `PassageStore`, which maps the files into memory and
-decodes a passage when it is asked for by position. The files: `passages.jsonl`, which `read_corpus` reads as well,
-and `passages.offsets.npy`, where each line begins.
+In: passages, one at a time, through `PassageWriter`. Out: `PassageStore`, which memory-maps the files and decodes
+passages by position. The files: `passages.jsonl`, which `read_corpus` reads as well, and `passages.offsets.npy`, the
+byte offset of each line.
 """
 
 import json
@@ -21,7 +21,7 @@ _LINES, _OFFSETS = "passages.jsonl", "passages.offsets.npy"
 
 
 class Passages(Protocol):
-    """Passages by position: a tuple of them, or a `PassageStore`."""
+    """Passages by position: a tuple or a `PassageStore`."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, position: int, /) -> Passage: ...
@@ -29,7 +29,7 @@ class Passages(Protocol):
 
 
 class PassageWriter:
-    """Writes passages into a folder, one at a time. Use it in a `with`; the files are whole at its end."""
+    """Writes passages into a folder, one at a time. A context manager; the files are complete on exit."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -37,9 +37,9 @@ class PassageWriter:
         self._offsets = array("Q", [0])
 
     def add(self, passage: Passage) -> None:
-        """Write one more passage; its score, if it has one, is not kept."""
+        """Append a passage, without its score."""
         fields = {"id": passage.id, "title": passage.title, "text": passage.text}
-        # A lone surrogate would otherwise stop a long build on one bad passage.
+        # surrogatepass: one lone surrogate must not stop a long build.
         line = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
         self._file.write(line)
         self._offsets.append(self._offsets[-1] + len(line))
@@ -54,7 +54,7 @@ class PassageWriter:
 
 
 class PassageStore:
-    """Passages that a `PassageWriter` wrote, by position. Threads may share one."""
+    """Passages written by a `PassageWriter`, by position. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         with (folder / _LINES).open("rb") as file:
@@ -66,13 +66,13 @@ class PassageStore:
         return len(self._offsets) - 1
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the lines are as long as they were when they were written."""
+    def is_complete(self) -> bool:
+        """Whether the file has the length it was written with."""
         return int(self._offsets[-1]) == len(self._lines)
 
     def __getitem__(self, position: int) -> Passage:
         if not 0 <= position < len(self):
-            raise IndexError(f"there are passages 0 to {len(self) - 1}, not {position}")
+            raise IndexError(f"passage {position} is out of range: there are passages 0 to {len(self) - 1}")
         start, end = self._offsets[position], self._offsets[position + 1]
         try:
             return Passage(**json.loads(self._lines[start:end]))
@@ -83,5 +83,5 @@ class PassageStore:
         return (self[position] for position in range(len(self)))
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._lines.close()

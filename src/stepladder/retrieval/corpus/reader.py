@@ -3,13 +3,13 @@
 In: a file, a folder with such files at any depth, or a glob pattern ("wiki/part-*.jsonl.gz"); files are read in order
 of their paths:
 
-    .jsonl .jsonl.gz    one object a line, with id and contents, or id, title and text (tables.py)
-    .parquet            such columns
-    .tsv .tsv.gz        such columns, named by the first line, quoted as csv does: DPR's id, text, title
+    .jsonl .jsonl.gz    one object per line, with id and contents, or id, title and text (tables.py)
+    .parquet            the same as columns
+    .tsv .tsv.gz        the same as columns, with a header line and csv quoting: DPR's id, text, title
     .txt .md            split by splitting.py; the ids are "folder/file.md#1", "folder/file.md#2", ...
 
-Out: its `Passage`s, one at a time. Blank passages and copies of earlier ones are left out and counted. What cannot be a
-passage is an error that names the file and the line or row.
+Out: `Passage`s, one at a time. Blank and duplicate passages are skipped and counted. Invalid passages are errors that
+name the file and the line or row.
 """
 
 import os
@@ -27,34 +27,34 @@ from stepladder.retrieval.corpus.tables import TABLES, CorpusError, read_table, 
 
 @dataclass
 class Corpus:
-    """The passages of some files. Every iteration reads the files anew, in flat memory, and counts anew."""
+    """The passages of some files. Every iteration reads the files again, in constant memory, and resets the counts."""
 
-    #: What the corpus was asked for as.
+    #: The path or pattern that was given.
     path: Path
-    #: The files, in the order of reading.
+    #: The files, in reading order.
     files: tuple[Path, ...]
-    #: Ids of texts begin with the path of the file from here.
+    #: Passage ids of text files start with the file's path relative to this folder.
     root: Path
-    #: How many files of other kinds stand among them.
+    #: Number of files of other kinds, which are skipped.
     skipped: int
-    #: At most so many words make a passage of a text, and it begins with so many of the one before.
+    #: Maximum words per passage of a text, and the words it shares with the previous passage.
     words: int
     overlap: int
-    #: Passages read so far, without those left out.
+    #: Passages read so far, without skipped ones.
     passages: int = field(default=0, init=False)
-    #: Left out because they have neither title nor text.
+    #: Skipped passages without title and text.
     blank: int = field(default=0, init=False)
-    #: Left out because an earlier passage has the same title and text.
+    #: Skipped passages with the title and text of an earlier one.
     duplicates: int = field(default=0, init=False)
 
     @property
     def left_out(self) -> dict[str, int]:
-        """What is not among the passages, and how much of it."""
+        """Counts of what was skipped, by reason."""
         counts = {"blank passages": self.blank, "duplicates": self.duplicates, "other files": self.skipped}
         return {name: count for name, count in counts.items() if count}
 
     def signature(self) -> str:
-        """Equal as long as the files have not been changed and are split the same way."""
+        """A hash of the files' paths, sizes and modification times and of the split parameters."""
         stats = ((file, file.stat()) for file in self.files)
         files = [(os.fsencode(file.absolute()).hex(), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
         return blake2b(repr((files, self.words, self.overlap)).encode(), digest_size=16).hexdigest()
@@ -73,11 +73,11 @@ class Corpus:
                         yield passage
         if not self.passages:
             raise CorpusError(
-                f"{self.path}: there are no passages. Files read: {len(self.files)}, blank passages: {self.blank}"
+                f"{self.path}: no passages found. Files read: {len(self.files)}, blank passages: {self.blank}"
             )
 
     def _read(self, file: Path) -> Iterator[tuple[int, Passage]]:
-        """The passages of a file, each with its line or row, or its number where the file is a text."""
+        """The passages of a file, each with its line or row or, in a text, its number."""
         kind = _kind(file)
         if kind in TABLES:
             yield from read_table(file, kind)
@@ -92,16 +92,15 @@ class Corpus:
 
 
 def read_corpus(path: str | Path, *, words: int = 100, overlap: int = 20) -> Corpus:
-    """The corpus in a file, a folder, or the files that a glob pattern names.
+    """The corpus in a file, a folder, or the files that match a glob pattern.
 
-    Texts are split into passages of at most `words` words, each beginning with the last `overlap` words of the one
-    before; tables are not split.
+    Texts are split into passages of at most `words` words that overlap by `overlap` words; tables are not split.
     """
     check_chunk_sizes(words, overlap)
     path = Path(path)
     if path.is_file():
         if not _kind(path):
-            raise CorpusError(f"{path}: a file of this kind cannot be read; known kinds: {_KNOWN}")
+            raise CorpusError(f"{path}: unsupported file type; known kinds: {_KNOWN}")
         return Corpus(path, (path,), path.parent, 0, words, overlap)
     root = path if path.is_dir() else next((parent for parent in path.parents if not _is_pattern(parent)), path)
     found = _find(path, root)
@@ -111,12 +110,12 @@ def read_corpus(path: str | Path, *, words: int = 100, overlap: int = 20) -> Cor
 
 
 def check_unique_ids(passages: Iterable[Passage]) -> Iterator[Passage]:
-    """The passages as they come; an error when two have the same id, or when there are none."""
+    """Yield the passages unchanged; raise if two have the same id or if there are none."""
     first_seen: dict[str, int] = {}
     for position, passage in enumerate(passages):
         if passage.id in first_seen:
             raise CorpusError(
-                f"passages {first_seen[passage.id]} and {position} have the same id {passage.id!r}; ids must differ"
+                f"passages {first_seen[passage.id]} and {position} have the same id {passage.id!r}; ids must be unique"
             )
         first_seen[passage.id] = position
         yield passage
@@ -125,14 +124,14 @@ def check_unique_ids(passages: Iterable[Passage]) -> Iterator[Passage]:
 
 
 class _Seen:
-    """The ids and texts so far, in a temporary database that moves to disk when it grows and vanishes when closed.
+    """The ids and texts so far, in a temporary database that spills to disk and is deleted when closed.
 
-    Texts are told apart by hashes of 16 bytes: the chance that any two of 21 million agree is below 1e-24.
+    Texts are compared by 16-byte hashes: the probability of any collision among 21 million is below 1e-24.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        # Whoever reads the passages may go on in another thread, one at a time.
+        # The consumer may continue in another thread, one at a time.
         self._database = sqlite3.connect("", check_same_thread=False)
         self._database.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA cache_size = -262144;"  # in KiB
@@ -141,7 +140,7 @@ class _Seen:
         )
 
     def before(self, passage: Passage, file: int, number: int) -> bool:
-        """Whether there was a passage like this; an error if there was another one with its id."""
+        """Whether the same passage was seen before; raises if another passage has its id."""
         key = passage.id.encode("utf-8", "surrogatepass")
         both = f"{len(passage.title)} {passage.title}{passage.text}"
         content = blake2b(both.encode("utf-8", "surrogatepass"), digest_size=16).digest()

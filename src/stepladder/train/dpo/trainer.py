@@ -31,7 +31,7 @@ from stepladder.models.length_batches import context_window
 from stepladder.models.loading import DTYPES, load_model, pick_dtype, quiet_libraries
 from stepladder.retrieval.base import Retriever
 from stepladder.train.dpo.config import DPOConfig
-from stepladder.train.loop.pair_checks import PairCheck
+from stepladder.preferences.pair_checks import PairCheck
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.policy import Policy, check_target_modules, load_policy, peft_config, write_policy

@@ -1,1 +1,1 @@
-"""What every trainer shares."""
+"""Shared by all trainers."""

@@ -1,8 +1,8 @@
-"""Checkpoints of transformers' trainer that a kill at any moment cannot spoil.
+"""Checkpoints of transformers' trainer that survive a kill at any moment.
 
-The trainer writes a checkpoint file by file. When it is done, `keep` puts a mark into the folder; what has no mark was
-cut off, and is removed at the next start. A checkpoint that is no longer needed loses its mark first and then its
-files. Kept are the newest and the best.
+The trainer writes a checkpoint file by file. When it is done, `keep` writes a marker file into the folder; a folder
+without a marker is incomplete and removed at the next start. A checkpoint that is not needed any more loses its marker
+first and then its files. The newest and the best checkpoints are kept.
 """
 
 import shutil
@@ -11,35 +11,35 @@ from pathlib import Path
 
 from stepladder.core.io.files import atomic_file
 
-_MARK = "complete"
+_MARKER = "complete"
 
 
 class Checkpoints:
-    """The checkpoints in a folder, as the trainer names them: `checkpoint-STEP`."""
+    """The checkpoints in a folder, named `checkpoint-STEP` by the trainer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def at(self, step: int) -> Path:
-        """Where the checkpoint after so many updates is."""
+        """The folder of the checkpoint after this many updates."""
         return self.folder / f"checkpoint-{step}"
 
     @property
     def complete(self) -> list[int]:
-        """Steps of the checkpoints that were written to the end, the newest last."""
-        return sorted(step for step in self._all() if (self.at(step) / _MARK).exists())
+        """Steps of the complete checkpoints, newest last."""
+        return sorted(step for step in self._all() if (self.at(step) / _MARKER).exists())
 
     def remove_incomplete(self) -> None:
-        """Clear away what a killed process left."""
+        """Remove what a killed process left."""
         for step in set(self._all()) - set(self.complete):
             shutil.rmtree(self.at(step))
 
     def keep(self, step: int, also: Collection[int] = ()) -> None:
-        """Mark a checkpoint as complete. All others go, but for the steps in `also`."""
-        with atomic_file(self.at(step) / _MARK) as file:
+        """Mark a checkpoint as complete and remove all others, except for the steps in `also`."""
+        with atomic_file(self.at(step) / _MARKER) as file:
             file.write(f"{step}\n")
         for other in set(self._all()) - {step, *also}:
-            (self.at(other) / _MARK).unlink(missing_ok=True)
+            (self.at(other) / _MARKER).unlink(missing_ok=True)
             shutil.rmtree(self.at(other))
 
     def _all(self) -> list[int]:

@@ -1,10 +1,9 @@
-"""LoRA's layers with half the kernels, and without the tensors in between.
+"""Fused LoRA layers: half the kernels, and no intermediate tensors.
 
-In: a model in training, as peft has made it. Out: the same model, whose plain LoRA layers add what they have learnt to
-the product of the frozen weights where that lies. peft makes it in a tensor of its own, scales it into another and adds
-both into a third; with matrices of few columns all of that takes longer than the products themselves. What is not
-plain (dropout, DoRA, several adapters, quantised weights), and a layer whose adapter is switched off or merged, stays
-peft's own.
+In: a model in training with peft's LoRA layers. Out: the same model, whose plain LoRA layers add their update in place
+to the output of the frozen weights. peft computes it in one tensor, scales it into another and adds both into a third;
+with low ranks that takes longer than the products themselves. Layers that are not plain (dropout, DoRA, several
+adapters, quantized weights), and layers whose adapter is disabled or merged, keep peft's forward pass.
 """
 
 from functools import partial
@@ -20,7 +19,7 @@ from stepladder.train.loop.policy import lora_layers
 
 
 def fuse_lora(model: nn.Module) -> int:
-    """Replace the layers that can be; how many these are."""
+    """Replace the forward pass of all plain LoRA layers; returns their number."""
     plain = [layer for layer in lora_layers(model) if _is_plain(layer)]
     for layer in plain:
         layer.forward = partial(_forward, layer)
@@ -28,7 +27,7 @@ def fuse_lora(model: nn.Module) -> int:
 
 
 class _LowRankLinear(torch.autograd.Function):
-    """`x W' + scale (x A') B'`, of which W and its bias stay as they are."""
+    """`x W' + scale (x A') B'`, where W and its bias are frozen."""
 
     @staticmethod
     def forward(
@@ -40,7 +39,7 @@ class _LowRankLinear(torch.autograd.Function):
         up_OR: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        """All of one precision."""
+        """All tensors have the same dtype."""
         low_NR = x_NI @ down_RI.T
         ctx.save_for_backward(x_NI, weight_OI, down_RI, up_OR, low_NR)
         ctx.scale = scale
@@ -58,7 +57,7 @@ class _LowRankLinear(torch.autograd.Function):
 
 
 def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-    if len(layer.lora_A) != 1:  # one more has come
+    if len(layer.lora_A) != 1:  # another adapter was added
         return Linear.forward(layer, x, *arguments, **options)
     (name,) = layer.lora_A
     base, down, up = layer.base_layer, layer.lora_A[name].weight, layer.lora_B[name].weight
@@ -69,7 +68,7 @@ def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> to
     if other or not (cast or dtype == base.weight.dtype == down.dtype):
         return Linear.forward(layer, x, *arguments, **options)
     bias = None if base.bias is None else base.bias.to(dtype)
-    found: torch.Tensor = _LowRankLinear.apply(  # type: ignore[no-untyped-call]
+    output: torch.Tensor = _LowRankLinear.apply(  # type: ignore[no-untyped-call]
         x.to(dtype).reshape(-1, x.shape[-1]),
         base.weight.to(dtype),
         bias,
@@ -77,7 +76,7 @@ def _forward(layer: Any, x: torch.Tensor, *arguments: Any, **options: Any) -> to
         up.to(dtype),
         layer.scaling[name],
     )
-    return found.view(*x.shape[:-1], found.shape[-1])
+    return output.view(*x.shape[:-1], output.shape[-1])
 
 
 def _is_plain(layer: Any) -> bool:
@@ -87,7 +86,7 @@ def _is_plain(layer: Any) -> bool:
     frozen = not any(weights.requires_grad for weights in layer.base_layer.parameters())
     without_bias = layer.lora_A[name].bias is None and layer.lora_B[name].bias is None
     parts = (layer.base_layer, layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name])
-    heard = "forward" in vars(layer) or any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+    hooked = "forward" in vars(layer) or any(part._forward_hooks or part._forward_pre_hooks for part in parts)
     other = getattr(layer, "lora_variant", None) or getattr(layer, "use_dora", {}).get(name) or layer.fan_in_fan_out
-    kept = isinstance(layer.lora_dropout[name], nn.Identity) and not other
-    return frozen and without_bias and kept and not heard
+    no_dropout = isinstance(layer.lora_dropout[name], nn.Identity) and not other
+    return frozen and without_bias and no_dropout and not hooked

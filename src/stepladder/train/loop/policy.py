@@ -1,8 +1,7 @@
-"""The policy before and after training: weights that can be trained, and the folder that holds the result.
+"""The policy before and after training: trainable weights, and the folder with the result.
 
-In: a model by name or folder. Out: the model to train, with LoRA or without; and in the end `policy/`, an ordinary
-transformers folder with the weights of one checkpoint, LoRA merged, rounded so that small changes stay
-(models/rounding.py).
+In: a model by name or folder. Out: the model to train, with LoRA or without; and at the end `policy/`, an ordinary
+transformers folder with the weights of one checkpoint, LoRA merged, stochastically rounded to the stored dtype.
 """
 
 from collections.abc import Sequence
@@ -32,14 +31,14 @@ class Policy:
     source: str | Path
     model: Any
     tokenizer: PreTrainedTokenizerBase
-    #: In which the source stores its weights.
+    #: Of the weights in the source.
     dtype: torch.dtype
 
 
 def load_policy(source: str | Path, lora: LoraConfig | None, *, bf16: bool, device: torch.device) -> Policy:
-    """The model to train, with LoRA's matrices, which are drawn from torch's global generator, or without.
+    """The model to train, with LoRA adapters, initialized from torch's global generator, or without.
 
-    `bf16` is for weights that LoRA freezes, also where a trainer will add it: those that are trained must be fp32.
+    `bf16`: load the weights in bf16. Only for weights that LoRA freezes; trained weights must be fp32.
     """
     model: Any
     model, tokenizer = load_model(source, None, None)
@@ -51,22 +50,22 @@ def load_policy(source: str | Path, lora: LoraConfig | None, *, bf16: bool, devi
 
 
 def check_target_modules(model: Any, lora: LoraConfig, source: str | Path) -> None:
-    """Refuse the output layer where it is the embeddings too: what is learnt there could not be told from them."""
+    """Refuse to adapt an output layer that is tied to the embeddings."""
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
     name = next((name for name, layer in model.named_modules() if layer is head), "")
-    if config.tie_word_embeddings and not isinstance(lora.target_modules, str) and name.rpartition(".")[2] in lora.target_modules:
+    targets = () if isinstance(lora.target_modules, str) else lora.target_modules
+    if config.tie_word_embeddings and name.rpartition(".")[2] in targets:
         raise StepladderError(
-            f"lora.target_modules has the output layer {name}, which in model '{source}' has the weights of the embeddings; "
-            "leave it out"
+            f"lora.target_modules has the output layer {name}, which model '{source}' ties to the embeddings; remove it"
         )
 
 
 def peft_config(lora: LoraConfig, task: str, also_trained: Sequence[str] = ()) -> peft.LoraConfig:
-    """Our settings as peft wants them."""
+    """The settings as peft's configuration."""
     return peft.LoraConfig(
         r=lora.r,
-        lora_alpha=lora.lora_alpha,  # type: ignore[arg-type] # any number will do
+        lora_alpha=lora.lora_alpha,  # type: ignore[arg-type] # peft accepts any number
         lora_dropout=lora.lora_dropout,
         target_modules=lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules),
         task_type=task,
@@ -77,7 +76,7 @@ def peft_config(lora: LoraConfig, task: str, also_trained: Sequence[str] = ()) -
 def add_lora(
     model: Any, lora: LoraConfig, source: str | Path, task: str, also_trained: Sequence[str] = ()
 ) -> PeftModel:
-    """The model with small matrices to train, and the layers `also_trained` as a whole."""
+    """The model with LoRA adapters; the layers `also_trained` are trained in full."""
     if task == "CAUSAL_LM":
         check_target_modules(model, lora, source)
     try:
@@ -85,28 +84,25 @@ def add_lora(
     except ValueError as error:
         linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
         raise StepladderError(
-            f"lora.target_modules does not fit model '{source}': {error} Its linear layers are {', '.join(sorted(linear))}"
+            f"lora.target_modules does not fit model '{source}': {error} Linear layers: {', '.join(sorted(linear))}"
         ) from error
     assert isinstance(adapted, PeftModel)
     return adapted
 
 
 def skip_lora_input_casts(model: nn.Module) -> None:
-    """Let LoRA's layers take what they are given.
-
-    peft would convert it to the precision of their weights, and autocast back: that takes longer than to multiply.
-    """
+    """Stop peft from casting the inputs of LoRA layers to the dtype of their weights: autocast would cast them back."""
     for layer in lora_layers(model):
         layer.cast_input_dtype_enabled = False
 
 
 def lora_layers(model: nn.Module) -> list[Any]:
-    """The layers that have LoRA's matrices."""
+    """The layers with LoRA adapters."""
     return [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
 
 
 def write_policy(folder: Path, policy: Policy, checkpoint: Path | None, dtype: torch.dtype) -> None:
-    """Write the weights of a checkpoint as an ordinary model folder; without one, those that the policy came with."""
+    """Write the weights of a checkpoint, or the initial ones without, as an ordinary model folder."""
     model: Any
     if checkpoint is None:
         model, _ = load_model(policy.source, policy.tokenizer, torch.float32)

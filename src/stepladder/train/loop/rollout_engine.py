@@ -1,14 +1,14 @@
-"""Who plays a policy while it is being trained, and how that player keeps in step with it.
+"""The engine that generates with a policy while it is being trained.
 
-In: the policy in training. Out: an engine, and the context within which it plays. There are three players:
+In: the policy in training. Out: an engine, and the context manager to generate in. There are three engines:
 
-    the policy itself   where it is small, or trained in the precision of its weights
-    a copy in bf16      where it is trained in bf16 and not small: to convert fp32 weights, and all that was kept of the
-                        transcripts, for every token would take longer than to write it; and LoRA's matrices are merged
-    vLLM                where it was asked for: a copy of its own
+    the policy itself   if it is small, or trained in the precision of its weights
+    a copy in bf16      if it is trained in bf16 and not small: no casts of fp32 weights and of the KV cache for every
+                        token, and LoRA adapters are merged
+    vLLM                if configured: with a copy of its own
 
-A copy takes over the policy's weights, with what LoRA has learnt, each time before it plays. They are rounded so that
-it follows small changes too (models/rounding.py).
+A copy is synchronized with the policy's weights, LoRA merged, before every rollout. The weights are stochastically
+rounded, so that small updates are not lost.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,101 +28,105 @@ from stepladder.models.loading import load_model
 from stepladder.models.resolve import resolve_full_model
 from stepladder.models.stochastic_rounding import stochastic_round
 from stepladder.train.loop.policy import Policy, lora_layers
-from stepladder.train.loop.training_loop import Compute, Precision
+from stepladder.train.loop.compute import Compute, Precision
 
-#: Parameters from which on a copy in bf16 is worth its memory.
-_WORTH_A_COPY = 100e6
+#: Models with at least this many parameters get a bf16 copy.
+_MIN_COPIED_PARAMETERS = 100e6
 
 
 def make_rollout_engine(
-    policy: Policy, place: Compute, max_batch: int, *, vllm_gpu_memory_utilization: float | None = None
+    policy: Policy, compute: Compute, max_batch: int, *, vllm_gpu_memory_utilization: float | None = None
 ) -> tuple[InProcessEngine, Precision]:
-    """The engine that plays a policy, and the context to play in; vLLM's, where it is given a share of the memory."""
+    """The engine, and the context manager to generate in; vLLM if it is given a share of the GPU memory."""
     if vllm_gpu_memory_utilization is not None:
-        return _in_vllm(policy, place, max_batch, vllm_gpu_memory_utilization)
-    if not place.bf16 or sum(weights.numel() for weights in policy.model.parameters()) < _WORTH_A_COPY:
+        return _make_vllm(policy, compute, max_batch, vllm_gpu_memory_utilization)
+    if not compute.bf16 or sum(weights.numel() for weights in policy.model.parameters()) < _MIN_COPIED_PARAMETERS:
         engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         return engine, partial(without_autocast, policy.model)
-    copied, _ = load_model(policy.source, policy.tokenizer, torch.bfloat16)
-    copied = copied.to(place.device).eval().requires_grad_(False)
-    if place.device.type == "cuda":
-        prepare_for_decoding(copied)
-    engine = TransformersEngine(copied, policy.tokenizer, max_batch=max_batch)
+    copy, _ = load_model(policy.source, policy.tokenizer, torch.bfloat16)
+    copy = copy.to(compute.device).eval().requires_grad_(False)
+    if compute.device.type == "cuda":
+        prepare_for_decoding(copy)
+    engine = TransformersEngine(copy, policy.tokenizer, max_batch=max_batch)
 
     @contextmanager
-    def playing() -> Iterator[None]:
-        copy_weights(copied, merged_weights(policy.model))
+    def synchronized() -> Iterator[None]:
+        copy_weights(copy, merged_weights(policy.model))
         yield
 
-    return engine, playing
+    return engine, synchronized
 
 
-def _in_vllm(policy: Policy, place: Compute, max_batch: int, memory: float) -> tuple[InProcessEngine, Precision]:
-    if place.processes.num_processes > 1:
-        raise StepladderError("with several processes the engine is transformers: vLLM's copy follows one trainer only")
+def _make_vllm(policy: Policy, compute: Compute, max_batch: int, memory: float) -> tuple[InProcessEngine, Precision]:
+    if compute.processes.num_processes > 1:
+        raise StepladderError("engine: vllm works with one process only; with several use engine: transformers")
     # Imported here because it may not be installed.
     from stepladder.engines.vllm import VLLMEngine
 
-    # Of an adapter its model: the adapter is in the weights that it takes over.
-    whole = resolve_full_model(policy.source)
-    engine = VLLMEngine(whole, tokenizer=policy.tokenizer, max_batch=max_batch, gpu_memory_utilization=memory, dtype="bf16")
+    engine = VLLMEngine(
+        resolve_full_model(policy.source),  # of an adapter its base model: the adapter is merged into the weights
+        tokenizer=policy.tokenizer,
+        max_batch=max_batch,
+        gpu_memory_utilization=memory,
+        dtype="bf16",
+    )
 
     @contextmanager
-    def playing() -> Iterator[None]:
+    def synchronized() -> Iterator[None]:
         weights = merged_weights(policy.model)
         engine.load_weights((name, stochastic_round(weight, torch.bfloat16, name)) for name, weight in weights)
         yield
 
-    return engine, playing
+    return engine, synchronized
 
 
 @contextmanager
 def without_autocast(model: nn.Module) -> Iterator[None]:
     """Within, a model in training computes in the precision of its weights.
 
-    Autocast converts every weight and every input for every token; with few weights that takes longer than it saves. A
-    trainer has put it into the model's own forward pass, which is gone around.
+    Autocast casts every weight and every input for every token, which costs a small model more than it saves. The
+    trainer has wrapped the model's forward pass in it, so the original one is put back.
     """
-    trained = vars(model).get("forward")
-    if trained is not None:
-        model.forward = vars(model).get("_original_forward", trained)
-    converting = {layer: layer.cast_input_dtype_enabled for layer in lora_layers(model)}
-    for layer in converting:
-        layer.cast_input_dtype_enabled = True  # what autocast does else
+    wrapped = vars(model).get("forward")
+    if wrapped is not None:
+        model.forward = vars(model).get("_original_forward", wrapped)
+    before = {layer: layer.cast_input_dtype_enabled for layer in lora_layers(model)}
+    for layer in before:
+        layer.cast_input_dtype_enabled = True  # which autocast does otherwise
     try:
         yield
     finally:
-        if trained is not None:
-            model.forward = trained
-        for layer, before in converting.items():
-            layer.cast_input_dtype_enabled = before
+        if wrapped is not None:
+            model.forward = wrapped
+        for layer, enabled in before.items():
+            layer.cast_input_dtype_enabled = enabled
 
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every weight by its name in the model's files, with what LoRA has learnt added."""
+    """Every weight by its name in the model's files, with LoRA adapters merged."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)}
     for name, weight in model.named_parameters():
         owner, adapted, kind = name.rpartition(".base_layer.")
         if adapted:
             layer: Any = layers[owner]
-            learnt = [layer.get_delta_weight(each) for each in layer.active_adapters] if kind == "weight" else []
-            yield _plain(f"{owner}.{kind}"), weight.detach() + sum(learnt)
+            deltas = [layer.get_delta_weight(each) for each in layer.active_adapters] if kind == "weight" else []
+            yield _file_name(f"{owner}.{kind}"), weight.detach() + sum(deltas)
         elif not any(name.startswith(f"{owner}.lora_") for owner in layers):
-            yield _plain(name), weight.detach()
+            yield _file_name(name), weight.detach()
 
 
 @torch.no_grad()
 def copy_weights(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Put weights into a model, where they lie: what was recorded of its passes stays valid."""
+    """Copy weights into a model in place, so that its CUDA graphs stay valid."""
     own = dict(model.named_parameters())
     for name, weight in weights:
         if name not in own:
-            raise StepladderError(f"the policy in training has a weight that its copy has not: {name}")
-        mine = own.pop(name)
-        mine.copy_(stochastic_round(weight, mine.dtype, name))
+            raise StepladderError(f"the copy of the policy has no weight {name}")
+        target = own.pop(name)
+        target.copy_(stochastic_round(weight, target.dtype, name))
     if own:
-        raise StepladderError(f"the policy in training has no weights for {len(own)} of its copy, such as {min(own)}")
+        raise StepladderError(f"the policy lacks {len(own)} weights of its copy, such as {min(own)}")
 
 
-def _plain(name: str) -> str:
+def _file_name(name: str) -> str:
     return name.removeprefix("module.").removeprefix("base_model.model.")

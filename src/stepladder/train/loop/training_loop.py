@@ -1,9 +1,9 @@
-"""What every training has around its loss: a place to compute, the trainer's arguments, resuming, the best checkpoint.
+"""The training loop around a loss: trainer arguments, resuming, and the best checkpoint.
 
-In: settings and a function that makes a `BaseTrainer` from transformers' arguments. Out: the curves, and the folder
-of the checkpoint that counts: the best by dev score, or the last where nothing was held out. A policy that could play
-before is scored before, too, and where no checkpoint is as good there is none that counts. After a kill the same call
-goes on from the newest checkpoint and ends with the same weights.
+In: settings and a function that makes a `BaseTrainer` from transformers' arguments. Out: the metrics log and the folder
+of the selected checkpoint: the best by dev score, or the last without dev data. With `eval_on_start` the initial model
+is evaluated too; if no checkpoint is as good, none is selected. After a kill the same call resumes from the newest
+checkpoint and ends with the same weights.
 """
 
 import math
@@ -13,150 +13,136 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState  # type: ignore[import-untyped]
 from torch import nn
-from transformers import TrainingArguments, set_seed
+from transformers import TrainingArguments
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.seeding import seed_of
 from stepladder.driver import OutcomeCallback
 from stepladder.driver.progress import Progress
-from stepladder.models.gpu_memory import apply_gpu_share
-from stepladder.models.loading import pick_device, pick_dtype
+from stepladder.train.loop.base_trainer import BaseTrainer, DevScore, TrainerHooks
 from stepladder.train.loop.checkpoints import Checkpoints
-from stepladder.train.loop.config import LoraConfig, TrainingConfig
+from stepladder.train.loop.compute import Compute
+from stepladder.train.loop.config import PolicyTrainingConfig, TrainingConfig
+from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog
-from stepladder.train.loop.base_trainer import DevScore, BaseTrainer, TrainerHooks
-
-#: Makes a context within which models compute in some precision.
-Precision = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
-    """Where a training computes, and how."""
+class TrainingReport:
+    """The result of training a policy."""
 
-    device: torch.device
-    bf16: bool
-    #: Of as many bits as NumPy's global generator takes.
-    seed: int
-    #: Started by torchrun or accelerate, every process trains its share; the first one alone writes.
-    processes: Any
+    #: A model folder.
+    policy: Path
+    #: Counts and metrics, as in the stage's summary.
+    numbers: dict[str, Any]
 
-    @property
-    def autocast(self) -> torch.autocast:
-        """Within, models compute in the precision that was asked for."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+    def __repr__(self) -> str:
+        return report_line(self.policy, self.numbers)
 
 
-def prepare_compute(settings: TrainingConfig, seed: int, device: str, kind: str) -> Compute:
-    """The device that was asked for, made ready. All that is drawn from global generators follows from the seed."""
-    where = pick_device(device)
-    if where.index:
-        raise StepladderError(
-            f"training uses the first GPU that it sees, not '{device}'; set CUDA_VISIBLE_DEVICES={where.index}"
-        )
-    bf16 = pick_dtype(settings.precision, where) is torch.bfloat16
-    processes = PartialState(cpu=where.type == "cpu")
-    where = apply_gpu_share(processes.device) if processes.num_processes > 1 else where
-    short = seed_of(seed, kind) % 2**32
-    set_seed(short)
-    return Compute(where, bf16, short, processes)
+def report_line(folder: Path, numbers: dict[str, Any]) -> str:
+    """The result of a training run in one line.
+
+    >>> report_line(Path("runs/sft/policy"), {"steps": 84, "first_loss": 2.13, "last_loss": 0.41, "best_dev_f1": 0.6})
+    'runs/sft/policy: 84 updates, loss 2.13 -> 0.41, best dev_f1 0.6'
+    """
+    best = [f"best {name.removeprefix('best_')} {value:.3g}" for name, value in numbers.items() if "best_dev" in name]
+    loss = f"loss {numbers['first_loss']:.3g} -> {numbers['last_loss']:.3g}"
+    return f"{folder}: " + ", ".join([f"{numbers['steps']:,} updates", loss, *best])
 
 
-def fit(
+def run_training(
     make_trainer: Callable[[TrainingArguments], BaseTrainer],
     lengths: Sequence[int] | None,
-    settings: TrainingConfig,
-    lr: float,
-    folder: Path,
-    place: Compute,
+    config: TrainingConfig,
+    learning_rate: float,
+    context: TrainingContext,
+    compute: Compute,
     *,
-    dev_score: Callable[[], DevScore] | None,
-    eval_on_start: bool = False,
+    dev_eval: Callable[[], DevScore] | None,
     best_by: str = "dev_f1",
     updates: int | None = None,
-    an_epoch: int | None = None,
-    save_every: int | None = None,
+    updates_per_epoch: int | None = None,
+    save_steps: int | None = None,
     arguments: type[TrainingArguments] = TrainingArguments,
-    watch: OutcomeCallback | None = None,
     **more: Any,
 ) -> tuple[MetricsLog, Path | None]:
-    """Train from the newest checkpoint on, to the end. `more` goes to the arguments.
+    """Train from the newest checkpoint to the end. `more` is passed to the arguments.
 
-    `eval_on_start`: the model as it came has a dev score as well, and where that is the best no checkpoint is returned.
-    `lengths`: of the examples. A trainer that makes its own examples has none; its `updates`, and those of an epoch,
-    are given instead. With `save_every` there are checkpoints at multiples of that, and dev scores only at such.
+    `lengths`: of the examples. A trainer that generates its examples has none; its `updates` and `updates_per_epoch`
+    are given instead. With `save_steps`, checkpoints are at multiples of it, and dev evaluations at some of these.
     """
     if lengths is not None:
-        an_epoch = math.ceil(len(lengths) / settings.batch_size)
-        updates = math.ceil(settings.num_train_epochs * an_epoch)
+        updates_per_epoch = math.ceil(len(lengths) / config.batch_size)
+        updates = math.ceil(config.num_train_epochs * updates_per_epoch)
     else:
         more["max_steps"] = updates
     assert updates is not None
-    assert an_epoch is not None
+    assert updates_per_epoch is not None
+    folder = context.folder
     checkpoints = Checkpoints(folder / "checkpoints")
-    with place.processes.main_process_first():
+    with compute.processes.main_process_first():
         checkpoints.remove_incomplete()
     done = max(checkpoints.complete, default=0)
-    writes = place.processes.is_main_process
-    # Without a checkpoint all begins again, with the score of the model as it came.
-    curves = MetricsLog(folder / "curves.jsonl", upto=done or -1, best_by=best_by, writes=writes)
-    if len(curves.updates) != done:
+    is_writer = compute.processes.is_main_process
+    # Without a checkpoint training starts again, including the evaluation of the initial model.
+    metrics = MetricsLog(folder / "curves.jsonl", last_step=done or -1, best_by=best_by, is_writer=is_writer)
+    if len(metrics.updates) != done:
         raise StepladderError(
-            f"{curves.path} has {len(curves.updates):,} of the {done:,} updates up to the newest checkpoint: without "
-            f"them the best is not known. Put the file back, or delete {checkpoints.folder} to train again"
+            f"{metrics.path} has {len(metrics.updates):,} of the {done:,} updates up to the newest checkpoint, so the "
+            f"best is not known. Restore the file, or delete {checkpoints.folder} to train again"
         )
-    if done < updates:  # the trainer itself would begin the rest of an epoch of which only a part was wanted
-        every = settings.eval_steps or an_epoch
-        if save_every is not None:
-            every = math.ceil(every / save_every) * save_every
+    if done < updates:  # otherwise the trainer would continue an epoch of which only a part was requested
+        eval_steps = config.eval_steps or updates_per_epoch
+        if save_steps is not None:
+            eval_steps = math.ceil(eval_steps / save_steps) * save_steps
+        eval_on_start = isinstance(config, PolicyTrainingConfig) and config.eval_on_start
         made = arguments(
-            **_arguments(settings, lr, checkpoints.folder, every, save_every or every, dev_score is not None, place),
-            warmup_steps=min(math.ceil(updates * settings.warmup_ratio), updates - 1),  # the first has a rate of 0
-            eval_on_start=eval_on_start and dev_score is not None and not done,
+            **_arguments(config, compute),
+            output_dir=str(checkpoints.folder),
+            learning_rate=learning_rate,
+            warmup_steps=min(math.ceil(updates * config.warmup_ratio), updates - 1),  # the first update has rate 0
+            eval_strategy="no" if dev_eval is None else "steps",
+            eval_steps=eval_steps,
+            eval_on_start=eval_on_start and dev_eval is not None and not done,
+            save_steps=save_steps or eval_steps,
             **more,
         )
         if made.n_gpu > 1:
-            made._n_gpu = 1  # one process, one GPU: the trainer would spread the model over all by nn.DataParallel
-        with shown(watch, "Training", updates - done) as told:
+            made._n_gpu = 1  # one process, one GPU: the trainer would use nn.DataParallel on all of them
+        with progress(context.watch, "Training", updates - done) as watch:
             trainer = make_trainer(made)
-            trainer.attach(lengths, TrainerHooks(curves, checkpoints, folder / "bad_batch.json", told, dev_score))
+            trainer.attach(lengths, TrainerHooks(metrics, checkpoints, folder / "bad_batch.json", watch, dev_eval))
             trainer.train(resume_from_checkpoint=str(checkpoints.at(done)) if done else None)
-    return curves, best_checkpoint(checkpoints, curves)
+    return metrics, best_checkpoint(checkpoints, metrics)
 
 
-def best_checkpoint(checkpoints: Checkpoints, curves: MetricsLog) -> Path | None:
-    """The best by dev score, or the last where there is none; None where the model was at its best as it came."""
-    best = curves.best
+def best_checkpoint(checkpoints: Checkpoints, metrics: MetricsLog) -> Path | None:
+    """The best by dev score, or the last without dev scores; None if the initial model was the best."""
+    best = metrics.best
     step = best["step"] if best is not None else max(checkpoints.complete, default=0)
     return checkpoints.at(step) if step else None
 
 
-def _arguments(
-    settings: TrainingConfig, lr: float, folder: Path, every: int, save_every: int, scored: bool, place: Compute
-) -> dict[str, Any]:
-    """Our settings as the trainer wants them."""
-    parts = settings.gradient_accumulation_steps * place.processes.num_processes
-    if settings.batch_size % parts:
-        raise StepladderError(f"a batch of {settings.batch_size} cannot be shared by {parts} parts (accumulate x processes)")
+def _arguments(config: TrainingConfig, compute: Compute) -> dict[str, Any]:
+    """The settings as the trainer's arguments."""
+    parts = config.gradient_accumulation_steps * compute.processes.num_processes
+    if config.batch_size % parts:
+        raise StepladderError(
+            f"batch_size {config.batch_size} is not a multiple of {parts} (gradient_accumulation_steps x processes)"
+        )
+    constant = config.lr_scheduler_type == "constant"
     return {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": settings.batch_size // parts,
-        "gradient_accumulation_steps": settings.gradient_accumulation_steps,
-        "num_train_epochs": settings.num_train_epochs,
-        "learning_rate": lr,
-        "lr_scheduler_type": "constant_with_warmup" if settings.lr_scheduler_type == "constant" else settings.lr_scheduler_type,
-        "weight_decay": settings.weight_decay,
-        "max_grad_norm": settings.max_grad_norm,
-        "bf16": place.bf16,
-        "use_cpu": place.device.type == "cpu",
-        "seed": place.seed,
-        "eval_strategy": "steps" if scored else "no",
-        "eval_steps": every,
+        "per_device_train_batch_size": config.batch_size // parts,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "num_train_epochs": config.num_train_epochs,
+        "lr_scheduler_type": "constant_with_warmup" if constant else config.lr_scheduler_type,
+        "weight_decay": config.weight_decay,
+        "max_grad_norm": config.max_grad_norm,
+        "bf16": compute.bf16,
+        "use_cpu": compute.device.type == "cpu",
+        "seed": compute.seed,
         "save_strategy": "steps",
-        "save_steps": save_every,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "remove_unused_columns": False,
@@ -167,22 +153,26 @@ def _arguments(
     }
 
 
-def lr_for(model: nn.Module, lora: LoraConfig | None) -> float:
-    """A learning rate that suits the size of a model: small ones take large steps."""
-    if lora is not None:
-        return 2e-4
+def learning_rate_for(
+    config: TrainingConfig, model: nn.Module, rates: tuple[float, float, float] = (5e-4, 1e-4, 2e-5), lora: float = 2e-4
+) -> float:
+    """The configured learning rate; auto: one of `rates` for below 20M, below 1B and more parameters, or `lora`'s."""
+    if config.learning_rate != "auto":
+        return config.learning_rate
+    if config.lora is not None:
+        return lora
     parameters = sum(weights.numel() for weights in model.parameters())
-    return 5e-4 if parameters < 20e6 else 1e-4 if parameters < 1e9 else 2e-5
+    return rates[0] if parameters < 20e6 else rates[1] if parameters < 1e9 else rates[2]
 
 
-def shown(watch: OutcomeCallback | None, label: str, total: int) -> AbstractContextManager[OutcomeCallback]:
-    """The caller's watcher, or a progress bar of our own."""
+def progress(watch: OutcomeCallback | None, label: str, total: int) -> AbstractContextManager[OutcomeCallback]:
+    """The caller's callback, or a progress bar."""
     return nullcontext(watch) if watch is not None else Progress(label, total)
 
 
-def training_numbers(curves: MetricsLog) -> dict[str, float]:
-    """What the curves of a whole training tell in a few numbers."""
-    updates = curves.updates
+def training_numbers(metrics: MetricsLog) -> dict[str, float]:
+    """The metrics log of a whole training run in a few numbers."""
+    updates = metrics.updates
     seconds = sum(row["seconds"] for row in updates)
     tokens = sum(row["tokens"] for row in updates)
     numbers: dict[str, float] = {
@@ -194,7 +184,7 @@ def training_numbers(curves: MetricsLog) -> dict[str, float]:
         "first_loss": updates[0]["loss"],
         "last_loss": updates[-1]["loss"],
     }
-    best = curves.best
+    best = metrics.best
     if best is not None:
-        numbers |= {f"best_{curves.best_by}": best[curves.best_by], "best_step": best["step"]}
+        numbers |= {f"best_{metrics.best_by}": best[metrics.best_by], "best_step": best["step"]}
     return numbers

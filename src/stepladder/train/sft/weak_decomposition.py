@@ -16,7 +16,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm, Retrieve
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.decompositions.entity_names import mentions as is_named
-from stepladder.data.decompositions.gold_passages import Gold
+from stepladder.data.decompositions.gold_passages import GoldPassage
 from stepladder.data.decompositions.passage_chains import chain_hops
 from stepladder.driver import Driver, OutcomeCallback
 from stepladder.retrieval.base import Retriever
@@ -69,7 +69,7 @@ def _says_nothing(question: Question) -> bool:
 def _way(question: Question, begin: Passage, end: Passage) -> Sequence[Hop]:
     if begin.id == end.id or begin.title == end.title:
         return ()
-    golds = [Gold(passage.title, (passage.id,), passage.text) for passage in (begin, end)]
+    golds = [GoldPassage(passage.title, (passage.id,), passage.text) for passage in (begin, end)]
     hops = chain_hops(question.text, question.answers, golds, "bridge")
     return hops if len(hops) == 2 and hops[0].passages == (begin.id,) else ()
 

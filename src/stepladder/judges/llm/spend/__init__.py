@@ -1,1 +1,1 @@
-"""What a paid judge costs: prices, budget, ledger, cached responses."""
+"""The cost of paid judges: prices, budget, ledger, response cache."""

@@ -1,6 +1,6 @@
-"""What a judge would cost, before anything is paid.
+"""Estimates of what a judge would cost, without sending anything.
 
-In: a judge, groups of siblings, the price of the model, the replies at hand. Out: an `Estimate`. Nothing is sent.
+In: a judge, groups of siblings, the price of the model, its cached responses. Out: an `Estimate`.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -13,27 +13,27 @@ from stepladder.judges.llm.prompts import FIELD_LIMIT, repair_prompt
 from stepladder.judges.llm.spend.budget import TEMPLATE_PER_MESSAGE, max_usage
 from stepladder.judges.llm.spend.prices import Price
 
-#: Characters of English text that make a token, and tokens of a verdict with its reason: what is usual.
+#: Typical characters per token of English text, and typical tokens of a verdict with its reason.
 CHARACTERS_PER_TOKEN, TOKENS_PER_VERDICT = 4, 80
 
-#: Of UTF-8, at most.
+#: The maximum in UTF-8.
 _BYTES_PER_CHARACTER = 4
 
-#: What a repair reads beyond the first prompt and its reply, at most.
+#: Maximum tokens that a repair reads beyond the first prompt and its reply.
 _REPAIR = len(repair_prompt("?" * 1_000).encode()) + 2 * TEMPLATE_PER_MESSAGE
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The calls of a judge and what they cost; dollars only where the model has a price."""
+    """The calls of a judge and their cost; dollars only if the model has a price."""
 
-    #: Different prompts to be sent, and those whose replies are at hand.
+    #: Distinct prompts to send, and those whose responses are cached.
     calls: int
     cached: int
-    #: Tokens as they usually come out.
+    #: Expected tokens.
     tokens: Usage
-    #: Every token a byte, every reply as long as it may be, and every one of them repaired. Not reckoned with: calls
-    #: that a server loses and that are sent again. Only a budget bounds those.
+    #: Upper bound: one token per byte, replies of maximum length, every one repaired. Calls that a server loses and
+    #: that are sent again are not included; only a budget bounds those.
     tokens_at_most: Usage
     usd: float | None
     usd_at_most: float | None
@@ -45,9 +45,9 @@ def estimate(
     price: Price | None = None,
     known: Container[Generate] = (),
 ) -> Estimate:
-    """What `judge.prefer` would cost on these groups of siblings. `known`: requests that cost nothing any more."""
-    calls, cached, usual, most = 0, 0, Usage(), Usage()
-    seen: set[int] = set()  # hashes, because the prompts of many trees may be more than memory holds
+    """The cost of `judge.prefer` on groups of siblings. `known`: requests whose responses are cached."""
+    calls, cached, expected, upper_bound = 0, 0, Usage(), Usage()
+    seen: set[int] = set()  # hashes: the prompts of many trees may not fit into memory
     for request in (request for tree, siblings in groups for request in judge.requests(tree, siblings)):
         if hash(request) in seen:
             continue
@@ -56,33 +56,33 @@ def estimate(
             cached += 1
         else:
             calls += 1
-            usual += _usual(request)
-            most += _with_repair(max_usage(request))
-    return _estimate(calls, cached, usual, most, price)
+            expected += _expected(request)
+            upper_bound += _with_repair(max_usage(request))
+    return _estimate(calls, cached, expected, upper_bound, price)
 
 
 def estimate_tree_search(judge: LLMJudge, trees: int, simulations: int, price: Price | None = None) -> Estimate:
-    """What grading the leaves of trees that do not exist yet would cost: a new leaf a simulation, at most.
+    """The cost of grading the leaves of future trees: at most one new leaf per simulation.
 
-    How long their histories will be is not known either. Usual is half of what a prompt may show of one.
+    The length of their histories is unknown: half of the maximum is expected.
     """
     calls = trees * simulations
     nothing = Step((), Segment(Author.POLICY, ""), Action(ActionKind.QUERY, ""))
     (bare,) = judge.score_requests(Trajectory(Question("", "", ()), "", (nothing,)))
-    usual, most = _usual(bare), max_usage(bare)
-    usual += Usage(read=judge.history // 2 // CHARACTERS_PER_TOKEN)
-    most += Usage(read=_BYTES_PER_CHARACTER * (judge.history + 3 * FIELD_LIMIT))  # question, thought, action
-    return _estimate(calls, 0, _times(calls, usual), _times(calls, _with_repair(most)), price)
+    expected, upper_bound = _expected(bare), max_usage(bare)
+    expected += Usage(read=judge.history // 2 // CHARACTERS_PER_TOKEN)
+    upper_bound += Usage(read=_BYTES_PER_CHARACTER * (judge.history + 3 * FIELD_LIMIT))  # question, thought, action
+    return _estimate(calls, 0, _times(calls, expected), _times(calls, _with_repair(upper_bound)), price)
 
 
-def _estimate(calls: int, cached: int, usual: Usage, most: Usage, price: Price | None) -> Estimate:
+def _estimate(calls: int, cached: int, expected: Usage, upper_bound: Usage, price: Price | None) -> Estimate:
     return Estimate(
         calls=calls,
         cached=cached,
-        tokens=usual,
-        tokens_at_most=most,
-        usd=None if price is None else float(price.of(usual)),
-        usd_at_most=None if price is None else float(price.of(most)),
+        tokens=expected,
+        tokens_at_most=upper_bound,
+        usd=None if price is None else float(price.of(expected)),
+        usd_at_most=None if price is None else float(price.of(upper_bound)),
     )
 
 
@@ -94,6 +94,6 @@ def _times(number: int, usage: Usage) -> Usage:
     return Usage(number * usage.read, number * usage.written)
 
 
-def _usual(request: Generate) -> Usage:
+def _expected(request: Generate) -> Usage:
     characters = sum(len(segment.text) for segment in request.context)
     return Usage(-(-characters // CHARACTERS_PER_TOKEN), min(TOKENS_PER_VERDICT, request.sampling.max_tokens))

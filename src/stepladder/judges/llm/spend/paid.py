@@ -1,15 +1,13 @@
-"""The engine of a judge that costs money: every reply is kept, every call is paid for out of a budget.
+"""The engine of a paid judge: every response is cached, every call is charged to a budget.
 
-In: the name of a model, its server, a folder. Out: a `PaidEngine` for the driver. The folder holds the replies
-(`replies.jsonl`) and the calls (`spend.jsonl`): a run that starts again asks for nothing it has, and what was spent
-before counts.
+In: the name of a model, its server, a folder. Out: a `PaidEngine` for the driver. The folder holds the responses
+(`replies.jsonl`) and the calls (`spend.jsonl`): a resumed run repeats no call, and earlier spending counts.
 
     with closing(open_judge_engine("gpt-4o-mini", folder, budget=Budget.parse("5usd"))) as engine:
         outcomes = Driver(engine).run(jobs)
         print(engine.spend())
 """
 
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,48 +15,26 @@ from stepladder.core.trace import Usage
 from stepladder.judges.llm.spend.budget import Budget, BudgetEngine, SpendLimiter
 from stepladder.judges.llm.spend.ledger import Ledger
 from stepladder.judges.llm.spend.prices import PriceTable, load_prices
-from stepladder.judges.llm.spend.response_cache import CachedEngine, ResponseCache
+from stepladder.judges.llm.spend.response_cache import RESPONSES, CachedEngine, ResponseCache, Spend
 
-#: Files in the folder.
-REPLIES, SPEND = "replies.jsonl", "spend.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class Spend:
-    """What a folder has paid for, over all runs in it."""
-
-    #: Calls that were paid for, and those that may have been though no reply came; these count with their most.
-    calls: int
-    lost: int
-    tokens_read: int
-    tokens_written: int
-    #: None where a model has no price.
-    usd: float | None
-    #: Requests of this run that were answered without a call.
-    cached: int
-
-    def line(self) -> str:
-        """What was spent, and what was not, in few words."""
-        dollars = "" if self.usd is None else f"${self.usd:,.4f}, "
-        tokens = f"{self.tokens_read + self.tokens_written:,} tokens in {self.calls:,} calls"
-        return f"{dollars}{tokens}, {self.cached:,} cached"
+#: Name of the ledger in the folder.
+SPEND = "spend.jsonl"
 
 
 class PaidEngine(CachedEngine):
-    """Remembers replies, and knows what was spent."""
+    """A cached engine that reports what was spent."""
 
     def __init__(self, engine: BudgetEngine, path: Path, model_name: str) -> None:
         super().__init__(engine, path, model_name)
-        self._purse = engine.purse
+        self._limiter = engine.limiter
 
     def spend(self) -> Spend:
-        """What was spent so far."""
-        ledger = self._purse.ledger
-        totals = {self._purse.model: Usage(), **ledger.totals}
+        """What was spent so far, over all runs in the folder."""
+        ledger = self._limiter.ledger
+        totals = {self._limiter.model: Usage(), **ledger.totals}
         tokens = sum(totals.values(), Usage())
-        return Spend(
-            ledger.paid, ledger.open, tokens.read, tokens.written, _usd(totals, self._purse.prices), self.cached
-        )
+        usd = _usd(totals, self._limiter.prices)
+        return Spend(ledger.paid, ledger.open, tokens.read, tokens.written, usd, self.cached)
 
 
 def open_judge_engine(
@@ -73,33 +49,33 @@ def open_judge_engine(
     retries: int = 5,
     backoff: float = 1.0,
 ) -> PaidEngine:
-    """An engine around a model at a URL (OpenAI's unless given). The budget is for the folder in total.
+    """Open an engine for a model at a URL (default: OpenAI). The budget is the total for the folder.
 
-    `prices` is a file of prices beyond those known, `timeout` and `backoff` are seconds (see `OpenAIEngine`).
+    `prices`: a price file in addition to the shipped one. `timeout` and `backoff` are in seconds (see `OpenAIEngine`).
     """
     table = load_prices(prices)
     ledger = Ledger(folder / SPEND)
     try:
-        purse = SpendLimiter(ledger, model, table, budget)
+        limiter = SpendLimiter(ledger, model, table, budget)
         engine = BudgetEngine(
-            purse, url, concurrency=concurrency, timeout=timeout, max_retries=retries, backoff=backoff
+            limiter, url, concurrency=concurrency, timeout=timeout, max_retries=retries, backoff=backoff
         )
     except BaseException:
         ledger.close()
         raise
     try:
-        return PaidEngine(engine, folder / REPLIES, _name(model, url))
+        return PaidEngine(engine, folder / RESPONSES, _model_name(model, url))
     except BaseException:
         engine.close()
         raise
 
 
 def cached_responses(folder: Path, model: str, url: str | None = None) -> ResponseCache:
-    """The replies that a folder holds of a model: to see what is at hand, without a key or a server."""
-    return ResponseCache(folder / REPLIES, _name(model, url))
+    """The cached responses of a model in a folder. Needs no API key and no server."""
+    return ResponseCache(folder / RESPONSES, _model_name(model, url))
 
 
-def _name(model: str, url: str | None) -> str:
+def _model_name(model: str, url: str | None) -> str:
     return f"{model} at {url}"
 
 

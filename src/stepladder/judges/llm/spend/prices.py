@@ -1,6 +1,6 @@
-"""What tokens cost, by model: the table in `prices.yaml`, with a user's own file before it.
+"""Token prices by model: the shipped table `prices.yaml`, overridden by a user's own file.
 
-In: the path of such a file, or none. Out: a `PriceTable`; errors name the file and the entry.
+In: the path of such a file, or None. Out: a `PriceTable`; errors name the file and the entry.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Usage
 
-#: The table that comes with Stepladder.
+#: The price table shipped with Stepladder.
 SHIPPED = Path(__file__).with_name("prices.yaml")
 
 #: Decimal, so that sums of money are exact.
@@ -30,7 +30,7 @@ class Price(Config):
     output: _Dollars
 
     def of(self, usage: Usage) -> Decimal:
-        """What so many tokens cost, in US dollars.
+        """The cost of tokens in US dollars.
 
         >>> Price(input=2.5, output=10).of(Usage(read=1_000, written=100))
         Decimal('0.0035')
@@ -44,22 +44,22 @@ class _PriceFile(Config):
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """Prices by the name of the model."""
+    """Prices by model name."""
 
     prices: Mapping[str, Price]
-    #: Where a missing one can be added.
+    #: The file to which a missing price can be added.
     path: Path
 
     def get(self, model: str) -> Price | None:
-        """The price of a model, if it is known."""
+        """The price of a model, or None."""
         return self.prices.get(model)
 
     def need(self, model: str) -> Price:
-        """The price of a model, without which a budget in dollars means nothing."""
+        """The price of a model; raises an error if it is unknown."""
         price = self.get(model)
         if price is None:
             raise StepladderError(
-                f"model '{model}' has no price in {self.path}. Give a file of prices with the line "
+                f"model '{model}' has no price in {self.path}. Give a price file with the line "
                 f"`{model}: {{input: ..., output: ...}}` below `models:` (US dollars per million tokens), "
                 "or a budget in tokens, such as 2Mtok"
             )
@@ -67,7 +67,7 @@ class PriceTable:
 
 
 def load_prices(path: Path | None = None) -> PriceTable:
-    """The prices that come with Stepladder; those of a user's file go before them."""
+    """The shipped prices, overridden by those of a user's file."""
     prices = _read(SHIPPED)
     if path is not None:
         prices |= _read(path)

@@ -1,9 +1,8 @@
-"""What a paid model said, kept on disk: a run that starts again pays for nothing twice.
+"""A response cache on disk: a resumed run pays for no request twice.
 
-In: an engine and a file. Out: an engine that answers a request it has seen before from the file and passes on the
-others; equal requests that are under way at once are passed on once. Every reply is one line, on disk before it is
-handed on; a last line that was cut off is asked for again. Errors are not kept. Token ids are not kept either: this is
-for text that is read, and not trained on.
+In: an engine and a file. Out: an engine that answers known requests from the file and forwards the others; equal
+requests in flight are forwarded once. Every response is one line, on disk before it is returned; an incomplete last
+line is requested again. Errors and token ids are not cached: the text is parsed, never trained on.
 """
 
 import json
@@ -11,7 +10,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,24 +20,47 @@ from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.base import Engine
 
-#: What a request is answered with, once it is.
-_Answer = Future[Generation | BackendError]
+#: The response to a request in flight.
+_Pending = Future[Generation | BackendError]
+#: Name of the cache file in the folder of a judge.
+RESPONSES = "replies.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """What a folder has paid for, over all runs in it."""
+
+    #: Paid calls, and calls that may have been billed without a response; those count with their maximum.
+    calls: int
+    lost: int
+    tokens_read: int
+    tokens_written: int
+    #: None if a model has no price.
+    usd: float | None
+    #: Requests of this run that were answered without a call.
+    cached: int
+
+    def line(self) -> str:
+        """One line for people."""
+        dollars = "" if self.usd is None else f"${self.usd:,.4f}, "
+        tokens = f"{self.tokens_read + self.tokens_written:,} tokens in {self.calls:,} calls"
+        return f"{dollars}{tokens}, {self.cached:,} cached"
 
 
 class ResponseCache:
-    """The replies in a file. `model_name` keeps those of different models apart. Reading changes nothing."""
+    """The responses in a file; `model_name` separates those of different models. Reading does not change the file."""
 
     def __init__(self, path: Path, model_name: str) -> None:
         self.path = path
         self.model_name = model_name
-        #: `_whole`: the length of the whole lines, where an unfinished one stands behind them.
-        self._known, self._whole = _read(path)
+        #: `_complete`: length of the complete lines, if an incomplete one follows them.
+        self._known, self._complete = _read(path)
 
     def __contains__(self, request: object) -> bool:
         return isinstance(request, Generate) and self.key(request) in self._known
 
     def key(self, request: Generate) -> str:
-        """What makes requests equal."""
+        """The cache key of a request."""
         texts = [(segment.author.value, segment.text) for segment in request.context]
         sampling = request.sampling
         parts = (
@@ -51,7 +73,7 @@ class ResponseCache:
         return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
     def get(self, key: str, request: Generate) -> Generation | None:
-        """The reply to a request, if it is known."""
+        """The cached response to a request, or None."""
         row = self._known.get(key)
         if row is None:
             return None
@@ -61,120 +83,125 @@ class ResponseCache:
         )
 
     def total(self) -> tuple[int, Usage]:
-        """How many replies there are, and what they took."""
+        """The number of responses, and their tokens."""
         rows = list(self._known.values())
         return len(rows), Usage(sum(row["read"] for row in rows), sum(row["written"] for row in rows))
 
-    def add(self, key: str, reply: Generation) -> None:
-        """Keep a reply. When this returns, the system has it: what ends this process then cannot lose it."""
+    def add(self, key: str, response: Generation) -> None:
+        """Append a response. When this returns the operating system has it: killing this process cannot lose it."""
         row = {
             "key": key,
-            "text": reply.text,
-            "finish": reply.finish.value,
-            "read": reply.usage.read,
-            "written": reply.usage.written,
+            "text": response.text,
+            "finish": response.finish.value,
+            "read": response.usage.read,
+            "written": response.usage.written,
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:
-                if self._whole is not None:  # what was left unfinished goes, so that a line can follow
-                    file.truncate(self._whole)
-                self._whole = file.seek(0, os.SEEK_END)
+                if self._complete is not None:  # remove the incomplete last line
+                    file.truncate(self._complete)
+                self._complete = file.seek(0, os.SEEK_END)
                 file.write(json.dumps(row).encode() + b"\n")
-            self._whole = None
+            self._complete = None
         except OSError as error:
-            raise BackendDown(f"{self.path}: a paid reply could not be kept: {error.strerror or error}") from error
+            raise BackendDown(f"{self.path}: a paid response could not be saved: {error.strerror or error}") from error
         self._known[key] = row
 
 
 class CachedEngine(Engine):
-    """An engine whose replies are kept in a file. `model_name` keeps replies of different models apart."""
+    """An engine with a response cache in a file; `model_name` separates the responses of different models."""
 
-    name: ClassVar[str] = "remembering"
+    name: ClassVar[str] = "cached"
 
     def __init__(self, engine: Engine, path: Path, model_name: str) -> None:
         self.engine = engine
         self.max_batch, self.concurrency = engine.max_batch, engine.concurrency
-        self.replies = ResponseCache(path, model_name)
-        #: Requests that were answered without a call: from the file, or by the reply to an equal one under way.
+        self.responses = ResponseCache(path, model_name)
+        #: Requests answered without a call: from the file, or by an equal request in flight.
         self.cached = 0
-        self._under_way: dict[str, _Answer] = {}
+        self._in_flight: dict[str, _Pending] = {}
         self._changed = threading.Condition()
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
-        """Answer every request, in order; those known from the file cost nothing."""
-        ours: dict[str, Generate] = {}
-        answers: list[_Answer] = []
+        """Answer every request, in order; cached ones without a call."""
+        new: dict[str, Generate] = {}
+        pending: list[_Pending] = []
         with self._changed:
             for request in requests:
-                key = self.replies.key(request)
-                answer = self._known(key, request) or self._under_way.get(key)
-                if answer is None:
-                    answer = self._under_way[key] = Future()
-                    ours[key] = request
+                key = self.responses.key(request)
+                each = self._cached(key, request) or self._in_flight.get(key)
+                if each is None:
+                    each = self._in_flight[key] = Future()
+                    new[key] = request
                 else:
                     self.cached += 1
-                answers.append(answer)
-        if ours:
-            self._ask(ours)
-        return [_handed(answer.result(), request) for answer, request in zip(answers, requests)]
+                pending.append(each)
+        if new:
+            self._forward(new)
+        return [_with_context(each.result(), request) for each, request in zip(pending, requests)]
+
+    def spend(self) -> Spend:
+        """What the responses in the file took, over all runs. An engine without prices is free."""
+        calls, usage = self.responses.total()
+        return Spend(calls, 0, usage.read, usage.written, 0.0, self.cached)
 
     def cancel(self) -> None:
-        """As the engine does."""
+        """Cancel the calls of the engine."""
         self.engine.cancel()
 
     def close(self) -> None:
-        """Wait until what is under way has been kept, for it is paid; then as the engine does."""
+        """Wait until all paid responses in flight are saved, then close the engine."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._under_way)
+            self._changed.wait_for(lambda: not self._in_flight)
         self.engine.close()
 
-    def _ask(self, ours: dict[str, Generate]) -> None:
-        """Pass requests on, keep the replies, and hand them to all who wait."""
+    def _forward(self, requests: dict[str, Generate]) -> None:
+        """Send requests to the engine, save the responses, and resolve everything that waits for them."""
         try:
-            replies = dict(zip(ours, self.engine.generate(list(ours.values())), strict=True))
+            responses = dict(zip(requests, self.engine.generate(list(requests.values())), strict=True))
             with self._changed:
-                for key, reply in replies.items():
-                    if isinstance(reply, Generation):
-                        self.replies.add(key, reply)
+                for key, response in responses.items():
+                    if isinstance(response, Generation):
+                        self.responses.add(key, response)
         except BaseException as error:
-            self._tell(dict.fromkeys(ours, error))
+            self._resolve(dict.fromkeys(requests, error))
             raise
-        self._tell(replies)
+        self._resolve(responses)
 
-    def _tell(self, replies: Mapping[str, Generation | BaseException]) -> None:
+    def _resolve(self, responses: Mapping[str, Generation | BaseException]) -> None:
         with self._changed:
-            for key, reply in replies.items():
-                answer = self._under_way.pop(key)
-                if isinstance(reply, Generation | BackendError):
-                    answer.set_result(reply)
+            for key, response in responses.items():
+                pending = self._in_flight.pop(key)
+                if isinstance(response, Generation | BackendError):
+                    pending.set_result(response)
                 else:
-                    answer.set_exception(reply)
+                    pending.set_exception(response)
             self._changed.notify_all()
 
-    def _known(self, key: str, request: Generate) -> _Answer | None:
-        reply = self.replies.get(key, request)
-        if reply is None:
+    def _cached(self, key: str, request: Generate) -> _Pending | None:
+        response = self.responses.get(key, request)
+        if response is None:
             return None
-        answer: _Answer = Future()
-        answer.set_result(reply)
-        return answer
+        pending: _Pending = Future()
+        pending.set_result(response)
+        return pending
 
 
-def _handed(reply: Generation | BackendError, request: Generate) -> Generation | BackendError:
-    return replace(reply, context=request.context) if isinstance(reply, Generation) else reply
+def _with_context(response: Generation | BackendError, request: Generate) -> Generation | BackendError:
+    return replace(response, context=request.context) if isinstance(response, Generation) else response
 
 
 def _read(path: Path) -> tuple[dict[str, dict[str, Any]], int | None]:
-    """The replies in a file and, where a killed process left a line unfinished, the length of what is before it."""
+    """The responses in a file; and the length of its complete lines, if a killed process left an incomplete one."""
     if not path.exists():
         return {}, None
-    whole, newline, cut_off = path.read_bytes().rpartition(b"\n")
+    complete, newline, incomplete = path.read_bytes().rpartition(b"\n")
     known: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+    for number, line in enumerate(complete.split(b"\n") if complete else (), start=1):
         try:
             row = json.loads(line)
             known[row["key"]] = {name: row[name] for name in ("key", "text", "finish", "read", "written")}
         except (ValueError, KeyError, TypeError) as error:
-            raise StepladderError(f"{path}:{number}: not a kept reply ({error}); take the line out") from error
-    return known, len(whole) + len(newline) if cut_off else None
+            raise StepladderError(f"{path}:{number}: not a cached response ({error}); delete the line") from error
+    return known, len(complete) + len(newline) if incomplete else None

@@ -1,0 +1,73 @@
+"""`show()` for results: text in a terminal, HTML in a notebook.
+
+In: an object. Out: what its printer writes to a `rich` console, or the same as HTML. Printers are registered by class
+name and imported on first use, so that the core types stay free of presentation code.
+"""
+
+import io
+from collections.abc import Callable
+
+from rich.console import Console
+
+from stepladder.core.registry import Registry
+
+#: By class name: a function (console, object) that prints it.
+PRINTERS: Registry[Callable[..., None]] = Registry(
+    "printer",
+    {
+        "Trajectory": ("stepladder.core.trace_printer:print_trajectory", "steps of an episode"),
+        "Tree": ("stepladder.reporting.tree_text:print_tree", "steps, values and verdicts of a search tree"),
+        "Pair": ("stepladder.core.trace_printer:print_pair", "the two steps of a preference pair"),
+        "Evaluation": ("stepladder.reporting.eval_table:print_evaluation", "metrics with intervals"),
+        "RunComparison": (
+            "stepladder.reporting.compare.compare_table:print_comparison",
+            "arms with paired differences",
+        ),
+        "Run": ("stepladder.reporting.run_tables:print_run", "tables of a run"),
+        "RunScores": ("stepladder.reporting.run_tables:print_scores", "evaluations of a run"),
+    },
+)
+#: By class name: a function of the object that returns HTML, where that is more than the printed text.
+PICTURES: Registry[Callable[..., str]] = Registry(
+    "picture", {"Tree": ("stepladder.reporting.charts.tree_diagram:tree_svg", "the tree as SVG")}
+)
+_WIDTH = 120
+
+
+class Showable:
+    """A mixin with `show()` and the HTML representation that notebooks use."""
+
+    __slots__ = ()
+
+    def show(self) -> None:
+        """Print to the terminal, or display HTML in a notebook."""
+        if _in_notebook():
+            from IPython.display import display
+
+            display(self)  # type: ignore[no-untyped-call]
+        else:
+            self._print(Console())
+
+    def _print(self, console: Console) -> None:
+        PRINTERS.get(type(self).__name__)(console, self)
+
+    def _repr_html_(self) -> str:
+        if (name := type(self).__name__) in PICTURES:
+            return PICTURES.get(name)(self)
+        recorder = Console(file=io.StringIO(), record=True, width=_WIDTH, force_jupyter=False)
+        self._print(recorder)
+        return recorder.export_html(inline_styles=True, code_format='<pre style="line-height:1.3">{code}</pre>')
+
+
+def _in_notebook() -> bool:
+    try:
+        from IPython.core.getipython import get_ipython
+    except ImportError:
+        return False
+    shell = get_ipython()  # type: ignore[no-untyped-call]
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def shortened(text: str, length: int = 60) -> str:
+    """The text in quotes, cut for use in a `repr`."""
+    return repr(text if len(text) <= length else text[: length - 1] + "…")

@@ -1,0 +1,160 @@
+"""A run as an object: its recipe, scores, trees, pairs, policy and reward model.
+
+In: a recipe and a folder (`run`), or the folder of an earlier run (`load_run`). Out: a `Run`.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepladder.core.display import Showable
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import expand_path
+from stepladder.core.io.records import read_records
+from stepladder.core.trace import Pair, Tree
+from stepladder.evaluate.statistics import Interval, interval_text
+from stepladder.explore.tree_store import read_trees
+from stepladder.pipeline.recipe import Recipe, load_recipe
+from stepladder.pipeline.run_folder import RunFolder, StageRecord
+from stepladder.pipeline.runner import RunReport, run_recipe
+from stepladder.pipeline.stage import EVALUATION, PAIRS, REWARD, TRAIN_PAIRS, TREES
+from stepladder.reporting.interactive.policy import Policy, load_policy
+from stepladder.reporting.report.run_data import gather
+
+if TYPE_CHECKING:
+    from stepladder.judges.prm.reward_model import ProcessRewardModel
+
+
+@dataclass(frozen=True, slots=True)
+class RunScores(Showable):
+    """The evaluations of a run, in order."""
+
+    report: RunReport
+    stages: tuple[StageRecord, ...]
+
+    def __getitem__(self, stage: str) -> dict[str, Any]:
+        """The summary numbers of one evaluation."""
+        return next(each.summary for each in self.stages if each.name == stage)
+
+    def __iter__(self) -> Iterator[str]:
+        return (stage.name for stage in self.stages)
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def __repr__(self) -> str:
+        f1 = (f"{stage.name}: F1 {interval_text(Interval(**stage.summary['f1']), 2)}" for stage in self.stages)
+        return f"RunScores({', '.join(f1)})"
+
+
+class Trees(Sequence[Tree]):
+    """The search trees of a run, read from disk as they are needed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice) or index < 0:
+            return list(read_trees(self.path))[index]
+        found = next(islice(read_trees(self.path), index, None), None)
+        if found is None:
+            raise IndexError(f"there are {len(self)} trees")
+        return found
+
+    def __iter__(self) -> Iterator[Tree]:
+        return read_trees(self.path)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in read_trees(self.path))
+
+    def __repr__(self) -> str:
+        return f"Trees({len(self)} in {str(self.path)!r})"
+
+
+class Run(Showable):
+    """A run in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = RunFolder.open(folder)
+
+    def __repr__(self) -> str:
+        done = [stage.name for stage in self.recipe.stages if self.files.done(stage.name) is not None]
+        return f"Run({str(self.folder)!r}, recipe={self.recipe.name!r}, done={done})"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe with every value."""
+        return self.files.recipe()
+
+    @property
+    def report(self) -> RunReport:
+        """Records of all finished stages."""
+        return gather(self.folder).report
+
+    def scores(self) -> RunScores:
+        """All evaluations: `run.scores()["eval-sft"]["f1"]`, or `.show()` for the table."""
+        report = self.report
+        return RunScores(report, tuple(stage for stage in report.stages if EVALUATION in stage.outputs))
+
+    @property
+    def trees(self) -> Trees:
+        """The newest search trees."""
+        return Trees(self._newest(TREES))
+
+    @property
+    def pairs(self) -> Iterator[Pair]:
+        """The newest preference pairs (train split)."""
+        return read_records(self._newest(PAIRS) / TRAIN_PAIRS, Pair)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The newest trained policy, with the agent, data and limits of the recipe."""
+        return load_policy(self.folder)
+
+    @property
+    def agent(self) -> Policy:
+        """The policy, ready to be asked: `run.agent.ask("Who ...?").show()`."""
+        return self.policy
+
+    @cached_property
+    def prm(self) -> "ProcessRewardModel":
+        """The newest process reward model, loaded on the device of the recipe."""
+        from stepladder.judges.prm.reward_model import ProcessRewardModel  # imports torch
+
+        shared = self.recipe.shared
+        return ProcessRewardModel.load(self._newest(REWARD), device=shared.device, dtype=shared.dtype, retokenize=True)
+
+    def _newest(self, role: str) -> Path:
+        path = self.files.newest(role)
+        if path is None:
+            raise StepladderError(f"the run {self.folder} has no {role} yet")
+        return path
+
+
+def run(
+    recipe: str | Path,
+    out: str | Path,
+    overrides: Mapping[str, Any] | Iterable[str] = (),
+    *,
+    update: bool = False,
+) -> Run:
+    """Run a recipe in a folder and return the run. Finished stages are skipped.
+
+    `overrides` changes settings: `{"stages.sft.num_train_epochs": 5}`, or a list of `"key=value"`. `update` recomputes
+    stages that have become stale.
+    """
+    if isinstance(overrides, Mapping):
+        overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    folder = expand_path(str(out))
+    run_recipe(load_recipe(recipe, overrides), folder, update=update)
+    return Run(folder)
+
+
+def load_run(folder: str | Path) -> Run:
+    """The run in a folder."""
+    return Run(expand_path(str(folder)))

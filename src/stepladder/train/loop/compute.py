@@ -1,0 +1,53 @@
+"""The device, precision, seed and processes of a training run."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import PartialState  # type: ignore[import-untyped]
+from transformers import set_seed
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.seeding import seed_of
+from stepladder.models.gpu_memory import apply_gpu_share
+from stepladder.models.loading import pick_device, pick_dtype
+from stepladder.train.loop.config import TrainingConfig
+from stepladder.train.loop.context import TrainingContext
+
+#: Makes a context manager within which models compute in some precision.
+Precision = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Where and how a training run computes."""
+
+    device: torch.device
+    bf16: bool
+    #: 32 bits, as NumPy's global generator takes.
+    seed: int
+    #: accelerate's state. Under torchrun or accelerate every process trains its share; only the main process writes.
+    processes: Any
+
+    @property
+    def autocast(self) -> torch.autocast:
+        """Mixed precision, if configured."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+
+def prepare_compute(config: TrainingConfig, context: TrainingContext, kind: str) -> Compute:
+    """Set up the device and seed all global generators."""
+    device = pick_device(context.device)
+    if device.index:
+        raise StepladderError(
+            f"training uses the first visible GPU, not '{context.device}'; set CUDA_VISIBLE_DEVICES={device.index}"
+        )
+    bf16 = pick_dtype(config.precision, device) is torch.bfloat16
+    processes = PartialState(cpu=device.type == "cpu")
+    device = apply_gpu_share(processes.device) if processes.num_processes > 1 else device
+    seed = seed_of(context.seed, kind) % 2**32
+    set_seed(seed)
+    pick_dtype(context.dtype, device)  # an unknown name fails now, not at the end
+    return Compute(device, bf16, seed, processes)

@@ -1,0 +1,35 @@
+"""What every trainer needs besides the model and its own settings, as one object."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepladder.agents.base import Agent
+from stepladder.core.trace import Question
+from stepladder.driver import OutcomeCallback
+from stepladder.explore.episode import EpisodeConfig
+from stepladder.retrieval.base import Retriever
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingContext:
+    """The task, the output folder and the hardware of a training run."""
+
+    agent: Agent
+    #: Train questions.
+    questions: Sequence[Question]
+    #: Questions to evaluate checkpoints on.
+    dev: Sequence[Question]
+    retriever: Retriever | None
+    #: Limits of an episode; trainers set its sampling.
+    episode: EpisodeConfig
+    #: Where to write. A folder belongs to one set of inputs: the same call resumes in it after a kill.
+    folder: Path
+    seed: int = 0
+    device: str = "auto"
+    #: Of the weights written at the end, fp32 or bf16; auto is that of the initial model's files.
+    dtype: str = "auto"
+    #: Episodes that are generated together.
+    max_batch: int = 64
+    #: Called with every finished episode and update; None shows progress bars.
+    watch: OutcomeCallback | None = None
