@@ -29,7 +29,7 @@ from transformers import AutoModelForSequenceClassification
 
 from stepladder.agents import make_agent
 from stepladder.core.trace import Segment, Trajectory
-from stepladder.data import open_data
+from stepladder.data import load_dataset
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
@@ -48,7 +48,7 @@ def nano_with_head(folder: Path) -> Path:
 
 def trajectories_with_ids(encoding: Encoding, count: int, k: int) -> list[Trajectory]:
     """Gold episodes with the token ids that an engine would have left in them."""
-    data = open_data("atlas", seed=0)
+    data = load_dataset("atlas", seed=0)
     index = BM25Index.from_passages(data.passages or ())
     questions = data.split("test")[:count]
     played = gold_demonstrations(make_agent("prorag-brief"), questions, index, EpisodeConfig(k=k), seed=0).kept

@@ -28,7 +28,7 @@ from stepladder.core.answer_metrics import normalize, score
 from stepladder.core.requests import Sampling
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import ActionKind, Author, Trajectory
-from stepladder.data import open_data
+from stepladder.data import load_dataset
 from stepladder.driver import Driver
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.evaluate.evaluator import evaluate
@@ -136,7 +136,7 @@ def main() -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(arguments.policy, dtype=torch.float32).to(device)
     engine = TransformersEngine(model, AutoTokenizer.from_pretrained(arguments.policy), max_batch=512)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    data = open_data("atlas")
+    data = load_dataset("atlas")
     assert data.passages is not None
     driver = Driver(engine, BM25Index.from_passages(data.passages))
     agent = make_agent("prorag-brief")

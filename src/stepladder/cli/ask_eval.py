@@ -27,8 +27,7 @@ from stepladder.retrieval.factory import retriever_info
 
 @takes_groups
 def ask_command(
-    options: AgentOptions,
-    sampling: SamplingOptions,
+    *,
     question: Annotated[
         str | None,
         typer.Argument(
@@ -38,6 +37,8 @@ def ask_command(
     run: RunPath = None,
     seed: Seed = 0,
     as_json: AsJson = False,
+    options: AgentOptions,
+    sampling: SamplingOptions,
 ) -> None:
     """Answer one question and show each step."""
     setup = AgentSetup.from_options(run, options, sampling)
@@ -67,8 +68,7 @@ def ask_command(
 
 @takes_groups
 def eval_command(
-    options: AgentOptions,
-    sampling: SamplingOptions,
+    *,
     run: RunPath = None,
     split: Annotated[
         str | None,
@@ -86,6 +86,8 @@ def eval_command(
         typer.Option("--against", parser=path_of, metavar="DIR", help="A saved evaluation to compare with, paired."),
     ] = None,
     as_json: AsJson = False,
+    options: AgentOptions,
+    sampling: SamplingOptions,
 ) -> None:
     """Answer the questions of a split and score the answers, with 95% confidence intervals."""
     setup = AgentSetup.from_options(run, options, sampling)

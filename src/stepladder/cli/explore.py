@@ -10,8 +10,8 @@ import typer
 from stepladder.cli.options import (
     AgentName,
     DataName,
+    ExploringModel,
     IndexName,
-    ModelName,
     Questions,
     RunToExtendOrNone,
     SharedTopK,
@@ -82,13 +82,12 @@ class JudgeOptions:
 
 @takes_groups
 def explore_command(
-    judge: JudgeOptions,
-    stage: StageOptions,
+    *,
     run: RunToExtendOrNone = None,
     folder: Annotated[
         Path | None, typer.Option("--out", parser=path_of, metavar="DIR", help="Folder of a new run, instead of --run.")
     ] = None,
-    model: ModelName = None,
+    model: ExploringModel = None,
     agent: AgentName = None,
     data: DataName = None,
     index: IndexName = None,
@@ -107,6 +106,8 @@ def explore_command(
     evaluate: Annotated[
         str | None, typer.Option("--evaluate", metavar="NAME", help="How leaves are valued: rollout, gold or llm.")
     ] = None,
+    judge: JudgeOptions,
+    stage: StageOptions,
 ) -> None:
     """Grow search trees with MCTS. --set changes any other setting of the stage."""
     llm = judge.settings()
@@ -141,9 +142,8 @@ def explore_command(
 
 @takes_groups
 def pairs_command(
+    *,
     run: Annotated[Path, typer.Option("--run", parser=path_of, metavar="DIR", help="A run with trees.")],
-    judge_options: JudgeOptions,
-    stage: StageOptions,
     judge: Annotated[
         str | None,
         typer.Option(
@@ -166,6 +166,8 @@ def pairs_command(
         str | None,
         typer.Option("--order", metavar="NAME", help="Order of steps in the prompt: made, reversed or both (default)."),
     ] = None,
+    judge_options: JudgeOptions,
+    stage: StageOptions,
 ) -> None:
     """Make preference pairs from a run's trees: two steps from the same state, one better than the other."""
     llm = judge_options.settings(mode=mode, order=order)

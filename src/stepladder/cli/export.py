@@ -86,7 +86,7 @@ def adapter_command(
         ),
     ] = None,
     rank: Annotated[
-        int, typer.Option("--rank", min=1, help="LoRA rank: a higher one keeps more and takes more space.")
+        int, typer.Option("--rank", min=1, metavar="N", help="LoRA rank: a higher one keeps more and takes more space.")
     ] = 16,
     as_json: AsJson = False,
 ) -> None:

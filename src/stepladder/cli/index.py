@@ -13,10 +13,10 @@ from stepladder.cli.options import OUT, AsJson, Rerank, TopK, WorldSeed, given, 
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage
 from stepladder.core.trace_printer import printable
-from stepladder.data import DATA_SETS, PUBLISHED, is_dataset_name, open_data
+from stepladder.data import DATA_SETS, PUBLISHED, is_dataset_name, load_dataset
 from stepladder.driver.progress import Phases
 from stepladder.pipeline.recipe import override
-from stepladder.retrieval.factory import open_retriever, retriever_info
+from stepladder.retrieval.factory import load_retriever, retriever_info
 from stepladder.retrieval.index.build import build_index
 from stepladder.retrieval.index.manifest import IndexInfo
 from stepladder.retrieval.index.memory_budget import parse_bytes
@@ -31,7 +31,7 @@ IndexLocation = Annotated[
 
 def load_passages(data: str, world_seed: int) -> Sequence[Passage]:
     """The passages of one or several data sets."""
-    passages = open_data(data, seed=world_seed).passages
+    passages = load_dataset(data, seed=world_seed).passages
     if passages is None:
         raise StepladderError(f"{data} comes without passages: give a corpus to index")
     return passages
@@ -48,8 +48,12 @@ def index_build(
     ],
     folder: Annotated[Path, typer.Option("--out", parser=path_of, metavar="DIR", help="Index folder.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing index.")] = False,
-    words: Annotated[int, typer.Option("--words", min=1, help="Maximum words per passage when texts are split.")] = 100,
-    overlap: Annotated[int, typer.Option("--overlap", min=0, help="Words shared by consecutive passages.")] = 20,
+    words: Annotated[
+        int, typer.Option("--words", min=1, metavar="N", help="Maximum words per passage when texts are split.")
+    ] = 100,
+    overlap: Annotated[
+        int, typer.Option("--overlap", min=0, metavar="N", help="Words shared by consecutive passages.")
+    ] = 20,
     kind: Annotated[
         str,
         typer.Option("--kind", metavar="NAME", help=f"{listed(INDEX_KINDS)}; bm25 combines with any other: bm25+hnsw."),
@@ -70,7 +74,7 @@ def index_build(
     ] = "4GB",
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the index: k1=0.9, pooling=cls ..."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the index: k1=0.9, pooling=cls ..."),
     ] = None,
     world_seed: WorldSeed = 0,
     as_json: AsJson = False,
@@ -110,7 +114,7 @@ def index_search(
     as_json: AsJson = False,
 ) -> None:
     """Show the best passages for a query."""
-    with closing(open_retriever(location, rerank=rerank)) as retriever:
+    with closing(load_retriever(location, rerank=rerank)) as retriever:
         (found,) = retriever.search([query], topk)
     if as_json:
         typer.echo(json.dumps([asdict(passage) for passage in found], indent=2))

@@ -69,7 +69,7 @@ def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if (group := _group(parameter.annotation)) is None:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(_parameter(parameter.name, parameter.annotation, parameter.default))
         else:
             groups[parameter.name] = (group[0], [option.name for option in group[1]])
             parameters += group[1]
@@ -92,30 +92,34 @@ def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 def _group(kind: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]] | None:
     """How to make an option group, and its options; None for any other annotation."""
-    if is_dataclass(kind):
-        hints = get_type_hints(kind, include_extras=True)
-        panel = getattr(kind, "panel", None)
-        return kind, [_parameter(each.name, *get_args(hints[each.name]), each.default, panel) for each in fields(kind)]  # type: ignore[return-value]
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints, panel = get_type_hints(kind, include_extras=True), getattr(kind, "panel", None)
+        return kind, [_parameter(each.name, hints[each.name], each.default, panel) for each in fields(kind)]
     config, *metadata = get_args(kind) or (kind,)
-    if metadata and isinstance(metadata[0], Mapping):
-        options = []
-        for name, help_text in metadata[0].items():
-            if (field := config.model_fields.get(name)) is not None:
-                flags = ("-k", "--topk") if name == "topk" else (f"--{name.replace('_', '-')}",)
-                option = typer.Option(*flags, help=help_text)
-                options.append(_parameter(name, field.annotation, option, field.default, "Limits"))
-        return lambda **typed: config.read(typed), options
-    return None
+    if not metadata or not isinstance(metadata[0], Mapping):
+        return None
+    options = []
+    for name, help_text in metadata[0].items():
+        if (field := config.model_fields.get(name)) is not None:
+            flags = ("-k", "--topk") if name == "topk" else (f"--{name.replace('_', '-')}",)
+            annotation = _annotated(field.annotation, typer.Option(*flags, help=help_text))
+            options.append(_parameter(name, annotation, field.default, "Limits"))
+    return lambda **typed: config.read(typed), options
 
 
-def _parameter(name: str, kind: Any, option: Any, default: Any, panel: str | None) -> inspect.Parameter:
+def _parameter(name: str, annotation: Any, default: Any, panel: str | None = None) -> inspect.Parameter:
+    """An option as a keyword parameter, in a panel of the help. The metavar of numbers is N."""
+    kind, option = get_args(annotation)
     option = copy(option)
-    option.rich_help_panel = panel
+    option.rich_help_panel = panel or option.rich_help_panel
     if not {int, float}.isdisjoint({kind, *get_args(kind)}):
-        option.metavar = option.metavar or "N"  # instead of "<int range> [x>=1]"
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated.__class_getitem__((kind, option))
-    )
+        option.metavar = "N"
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=_annotated(kind, option))
+
+
+def _annotated(kind: Any, option: Any) -> Any:
+    return Annotated[kind, option]
 
 
 _DEFAULTS = SharedConfig()
@@ -161,6 +165,9 @@ ModelName = Annotated[
     ),
 ]
 Policy = Annotated[str, typer.Option("--model", metavar="NAME", help=f"The model to train: {_MODELS}.")]
+ExploringModel = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help=f"With --out: {_MODELS} [dim](default: nano)[/]")
+]
 RunPath = Annotated[
     Path | None,
     typer.Option(
@@ -197,7 +204,7 @@ IndexName = Annotated[
         help="Index folder, or URLs of search servers joined by commas [dim](default: the passages of the data set)[/]",
     ),
 ]
-TopK = Annotated[int, typer.Option("-k", "--topk", min=1, help=_TOPK)]
+TopK = Annotated[int, typer.Option("-k", "--topk", min=1, metavar="N", help=_TOPK)]
 SharedTopK = Annotated[int | None, typer.Option("-k", "--topk", min=1, help=_unset(_TOPK, _DEFAULTS.search.k))]
 MaxSteps = Annotated[
     int | None,
@@ -224,7 +231,7 @@ StageName = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting. Repeatable; the last value wins."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Override a setting. Repeatable; the last value wins."),
 ]
 Update = Annotated[bool, typer.Option("--update", help="Delete and recompute stale stages.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -63,7 +63,13 @@ def compare_command(
 ) -> None:
     """Compare runs on their common questions: scores with intervals, paired differences, cost."""
     from stepladder.driver.progress import Progress
-    from stepladder.reporting.compare import comparison_json, compare_arms, group_by_seed, load_sources, write_comparison
+    from stepladder.reporting.compare import (
+        compare_arms,
+        comparison_json,
+        group_by_seed,
+        load_sources,
+        write_comparison,
+    )
     from stepladder.reporting.compare.compare_table import print_comparison
 
     check_writable_file("--html", html)
@@ -90,8 +96,10 @@ def study_command(
     folder: Annotated[
         Path, typer.Option("--out", parser=path_of, metavar="DIR", help="Folder of all studies; each has a subfolder.")
     ] = Path("studies"),
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds: 0, 1, 2 ...")] = 5,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Concurrent runs; they share cores and GPU.")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Number of seeds: 0, 1, 2 ...")] = 5,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, metavar="N", help="Concurrent runs; they share cores and GPU.")
+    ] = 1,
     overrides: Overrides = None,
     update: Update = False,
     as_json: AsJson = False,

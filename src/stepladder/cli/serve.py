@@ -21,7 +21,7 @@ from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS, is_dataset_name
 from stepladder.pipeline.resources import ORACLE
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.factory import open_retriever, with_reranker
+from stepladder.retrieval.factory import load_retriever, with_reranker
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.index.build import passages_checksum
 from stepladder.retrieval.index.manifest import IndexInfo, index_info
@@ -75,17 +75,18 @@ _PORT = typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.
 
 @takes_groups
 def serve_command(
+    *,
     index: Annotated[
         str, typer.Argument(metavar="INDEX", help=f"Index folder, or data sets: {listed(DATA_SETS)}, hotpotqa ...")
     ],
-    listen: ListenOptions,
-    limits: Annotated[ServerConfig, _LIMITS],
     port: Annotated[int, _PORT] = 8000,
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="Device of the query encoder: cpu, auto, cuda.")
     ] = "cpu",
     rerank: Rerank = None,
     world_seed: WorldSeed = 0,
+    listen: ListenOptions,
+    limits: Annotated[ServerConfig, _LIMITS],
 ) -> None:
     """Serve an index to many clients: POST /retrieve as in Search-R1, and /health, /info, /metrics, /openapi.json."""
     from stepladder.serve.search.search_server import serve  # imports the HTTP libraries
@@ -117,17 +118,14 @@ def _open_index(index: str, world_seed: int, device: str, rerank: str | None) ->
         retriever = with_reranker(BM25Index.from_passages(passages), rerank, device)
         info = IndexInfo("bm25", len(passages), {"world_seed": world_seed}, index, "", passages_checksum(passages), {})
     else:
-        retriever = open_retriever(index, device=device, rerank=rerank)
+        retriever = load_retriever(index, device=device, rerank=rerank)
         info = index_info(path_of(index))
     return retriever, replace(info, settings={**info.settings, "rerank": rerank}) if rerank else info
 
 
 @takes_groups
 def serve_agent_command(
-    options: AgentOptions,
-    sampling: SamplingOptions,
-    listen: ListenOptions,
-    limits: Annotated[AgentServerConfig, _LIMITS],
+    *,
     run: Annotated[
         Path | None,
         typer.Argument(
@@ -148,6 +146,10 @@ def serve_agent_command(
         ),
     ] = None,
     port: Annotated[int, _PORT] = 8001,
+    options: AgentOptions,
+    sampling: SamplingOptions,
+    listen: ListenOptions,
+    limits: Annotated[AgentServerConfig, _LIMITS],
 ) -> None:
     """Serve an agent: OpenAI's POST /v1/chat/completions with steps and citations, and MCP (at /mcp, or --mcp)."""
     if run is not None and run_option is not None:

@@ -71,8 +71,8 @@ def run_command(
 @app.command("sft")
 @takes_groups
 def train_sft_command(
+    *,
     folder: RunOut,
-    training: TrainingOptions,
     model: Policy = "nano",
     agent: Annotated[
         str, typer.Option("--agent", metavar="NAME", help=f"Agent to imitate: {AGENTS_HELP}.")
@@ -110,6 +110,7 @@ def train_sft_command(
     overrides: Overrides = None,
     update: Update = False,
     as_json: AsJson = False,
+    training: TrainingOptions,
 ) -> None:
     """Supervised fine-tuning on demonstrations. --set changes any other setting of the stage."""
     entry = given(
@@ -136,9 +137,8 @@ def train_sft_command(
 @app.command("prm")
 @takes_groups
 def train_prm_command(
+    *,
     run: RunToExtend,
-    training: TrainingOptions,
-    stage: StageOptions,
     objective: Annotated[
         str | None,
         typer.Option(
@@ -154,6 +154,8 @@ def train_prm_command(
             "--model", metavar="NAME", help="Initial model, such as nano-critic [dim](default: the newest policy)[/]"
         ),
     ] = None,
+    training: TrainingOptions,
+    stage: StageOptions,
 ) -> None:
     """Train a process reward model on a run's pairs or trees. --set changes any other setting of the stage."""
     add_stage(run, "prm", given(objective=objective, model=model) | training.settings(), stage)
@@ -162,9 +164,8 @@ def train_prm_command(
 @app.command("rft")
 @takes_groups
 def train_rft_command(
+    *,
     run: RunToExtend,
-    training: TrainingOptions,
-    stage: StageOptions,
     questions: Questions = None,
     num_generations: NumGenerations = None,
     threshold: Annotated[
@@ -178,6 +179,8 @@ def train_rft_command(
     keep: Annotated[
         int | None, typer.Option("--keep", min=1, help="Maximum trajectories to keep per question.")
     ] = None,
+    training: TrainingOptions,
+    stage: StageOptions,
 ) -> None:
     """Rejection sampling: fine-tune on the policy's own correct trajectories. --set changes any other setting."""
     settings = given(questions=questions, num_generations=num_generations, keep=keep) | training.settings()
@@ -189,9 +192,8 @@ def train_rft_command(
 @app.command("dpo")
 @takes_groups
 def train_dpo_command(
+    *,
     run: RunToExtend,
-    training: TrainingOptions,
-    stage: StageOptions,
     pairs: Annotated[
         Path | None,
         typer.Option(
@@ -208,6 +210,8 @@ def train_dpo_command(
     loss_type: Annotated[
         str | None, typer.Option("--loss-type", metavar="NAME", help="sigmoid [dim](default)[/] or ipo.")
     ] = None,
+    training: TrainingOptions,
+    stage: StageOptions,
 ) -> None:
     """Direct preference optimization (DPO) on step pairs. --set changes any other setting of the stage."""
     settings = given(beta=beta, loss_type=loss_type) | training.settings()
@@ -221,9 +225,8 @@ def train_dpo_command(
 @app.command("grpo")
 @takes_groups
 def train_grpo_command(
+    *,
     run: RunToExtend,
-    training: TrainingOptions,
-    stage: StageOptions,
     mode: Annotated[
         str | None,
         typer.Option(
@@ -237,6 +240,8 @@ def train_grpo_command(
     num_generations: Annotated[
         int | None, typer.Option("--num-generations", min=2, help="Episodes per question.")
     ] = None,
+    training: TrainingOptions,
+    stage: StageOptions,
 ) -> None:
     """Reinforcement learning with GRPO. --set changes any other setting of the stage."""
     settings = given(mode=mode, questions=questions, num_generations=num_generations) | training.settings()
@@ -245,14 +250,15 @@ def train_grpo_command(
 
 @takes_groups
 def prm_command(
+    *,
     run: RunToExtend,
-    stage: StageOptions,
     split: Annotated[
         str | None,
         typer.Option("--split", metavar="NAME", help="Split of the questions: test [dim](default)[/], dev or train."),
     ] = None,
     questions: Questions = None,
     num_generations: NumGenerations = None,
+    stage: StageOptions,
 ) -> None:
     """Evaluate a run's reward model: against the gold judge, on held-out pairs, on corrupted trajectories."""
     earlier = stages_before(run, stage.name or "prm-eval").values()

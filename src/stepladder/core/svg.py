@@ -49,7 +49,7 @@ def chart_page(title: str, subtitle: str, height: float, parts: Iterable[str]) -
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" {size} role="img" '
-            f'aria-label="{escape_escape_xml(title)}">',
+            f'aria-label="{escape_xml(title)}">',
             f"<style>{_LIGHT}{colors[0]}",
             f"@media (prefers-color-scheme:dark){{{_DARK}{colors[1]}}}</style>",
             f'<rect class="paper" {size}/>',
@@ -64,7 +64,7 @@ def chart_page(title: str, subtitle: str, height: float, parts: Iterable[str]) -
 def inline_chart(title: str, width: float, height: float, parts: Iterable[str]) -> str:
     """An SVG element for an HTML page, whose style sheet colors the classes."""
     box = f'viewBox="0 0 {width:g} {height:g}"'
-    return f'<svg class="chart" {box} role="img" aria-label="{escape_escape_xml(title)}">{"".join(parts)}</svg>'
+    return f'<svg class="chart" {box} role="img" aria-label="{escape_xml(title)}">{"".join(parts)}</svg>'
 
 
 # --- elements ---------------------------------------------------------------------------------------------------

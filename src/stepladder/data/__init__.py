@@ -23,7 +23,7 @@ __all__ = [
     "absolute_name",
     "data_files",
     "is_dataset_name",
-    "open_data",
+    "load_dataset",
     "open_files",
 ]
 
@@ -31,7 +31,7 @@ __all__ = [
 DATA_SETS = ("atlas", *(f"atlas-{size}" for size in SIZES))
 
 
-def open_data(name: str, *, seed: int = 0) -> DataSet:
+def load_dataset(name: str, *, seed: int = 0) -> DataSet:
     """A data set by name. A question file has the single split `all`; `seed` is the seed of the Atlas world."""
     parts = _parts(name)
     if len(parts) == 1:

@@ -18,7 +18,7 @@ from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question
-from stepladder.data import DATA_SETS, DataSet, open_data
+from stepladder.data import DATA_SETS, DataSet, load_dataset
 from stepladder.driver import Driver, Outcome
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.gym import ENV_ID
@@ -27,7 +27,7 @@ from stepladder.gym.spaces import AnyText
 from stepladder.gym.turn import Turn
 from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.factory import open_retriever
+from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index.bm25 import BM25Index
 
 Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
@@ -134,7 +134,7 @@ class Game:
         if not self.agent.searches:
             return None
         if self.settings.index is not None:
-            return open_retriever(self.settings.index)
+            return load_retriever(self.settings.index)
         if data is None or data.passages is None:
             raise StepladderError(
                 f"the agent '{self.agent.name}' searches, and there is nothing to search: add index= (a folder or the "
@@ -161,13 +161,13 @@ def _expect_no_contradiction(settings: GameConfig) -> None:
 
 
 def _open(name: str, settings: GameConfig) -> DataSet:
-    return _world(name, settings.world_seed) if name in DATA_SETS else open_data(name)
+    return _world(name, settings.world_seed) if name in DATA_SETS else load_dataset(name)
 
 
 @lru_cache(maxsize=1)
 def _world(name: str, seed: int) -> DataSet:
     """A generated data set. It takes a second to make, and environments are made by the dozen, all alike."""
-    return open_data(name, seed=seed)
+    return load_dataset(name, seed=seed)
 
 
 def _split(data: DataSet | None, settings: GameConfig) -> tuple[Question, ...]:

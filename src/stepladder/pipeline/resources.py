@@ -20,14 +20,14 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 from stepladder.core.requests import Sampling
 from stepladder.core.trace import Question
-from stepladder.data import DATA_SETS, PUBLISHED, SPLITS, DataSet, absolute_name, open_data, open_files
+from stepladder.data import DATA_SETS, PUBLISHED, SPLITS, DataSet, absolute_name, load_dataset, open_files
 from stepladder.data.holdout import WARMUP, held_out, with_warmup
 from stepladder.engines import Engine, make_engine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.models import absolute_if_folder
 from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.factory import absolute_location, open_retriever, with_reranker
+from stepladder.retrieval.factory import absolute_location, load_retriever, with_reranker
 from stepladder.retrieval.index.bm25 import BM25Index
 
 #: Names in place of a policy: the initial policy of the recipe, and the oracle, which replays gold decompositions.
@@ -93,7 +93,7 @@ class DataConfig(Config):
     def open(self) -> DataSet:
         """The questions and their passages."""
         name = self.name
-        data = open_files("the data", self.files) if name is None else open_data(name, seed=self.world_seed)
+        data = open_files("the data", self.files) if name is None else load_dataset(name, seed=self.world_seed)
         data = held_out(data, self.holdout) if self.holdout else data
         return with_warmup(data, self.warmup) if self.warmup else data
 
@@ -164,7 +164,7 @@ class RunContext:
             return None
         search = self.settings.search
         if self.settings.data.index is not None:
-            return open_retriever(self.settings.data.index, device=search.device, rerank=search.rerank)
+            return load_retriever(self.settings.data.index, device=search.device, rerank=search.rerank)
         return with_reranker(BM25Index.from_passages(self.data.passages or ()), search.rerank, search.device)
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ def print_summary(console: Console, summary: Summary, title: str) -> None:
         console.print(f"failed {count}x: {reason}", style="red", highlight=False, markup=False)
     if summary.cancelled:
         console.print(
-            f"stopped early: {summary.cancelled:,} questions not evaluated and not in the averages", style="yellow"
+            f"interrupted: {summary.cancelled:,} questions not evaluated, excluded from all means", style="yellow"
         )
 
 

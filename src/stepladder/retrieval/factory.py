@@ -29,7 +29,7 @@ def absolute_location(location: str) -> str:
     return location if is_url(location) else str(expand_path(location).absolute())
 
 
-def open_retriever(location: str, *, device: str = "cpu", rerank: str | None = None) -> Retriever:
+def load_retriever(location: str, *, device: str = "cpu", rerank: str | None = None) -> Retriever:
     """The index in a folder, or behind comma-separated URLs (with the token in `STEPLADDER_TOKEN`).
 
     Encoders run on the `device`; `rerank` is a cross-encoder.

@@ -8,7 +8,7 @@ import pytest
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage, Question
-from stepladder.data import absolute_name, data_files, open_data
+from stepladder.data import absolute_name, data_files, load_dataset
 from stepladder.data.formats.flashrag import load_questions
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import load_recipe
@@ -44,7 +44,7 @@ def other(tmp_path: Path) -> Path:
 
 
 def test_a_folder(folder: Path) -> None:
-    data = open_data(str(folder))
+    data = load_dataset(str(folder))
     assert (data.name, list(data.questions), len(data.split("train"))) == ("rain", ["train", "dev"], 4)
     assert list(data.passages or ()) == [Passage("p1", "Rain", "Rain is a film."), Passage("p2", "Rain", "It is wet.")]
     with pytest.raises(StepladderError, match="unknown split of rain 'test'"):
@@ -52,7 +52,7 @@ def test_a_folder(folder: Path) -> None:
 
 
 def test_splits_and_passages_are_read_when_asked_for(folder: Path) -> None:
-    data = open_data(str(folder))
+    data = load_dataset(str(folder))
     train = data.split("train")
     (folder / "train.jsonl").unlink()
     (folder / "dev.jsonl.gz").write_bytes(b"no gzip")
@@ -70,7 +70,7 @@ def test_files_as_the_sets_call_them(tmp_path: Path) -> None:
     write(tmp_path / "hotpot_dev_distractor_v1.json", {**HOTPOT, "_id": "d"})
     write(tmp_path / "hotpot_dev_fullwiki_v1.json", {**HOTPOT, "_id": "f"})
     write(tmp_path / "hotpot_test_fullwiki_v1.json", {"_id": "t", "question": "Who?", "context": [RAIN, ADA]})
-    data = open_data(str(tmp_path))
+    data = load_dataset(str(tmp_path))
     assert {split: group[0].id for split, group in data.questions.items()} == {"train": "5ade", "dev": "d"}
     assert len(data.passages or ()) == 3
 
@@ -78,26 +78,26 @@ def test_files_as_the_sets_call_them(tmp_path: Path) -> None:
 def test_two_files_for_one_split_are_one_too_many(folder: Path) -> None:
     write(folder / "train.json", TWOWIKI)
     with pytest.raises(StepladderError, match=r"several files for the split train: train.json, train.jsonl"):
-        open_data(str(folder))
+        load_dataset(str(folder))
 
 
 def test_a_folder_without_questions(tmp_path: Path) -> None:
     with pytest.raises(StepladderError, match=r"expected train, dev or test questions in it .* found nothing"):
-        open_data(str(tmp_path))
+        load_dataset(str(tmp_path))
     write(tmp_path / "test.json", {"_id": "t", "question": "Who?", "context": [RAIN]})
     with pytest.raises(StepladderError, match=r"the questions of test.json have no answers"):
-        open_data(str(tmp_path))
+        load_dataset(str(tmp_path))
 
 
 def test_titles_find_gold_passages_in_the_corpus_or_in_the_context(folder: Path) -> None:
     titled = {"supporting_facts": {"title": ["Rain", "Rain"], "sent_id": [0, 1]}}
     write(folder / "dev.jsonl", line("q", **titled))
     (folder / "dev.jsonl.gz").unlink()
-    assert open_data(str(folder)).split("dev")[0].gold_passages == (("p1", "p2"),)
+    assert load_dataset(str(folder)).split("dev")[0].gold_passages == (("p1", "p2"),)
     context = {"context": {"title": ["Rain"], "content": [["Rain is a film."]]}}
     (alone,) = load_questions(write(folder / "alone.jsonl", line("q", **titled, **context)))
     assert alone.gold_passages == (("Rain",),)
-    assert list(open_data(str(folder / "alone.jsonl")).passages or ()) == [Passage("Rain", "Rain", "Rain is a film.")]
+    assert list(load_dataset(str(folder / "alone.jsonl")).passages or ()) == [Passage("Rain", "Rain", "Rain is a film.")]
 
 
 def test_chains_are_made_of_texts_in_the_corpus(folder: Path) -> None:
@@ -106,7 +106,7 @@ def test_chains_are_made_of_texts_in_the_corpus(folder: Path) -> None:
     write(folder / "train.jsonl", {**asked, "golden_answers": ["Velm"]})
     texts = {"p3": f'"Rain"\n{"".join(RAIN[1])}', "p4": f'"Ada Orm"\n{"".join(ADA[1])}'}
     write(folder / "corpus.jsonl", *({"id": key, "contents": text} for key, text in texts.items()))
-    (question,) = open_data(str(folder)).split("train")
+    (question,) = load_dataset(str(folder)).split("train")
     assert [(hop.question, hop.passages) for hop in question.hops] == [
         ("Who is the director of Rain?", ("p3",)),
         ("Where did #1 die?", ("p4",)),
@@ -114,7 +114,7 @@ def test_chains_are_made_of_texts_in_the_corpus(folder: Path) -> None:
 
 
 def test_joined_sets_take_turns(folder: Path, other: Path) -> None:
-    data = open_data(f"{folder}+{other}")
+    data = load_dataset(f"{folder}+{other}")
     assert (data.name, list(data.questions)) == ("rain+dust", ["train", "dev", "test"])
     ids = [question.id for question in data.split("train")]
     assert ids == ["rain/t0", "dust/t0", "rain/t1", "rain/t2", "dust/t1", "rain/t3"]
@@ -126,31 +126,31 @@ def test_joined_sets_take_turns(folder: Path, other: Path) -> None:
 def test_gold_ids_of_a_set_without_passages_stay(folder: Path, other: Path) -> None:
     for each in (folder, other):
         (each / "corpus.jsonl").unlink()
-    data = open_data(f"{folder}+{other}")
+    data = load_dataset(f"{folder}+{other}")
     assert data.passages is None
     assert data.split("train")[0].gold_passages == (("p1",),)
 
 
 def test_sets_of_one_name_are_not_joined(folder: Path) -> None:
     with pytest.raises(StepladderError, match="two of the sets have the same name"):
-        open_data(f"{folder}+{folder}/")
+        load_dataset(f"{folder}+{folder}/")
 
 
 def test_published_sets_are_looked_for(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STEPLADDER_DATA", raising=False)
     with pytest.raises(StepladderError, match=r"looked in data.musique\. Get musique_ans_v1.0_train.jsonl, .*FlashRAG"):
-        open_data("musique")
+        load_dataset("musique")
     folder.rename(tmp_path / "sets" / "musique")
     (tmp_path / "data").symlink_to(tmp_path / "sets")
-    assert open_data("musique").name == "musique"
+    assert load_dataset("musique").name == "musique"
     monkeypatch.setenv("STEPLADDER_DATA", str(tmp_path / "sets"))
     monkeypatch.chdir("/")
-    assert len(open_data("musique").split("train")) == 4
+    assert len(load_dataset("musique").split("train")) == 4
     with pytest.raises(StepladderError, match=r"put them into .*sets.hotpotqa"):
-        open_data("musique+hotpotqa")
+        load_dataset("musique+hotpotqa")
     with pytest.raises(StepladderError, match="Did you mean 'musique'"):
-        open_data("musiqe")
+        load_dataset("musiqe")
 
 
 def test_recipes_keep_absolute_places(
@@ -186,6 +186,6 @@ def test_a_run_depends_on_the_files_of_its_data(folder: Path, other: Path, tmp_p
 
 
 def test_atlas_may_be_joined(folder: Path) -> None:
-    data = open_data(f"atlas+{folder}")
+    data = load_dataset(f"atlas+{folder}")
     assert isinstance(data.split("dev")[0], Question)
     assert {question.id.partition("/")[0] for question in data.split("dev")} == {"atlas", "rain"}

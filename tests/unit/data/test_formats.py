@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepladder.core.trace import Hop, Passage, Question
-from stepladder.data import open_data
+from stepladder.data import load_dataset
 from stepladder.data.formats.detect import detect_format, read_questions
 from stepladder.data.formats.rows import QuestionFileError, rows
 from tests.support.question_files import ADA, DUST, HOTPOT, RAIN, TWOWIKI, write
@@ -31,12 +31,12 @@ MUSIQUE = {
 
 
 def one(path: Path) -> Question:
-    (question,) = open_data(str(path)).split("all")
+    (question,) = load_dataset(str(path)).split("all")
     return question
 
 
 def test_hotpotqa(tmp_path: Path) -> None:
-    data = open_data(str(write(tmp_path / "hotpot_train_v1.1.json", HOTPOT, {**HOTPOT, "_id": "2"})))
+    data = load_dataset(str(write(tmp_path / "hotpot_train_v1.1.json", HOTPOT, {**HOTPOT, "_id": "2"})))
     question = data.split("all")[0]
     assert (question.id, question.kind, question.answers) == ("5ade", "bridge", ("Velm",))
     assert question.gold_passages == (("Rain (film)",), ("Ada Orm",))
@@ -68,7 +68,7 @@ def test_the_fullwiki_file_may_lack_gold_passages(tmp_path: Path) -> None:
 
 def test_questions_without_a_decomposition_are_counted(tmp_path: Path) -> None:
     bare = {**HOTPOT, "_id": "2", "context": [RAIN, DUST]}
-    data = open_data(str(write(tmp_path / "dev.json", HOTPOT, bare)))
+    data = load_dataset(str(write(tmp_path / "dev.json", HOTPOT, bare)))
     assert data.skipped("all") == {"decompositions that cannot be derived from the annotation": 1}
 
 
@@ -95,7 +95,7 @@ def test_a_test_file_has_questions_without_answers(tmp_path: Path) -> None:
 
 def test_musique(tmp_path: Path) -> None:
     unanswerable = {**MUSIQUE, "answerable": False}
-    data = open_data(str(write(tmp_path / "musique_full_v1.0_train.jsonl", MUSIQUE, unanswerable)))
+    data = load_dataset(str(write(tmp_path / "musique_full_v1.0_train.jsonl", MUSIQUE, unanswerable)))
     (question,) = data.split("all")
     assert data.skipped("all") == {"unanswerable": 1}
     ids = {passage.text: passage.id for passage in data.passages or ()}
@@ -117,7 +117,7 @@ def test_popqa(tmp_path: Path) -> None:
         "id\tsubj\tprop\tobj\tquestion\tpossible_answers\n"
         '7\tAda Orm\toccupation\tpainter\tWhat is Ada Orm\'s occupation?\t"[""painter"", ""artist""]"\n'
     )
-    data = open_data(str(path))
+    data = load_dataset(str(path))
     text = "What is Ada Orm's occupation?"
     hops = (Hop(text, "painter", (), ("artist",)),)
     assert data.split("all") == (Question("7", text, ("painter", "artist"), hops, kind="occupation"),)
@@ -130,13 +130,13 @@ def test_bamboogle(tmp_path: Path) -> None:
     expected = (Question("1", "Who, if any, built Span One?", ("Ena Voss",)), Question("2", "Who?", ("Orm",)))
     objects = [{"Question": each.text, "Answer": each.answers[0]} for each in expected]
     for path in (table, write(tmp_path / "test.json", *objects), write(tmp_path / "test.jsonl", *objects)):
-        assert open_data(str(path)).split("all") == expected
+        assert load_dataset(str(path)).split("all") == expected
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"text": "x"}', r"unknown question format. Found the keys \[\"text\"\]; expected .*HotpotQA \(context"),
+        ("a.jsonl", '{"text": "x"}', r"unknown .*format. Found the keys \[\"text\"\]; expected .*HotpotQA \(context"),
         ("a.json", '{"question": "x"}', "expected a JSON list of questions"),
         ("a.json", "[1]", "a.json:1: expected a JSON object, found 1"),
         (

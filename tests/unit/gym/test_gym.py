@@ -456,7 +456,7 @@ def test_closing_lets_go_of_what_was_opened_here_alone(monkeypatch: pytest.Monke
     with pytest.raises(StepladderError, match="closed: make a new one"):
         env.reset()
     opened: dict[str, Fragile] = {}
-    monkeypatch.setattr("stepladder.gym.game.open_retriever", lambda place: opened.setdefault(place, Fragile()))
+    monkeypatch.setattr("stepladder.gym.game.load_retriever", lambda place: opened.setdefault(place, Fragile()))
     envs = gymnasium.make_vec(ID, 2, vectorization_mode="vector_entry_point", questions=QUESTIONS, index=Path("wiki"))
     envs.close()
     assert opened["wiki"].closed

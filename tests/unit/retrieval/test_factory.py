@@ -14,7 +14,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.evaluate.evaluator import evaluate
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import Recipe
-from stepladder.retrieval.factory import is_url, open_retriever, retriever_info
+from stepladder.retrieval.factory import is_url, load_retriever, retriever_info
 from stepladder.retrieval.index.build import build_index, open_index
 from stepladder.retrieval.index.manifest import index_info
 from stepladder.retrieval.remote.limits import ServerConfig
@@ -46,7 +46,7 @@ def served(folder: Path, token: str | None = None, **limits: int) -> Iterator[st
 
 def test_a_folder_and_its_server_find_the_same(folder: Path) -> None:
     query = PASSAGES[0].title
-    with served(folder) as url, closing(open_retriever(url)) as remote, closing(open_retriever(str(folder))) as local:
+    with served(folder) as url, closing(load_retriever(url)) as remote, closing(load_retriever(str(folder))) as local:
         assert remote.search([query], 3) == local.search([query], 3)
         assert retriever_info(url) == retriever_info(str(folder)) == index_info(folder)
 
@@ -55,8 +55,8 @@ def test_a_client_keeps_to_the_limits_of_its_server(folder: Path) -> None:
     queries = [f"{PASSAGES[number % 3].title} {'x' * number}" for number in range(10)]
     with (
         served(folder, max_queries=4, max_characters=12) as url,
-        closing(open_retriever(url)) as remote,
-        closing(open_retriever(str(folder))) as local,
+        closing(load_retriever(url)) as remote,
+        closing(load_retriever(str(folder))) as local,
     ):
         assert remote.search(queries, 3) == local.search([query[:12] for query in queries], 3)
         with pytest.raises(StepladderError, match='"topk" must be from 1 to 100'):
@@ -66,10 +66,10 @@ def test_a_client_keeps_to_the_limits_of_its_server(folder: Path) -> None:
 def test_the_token_comes_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(folder, token="sesame") as url:
         monkeypatch.delenv("STEPLADDER_TOKEN", raising=False)
-        with closing(open_retriever(url)) as refused, pytest.raises(StepladderError, match="refused the token"):
+        with closing(load_retriever(url)) as refused, pytest.raises(StepladderError, match="refused the token"):
             refused.search(["tower"], 1)
         monkeypatch.setenv("STEPLADDER_TOKEN", "sesame")
-        with closing(open_retriever(url)) as let_in:
+        with closing(load_retriever(url)) as let_in:
             assert let_in.search([PASSAGES[0].title], 1)[0]
 
 
@@ -99,7 +99,7 @@ def test_places(tmp_path: Path) -> None:
     assert is_url("https://node:1,http://node:2")
     assert not is_url("httpfolder")
     with pytest.raises(StepladderError, match="there is no such folder"):
-        open_retriever(str(tmp_path / "none"))
+        load_retriever(str(tmp_path / "none"))
 
 
 def test_an_evaluation_is_not_lost_when_its_server_ends_afterwards(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage
-from stepladder.data import open_data
+from stepladder.data import load_dataset
 from stepladder.retrieval.base import Retriever, check_retriever
 from stepladder.retrieval.hybrid import HybridRetriever, fuse_by_ranks, fuse_by_scores
 from stepladder.retrieval.index.bm25 import BM25Index
@@ -71,7 +71,7 @@ def test_each_retriever_is_asked_for_more_than_is_wanted() -> None:
 
 
 def test_it_keeps_the_contract() -> None:
-    world = open_data("atlas").passages or ()
+    world = load_dataset("atlas").passages or ()
     hybrid = HybridRetriever([BM25Index.from_passages(world), BM25Index.from_passages(world, k1=0.5, title_weight=1)])
     check_retriever(hybrid, [passage.title for passage in world[:5]])
     assert hybrid.search([], 3) == []
@@ -120,7 +120,7 @@ def test_scores_cannot_be_fused_where_there_are_none() -> None:
 
 
 def test_fusion_by_scores_keeps_the_contract() -> None:
-    data = open_data("atlas")
+    data = load_dataset("atlas")
     world = (data.passages or ())[:200]
     parts = [BM25Index.from_passages(world), BM25Index.from_passages(world, title_weight=1)]
     check_retriever(

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel, B
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage
-from stepladder.data import open_data
+from stepladder.data import load_dataset
 from stepladder.retrieval.base import Retriever, check_retriever
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.rerank import RerankedRetriever
@@ -130,7 +130,7 @@ def test_queries_that_find_nothing_are_not_read(cross_encoder: Path) -> None:
 
 
 def test_it_keeps_the_contract(cross_encoder: Path) -> None:
-    data = open_data("atlas")
+    data = load_dataset("atlas")
     inner = BM25Index.from_passages(data.passages)
     queries = [question.text for question in data.split("test")[:4]]
     check_retriever(RerankedRetriever(inner, cross_encoder, depth=10, batch=4, device="cpu"), queries)

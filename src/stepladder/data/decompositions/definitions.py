@@ -12,9 +12,13 @@ _END = re.compile(
 _IS = re.compile(r"\b(?:is|was|are|were) (?:an?|the|one of the|any of the) ([^.;:]+)")
 
 
-_NOT_ADJECTIVES = frozenset("a an the of in for that who which by from and with on at to or is was as".split())
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_NOT_ADJECTIVES = _words("a an the of in for that who which by from and with on at to or is was as")
 #: Nouns for the subjects of encyclopedia articles.
-_KINDS = frozenset(
+_KINDS = _words(
     """actor actress director filmmaker producer screenwriter writer author novelist poet playwright journalist critic
     singer songwriter musician rapper composer guitarist drummer pianist violinist conductor dancer model comedian
     entertainer painter artist sculptor photographer designer architect footballer player quarterback wrestler boxer
@@ -31,7 +35,7 @@ _KINDS = frozenset(
     sea county district province state country nation city town village suburb neighborhood neighbourhood municipality
     community region territory colony kingdom empire war battle conflict campaign treaty act breed species genus plant
     fruit dish cheese beverage language dialect religion sport instrument software website system disease drug mineral
-    road highway motorway railway vehicle car locomotive weapon missile rifle""".split()
+    road highway motorway railway vehicle car locomotive weapon missile rifle"""
 )
 _PERSON = re.compile(r"\(\s?born\b|\b(?:he|she|his|her|him)\b", re.IGNORECASE)
 #: Most words of a sub-answer.

@@ -43,12 +43,8 @@ def _description_after_name(text: str, name: str, about: str, who: str) -> tuple
     if start < 0 or found is None:
         return None
     before, rest = text[: start + found.start()], text[start + found.end() :].rstrip(" ?")
-    if (
-        _QUESTION_WORD.search(before)
-        or not _QUESTION_WORD.search(rest)
-        or _COPULA.search(before)
-        or not _fits(found[1], about, who)
-    ):
+    asks_after_name = _QUESTION_WORD.search(rest) and not _QUESTION_WORD.search(before)
+    if not asks_after_name or _COPULA.search(before) or not _fits(found[1], about, who):
         return None
     owner = "'s" if found[2] == "whose" else ""
     return f"{before}which {found[1].strip()}?", f"#1{owner} {rest}?"

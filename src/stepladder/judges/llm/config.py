@@ -1,10 +1,8 @@
-"""Settings of a model as judge: which one, how it is asked, and what it may cost."""
+"""Settings of an LLM judge: the model, the mode of judging, and the budget."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -12,20 +10,16 @@ from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.judges.llm.llm_judge import LLMJudge, Mode, Order
 from stepladder.judges.llm.spend.prices import Price, load_prices
+from stepladder.judges.llm.spend.response_cache import RESPONSES, CachedEngine, ResponseCache
 
-if TYPE_CHECKING:  # brings the client of OpenAI, which takes a second
-    from stepladder.judges.llm.local_engine import LocalEngine
-    from stepladder.judges.llm.spend.paid import PaidEngine
-    from stepladder.judges.llm.spend.response_cache import ResponseCache
-
-#: Settings that change what judging costs, and no verdict.
+#: Settings that change costs but no verdict.
 COST_SETTINGS = ("budget", "prices", "concurrency", "timeout", "retries")
-#: Files of a judge in a stage's folder: what was paid for holds under any settings.
-PERSISTENT_FILES = ("replies.jsonl", "spend.jsonl")
+#: Files of a judge in the folder of a stage. They stay valid when settings change.
+PERSISTENT_FILES = (RESPONSES, "spend.jsonl")
 
 
-def _a_budget(text: str) -> str:
-    from stepladder.judges.llm.spend.budget import Budget
+def _valid_budget(text: str) -> str:
+    from stepladder.judges.llm.spend.budget import Budget  # imports openai, which takes a second
 
     try:
         Budget.parse(text)
@@ -35,10 +29,10 @@ def _a_budget(text: str) -> str:
 
 
 def _model_folder(model: str) -> Path | None:
-    """The model folder that is meant, where it is one."""
+    """The path of a model folder, or None if `model` is not one."""
     try:
         path = Path(model).expanduser().absolute()
-    except RuntimeError:  # ~somebody, whom this machine does not know
+    except RuntimeError:  # ~name of an unknown user
         return None
     return path if (path / "config.json").is_file() else None
 
@@ -46,79 +40,76 @@ def _model_folder(model: str) -> Path | None:
 class LLMJudgeConfig(Config):
     """A model behind an OpenAI-compatible server, or on this machine."""
 
-    #: Its name at the server; without a URL also a model folder, which is then played here.
+    #: The name of the model on the server. Without a URL also a model folder, which then runs locally.
     model: str = Field(min_length=1)
-    #: URL of the server, such as http://localhost:8000/v1; null is OpenAI's own.
+    #: URL of the server, such as http://localhost:8000/v1; null is OpenAI.
     url: str | None = None
-    #: One best and one worst (ProRAG), all in order (RAG-Gym), or 0 to 100 for each (ReasonRAG).
+    #: The best and the worst step (ProRAG), a ranking (RAG-Gym), or a score from 0 to 100 for each (ReasonRAG).
     mode: Mode = "choice"
-    #: In which order siblings are listed. `both` asks twice and keeps what both agree on.
+    #: The order in which siblings are listed. `both` asks twice and keeps what both replies agree on.
     order: Order = "both"
-    #: With mode `score`: least difference of two scores, between 0 and 1.
+    #: With mode `score`: minimum difference between two scores, between 0 and 1.
     score_margin: float = Field(default=0.1, gt=0, le=1)
-    #: Most tokens of a reply.
+    #: Maximum tokens of a reply.
     max_tokens: int = Field(default=512, ge=1)
-    #: The most that may be spent in the stage's folder, over all attempts: 5usd, 2Mtok. Null is no limit.
-    budget: Annotated[str, AfterValidator(_a_budget)] | None = None
-    #: A file of prices (YAML) beyond those that are known.
+    #: Spending limit for the folder of the stage, over all runs: 5usd, 2Mtok. Null is no limit.
+    budget: Annotated[str, AfterValidator(_valid_budget)] | None = None
+    #: A price file (YAML) in addition to the shipped one.
     prices: Annotated[Path, AfterValidator(Path.absolute)] | None = None
-    #: Calls that are under way at once; for a model played here, prompts in one batch.
+    #: Concurrent calls; for a local model, prompts per batch.
     concurrency: int = Field(default=8, ge=1)
-    #: Seconds of one call.
+    #: Timeout of one call in seconds.
     timeout: float = Field(default=60.0, gt=0)
     retries: int = Field(default=5, ge=0)
 
     @model_validator(mode="before")
     @classmethod
     def _folders_are_absolute(cls, data: Any) -> Any:
-        # Only without a URL: what a server calls its model may also be the name of a folder here.
+        # Only without a URL: the name of a model on a server may also be a local folder.
         if isinstance(data, dict) and data.get("url") is None and isinstance(model := data.get("model"), str):
             return {**data, "model": str(_model_folder(model) or model)}
         return data
 
     @property
     def is_local(self) -> bool:
-        """Whether the model is played here."""
+        """Whether the model runs locally."""
         return self.url is None and _model_folder(self.model) is not None
 
     def judge(self, mode: Mode | None = None) -> LLMJudge:
-        """Who asks the questions, in the mode that was set or in another."""
+        """The judge, in the configured mode or in `mode`."""
         mode = mode or self.mode
         name = f"llm-{mode}-{self.order}" if mode != "score" else "llm-score"
         return LLMJudge(mode, order=self.order, margin=self.score_margin, max_tokens=self.max_tokens, name=name)
 
     def check(self) -> None:
-        """Raise where the model could not be asked, or not be paid for, before anything is begun."""
+        """Raise an error early if the model cannot be called, or if its price is needed and unknown."""
         if self.is_local:
             if self.budget is not None:
-                raise StepladderError(f"the judge {self.model} is played here and costs nothing: leave out the budget")
-        elif self.url is None and self.model[0] in "./~":  # no server calls a model so
-            raise StepladderError(f"the judge {self.model} is no model folder: there is no config.json in it")
+                raise StepladderError(f"the judge {self.model} runs locally and costs nothing: remove the budget")
+        elif self.url is None and self.model[0] in "./~":  # certainly a path, not the name of a model
+            raise StepladderError(f"the judge {self.model} is not a model folder: it has no config.json")
         elif self.budget is not None and self.budget.lower().endswith("usd"):
             load_prices(self.prices).need(self.model)
 
     def price(self) -> Price | None:
-        """What its tokens cost, if that is known."""
+        """The price of its tokens, if known."""
         return Price(input=Decimal(0), output=Decimal(0)) if self.is_local else load_prices(self.prices).get(self.model)
 
-    def known(self, folder: Path) -> "ResponseCache":
-        """The replies of this model that a folder holds."""
-        from stepladder.judges.llm.local_engine import local_replies_in
+    def cached_responses(self, folder: Path) -> ResponseCache:
+        """The cached responses of this model in a folder."""
+        if self.is_local:
+            return ResponseCache(folder / RESPONSES, self.model)
         from stepladder.judges.llm.spend.paid import cached_responses
 
-        return local_replies_in(folder, self.model) if self.is_local else cached_responses(folder, self.model, self.url)
+        return cached_responses(folder, self.model, self.url)
 
-    @contextmanager
-    def engine(self, folder: Path, device: str = "auto") -> "Iterator[PaidEngine | LocalEngine]":
-        """Who answers them. ResponseCache and spend are kept in the folder. `device` is for a model that is played here."""
-        with closing(self._open(folder, device)) as engine:
-            yield engine
-
-    def _open(self, folder: Path, device: str) -> "PaidEngine | LocalEngine":
+    def open_engine(self, folder: Path, device: str = "auto") -> CachedEngine:
+        """Open the engine of the judge. Responses and spend are kept in the folder. `device`: for a local model."""
         if self.is_local:
-            from stepladder.judges.llm.local_engine import open_local_judge
+            from stepladder.engines.transformers.engine import TransformersEngine  # imports torch
 
-            return open_local_judge(Path(self.model), folder, self.concurrency, device)
+            engine = TransformersEngine(self.model, device=device, max_batch=self.concurrency)
+            return CachedEngine(engine, folder / RESPONSES, self.model)
         from stepladder.judges.llm.spend.budget import Budget
         from stepladder.judges.llm.spend.paid import open_judge_engine
 

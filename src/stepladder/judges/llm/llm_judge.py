@@ -1,14 +1,14 @@
-"""A language model as the judge of steps.
+"""A language model as judge of steps.
 
-In: a tree and siblings in it. Out: preferences, by one of three ways of asking:
+In: a tree and siblings in it. Out: preferences, by one of three modes:
 
-    choice    one best and one worst of all siblings, by logical validity, or none (ProRAG)
-    ranking   all siblings from best to worst, by sufficiency, utility and redundancy (RAG-Gym)
-    score     0 to 100 for every sibling alone; those far enough apart are preferred (ReasonRAG)
+    choice    the best and the worst of all siblings by logical validity, or none (ProRAG)
+    ranking   all siblings from best to worst by sufficiency, utility and redundancy (RAG-Gym)
+    score     0 to 100 for every sibling alone; scores that differ by the margin make a preference (ReasonRAG)
 
-Models like what they read first. `order="both"` asks with the candidates listed as they were made and reversed, and
-keeps only what both agree on. A reply that cannot be read is sent back once with what is wrong, then given up.
-Everything that does not become a preference is counted, with what went wrong.
+Models have a position bias. `order="both"` asks twice, with the candidates in their original and in reversed order, and
+keeps only the preferences of both replies. A reply that cannot be parsed is sent back once with the problem. Everything
+that does not become a preference is counted by reason.
 """
 
 from collections import Counter
@@ -34,27 +34,27 @@ Verdict = TypeVar("Verdict")
 
 @dataclass(slots=True)
 class JudgeCounts:
-    """What became of what a judge was asked."""
+    """Outcomes of a judge's prompts."""
 
-    #: Prompts; a repair is part of its prompt.
+    #: Prompts; a repair counts with its prompt.
     asked: int = 0
-    #: ResponseCache that could be read at the second try, and those that could not.
+    #: Replies that could be parsed after a repair, and those that could not.
     repaired: int = 0
     refused: int = 0
-    #: Requests that the engine could not answer.
+    #: Requests that failed in the engine.
     failed: int = 0
-    #: Groups of siblings with a preference, without one in the judge's eyes, and those on which two orders disagreed.
+    #: Groups of siblings with a preference, without one, and those for which the two orders disagreed.
     kept: int = 0
     none: int = 0
     disagreed: int = 0
 
 
 class NoVerdict(BackendError):
-    """Why a judge that was asked has not judged: there is no reply, or none that can be read."""
+    """Why there is no verdict: the request failed, or the reply cannot be parsed."""
 
 
 class LLMJudge:
-    """Asks a model, through whatever engine the driver has."""
+    """Judges with the model of the driver's engine."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class LLMJudge:
         history: int = 12_000,
         name: str | None = None,
     ) -> None:
-        """`margin` is the least difference of two scores, between 0 and 1, that makes a preference (mode `score`).
+        """`margin`: minimum difference between two scores, between 0 and 1, for a preference (mode `score`).
 
-        `all_pairs` prefers every candidate to all that rank below it, not only the best to the worst (mode `ranking`).
-        A reply has at most `max_tokens`, a prompt `history` characters of what happened before. `name` is written into
-        the pairs.
+        `all_pairs`: prefer every candidate to all that rank below it, not only the best to the worst (mode `ranking`).
+        `max_tokens`: maximum tokens of a reply. `history`: maximum characters of history in a prompt. `name` is stored
+        in the pairs.
         """
         if mode not in get_args(Mode):
             raise unknown_name("mode of judging", mode, get_args(Mode))
@@ -87,11 +87,11 @@ class LLMJudge:
         self.history = history
         self.name = name or f"llm-{mode}"
         self.counts = JudgeCounts()
-        #: Why there was no verdict, and how often.
+        #: Why there was no verdict, by message.
         self.problems: Counter[str] = Counter()
 
     def summary(self) -> dict[str, Any]:
-        """What became of what was asked, as plain data, with the most frequent problems."""
+        """The counts and the most frequent problems, as plain data."""
         return {"asked": asdict(self.counts), "problems": dict(self.problems.most_common(3))}
 
     def prefer(self, tree: Tree, siblings: Sequence[Node]) -> Algorithm[list[Preference]]:
@@ -106,9 +106,9 @@ class LLMJudge:
         return preferences
 
     def grade(self, trajectory: Trajectory) -> Algorithm[tuple[float, ...]]:
-        """A score between 0 and 1 for every step; an `BackendError` where one cannot be had.
+        """A score between 0 and 1 for every step; raises `BackendError` if one of them fails.
 
-        A step's prompt depends on nothing but what went before it: steps that trajectories share are equal requests.
+        A prompt depends on the step and its history alone: steps that trajectories share are equal requests.
         """
         grades = yield from self._grades(self.score_requests(trajectory))
         for number, grade in enumerate(grades, start=1):
@@ -117,14 +117,14 @@ class LLMJudge:
         return tuple(grade.score for grade in grades if isinstance(grade, Grade))
 
     def score_requests(self, trajectory: Trajectory) -> list[Generate]:
-        """What `grade` asks, a request a step."""
+        """The requests of `grade`, one per step."""
         return [
             self._request(score_prompt(replace(trajectory, steps=trajectory.steps[:index]), step.action, self.history))
             for index, step in enumerate(trajectory.steps)
         ]
 
     def requests(self, tree: Tree, siblings: Sequence[Node]) -> list[Generate]:
-        """All that `prefer` may ask, less repairs: for those who want to know what it would cost."""
+        """All requests of `prefer` without repairs, to estimate its cost."""
         nodes = _distinct(siblings)
         if len(nodes) < 2:
             return []
@@ -139,7 +139,7 @@ class LLMJudge:
         read = read_choice if self.mode == "choice" else read_ranking
         agreed: list[tuple[int, int]] | None = None
         reason = ""
-        # One after the other: where the first sees no difference, the second need not be paid for.
+        # One after the other: if the first sees no difference, the second is not needed.
         for listed in self._listings(nodes):
             ids = {candidate.letter: candidate.node.id for candidate in listed}
             request = self._order_request(state, listed)
@@ -161,7 +161,7 @@ class LLMJudge:
         return [Preference(chosen, rejected, reason=reason) for chosen, rejected in agreed or ()]
 
     def _listings(self, nodes: Sequence[Node]) -> list[list[Candidate]]:
-        """The candidates in the orders to ask about. Letters follow the place, so that neither can be liked."""
+        """The candidates in the orders to ask about. Letters follow the position: they carry no information."""
         orders = {"made": [nodes], "reversed": [nodes[::-1]], "both": [nodes, nodes[::-1]]}[self.order]
         return [[Candidate(*named) for named in zip(letters(len(order)), order)] for order in orders]
 
@@ -183,7 +183,7 @@ class LLMJudge:
         return sorted(found, key=_difference, reverse=True)
 
     def _score_request(self, state: Trajectory, node: Node) -> Generate:
-        assert node.step is not None  # the root is nobody's sibling
+        assert node.step is not None  # only the root has no step
         return self._request(score_prompt(state, node.step.action, self.history))
 
     def _grades(self, requests: Sequence[Generate]) -> Algorithm[list[Grade | NoVerdict]]:
@@ -194,13 +194,13 @@ class LLMJudge:
             grades.append(grade)
         return grades
 
-    # --- asking -----------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------
 
     def _request(self, prompt: str) -> Generate:
         return Generate((Segment(Author.PROMPT, prompt),), sampling=self.sampling)
 
     def _ask(self, request: Generate, read: Callable[[str], Verdict]) -> Algorithm[Verdict]:
-        """What the reply says; raises `NoVerdict`, and counts it, where even the second one says nothing certain."""
+        """The parsed reply; raises and counts `NoVerdict` if there is none or if the repair fails as well."""
         self.counts.asked += 1
         try:
             verdict, repaired = yield from self._reply(request, read)
@@ -214,18 +214,18 @@ class LLMJudge:
         return verdict
 
     def _reply(self, request: Generate, read: Callable[[str], Verdict]) -> Algorithm[tuple[Verdict, bool]]:
-        """What the reply says, and whether it had to be asked for twice."""
+        """The parsed reply, and whether it needed a repair."""
         repairing = False
         while True:
             reply: Generation = yield request
             try:
                 return read(reply.text), repairing
             except BadReply as problem:
-                said = self._problem_of(reply, problem)
+                message = self._problem_of(reply, problem)
                 if repairing or reply.finish is Finish.CONTEXT_FULL:
-                    raise BadReply(said) from problem
-            complaint = Segment(Author.ENVIRONMENT, repair_prompt(said))
-            request = Generate((*reply.context, reply.written, complaint), sampling=self.sampling)
+                    raise BadReply(message) from problem
+            repair = Segment(Author.ENVIRONMENT, repair_prompt(message))
+            request = Generate((*reply.context, reply.written, repair), sampling=self.sampling)
             repairing = True
 
     def _problem_of(self, reply: Generation, problem: BadReply) -> str:
@@ -240,7 +240,7 @@ class LLMJudge:
         return NoVerdict(problem)
 
 
-#: 0.7 - 0.6 is a little less than 0.1.
+#: 0.7 - 0.6 is slightly less than 0.1 in floating point.
 _ROUNDING = 1e-9
 
 
@@ -251,7 +251,7 @@ def _difference(preference: Preference) -> float:
 
 
 def _distinct(siblings: Sequence[Node]) -> list[Node]:
-    """The siblings in the order they were made, of those that say exactly the same only the most visited."""
+    """The siblings in their order; of those with equal actions only the most visited."""
     found: dict[object, Node] = {}
     for node in sorted(siblings, key=lambda node: (-node.visits, node.id)):
         if node.step is not None:

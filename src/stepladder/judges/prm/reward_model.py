@@ -77,7 +77,9 @@ class ProcessRewardModel(StepScorer):
         """For each trajectory, one logit per step."""
         logits = [[float("nan")] * len(trajectory.steps) for trajectory in trajectories]
         inputs = [
-            (index, each) for index, trajectory in enumerate(trajectories) for each in self.builder.trajectory(trajectory)
+            (index, each)
+            for index, trajectory in enumerate(trajectories)
+            for each in self.builder.trajectory(trajectory)
         ]
         for batch in self._batches(inputs):
             for (index, each), found in zip(batch, self.score_batch([each for _, each in batch])):

@@ -76,7 +76,7 @@ def recipe_of(study: Study, seed: int, arm: str | None, overrides: Iterable[str]
     for each in overrides:
         if each.partition("=")[0].strip() in reserved:
             raise StepladderError(
-                f"--set {each}: the study {study.name} sets this itself in each run (--seeds sets the number of seeds); "
+                f"--set {each}: the study {study.name} sets this itself in each run (--seeds: number of seeds); "
                 "to choose the value, use `stepladder run` with your own recipe"
             )
     return load_recipe(study.recipe, [*study.overrides, *overrides, *(study.arms[arm] if arm else ()), f"seed={seed}"])

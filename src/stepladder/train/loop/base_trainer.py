@@ -1,10 +1,10 @@
-"""transformers' trainer, watched: curves, dev scores, checkpoints that hold, the bad batch. Losses are subclasses.
+"""transformers' trainer with a metrics log, dev evaluation, crash-safe checkpoints and a stop at non-finite losses.
 
-In: a model, examples, a function that scores the model on what was held out. Out: checkpoints (complete or removed),
-curves and, when a loss or a gradient is not a number, an end with the questions of that batch on disk.
+In: a model, examples, a function that evaluates the model on dev data. Out: checkpoints, the metrics log and, if a loss
+or a gradient is not finite, an error with the questions of that batch on disk.
 
-A subclass has the loss, and puts what else it measured of a batch into `noted`. `attach` completes a trainer after
-its construction, so that one of trl's can be watched in the same way.
+Subclasses define the loss and add further metrics of a batch to `batch_metrics`. `attach` completes a trainer after its
+construction, so that it works for subclasses of trl's trainers as well.
 """
 
 import json
@@ -33,75 +33,74 @@ from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import max_microbatch_tokens
 from stepladder.train.loop.policy import skip_lora_input_casts
 
-#: Where a layer's weights are all there whenever it is asked for.
-_WHOLE = (DistributedType.NO, DistributedType.MULTI_GPU)
-#: What was found on held-out data, by name.
+#: Setups in which every process has all weights.
+_UNSHARDED = (DistributedType.NO, DistributedType.MULTI_GPU)
+#: Metrics on dev data, by name.
 DevScore = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerHooks:
-    """What a training is watched with."""
+    """What a trainer reports to."""
 
-    curves: MetricsLog
+    metrics: MetricsLog
     checkpoints: Checkpoints
-    #: Where the questions of a batch that breaks are written.
+    #: Where the questions of a batch with a non-finite loss are written.
     bad_batch: Path
-    #: Is told of every update.
+    #: Called after every update.
     watch: OutcomeCallback
-    #: Scores the model as it is; None where nothing was held out.
-    dev_score: Callable[[], DevScore] | None
+    #: Evaluates the current model; None without dev data.
+    dev_eval: Callable[[], DevScore] | None
 
 
 class BaseTrainer(Trainer):
-    """A trainer whose batches have `question_ids`, and tokens by `attention_mask`."""
+    """A trainer whose batches have `question_ids` and an `attention_mask`."""
 
-    #: The loss is normalised over the whole update, in however many parts it is computed.
+    #: The loss is normalized over the whole update, whatever the number of microbatches.
     loss_is_scaled_for_ga = True
-    #: Tokens that are computed at once with gradients, None is any number; and whether that was found out.
-    at_once: int | None = None
-    _measured = False
+    #: Limit of tokens per microbatch, None is unlimited; and whether it was determined.
+    max_tokens: int | None = None
+    _is_limited = False
 
-    def attach(self, lengths: Sequence[int] | None, watching: TrainerHooks) -> None:
-        """Complete the trainer; `lengths` are those of its examples, if it has any before it begins."""
+    def attach(self, lengths: Sequence[int] | None, hooks: TrainerHooks) -> None:
+        """Complete the trainer; `lengths` are those of its examples, if they exist before training."""
         self.remove_callback(PrinterCallback)
-        self.watching = watching
+        self.hooks = hooks
         assert isinstance(self.model, nn.Module)
         if self.args.bf16:
             skip_lora_input_casts(self.model)
-        if self.args.device.type == "cuda" and self.accelerator.distributed_type in _WHOLE:
+        if self.args.device.type == "cuda" and self.accelerator.distributed_type in _UNSHARDED:
             fuse_norms(self.model)
             fuse_lora(self.model)
-        self.add_callback(_Keeper(watching))
+        self.add_callback(_CheckpointCallback(hooks))
         if lengths is not None:
             arguments = self.args
-            # Ordered by updates, not by their parts: in how many parts an update is computed does not change what is
-            # in it.
+            # Ordered by updates, not by microbatches: the number of microbatches does not change what is in an update.
             update = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
             update *= arguments.world_size
             self.order = LengthGroupedSampler(lengths, update, arguments.seed)
-            self.add_callback(_Orderer(self.order, math.ceil(len(lengths) / update)))
-        #: The update under way: its question ids, its tokens, what it is divided by, what was noted, when it began.
+            self.add_callback(_EpochCallback(self.order, math.ceil(len(lengths) / update)))
+        #: The current update: its question ids, its tokens, its loss weight, its metrics, its start time.
         self.questions: list[str] = []
         self.tokens = self.policy_tokens = 0
         self.divisor = 1.0
-        self.noted: Counter[str] = Counter()
-        self.began = 0.0
+        self.batch_metrics: Counter[str] = Counter()
+        self.started = 0.0
 
-    def weight_of(self, batch: Any) -> float:
-        """What a batch counts in its update: the loss of the update is divided by the sum."""
+    def loss_weight(self, batch: Any) -> float:
+        """The weight of a batch in its update: the loss of the update is divided by the sum."""
         raise NotImplementedError
 
-    def policy_tokens_of(self, batch: Any) -> float:
-        """How many tokens of a batch the policy wrote, and are learnt from."""
+    def count_policy_tokens(self, batch: Any) -> float:
+        """How many tokens of a batch are in the loss."""
         raise NotImplementedError
 
     def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """The loss of a batch, summed over what `weight_of` counts."""
+        """The loss of a batch, summed over what `loss_weight` counts."""
         raise NotImplementedError
 
-    def parts_of(self, batch: Any) -> Iterator[Any]:
-        """A batch in parts, whose losses add up to its own, each with no more than there is memory for."""
+    def microbatches(self, batch: Any) -> Iterator[Any]:
+        """The batch in parts that fit into memory; their losses add up to that of the batch."""
         yield batch
 
     def compute_loss(
@@ -111,34 +110,36 @@ class BaseTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """This batch's share of the update's loss: its sum over the weight of the whole update."""
+        """This batch's share of the update's loss: its sum, divided by the weight of the whole update."""
         assert not return_outputs
-        return self.in_parts(inputs, lambda part: self._share(model, part, num_items_in_batch))
+        assert num_items_in_batch is not None
+        # Gradients are averaged over processes, but every process has only its share: hence the factor.
+        factor = self.accelerator.num_processes
+        return self.accumulate(
+            inputs, lambda microbatch: self.summed_loss(model, microbatch) / num_items_in_batch * factor
+        )
 
-    def _share(self, model: nn.Module, batch: Any, of: torch.Tensor | int | None) -> torch.Tensor:
-        assert of is not None
-        # Gradients are averaged over processes, while each of them has only its share: hence times their number.
-        loss: torch.Tensor = self.summed_loss(model, batch) / of * self.accelerator.num_processes
-        return loss
-
-    def in_parts(self, batch: Any, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
-        """The loss of a batch; the gradients of all parts but the last are already there, and their memory is free."""
-        if not self._measured:
-            # Now, when what plays has taken its memory. Processes must go through the same parts together, and what is
-            # free differs from one to the other.
+    def accumulate(self, batch: Any, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        """The loss of a batch. All microbatches but the last have been through the backward pass."""
+        if not self._is_limited:
+            # Determined at the first update, when the engine has allocated its memory. Processes must have the same
+            # microbatches, and their free memory differs: with several there is no limit.
             assert isinstance(self.model, nn.Module)
             alone = self.accelerator.num_processes == 1
-            self.at_once, self._measured = max_microbatch_tokens(self.model, self.args.device) if alone else None, True
-        parts = list(self.parts_of(batch)) if torch.is_grad_enabled() else [batch]
-        before = [self._learnt(loss_of(part)) for part in parts[:-1]]
+            self.max_tokens, self._is_limited = (
+                max_microbatch_tokens(self.model, self.args.device) if alone else None,
+                True,
+            )
+        parts = list(self.microbatches(batch)) if torch.is_grad_enabled() else [batch]
+        before = [self._backward(loss_of(part)) for part in parts[:-1]]
         return loss_of(parts[-1]) + sum(before)
 
-    def _learnt(self, loss: torch.Tensor) -> torch.Tensor:
-        self.accelerator.backward(loss)  # as the trainer does with what it is given
+    def _backward(self, loss: torch.Tensor) -> torch.Tensor:
+        self.accelerator.backward(loss)  # as the trainer does with the returned loss
         return loss.detach()
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches of like length, in the order of the seed and the epoch."""
+        """Batches of similar length, in an order that depends on the seed and the epoch."""
         size = self.args.per_device_train_batch_size
         examples: Any = self.train_dataset
         prepared: DataLoader[Any] = self.accelerator.prepare(
@@ -149,13 +150,13 @@ class BaseTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor]:
-        """The batches of one update, and what they weigh together, on all devices."""
-        self._begin()
+        """The batches of one update, and their total loss weight on all devices."""
+        self.start_update()
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator)]
         self.questions = [question for batch in batches for question in batch["question_ids"]]
         counts = torch.tensor(
             [
-                [self.weight_of(batch), float(batch["attention_mask"].sum()), self.policy_tokens_of(batch)]
+                [self.loss_weight(batch), float(batch["attention_mask"].sum()), self.count_policy_tokens(batch)]
                 for batch in batches
             ],
             dtype=torch.float64,
@@ -165,88 +166,103 @@ class BaseTrainer(Trainer):
         self.tokens, self.policy_tokens = int(tokens), int(policy_tokens)
         return batches, torch.tensor(self.divisor, dtype=torch.float32, device=device)
 
-    def _begin(self) -> None:
-        self.began = time.monotonic()
-        self.noted.clear()
+    def start_update(self) -> None:
+        """Reset what is measured per update."""
+        self.started = time.monotonic()
+        self.batch_metrics.clear()
 
-    def measures(self, logs: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
-        """What else is known of an update: what was noted of its batches, by the weight of them all."""
-        if not self.noted:
+    def update_metrics(self, logs: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
+        """Further metrics of an update: those of its batches, divided by their total weight."""
+        if not self.batch_metrics:
             return {}
-        names = sorted(self.noted)
-        sums = torch.tensor([[self.noted[name] for name in names]], dtype=torch.float64, device=self.args.device)
-        together = self.accelerator.gather(sums).sum(dim=0).tolist()
-        return {name: value / self.divisor for name, value in zip(names, together)}
+        names = sorted(self.batch_metrics)
+        values = [[self.batch_metrics[name] for name in names]]
+        sums = torch.tensor(values, dtype=torch.float64, device=self.args.device)
+        total = self.accelerator.gather(sums).sum(dim=0).tolist()
+        return {name: value / self.divisor for name, value in zip(names, total)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:  # noqa: ARG002
-        """One row an update. It comes before the update is evaluated or saved, so what is broken is never saved."""
+        """One row per update. The trainer logs before it evaluates or saves, so a broken model is never saved."""
         if "loss" not in logs:  # the trainer's own summary at the end
             return
         step, loss, gradient = self.state.global_step, logs["loss"], logs.get("grad_norm", 0.0)
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             self._stop_at_bad_batch(step, loss, gradient)
-        self.watching.curves.add(
+        self.hooks.metrics.add(
             step=step,
             epoch=round(self.state.epoch or 0.0, 4),
             loss=loss,
-            **self.measures(logs),
+            **self.update_metrics(logs),
             lr=logs["learning_rate"],
             grad_norm=gradient,
             tokens=self.tokens,
             policy_tokens=self.policy_tokens,
-            seconds=round(time.monotonic() - self.began, 4),
+            seconds=round(time.monotonic() - self.started, 4),
         )
-        self.watching.watch(Outcome(step - 1, value=loss))
+        self.hooks.watch(Outcome(step - 1, value=loss))
 
     def _stop_at_bad_batch(self, step: int, loss: float, gradient: float) -> None:
-        found = {"step": step, "loss": str(loss), "grad_norm": str(gradient), "questions": self.questions}
-        bad_batch = self.watching.bad_batch
+        record = {"step": step, "loss": str(loss), "grad_norm": str(gradient), "questions": self.questions}
+        bad_batch = self.hooks.bad_batch
         with atomic_file(bad_batch) as file:
-            json.dump(found, file, indent=2)
-        self.watching.curves.save()
+            json.dump(record, file, indent=2)
+        self.hooks.metrics.save()
         raise StepladderError(
-            f"training stopped at update {step}: the loss is {loss} and the gradient's norm {gradient}. The questions "
-            f"of that batch are in {bad_batch}; the checkpoint before it is kept. Try a lower lr or precision fp32"
+            f"training stopped at update {step}: the loss is {loss} and the gradient norm {gradient}. The questions of "
+            f"that batch are in {bad_batch}; the last checkpoint is kept. Try a lower learning_rate or precision fp32"
         )
 
-    def dev_numbers(self) -> DevScore:
-        """What is found on held-out data."""
-        assert self.watching.dev_score is not None
-        return self.watching.dev_score()
+    def dev_metrics(self) -> DevScore:
+        """Metrics on dev data."""
+        assert self.hooks.dev_eval is not None
+        return self.hooks.dev_eval()
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Score the model as it is on what was held out."""
-        began = time.monotonic()
-        found = self.dev_numbers()
-        seconds = round(time.monotonic() - began, 4)
+        """Evaluate the current model on dev data."""
+        started = time.monotonic()
+        found = self.dev_metrics()
+        seconds = round(time.monotonic() - started, 4)
         scores = {f"dev_{name}": value for name, value in found.items()}
-        self.watching.curves.add(step=self.state.global_step, **scores, dev_seconds=seconds)
+        self.hooks.metrics.add(step=self.state.global_step, **scores, dev_seconds=seconds)
         named = {f"eval_{name}": value for name, value in found.items()}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
 
 
-class _Orderer(TrainerCallback):
-    """Sees to the order of an epoch."""
+class TRLTrainer(BaseTrainer):
+    """What our subclasses of trl's trainers share. It must come before trl's class among the bases."""
 
-    def __init__(self, order: LengthGroupedSampler, updates_an_epoch: int) -> None:
+    args: Any
+    model: Any
+    _metrics: Any
+
+    def _send_telemetry(self) -> None:
+        """Off: training makes no network requests."""
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Off: the run folder documents the training."""
+
+
+class _EpochCallback(TrainerCallback):
+    """Gives every epoch its own order, also one that is resumed in the middle."""
+
+    def __init__(self, order: LengthGroupedSampler, updates_per_epoch: int) -> None:
         self.order = order
-        self.updates_an_epoch = updates_an_epoch
+        self.updates_per_epoch = updates_per_epoch
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        """Every epoch has its own order, also one that is resumed in its middle."""
-        self.order.epoch = state.global_step // self.updates_an_epoch
+        self.order.epoch = state.global_step // self.updates_per_epoch
 
 
-class _Keeper(TrainerCallback):
-    """Sees to what is left of a checkpoint after the trainer has written it."""
+class _CheckpointCallback(TrainerCallback):
+    """Marks a checkpoint as complete after the trainer has written it, and removes older ones."""
 
-    def __init__(self, watching: TrainerHooks) -> None:
-        self.watching = watching
+    def __init__(self, hooks: TrainerHooks) -> None:
+        self.hooks = hooks
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        """MetricsLog first: a complete checkpoint has all its rows."""
+        """The metrics log first: a complete checkpoint has all its rows."""
         if state.is_world_process_zero:
-            self.watching.curves.save()
-            best = self.watching.curves.best
-            self.watching.checkpoints.keep(state.global_step, also=[best["step"]] if best is not None else [])
+            self.hooks.metrics.save()
+            best = self.hooks.metrics.best
+            self.hooks.checkpoints.keep(state.global_step, also=[best["step"]] if best is not None else [])
