@@ -45,7 +45,7 @@ from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import ExploreConfig
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 
 RECIPE = "prorag-nano"
 SIZES = (16, 64, 256, 1024)

@@ -35,7 +35,7 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_head
 from stepladder.models.loading import load_model, quiet_libraries
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.train.transcripts.demonstrations import gold_demonstrations
+from stepladder.train.sft.demonstrations import gold_demonstrations
 
 
 def nano_with_head(folder: Path) -> Path:

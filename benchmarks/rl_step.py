@@ -63,7 +63,7 @@ from stepladder.train.loop.policy import Policy, load_policy
 from stepladder.train.loop.rollout_engine import make_rollout_engine
 from stepladder.train.loop.training_loop import Compute, Precision, prepare_compute
 from stepladder.train.loop.base_trainer import TrainerHooks
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 
 RECIPE = "prorag-nano"
 PARTS = ("rollout", "scoring", "update")

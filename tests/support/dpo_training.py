@@ -14,7 +14,7 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.tiny import tiny_tokenizer
 from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.dpo.trainer import TrainingReport, train_dpo
-from stepladder.train.transcripts.demonstrations import gold_demonstrations
+from stepladder.train.sft.demonstrations import gold_demonstrations
 from tests.support.samples import QUESTION, WordRetriever
 
 AGENT = make_agent("prorag-brief")

@@ -51,9 +51,7 @@ def demo_command(
     ] = Size.small,
     minutes: Annotated[
         float | None,
-        typer.Option(
-            "--minutes", min=0.1, max=100_000, metavar="N", help="Duration of the reinforcement learning stage."
-        ),
+        typer.Option("--minutes", min=0.1, max=100_000, metavar="N", help="Duration of reinforcement learning."),
     ] = None,
     overrides: Overrides = None,
     update: Update = False,

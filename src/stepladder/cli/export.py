@@ -25,7 +25,9 @@ _LOW_FRACTION = 0.9
 
 
 def export_command(
-    source: Annotated[str, typer.Argument(help="A run with pairs, or a RAG-ProGuide file (.json, .jsonl, .gz).")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A run with pairs, or a RAG-ProGuide file (.json, .jsonl, .gz).")
+    ],
     folder: Annotated[Path, typer.Argument(parser=path_of, help="Folder to write.", metavar="DIR")],
     to: Annotated[
         str,

@@ -42,17 +42,16 @@ def index_build(
     corpus: Annotated[
         str,
         typer.Argument(
+            metavar="CORPUS",
             help="A file, folder or pattern (.jsonl, .parquet, .tsv, .txt, .md); or the passages of data sets: "
-            f"{listed((*DATA_SETS, *PUBLISHED))}; join several with +."
+            f"{listed((*DATA_SETS, *PUBLISHED))}; join several with +.",
         ),
     ],
     folder: Annotated[Path, typer.Option("--out", parser=path_of, metavar="DIR", help="Index folder.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing index.")] = False,
-    words: Annotated[
-        int, typer.Option("--words", min=1, metavar="N", help="Maximum words per passage when texts are split.")
-    ] = 100,
+    words: Annotated[int, typer.Option("--words", min=1, metavar="N", help="Words per passage of a split text.")] = 100,
     overlap: Annotated[
-        int, typer.Option("--overlap", min=0, metavar="N", help="Words shared by consecutive passages.")
+        int, typer.Option("--overlap", min=0, metavar="N", help="Words shared with the previous passage.")
     ] = 20,
     kind: Annotated[
         str,
@@ -108,7 +107,7 @@ def index_build(
 @app.command("search")
 def index_search(
     location: IndexLocation,
-    query: Annotated[str, typer.Argument(help="The search query.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="The search query.")],
     topk: TopK = 3,
     rerank: Rerank = None,
     as_json: AsJson = False,

@@ -98,7 +98,7 @@ def study_command(
     ] = Path("studies"),
     seeds: Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Number of seeds: 0, 1, 2 ...")] = 5,
     jobs: Annotated[
-        int, typer.Option("--jobs", min=1, metavar="N", help="Concurrent runs; they share cores and GPU.")
+        int, typer.Option("--jobs", min=1, metavar="N", help="Concurrent runs, which share cores and GPU.")
     ] = 1,
     overrides: Overrides = None,
     update: Update = False,

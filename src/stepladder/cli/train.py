@@ -58,7 +58,9 @@ class TrainingOptions:
 
 
 def run_command(
-    recipe: Annotated[str, typer.Argument(help=f"A recipe file (.yaml), or one of: {listed(shipped())}.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help=f"A recipe file (.yaml), or one of: {listed(shipped())}.")
+    ],
     folder: RunOut,
     overrides: Overrides = None,
     update: Update = False,

@@ -70,15 +70,6 @@ def inline_chart(title: str, width: float, height: float, parts: Iterable[str]) 
 # --- elements ---------------------------------------------------------------------------------------------------
 
 
-def inline_chart(title: str, width: float, height: float, parts: Iterable[str]) -> str:
-    """An SVG element for an HTML page, whose style sheet colors the classes."""
-    box = f'viewBox="0 0 {width:g} {height:g}"'
-    return f'<svg class="chart" {box} role="img" aria-label="{escape_xml(title)}">{"".join(parts)}</svg>'
-
-
-# --- elements ---------------------------------------------------------------------------------------------------
-
-
 def text(x: float, y: float, words: str, kind: str = "") -> str:
     """Text with its baseline at y. `kind`: CSS classes, such as "small end"."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape_xml(words)}</text>' if words else ""

@@ -21,16 +21,16 @@ from stepladder.explore.tree_store import TreeFile
 
 @dataclass(frozen=True, slots=True)
 class ExploreResult:
-    """What became of the questions, and what it took."""
+    """How many trees were made, and why others failed."""
 
-    #: Trees made now, and those that were there before.
+    #: Trees made by this run, and trees found in the file.
     made: int
     known: int
     #: Questions without a tree, by reason.
     failures: Counter[str]
 
 
-#: Makes the algorithm that grows the tree of a question from a seed.
+#: The tree search: makes the algorithm for a question and a seed.
 Grow = Callable[[Question, int], Algorithm[Tree]]
 
 
@@ -43,10 +43,12 @@ def explore(
     seed: int,
     watch: OutcomeCallback | None = None,
 ) -> ExploreResult:
-    """Grow the trees that are not in the file yet."""
-    twice = [name for name, count in Counter(question.id for question in questions).items() if count > 1]
-    if twice:
-        raise StepladderError(f"questions need ids of their own: {len(twice):,} ids occur again, such as {twice[0]!r}")
+    """Grow the trees that are not yet in the file."""
+    repeated = [name for name, count in Counter(question.id for question in questions).items() if count > 1]
+    if repeated:
+        raise StepladderError(
+            f"question ids must be unique: {len(repeated):,} ids occur more than once, such as {repeated[0]!r}"
+        )
 
     def job(question: Question) -> Callable[[], Algorithm[Tree]]:
         return lambda: grow(question, seed_of(seed, question.id))
@@ -60,7 +62,7 @@ def explore(
                     failures[outcome.failure.reason] += 1
                 elif outcome.value is not None:
                     trees.add(outcome.value)
-            except TraceError as error:  # this one cannot be written, the others can
+            except TraceError as error:  # this tree cannot be written, the others can
                 failures[str(error)] += 1
             if watch is not None:
                 watch(outcome)
@@ -68,20 +70,21 @@ def explore(
 
 
 class ThroughputNote:
-    """Says how fast a driver works and how much it need not do, for a progress bar."""
+    """The throughput and cache hit rate of a driver, as the note of a progress bar."""
 
-    def __init__(self, counts: Counts, more: Callable[[], str] | None = None) -> None:
-        """`more`: what else there is to tell, such as what a judge has cost."""
+    def __init__(self, counts: Counts, cost: Callable[[], str] | None = None) -> None:
+        """`cost`: a further note, such as the cost of a judge."""
         self.counts = counts
-        self.more = more
+        self.cost = cost
         self.started = time.monotonic()
 
     def __call__(self) -> str:
         seconds = max(time.monotonic() - self.started, 1e-9)
-        also = f", {self.more()}" if self.more is not None else ""
-        return f"{self.counts.usage.written / seconds:,.0f} tokens/s, {self.shared:.0%} from cache{also}"
+        cost = self.cost() if self.cost is not None else ""
+        note = f"{self.counts.usage.written / seconds:,.0f} tokens/s, {self.shared:.0%} from cache"
+        return f"{note}, {cost}" if cost else note
 
     @property
     def shared(self) -> float:
-        """The share of requests that were answered without asking anybody: known, or equal to one under way."""
+        """The share of requests answered without a call: cached, or equal to one in flight."""
         return (self.counts.answered_by_cache + self.counts.merged) / max(sum(self.counts.asked.values()), 1)

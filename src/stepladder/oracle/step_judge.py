@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from stepladder.core.requests import Algorithm
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Node, Trajectory, Tree
-from stepladder.judges.base import Preference
+from stepladder.judges.base import JudgeSpec, Preference, ScorerSpec
 from stepladder.oracle.step_rules import Fault, History, Verdict
 
 __all__ = ["Fault", "GoldJudge", "GoldScorer", "Verdict", "judge", "judge_step", "judge_tree"]
@@ -79,3 +79,13 @@ class GoldScorer(StepScorer):
     def score_logits(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
         """For each trajectory, one logit per step; 0 where the judge cannot tell."""
         return [tuple(self.good_logit * (2 * value - 1) for value in values) for values in self.score(trajectories)]
+
+
+JUDGES = {
+    "gold": JudgeSpec(
+        lambda _: GoldJudge(),
+        "the gold judge: exact, needs gold decompositions or gold passages",
+        advice="It needs questions with a gold decomposition or gold passages; other judges need neither",
+    )
+}
+SCORERS = {"gold": ScorerSpec(lambda _: GoldScorer(), "the gold judge: 1 good, 0 faulty, 0.5 unknown")}

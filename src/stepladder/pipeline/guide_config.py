@@ -7,10 +7,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from stepladder.core.config import Config
-from stepladder.core.errors import StepladderError
 from stepladder.core.step_scorer import StepScorer
 from stepladder.explore.guided import Aggregate, Guide
-from stepladder.oracle.step_judge import GoldScorer
+from stepladder.judges.base import ScorerOptions
+from stepladder.judges.registry import make_scorer
 
 #: Strategies for which a setting counts, where that is not all of them.
 _COUNT_FOR = {
@@ -76,14 +76,5 @@ class GuideConfig(Config):
     @contextmanager
     def scorer(self, reward: str | None, device: str, dtype: str) -> Iterator[StepScorer | None]:
         """Who scores; `reward` is the folder of the reward model, where one chooses."""
-        if self.by == "vote":
-            yield None
-        elif self.by == "gold":
-            yield GoldScorer()
-        elif reward is None:
-            raise StepladderError("a reward model is to choose, and there is none: train one, or name its folder")
-        else:
-            from stepladder.judges.prm.reward_model import ProcessRewardModel  # brings torch and transformers
-
-            # Any policy, also one of another tokenizer or behind a server: what it wrote is then encoded anew.
-            yield ProcessRewardModel.load(reward, device=device, dtype=dtype, retokenize=True)
+        # Any policy, also one with another tokenizer or behind a server: its text is encoded again if necessary.
+        yield None if self.by == "vote" else make_scorer(self.by, ScorerOptions(reward, device, dtype))

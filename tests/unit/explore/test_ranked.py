@@ -21,7 +21,7 @@ from stepladder.pipeline.stages.pairs import PairConfig, make_judge
 from stepladder.preferences.pairs import tree_pairs
 from stepladder.reporting.compare.evaluations import load_sources
 from stepladder.reporting.compare.provenance import ProvenanceResolver
-from stepladder.train.transcripts.demonstrations import tree_demonstrations
+from stepladder.train.sft.demonstrations import tree_demonstrations
 from tests.support.sampled_steps import AGENT, BAD, GOOD, OTHER, Likes, Sampled
 from tests.support.samples import QUESTION, WordRetriever
 

@@ -19,7 +19,7 @@ from stepladder.oracle.control_chains import CHAINS, control_chains, variants
 from stepladder.oracle.step_judge import Fault, judge
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.prm.prm_data import from_chains
-from stepladder.train.transcripts.demonstrations import gold_demonstrations
+from stepladder.train.sft.demonstrations import gold_demonstrations
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
 SEARCHING = [name for name in AGENTS if ActionKind.QUERY in make_agent(name).kinds]

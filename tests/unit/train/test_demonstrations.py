@@ -22,8 +22,9 @@ from stepladder.oracle.engine import OracleEngine
 from stepladder.train.sft import demonstration_sources as sources
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.demonstration_sources import load_or_make
-from stepladder.train.transcripts.demonstrations import gold_demonstrations, sample_questions, sampled_demonstrations
-from stepladder.train.transcripts.fewshot import FewShot
+from stepladder.data.sampling import sample_questions
+from stepladder.train.sft.demonstrations import gold_demonstrations, sampled_demonstrations
+from stepladder.train.sft.fewshot import FewShot
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
 EPISODE = EpisodeConfig(k=1)

@@ -58,7 +58,7 @@ from stepladder.train.prm.prm_data import collate_examples, from_pairs, from_tre
 from stepladder.train.prm.prm_losses import centering_loss, ranking_loss, value_loss
 from stepladder.train.prm.prm_questions import choose
 from stepladder.train.prm.trainer import PRMReport, batch_loss, weight_of
-from stepladder.train.transcripts.demonstrations import gold_demonstrations
+from stepladder.train.sft.demonstrations import gold_demonstrations
 from tests.support.prm_training import (
     AGENT,
     END,

@@ -44,7 +44,7 @@ from stepladder.train.sft.trainer import TrainingReport, train_sft
 from stepladder.train.transcripts import fine_tune
 from stepladder.train.transcripts.collate import collate
 from stepladder.train.transcripts.token_loss import weighted_nll
-from stepladder.train.transcripts.tokenized import Example, examples_of
+from stepladder.train.transcripts.tokenized import Example, tokenize_trajectory
 from tests.support.samples import QUESTION
 from tests.support.sft_training import QUESTIONS, SETTINGS, train
 from tests.support.training_runs import losses, weights
@@ -139,7 +139,7 @@ def test_the_loss_is_the_mean_over_an_update_by_another_implementation(tmp_path:
     model, engine = tiny_model(), TransformersEngine("tiny", device="cpu")
     total = weight = 0.0
     for trajectory in read_records(tmp_path / "transcripts.jsonl", Trajectory):
-        (example,) = examples_of(trajectory, engine, settings.tag_weights)
+        (example,) = tokenize_trajectory(trajectory, engine, settings.tag_weights)
         with torch.no_grad():
             logprobs_TV = model(torch.tensor([example.tokens])).logits[0].log_softmax(-1)
         for place in range(1, len(example.tokens)):

@@ -19,7 +19,7 @@ from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.oracle.engine import OracleEngine
 from stepladder.train.transcripts.collate import collate
 from stepladder.train.transcripts.token_loss import weight_of, weighted_nll
-from stepladder.train.transcripts.tokenized import Example, examples_of, token_weights
+from stepladder.train.transcripts.tokenized import Example, tokenize_trajectory, token_weights
 from tests.support.samples import QUESTION, WordRetriever
 
 ENGINE = TransformersEngine(tiny_model(), tiny_tokenizer())
@@ -46,7 +46,7 @@ def test_a_whole_gold_transcript_is_one_example() -> None:
     driver = Driver(OracleEngine(agent), WordRetriever())
     (outcome,) = driver.run([lambda: episode(agent, QUESTION, EpisodeConfig(), 0)])
     assert outcome.value is not None
-    (example,) = examples_of(outcome.value, ENGINE, WEIGHTS)
+    (example,) = tokenize_trajectory(outcome.value, ENGINE, WEIGHTS)
 
     texts = [segment.text for segment in outcome.value.context()]
     assert ENGINE.decode(example.tokens) == "".join(texts) + "<|end|>"
@@ -63,12 +63,12 @@ def test_stored_ids_are_used_as_they_are() -> None:
     """Even ids that no tokenizer would give, and without an end that the engine did not write."""
     read = Segment(Author.PROMPT, "Q", (7, 8), vocabulary=ENGINE.encoding.vocabulary)
     written = Segment(Author.POLICY, "ab", (ord("a"), 9), (-1.0, -2.0), ENGINE.encoding.vocabulary)
-    (example,) = examples_of(Trajectory(QUESTION, "test", (Step((read,), written, ANSWER),)), ENGINE, WEIGHTS)
+    (example,) = tokenize_trajectory(Trajectory(QUESTION, "test", (Step((read,), written, ANSWER),)), ENGINE, WEIGHTS)
     assert example == Example("q1", (7, 8, ord("a"), 9), (False, False, True, True), (0.0, 0.0, 1.0, 1.0))
 
 
 def test_an_end_of_sequence_follows_only_the_end_of_a_transcript() -> None:
-    (example,) = examples_of(
+    (example,) = tokenize_trajectory(
         transcript((Author.PROMPT, "Q"), (Author.POLICY, "one"), (Author.ENVIRONMENT, "!"), (Author.POLICY, "two")),
         ENGINE,
         {},
@@ -80,17 +80,17 @@ def test_an_end_of_sequence_follows_only_the_end_of_a_transcript() -> None:
 def test_a_restart_begins_another_example() -> None:
     trajectory = transcript((Author.PROMPT, "A"), (Author.POLICY, "1"), (Author.PROMPT, "B"), (Author.POLICY, "2"))
     restarted = replace(trajectory, steps=(trajectory.steps[0], replace(trajectory.steps[1], restarts=True)))
-    assert [ENGINE.decode(each.tokens[:-1]) for each in examples_of(restarted, ENGINE, {})] == ["A1", "B2"]
+    assert [ENGINE.decode(each.tokens[:-1]) for each in tokenize_trajectory(restarted, ENGINE, {})] == ["A1", "B2"]
 
 
 def test_a_tag_in_a_document_weighs_nothing() -> None:
-    (example,) = examples_of(transcript((Author.PROMPT, "<answer>"), (Author.POLICY, "x")), ENGINE, WEIGHTS)
+    (example,) = tokenize_trajectory(transcript((Author.PROMPT, "<answer>"), (Author.POLICY, "x")), ENGINE, WEIGHTS)
     assert example.weights == (0.0,) * 8 + (1.0, 1.0)
 
 
 def test_characters_of_several_tokens_do_not_shift_a_tag() -> None:
     text = "😀é<answer>😀</answer>ü"
-    (example,) = examples_of(transcript((Author.PROMPT, "Q"), (Author.POLICY, text)), ENGINE, WEIGHTS)
+    (example,) = tokenize_trajectory(transcript((Author.PROMPT, "Q"), (Author.POLICY, text)), ENGINE, WEIGHTS)
     heavy = [token for token, weight in zip(example.tokens, example.weights) if weight == 5]
     assert ENGINE.decode(heavy) == "<answer></answer>"
 
@@ -107,7 +107,7 @@ author_and_text = st.tuples(st.sampled_from([Author.POLICY, Author.ENVIRONMENT])
 @given(st.lists(author_and_text, max_size=6), st.sampled_from(["<answer>", "</step>", "a", "é"]))
 def test_lengths_agree_and_only_the_policy_weighs(parts: list[tuple[Author, str]], tag: str) -> None:
     trajectory = transcript((Author.PROMPT, "Q " + tag), *parts, (Author.POLICY, "x" + tag))
-    (example,) = examples_of(trajectory, ENGINE, {tag: 3.0})
+    (example,) = tokenize_trajectory(trajectory, ENGINE, {tag: 3.0})
     assert len(example.tokens) == len(example.policy) == len(example.weights)
     for mine, weight in zip(example.policy, example.weights):
         assert (weight in (1.0, 3.0)) if mine else (weight == 0.0)
@@ -124,7 +124,7 @@ def test_tags_are_found_however_a_tokenizer_cuts_them() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
     engine = TransformersEngine(tiny_model(vocab_size=len(tokenizer)), tokenizer)
     text = "so é</step><answer>Velm é</answer>"
-    (example,) = examples_of(transcript((Author.PROMPT, "Q"), (Author.POLICY, text)), engine, WEIGHTS)
+    (example,) = tokenize_trajectory(transcript((Author.PROMPT, "Q"), (Author.POLICY, text)), engine, WEIGHTS)
     said = [(engine.decode((token,)), weight) for token, weight in zip(example.tokens, example.weights)]
     assert any(weight == 5 and len(piece) not in (1, len("<answer>")) for piece, weight in said), said
     for piece, weight in said[1:-1]:
@@ -148,8 +148,8 @@ def test_what_nano_wrote_is_trained_on_as_its_text_would_be() -> None:
             for step in outcome.value.steps
         ),
     )
-    (from_text,) = examples_of(outcome.value, engine, WEIGHTS)
-    (from_ids,) = examples_of(played, engine, WEIGHTS)
+    (from_text,) = tokenize_trajectory(outcome.value, engine, WEIGHTS)
+    (from_ids,) = tokenize_trajectory(played, engine, WEIGHTS)
     assert from_text.tokens == (*from_ids.tokens, engine.tokenizer.eos_token_id)
     assert from_text.weights == (*from_ids.weights, 1.0)
     tags = engine.tokenizer.convert_tokens_to_ids(["</step>", "<answer>", "</answer>"])

@@ -16,7 +16,7 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.pipeline.resources import DataConfig
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.sft.weak_decomposition import mined, decompose_questions
-from stepladder.train.transcripts.demonstrations import gold_demonstrations
+from stepladder.train.sft.demonstrations import gold_demonstrations
 
 PASSAGES = (
     Passage("1", "The Glass Orchard", "The Glass Orchard is a novel by the writer Ilse Varn, printed in 1931."),

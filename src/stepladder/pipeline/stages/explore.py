@@ -15,7 +15,7 @@ from stepladder.pipeline.search_config import ExploreConfig
 from stepladder.pipeline.stage import TREES, StageResult, StageSpec, Task, expect_answers
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
 from stepladder.pipeline.tree_search import grow_trees
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 
 if TYPE_CHECKING:
     from stepladder.judges.llm.spend.estimate import Estimate
@@ -34,7 +34,7 @@ def run_explore(settings: ExploreConfig, context: RunContext, task: Task) -> Sta
         task,
         sample_questions(split, settings.questions or len(split), task.seed, balance=settings.balance),
         grow,
-        judge=settings.evaluate,
+        scorer=None if settings.evaluate == "rollout" else settings.evaluate,
         llm=settings.llm,
         at_once=settings.max_concurrent_trees,
     )

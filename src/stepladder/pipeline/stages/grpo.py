@@ -6,26 +6,22 @@ In: a policy and, where steps are scored by one, a reward model. Out: a policy t
 from collections.abc import Iterable
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.step_scorer import StepScorer
-from stepladder.oracle.step_judge import GoldScorer
+from stepladder.judges.base import ScorerOptions
+from stepladder.judges.registry import make_scorer
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, expect_dev
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 
 
 def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResult:
     """Play the train split, learn from what was earned; watch the dev split."""
-    from stepladder.judges.prm.reward_model import ProcessRewardModel
     from stepladder.train.grpo.trainer import train_grpo  # brings torch, transformers and trl
 
     shared = context.settings
-    reward: StepScorer | None = GoldScorer() if settings.scores_steps else None
-    if settings.needs_reward_model:
-        reward = ProcessRewardModel.load(
-            task.inputs[REWARD], device=shared.device, dtype=shared.dtype, retokenize=settings.retokenize
-        )
+    options = ScorerOptions(task.inputs.get(REWARD), shared.device, shared.dtype, settings.retokenize)
+    reward = make_scorer(settings.scorer, options) if settings.scores_steps else None
     report = train_grpo(
         task.inputs["policy"],
         context.agent,

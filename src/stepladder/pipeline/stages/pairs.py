@@ -7,7 +7,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,17 +20,14 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
 from stepladder.core.io.records import dumps, loads
 from stepladder.core.requests import Algorithm
-from stepladder.core.trace import Pair, Tree
+from stepladder.core.trace import Pair
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
-from stepladder.explore.ranked import RANK
 from stepladder.explore.tree_store import read_trees
-from stepladder.explore.values import monte_carlo, spre
-from stepladder.judges.base import Judge
+from stepladder.judges.base import Judge, JudgeOptions
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES, LLMJudgeConfig
 from stepladder.judges.llm.llm_judge import LLMJudge
-from stepladder.judges.value import ValueJudge
-from stepladder.oracle.step_judge import GoldJudge
+from stepladder.judges.registry import JudgeName, judges, make_judge
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import (
     DEV_PAIRS,
@@ -58,7 +55,7 @@ class PairConfig(PairRules):
     """Who prefers, what makes a pair, and which pairs are kept."""
 
     #: A value (spre, mc, or q, the search's own), what a stage `rank` was told (rank), or a judge (gold, llm).
-    judge: Literal["spre", "mc", "q", "rank", "gold", "llm"] = "spre"
+    judge: JudgeName = "spre"
     #: Least difference of two values, which are between 0 and 1.
     margin: float = Field(default=0.01, gt=0, le=1)
     #: With judge `llm`: which model, how it is asked, and what it may cost.
@@ -70,29 +67,18 @@ class PairConfig(PairRules):
 
     @model_validator(mode="after")
     def _a_model_judges(self) -> "PairConfig":
-        if (self.judge == "llm") != (self.llm is not None):
+        if judges().get(self.judge).uses_llm != (self.llm is not None):
             raise ValueError("judge: llm and the settings of the model (llm.model) belong together")
         return self
 
-
-def make_judge(settings: PairConfig) -> Judge:
-    """The judge that was asked for."""
-    if settings.judge == "gold":
-        return GoldJudge()
-    if settings.llm is not None:
-        return settings.llm.judge()
-    values: dict[str, Callable[[Tree], Any]] = {
-        "spre": lambda tree: spre(tree, settings.decay),
-        "mc": monte_carlo,
-        "q": lambda tree: [node.value if node.visits else None for node in tree.nodes],
-        "rank": lambda tree: [node.scores.get(RANK) for node in tree.nodes],
-    }
-    return ValueJudge(settings.judge, values[settings.judge], settings.margin)
+    def make_judge(self) -> Judge:
+        """The judge, with its part of these settings."""
+        return make_judge(self.judge, JudgeOptions(self.margin, self.decay, self.llm))
 
 
 def run_pairs(settings: PairConfig, context: RunContext, task: Task) -> StageResult:
     """Judge the siblings of every tree, choose among the pairs, write them."""
-    judge = make_judge(settings)
+    judge = settings.make_judge()
     with TemporaryFile("w+b", dir=task.folder) as heap:
         made = _make(settings, judge, context, task, heap)
         kept = _chosen(made.places, settings, task.seed)
@@ -164,7 +150,8 @@ def _make(settings: PairConfig, judge: Judge, context: RunContext, task: Task, h
             yield partial(tree_pairs, tree, judge, settings)
 
     llm = settings.llm
-    with llm.engine(task.folder, context.settings.device) if llm is not None else nullcontext() as engine:
+    opened = nullcontext() if llm is None else closing(llm.open_engine(task.folder, context.settings.device))
+    with opened as engine:
         driver = Driver(engine, in_flight=_TREES_AT_ONCE)
         note = None if engine is None else lambda: engine.spend().line()
         with Progress(task.name, count_trees(trees), note=note) as watch:
@@ -202,11 +189,7 @@ def _nothing(settings: PairConfig, made: _Made) -> str:
         often = "" if problem is None else f", most often: {problem}"
         return f"the model found no pair in the trees ({listed(made.judged['asked'])}; dropped: {dropped}){often}"
     found = f"judge '{settings.judge}' found no pair in the trees (dropped: {dropped})"
-    if settings.judge == "rank":
-        return f"{found}. It needs trees of a stage `rank`, with different actions in them: raise its n or temperature"
-    if settings.judge == "gold":
-        return f"{found}. It needs questions with a gold decomposition or gold passages; other judges need neither"
-    return f"{found}. Explore with more simulations, a larger width or a higher temperature, or lower the margin"
+    return f"{found}. {judges().get(settings.judge).advice}"
 
 
 def _by_count(counts: Counter[str]) -> dict[str, int]:
@@ -227,7 +210,7 @@ def dry_run(settings: PairConfig, trees: Path, folder: Path) -> "Estimate":
     from stepladder.judges.llm.spend.estimate import estimate  # brings the client of OpenAI
 
     groups = ((tree, siblings) for tree in read_trees(trees) for _, siblings in judged_groups(tree, settings))
-    return estimate(settings.llm.judge(), groups, settings.llm.price(), settings.llm.known(folder))
+    return estimate(settings.llm.judge(), groups, settings.llm.price(), settings.llm.cached_responses(folder))
 
 
 def check_pairs(settings: PairConfig, context: RunContext) -> None:  # noqa: ARG001

@@ -42,7 +42,7 @@ from stepladder.pipeline.stage import (
     Task,
 )
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.reward_model import ProcessRewardModel

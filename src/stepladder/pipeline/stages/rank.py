@@ -5,8 +5,6 @@ is learnt from it is said by other stages: `sft` (source `trees`) imitates the b
 `pairs` (judge `rank`) sets the best action of a state against the worst, `dpo` and `prm` learn from these.
 """
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
 from stepladder.core.config import Config
@@ -15,11 +13,12 @@ from stepladder.core.trace import Question, Tree
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.ranked import RankedConfig, ranked
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES, LLMJudgeConfig
+from stepladder.judges.registry import ScorerName, scorers
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, StageSpec, Task, expect_answers
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
 from stepladder.pipeline.tree_search import grow_trees
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 
 
 class RankConfig(Config):
@@ -37,7 +36,7 @@ class RankConfig(Config):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     #: Who ranks: the gold judge, a reward model, or a language model, which grades every action from 0 to 100.
-    judge: Literal["gold", "prm", "llm"] = "gold"
+    judge: ScorerName = "gold"
     #: With judge `llm`: which model grades, and what it may cost. Its mode is always `score`.
     llm: LLMJudgeConfig | None = None
     #: Questions that are played at once.
@@ -45,7 +44,7 @@ class RankConfig(Config):
 
     @model_validator(mode="after")
     def _a_model_grades(self) -> "RankConfig":
-        if (self.judge == "llm") != (self.llm is not None):
+        if scorers().get(self.judge).uses_llm != (self.llm is not None):
             raise ValueError("judge: llm and the settings of the model (llm.model) belong together")
         return self
 
@@ -65,7 +64,7 @@ def run_rank(settings: RankConfig, context: RunContext, task: Task) -> StageResu
         task,
         sample_questions(split, settings.questions or len(split), task.seed, balance=settings.balance),
         grow,
-        judge=settings.judge,
+        scorer=settings.judge,
         llm=settings.llm,
         at_once=settings.max_concurrent_trees,
     )
@@ -94,7 +93,7 @@ STAGE = StageSpec(
     outputs=(TREES,),
     check=check_rank,
     summarize=summarize,
-    unused_inputs=lambda settings: frozenset() if settings.judge == "prm" else frozenset({REWARD}),
+    unused_inputs=lambda settings: frozenset(() if scorers().get(settings.judge).uses_prm else {REWARD}),
     persistent_files=PERSISTENT_FILES,
     not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COST_SETTINGS)}),
 )

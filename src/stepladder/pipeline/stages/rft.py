@@ -13,7 +13,7 @@ from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, u
 from stepladder.preferences.pair_stats import listed
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FILTERS
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 
 
 def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult:

@@ -23,7 +23,7 @@ from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.pipeline.runner import RunReport, run_recipe
 from stepladder.pipeline.stage import EVALUATION, PAIRS, REWARD, TRAIN_PAIRS, TREES
 from stepladder.reporting.interactive.policy import Policy, load_policy
-from stepladder.reporting.report.run_data import gather
+from stepladder.reporting.report.run_data import load_run as load_run_data
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.reward_model import ProcessRewardModel
@@ -94,7 +94,7 @@ class Run(Showable):
     @property
     def report(self) -> RunReport:
         """Records of all finished stages."""
-        return gather(self.folder).report
+        return load_run_data(self.folder).report
 
     def scores(self) -> RunScores:
         """All evaluations: `run.scores()["eval-sft"]["f1"]`, or `.show()` for the table."""

@@ -150,13 +150,13 @@ class _Seen:
             found = self._database.execute("SELECT content, file, number FROM ids WHERE id = ?", (key,)).fetchone()
         except sqlite3.Error as error:
             raise CorpusError(
-                f"the ids so far could not be kept in a temporary file: {error}. Is the disk full? The environment "
-                "variable SQLITE_TMPDIR names another folder for it"
+                f"passage ids could not be stored in a temporary file: {error}. If the disk is full, set the "
+                "environment variable SQLITE_TMPDIR to another folder"
             ) from error
         if found[0] == content:
             return True
         here, first = f"{self._files[file]}:{number}", f"{self._files[found[1]]}:{found[2]}"
-        raise CorpusError(f"{here}: id {passage.id!r} was used before with another text, at {first}; ids must differ")
+        raise CorpusError(f"{here}: duplicate id {passage.id!r} with another text, first at {first}; ids must be unique")
 
     def _is_new(self, statement: str, *values: object) -> bool:
         return self._database.execute(statement, values).rowcount == 1
@@ -170,19 +170,19 @@ def _is_pattern(path: Path) -> bool:
 
 
 def _find(path: Path, root: Path) -> dict[str, Path]:
-    """The files of a folder, or those that a pattern names, by their paths from the root; hidden ones are left out."""
+    """The files of a folder or pattern, by their paths relative to the root, without hidden files."""
     if not path.is_dir() and not _is_pattern(path):
-        raise CorpusError(f"{path}: there is no such file or folder")
+        raise CorpusError(f"{path}: no such file or folder")
     try:
         found = list(root.glob("**/*" if path.is_dir() else str(path.relative_to(root))))
     except ValueError as error:
-        raise CorpusError(f"{path}: not a pattern for files: {error}") from error
+        raise CorpusError(f"{path}: invalid glob pattern: {error}") from error
     files = {file.relative_to(root).as_posix(): file for file in found if not file.is_dir()}
     return {name: file for name, file in files.items() if not any(part.startswith(".") for part in name.split("/"))}
 
 
 def _kind(file: Path) -> str:
-    """What a file is read as; empty for files that cannot be read."""
+    """The file type, by suffix; empty if unsupported."""
     return next((kind for kind in (*TABLES, *_TEXT_FILES) if file.name.lower().endswith(kind)), "")
 
 
@@ -190,11 +190,11 @@ def _check_files(path: Path, files: Sequence[Path], found: int) -> None:
     tables = [file for file in files if _kind(file) in TABLES]
     texts = [file for file in files if _kind(file) in _TEXT_FILES]
     if not files:
-        raise CorpusError(f"{path}: no file of a known kind there, {found} others; known kinds: {_KNOWN}")
-    if tables and texts:  # a README beside the parts of a corpus, most often: it should not slip in
+        raise CorpusError(f"{path}: no file of a known kind, {found} others; known kinds: {_KNOWN}")
+    if tables and texts:  # most often a README next to the parts of a corpus, which should not be indexed
         raise CorpusError(
-            f"{path}: there are tables of passages ({tables[0].name}) and texts ({texts[0].name}); say which of them "
-            f"are the corpus with a pattern such as '{path if path.is_dir() else path.parent}/**/*{_kind(tables[0])}'"
+            f"{path}: there are tables of passages ({tables[0].name}) and texts ({texts[0].name}); select the corpus "
+            f"with a pattern such as '{path if path.is_dir() else path.parent}/**/*{_kind(tables[0])}'"
         )
 
 

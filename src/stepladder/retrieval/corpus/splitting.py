@@ -1,11 +1,11 @@
-"""Split texts into passages of a bounded number of words, each beginning with the last words of the one before.
+"""Split texts into overlapping chunks with a maximum number of words.
 
-In: the lines of a text or Markdown file, one at a time. Out: `Chunk`s, in order. Sentences and fenced code stay whole
-where they fit; what does not fit is cut between lines, and a line that does not fit between words, never inside one.
-A word is what stands between white space. The layout of lines is kept, several blank lines become one.
+In: the lines of a text or Markdown file, one at a time. Out: `Chunk`s, in order. Sentences and fenced code are kept
+together if they fit; otherwise they are split between lines, and long lines between words, never inside a word. A word
+is delimited by whitespace. Line breaks are kept; several blank lines become one.
 
-Of Markdown, headings (`#` to `######`) and fences are understood, the rest is text. A piece never goes past a
-heading: the headings above it are its title.
+For Markdown, headings (`#` to `######`) and fences are parsed, the rest is text. A chunk never crosses a heading: the
+headings above it are its title.
 """
 
 import re
@@ -20,67 +20,67 @@ _SENTENCE_END = re.compile(r"""[.!?…。！？]["'”’»)\]*_]*\s*\Z""")
 _HEADING = re.compile(r" {0,3}(#{1,6})(?:\s|\Z)")
 _FENCE = re.compile(r"\s*(`{3,}(?!.*`)|~{3,})")
 
-#: Words that stay together where they fit, each with the white space before it, the last of a line with its end.
+#: Words that stay together if they fit, each with the whitespace before it, the last of a line with its line break.
 _Unit = list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a text that is short enough to be a passage."""
+    """A part of a text, short enough to be a passage."""
 
-    #: The headings above it, "Heading > Subheading"; empty where there are none.
+    #: The headings above it, "Heading > Subheading"; empty without headings.
     title: str
     text: str
-    #: How many words at its beginning are the last words of the piece before.
-    carried: int
+    #: Number of words at its start that repeat the end of the previous chunk.
+    overlap: int
 
 
 def check_chunk_sizes(words: int, overlap: int) -> None:
-    """Refuse sizes that no text can be split into."""
+    """Reject invalid chunk sizes."""
     if words < 1 or not 0 <= overlap < words:
         raise StepladderError(
-            f"passages of {words} words that overlap by {overlap} are not possible: expected at least 1 word, "
-            "and an overlap from 0 to below the number of words, for instance 100 and 20"
+            f"passages of {words} words with an overlap of {overlap} are not possible: expected at least 1 word, "
+            "and an overlap of at least 0 and below the number of words, for instance 100 and 20"
         )
 
 
 def split_text(lines: Iterable[str], words: int, overlap: int) -> Iterator[Chunk]:
-    """The pieces of plain text.
+    """The chunks of plain text.
 
-    >>> [piece.text for piece in split_text(["One two. Three four.", "Five six."], words=5, overlap=1)]
+    >>> [chunk.text for chunk in split_text(["One two. Three four.", "Five six."], words=5, overlap=1)]
     ['One two. Three four.', 'four.\\nFive six.']
     """
     check_chunk_sizes(words, overlap)
-    yield from _pieces("", _sentences(lines, words), words, overlap)
+    yield from _chunks("", _sentences(lines, words), words, overlap)
 
 
 def split_markdown(lines: Iterable[str], words: int, overlap: int) -> Iterator[Chunk]:
-    """The pieces of Markdown. A heading with nothing below it is a piece without text.
+    """The chunks of Markdown. A heading with nothing below it is a chunk without text.
 
-    >>> [(piece.title, piece.text) for piece in split_markdown(["# Orla", "## Bridges", "Two."], words=5, overlap=1)]
+    >>> [(chunk.title, chunk.text) for chunk in split_markdown(["# Orla", "## Bridges", "Two."], words=5, overlap=1)]
     [('Orla > Bridges', 'Two.')]
     """
     check_chunk_sizes(words, overlap)
     for title, body in _sections(lines):
-        yield from _pieces(title, _sentences_and_fences(body, words), words, overlap)
+        yield from _chunks(title, _sentences_and_fences(body, words), words, overlap)
 
 
-def _pieces(title: str, units: Iterable[_Unit], words: int, overlap: int) -> Iterator[Chunk]:
-    piece: list[str] = []
+def _chunks(title: str, units: Iterable[_Unit], words: int, overlap: int) -> Iterator[Chunk]:
+    chunk: list[str] = []
     carried = 0
     for unit in _fitting(units, words):
-        if len(piece) + len(unit) > words:
-            yield Chunk(title, "".join(piece).strip(), carried)
-            # A unit that fits is worth more than the overlap: less is carried over where both are too much.
-            carried = min(overlap, words - len(unit), len(piece))
-            piece = piece[len(piece) - carried :]
-        piece += unit
-    if piece or title:
-        yield Chunk(title, "".join(piece).strip(), carried)
+        if len(chunk) + len(unit) > words:
+            yield Chunk(title, "".join(chunk).strip(), carried)
+            # Keeping a unit together takes precedence over the full overlap.
+            carried = min(overlap, words - len(unit), len(chunk))
+            chunk = chunk[len(chunk) - carried :]
+        chunk += unit
+    if chunk or title:
+        yield Chunk(title, "".join(chunk).strip(), carried)
 
 
 def _fitting(units: Iterable[_Unit], words: int) -> Iterator[_Unit]:
-    """The units, those of too many words as lines, and lines of too many words as words."""
+    """The units, with units that are too long split into lines, and lines that are too long into words."""
     for unit in units:
         if len(unit) <= words:
             yield unit
@@ -97,7 +97,7 @@ def _fitting(units: Iterable[_Unit], words: int) -> Iterator[_Unit]:
 def _sentences(lines: Iterable[str], words: int) -> Iterator[_Unit]:
     sentence: _Unit = []
     for token in _tokens(lines):
-        # What fits no longer is cut between lines anyway: a file without sentences need not be held in memory.
+        # Units that are too long are split between lines anyway: a file without sentences stays out of memory.
         too_long = len(sentence) > words and sentence[-1].endswith("\n")
         if sentence and (too_long or token.startswith("\n") or _SENTENCE_END.search(sentence[-1])):
             yield sentence
@@ -107,7 +107,7 @@ def _sentences(lines: Iterable[str], words: int) -> Iterator[_Unit]:
 
 
 def _tokens(lines: Iterable[str]) -> Iterator[str]:
-    """Words with the white space before them. Behind blank lines it begins with a line end."""
+    """Words with the whitespace before them, which starts with a line break after blank lines."""
     blank = ""
     for line in lines:
         tokens = _TOKEN.findall(line.rstrip())
@@ -121,9 +121,9 @@ def _tokens(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _sections(lines: Iterable[str]) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    """The lines below each heading, with the number of the fence that a line is in, and the headings above.
+    """For each section its title (the headings above it) and its lines, each with the number of its fence.
 
-    A heading with nothing but deeper headings below it is left out: it stands in their titles.
+    A heading directly followed by a deeper heading is skipped: it is part of the deeper title.
     """
     path: list[tuple[int, str]] = []
     body: list[tuple[int, str]] = []
@@ -147,13 +147,13 @@ def _sections(lines: Iterable[str]) -> Iterator[tuple[str, list[tuple[int, str]]
 
 
 def _without_closing_marks(heading: str) -> str:
-    """A heading may end in marks as well, "## Bridges ##"."""
+    """Remove closing marks, as in "## Bridges ##"."""
     bare = heading.rstrip("#")
     return bare.rstrip() if not bare or bare[-1].isspace() else heading
 
 
 def _fences(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The lines, each with the number of the fence it is in; 0 outside of fences."""
+    """The lines, each with the number of its fence; 0 outside of fences."""
     opened = ""
     number = 0
     for line in lines:

@@ -1,10 +1,10 @@
-"""Tables of passages: one passage a line or row, in the layouts that the field has.
+"""Tables of passages: one passage per line or row, in the common formats.
 
-In: a file of a kind in `TABLES`. Out: its passages, each with its line or row. Further keys and columns are ignored; an
-id may also be called `_id` (BEIR) or `docid` (Tevatron, MIRACL).
+In: a file of a type in `TABLES`. Out: its passages, each with its line or row. Other keys and columns are ignored; the
+id may also be named `_id` (BEIR) or `docid` (Tevatron, MIRACL).
 
     {"id": "7", "contents": "\\"Title\\"\\nText of the passage ..."}     FlashRAG, Search-R1
-    {"id": "7", "title": "Title", "text": "Text of the passage ..."}   the title may be missing
+    {"id": "7", "title": "Title", "text": "Text of the passage ..."}   the title is optional
 """
 
 import csv
@@ -43,24 +43,24 @@ def _tsv_rows(path: Path) -> Iterator[Line]:
     try:
         for row in reader:
             line = Line(path, number, dict(zip(names, row)), CorpusError)
-            number = reader.line_num + 1  # a row may take several lines
+            number = reader.line_num + 1  # a row may span several lines
             if not names:
                 names = row
                 if not set(names) & set(_IDS) or not set(names) & set(_TEXTS):
-                    raise line.wrong(f"expected the names of the columns, 'id', 'text' and 'title'; found {preview(row)}")
+                    raise line.wrong(f"expected a header with 'id', 'text' and 'title'; found {preview(row)}")
             elif len(row) == len(names):
                 yield line
             elif row:
                 raise line.wrong(f"expected {len(names)} fields ({', '.join(names)}), found {len(row)}")
     except csv.Error as error:
         raise CorpusError(
-            f"{path}:{number}: not tab-separated values: {error}. A field with a quote in it is written as csv does: "
-            'in quotes, its own quotes doubled, "like ""this"""'
+            f"{path}:{number}: not tab-separated values: {error}. Fields with quotes need csv quoting: "
+            'in quotes, with inner quotes doubled, "like ""this"""'
         ) from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Line]:
-    # Imported here because it takes a while, and nothing else needs it.
+    # Imported here: it is slow to import, and nothing else needs it.
     import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
 
@@ -68,7 +68,7 @@ def _parquet_rows(path: Path) -> Iterator[Line]:
     try:
         with parquet.ParquetFile(path) as file:
             names = _columns(path, file.schema_arrow)
-            # A part of a row group at a time, and only these columns: embeddings beside them cost nothing.
+            # Part of a row group at a time, and only these columns: embedding columns are not read.
             for batch in file.iter_batches(batch_size=1024, columns=names):
                 for row in zip(*(batch.column(name) for name in names)):
                     data = {name: value.as_py() for name, value in zip(names, row)}
@@ -79,12 +79,12 @@ def _parquet_rows(path: Path) -> Iterator[Line]:
         raise CorpusError(f"{path}:{number + 1}: not UTF-8: {found} of a string") from error
     except (OSError, pyarrow.ArrowException) as error:
         raise CorpusError(
-            f"{path}: cannot be read as Parquet after row {number}: {error}; get the file again"
+            f"{path}: cannot be read as Parquet after row {number}: {error}; download the file again"
         ) from error
 
 
 def _columns(path: Path, schema: Any) -> list[str]:
-    """Names of the columns to read; their types must be those of passages."""
+    """The names of the columns to read, with their types checked."""
     from pyarrow import types
 
     names = [name for name in schema.names if name in (*_IDS, *_TEXTS, "title")]
@@ -95,12 +95,12 @@ def _columns(path: Path, schema: Any) -> list[str]:
         inner = kind.value_type if types.is_dictionary(kind) else kind
         is_text = types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner)
         if not is_text and not types.is_null(inner) and not (name in _IDS and types.is_integer(inner)):
-            raise CorpusError(f"{path}: column '{name}' should be of strings, found {kind}")
+            raise CorpusError(f"{path}: column '{name}' should contain strings, found {kind}")
     return names
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a text in UTF-8."""
+    """The lines of a UTF-8 text."""
     for number, raw in raw_lines(path, CorpusError):
         try:
             yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -115,7 +115,7 @@ def _passage(line: Line) -> Passage:
     if isinstance(found, int) and not isinstance(found, bool):
         found = str(found)
     if not isinstance(found, str) or not found.strip():
-        raise line.wrong(f"{key!r} should be a string that is not empty, found {preview(found)}")
+        raise line.wrong(f"{key!r} should be a non-empty string, found {preview(found)}")
     if "contents" in line.data:
         title, newline, text = _text(line, "contents").partition("\n")
         return Passage(found, _unquoted(title.strip()), text.strip()) if newline else Passage(found, "", title.strip())
@@ -138,7 +138,7 @@ def _unknown_layout(where: str, names: Iterable[str]) -> CorpusError:
     return CorpusError(f"{where}: expected 'contents', or 'text' with or without 'title'; found the keys {keys}")
 
 
-#: How tables are read, by the ends of their names.
+#: The reader of each table type, by file suffix.
 TABLES: dict[str, Callable[[Path], Iterator[Line]]] = {
     ".jsonl": _objects,
     ".jsonl.gz": _objects,

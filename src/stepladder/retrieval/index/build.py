@@ -180,7 +180,7 @@ def _earlier(file: Path, folder: Path) -> _Reading | None:
     try:
         reading = _Reading(**json.loads(file.read_text(encoding="utf-8")))
         with closing(PassageStore(folder)) as passages:
-            return reading if passages.is_whole and len(passages) == reading.passages else None
+            return reading if passages.is_complete and len(passages) == reading.passages else None
     except (OSError, ValueError, TypeError):
         return None
 

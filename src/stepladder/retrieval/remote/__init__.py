@@ -1,1 +1,1 @@
-"""Search over HTTP."""
+"""Remote retrieval over HTTP: client, protocol and load balancer."""

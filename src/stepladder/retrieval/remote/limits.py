@@ -1,4 +1,4 @@
-"""What can be set of a search server: what a request may ask for, how many may wait, who may ask."""
+"""The settings of a search server: request limits, queue, cache and token."""
 
 from typing import Self
 
@@ -6,30 +6,30 @@ from pydantic import Field, SecretStr, model_validator
 
 from stepladder.core.config import Config
 
-#: Longer queries are a policy that lost the thread; encoders read a fraction of this.
+#: Longer queries are degenerate output of a policy; encoders read a fraction of this.
 MAX_QUERY_CHARACTERS = 8192
 
 
 class ServerConfig(Config):
     """The limits of a server, and its token."""
 
-    #: Passages a query, where the request does not say.
+    #: Default passages per query.
     topk: int = Field(default=3, ge=1)
     max_topk: int = Field(default=100, ge=1)
-    #: Queries a request.
+    #: Queries per request.
     max_queries: int = Field(default=512, ge=1)
-    #: Characters a query.
+    #: Characters per query.
     max_characters: int = Field(default=MAX_QUERY_CHARACTERS, ge=1)
-    #: Bytes a request.
+    #: Bytes per request.
     max_body_bytes: int = Field(default=8 * 2**20, ge=1)
-    #: Queries of all requests that may wait for a search.
+    #: Queued queries of all requests.
     max_waiting: int = Field(default=10_000, ge=1)
-    #: Seconds in which the whole body of a request must come.
+    #: Seconds to receive the body of a request.
     body_seconds: float = Field(default=30.0, gt=0)
-    #: Results that are kept, by their number and their bytes; 0 of either keeps none.
+    #: LRU cache of results, limited by entries and bytes; 0 of either disables it.
     cache_entries: int = Field(default=10_000, ge=0)
     cache_bytes: int = Field(default=256 * 2**20, ge=0)
-    #: Seconds that requests under way get when the server is asked to end.
+    #: Seconds for requests in progress when the server shuts down.
     drain_seconds: float = Field(default=30.0, ge=0)
     #: Clients must send it as `Authorization: Bearer TOKEN`.
     token: SecretStr | None = None
@@ -37,7 +37,7 @@ class ServerConfig(Config):
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.topk > self.max_topk:
-            raise ValueError(f"topk is {self.topk}, which max_topk, {self.max_topk}, forbids")
+            raise ValueError(f"topk is {self.topk}, above max_topk, {self.max_topk}")
         if self.max_waiting < self.max_queries:
-            raise ValueError(f"max_waiting is {self.max_waiting}: no room for a request of {self.max_queries} queries")
+            raise ValueError(f"max_waiting is {self.max_waiting}, below max_queries, {self.max_queries}")
         return self

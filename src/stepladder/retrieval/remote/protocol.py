@@ -1,11 +1,10 @@
-"""Search-R1's protocol as data: what a search server is asked, and what it answers. Pure functions.
+"""Search-R1's protocol: encoding and decoding of requests and replies. Pure functions.
 
     POST /retrieve {"queries": ["..."], "topk": 3, "return_scores": true}
     -> {"result": [[{"document": {"id": "7", "contents": "\\"Title\\"\\nText"}, "score": 9.1}, ...], ...]}
 
-A list a query, best first; without `return_scores` a passage is its document alone. The server reads requests and
-writes replies with these functions, the client the other way round. Replies of other servers of the protocol, which
-may lack ids or scores, can be read too.
+One list per query, best first; without `return_scores` a passage is its document alone. Server and client share these
+functions. Replies of other servers with this protocol, which may lack ids or scores, can be read too.
 """
 
 import json
@@ -21,17 +20,17 @@ from stepladder.core.trace import Passage
 from stepladder.core.unicode import replace_surrogates
 from stepladder.retrieval.remote.limits import MAX_QUERY_CHARACTERS, ServerConfig
 
-#: The passages of one query as JSON: document and score of each.
+#: The passages of one query as JSON: (document, score) each.
 EncodedHits = tuple[tuple[bytes, bytes], ...]
 
 
 class BadReply(StepladderError):
-    """An answer that is not of this protocol."""
+    """A reply that does not follow the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """A request that was read and found sound."""
+    """A validated request."""
 
     queries: list[str]
     k: int
@@ -43,44 +42,43 @@ class SearchRequest:
 
 def write_request(queries: Iterable[str], k: int) -> bytes:
     """A request for passages with scores."""
-    asked = [replace_surrogates(query)[:MAX_QUERY_CHARACTERS] for query in queries]
-    return json.dumps({"queries": asked, "topk": k, "return_scores": True}).encode()
+    texts = [replace_surrogates(query)[:MAX_QUERY_CHARACTERS] for query in queries]
+    return json.dumps({"queries": texts, "topk": k, "return_scores": True}).encode()
 
 
 def read_request(body: bytes, limits: ServerConfig) -> SearchRequest:
-    """The request in a body; `BadRequest` says what is wrong with it.
+    """The request in a body; raises `BadRequest` if it is invalid.
 
-    Lone surrogates, which JSON can write and UTF-8 cannot, become U+FFFD. Keys that are not of the protocol are
-    passed over, as Search-R1 does.
+    Lone surrogates, which JSON can express and UTF-8 cannot, become U+FFFD. Unknown keys are ignored, as by Search-R1.
 
     >>> read_request(b'{"queries": ["Who?"], "topk": null}', ServerConfig())
     SearchRequest(queries=['Who?'], k=3, with_scores=False)
     """
-    asked = json_object(body, '{"queries": ["..."]}')
-    if "queries" not in asked:
+    request = json_object(body, '{"queries": ["..."]}')
+    if "queries" not in request:
         raise BadRequest('"queries" is missing; expected {"queries": ["..."], "topk": 3, "return_scores": true}')
-    queries = asked["queries"]
+    queries = request["queries"]
     if not isinstance(queries, list):
         raise BadRequest(f'"queries" must be a list of strings, found {json_type(queries)}')
     if len(queries) > limits.max_queries:
-        raise BadRequest(f'"queries" holds {len(queries):,}; this server takes {limits.max_queries:,} a request')
+        raise BadRequest(f'"queries" has {len(queries):,} entries; this server accepts {limits.max_queries:,} per request')
     for position, query in enumerate(queries):
         if not isinstance(query, str):
             raise BadRequest(f'"queries"[{position}] must be a string, found {json_type(query)}')
         if len(query) > limits.max_characters:
             raise BadRequest(
-                f'"queries"[{position}] has {len(query):,} characters; this server takes {limits.max_characters:,}'
+                f'"queries"[{position}] has {len(query):,} characters; this server accepts {limits.max_characters:,}'
             )
-    k = asked.get("topk")
+    k = request.get("topk")
     if k is None:
         k = limits.topk
     if isinstance(k, float) and k.is_integer():
-        k = int(k)  # to JSON, 3.0 and 3 are the same number
+        k = int(k)  # in JSON, 3.0 and 3 are the same number
     if isinstance(k, bool) or not isinstance(k, int):
-        raise BadRequest(f'"topk" must be a whole number, found {json_type(k)}')
+        raise BadRequest(f'"topk" must be an integer, found {json_type(k)}')
     if not 1 <= k <= limits.max_topk:
         raise BadRequest(f'"topk" must be from 1 to {limits.max_topk}')
-    with_scores = asked.get("return_scores", False)
+    with_scores = request.get("return_scores", False)
     if not isinstance(with_scores, bool):
         raise BadRequest(f'"return_scores" must be true or false, found {json_type(with_scores)}')
     return SearchRequest([replace_surrogates(query) for query in queries], k, with_scores)
@@ -90,7 +88,7 @@ def read_request(body: bytes, limits: ServerConfig) -> SearchRequest:
 
 
 def encode_hits(passages: Sequence[Passage]) -> EncodedHits:
-    """Passages as they go over the wire. A score that is no finite number is an error: JSON has no word for it."""
+    """Passages in wire format. A non-finite score is an error: JSON cannot express it."""
     return tuple(
         (
             f'{{"id": {json.dumps(passage.id)}, "contents": {json.dumps(_contents(passage))}}}'.encode(),
@@ -101,7 +99,7 @@ def encode_hits(passages: Sequence[Passage]) -> EncodedHits:
 
 
 def write_reply(results: Iterable[EncodedHits], with_scores: bool) -> bytes:
-    """The reply to a request, made of what was found for each of its queries.
+    """The reply to a request, from the encoded hits of each query.
 
     >>> found = encode_hits([Passage("7", "Orm", "A tower.", 2.5)])
     >>> write_reply([found, ()], with_scores=False).decode()
@@ -114,21 +112,21 @@ def write_reply(results: Iterable[EncodedHits], with_scores: bool) -> bytes:
     return b'{"result": [%b]}' % b", ".join(b"[%b]" % each for each in lists)
 
 
-def read_reply(body: bytes, asked: int) -> list[tuple[Passage, ...]]:
-    """The passages in the reply to so many queries, in its order; `BadReply` when it is something else.
+def read_reply(body: bytes, queries: int) -> list[tuple[Passage, ...]]:
+    """The passages in the reply to that many queries, in its order; raises `BadReply` if it is invalid.
 
-    >>> read_reply(b'{"result": [[{"document": {"id": 7, "contents": "Orm\\\\nA tower."}, "score": 2.5}]]}', asked=1)
+    >>> read_reply(b'{"result": [[{"document": {"id": 7, "contents": "Orm\\\\nA tower."}, "score": 2.5}]]}', queries=1)
     [(Passage(id='7', title='Orm', text='A tower.', score=2.5),)]
     """
     try:
         results = json.loads(body)["result"]
-        if len(results) != asked:
-            raise BadReply(f"{asked} queries got {len(results)} results")
+        if len(results) != queries:
+            raise BadReply(f"{queries} queries got {len(results)} results")
         return [tuple(_passage(item) for item in found) for found in results]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = body[:200].decode("utf-8", "replace")
         raise BadReply(
-            f"the answer is not of Search-R1's protocol ({type(error).__name__}: {error}): {start!r}"
+            f"the reply does not follow Search-R1's protocol ({type(error).__name__}: {error}): {start!r}"
         ) from error
 
 

@@ -38,9 +38,9 @@ from stepladder.train.loop.policy import Policy, check_target_modules, load_poli
 from stepladder.train.loop.rollout_engine import make_rollout_engine
 from stepladder.train.loop.training_loop import Compute, training_numbers, fit, prepare_compute
 from stepladder.train.loop.base_trainer import DevScore, BaseTrainer
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player
-from stepladder.train.transcripts.tokenized import examples_of
+from stepladder.train.transcripts.tokenized import tokenize_trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def train_dpo(
         trainers: list[PairTrainer] = []
 
         def look(played: Sequence[Trajectory]) -> DevScore:
-            examples = [example for trajectory in played for example in examples_of(trajectory, engine, {})]
+            examples = [example for trajectory in played for example in tokenize_trajectory(trajectory, engine, {})]
             return {"kl": trainers[0].divergence(examples)}
 
         asked = sample_questions(dev, settings.dev_questions, seed)

@@ -47,7 +47,7 @@ from stepladder.train.loop.policy import Policy, check_target_modules, load_poli
 from stepladder.train.loop.rollout_engine import make_rollout_engine
 from stepladder.train.loop.training_loop import Compute, best_checkpoint, training_numbers, fit, prepare_compute
 from stepladder.train.loop.base_trainer import BaseTrainer
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player
 
 #: Most batches of episodes between checkpoints: what a kill loses, and how closely an alarm can be gone back on.

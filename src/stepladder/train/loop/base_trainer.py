@@ -126,10 +126,8 @@ class BaseTrainer(Trainer):
             # microbatches, and their free memory differs: with several there is no limit.
             assert isinstance(self.model, nn.Module)
             alone = self.accelerator.num_processes == 1
-            self.max_tokens, self._is_limited = (
-                max_microbatch_tokens(self.model, self.args.device) if alone else None,
-                True,
-            )
+            self.max_tokens = max_microbatch_tokens(self.model, self.args.device) if alone else None
+            self._is_limited = True
         parts = list(self.microbatches(batch)) if torch.is_grad_enabled() else [batch]
         before = [self._backward(loss_of(part)) for part in parts[:-1]]
         return loss_of(parts[-1]) + sum(before)
@@ -229,12 +227,8 @@ class BaseTrainer(Trainer):
         return named
 
 
-class TRLTrainer(BaseTrainer):
-    """What our subclasses of trl's trainers share. It must come before trl's class among the bases."""
-
-    args: Any
-    model: Any
-    _metrics: Any
+class TRLOverrides:
+    """What our subclasses of trl's trainers share. It comes before trl's class in their bases."""
 
     def _send_telemetry(self) -> None:
         """Off: training makes no network requests."""

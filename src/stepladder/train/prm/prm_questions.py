@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stepladder.core.trace import Question
 from stepladder.preferences.pairs import dev_questions
 from stepladder.train.prm.config import PRMConfig
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 
 
 @dataclass(frozen=True, slots=True)

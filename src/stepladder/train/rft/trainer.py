@@ -32,7 +32,7 @@ from stepladder.train.loop.rollout_engine import make_rollout_engine
 from stepladder.train.loop.training_loop import prepare_compute, shown
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FilterResult, sift
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player, fine_tune
 from stepladder.train.transcripts.sampled_episodes import sample_episodes
 

@@ -23,7 +23,7 @@ from stepladder.explore.tree_store import read_trees
 from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.retrieval.base import Retriever
 from stepladder.train.sft.config import SFTConfig
-from stepladder.train.transcripts.demonstrations import (
+from stepladder.train.sft.demonstrations import (
     Demonstrations,
     gold_demonstrations,
     sampled_demonstrations,

@@ -28,7 +28,7 @@ from stepladder.train.loop.training_loop import prepare_compute, shown
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.demonstration_sources import are_made, load_or_make
 from stepladder.train.sft.weak_decomposition import decompose_questions
-from stepladder.train.transcripts.demonstrations import sample_questions
+from stepladder.data.sampling import sample_questions
 from stepladder.train.transcripts.fine_tune import dev_player, fine_tune
 
 

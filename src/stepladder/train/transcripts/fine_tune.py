@@ -35,7 +35,7 @@ from stepladder.train.loop.base_trainer import DevScore, BaseTrainer
 from stepladder.train.sft.config import TranscriptTrainingConfig
 from stepladder.train.transcripts.collate import collate
 from stepladder.train.transcripts.token_loss import weight_of, weighted_nll
-from stepladder.train.transcripts.tokenized import Example, examples_of
+from stepladder.train.transcripts.tokenized import Example, tokenize_trajectory
 
 
 class TranscriptTrainer(BaseTrainer):
@@ -158,7 +158,7 @@ def _fitting(
     transcripts: Sequence[Trajectory], engine: InProcessEngine, settings: TranscriptTrainingConfig
 ) -> tuple[list[Example], int]:
     """Examples that fit into the model's window, and how many do not."""
-    examples = [each for trajectory in transcripts for each in examples_of(trajectory, engine, settings.tag_weights)]
+    examples = [each for trajectory in transcripts for each in tokenize_trajectory(trajectory, engine, settings.tag_weights)]
     window = engine.context_limit
     fitting = [example for example in examples if len(example.tokens) <= window]
     lengths = [len(example.tokens) for example in examples]

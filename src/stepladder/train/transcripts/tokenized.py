@@ -38,7 +38,7 @@ class Example:
     weights: tuple[float, ...]
 
 
-def examples_of(trajectory: Trajectory, engine: Encoder, tag_weights: Mapping[str, float]) -> list[Example]:
+def tokenize_trajectory(trajectory: Trajectory, engine: Encoder, tag_weights: Mapping[str, float]) -> list[Example]:
     """One example for every context of a trajectory; mostly that is one."""
     return [_example(trajectory, segments, engine, tag_weights) for segments in split_contexts(trajectory)]
 

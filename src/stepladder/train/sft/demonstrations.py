@@ -27,7 +27,7 @@ from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.ranked import best_branch
 from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.base import Retriever
-from stepladder.train.transcripts.fewshot import FewShot
+from stepladder.train.sft.fewshot import FewShot
 
 
 @dataclass(frozen=True, slots=True)
