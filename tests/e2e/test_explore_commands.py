@@ -25,7 +25,7 @@ from stepladder.explore.tree_store import read_trees
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.pipeline.stages.pairs import PairConfig, make_judge
+from stepladder.pipeline.stages.pairs import PairConfig
 from stepladder.reporting.run_tables import print_report
 from tests.support import openai_server
 from tests.support.openai_server import Answer, Server, fails, says
@@ -178,7 +178,7 @@ def test_the_search_itself_knows_nothing_of_what_it_did_not_visit() -> None:
     answers = [Step((), Segment(Author.POLICY, each), Action(ActionKind.ANSWER, each)) for each in ("Velm", "Oss")]
     ends = [Node(n, 0, answers[n - 1], stop=StopReason.ANSWERED, reward=1.0) for n in (1, 2)]
     tree = Tree(Question("q", "?", ("Velm",)), "prorag", (Node(0, None, None, 1), ends[0], replace(ends[1], visits=1)))
-    by_q = partial(make_judge(PairConfig(judge="q")).prefer, tree, tree.nodes[1:])
+    by_q = partial(PairConfig(judge="q").make_judge().prefer, tree, tree.nodes[1:])
     assert Driver().run([by_q])[0].value == []
 
 

@@ -1,8 +1,8 @@
-"""ExploreResult: grow the trees of many questions at once, and have each on disk as soon as it is done.
+"""Exploration: grow search trees for many questions at once and write each to disk when it is finished.
 
-In: a driver, questions, a way to grow a tree, a file. Out: the file with a tree a question, and a `ExploreResult`: what
-it took. Trees that are in the file already are left as they are, so a run that was killed goes on; and as a tree
-depends on its question and the seed alone, it goes on to the trees it would have made.
+In: a driver, questions, a tree search, a file. Out: the file with one tree per question, and an `ExploreResult`. Trees
+that are already in the file are kept, so a killed run resumes. A tree depends on its question and the seed alone, so a
+resumed run makes the same trees.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""Episodes that a policy plays so that their steps can be judged.
+"""Episodes of a policy, sampled by a stage so that their steps can be judged.
 
-In: a policy and questions. Out: trajectories, kept in the stage's `episodes/`. When the process is killed, what is
-there is not played again; of several processes the first one plays.
+In: a policy and questions. Out: trajectories, stored in the stage's `episodes/`. After a kill, stored episodes are not
+sampled again; of several processes, the main one samples.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ EPISODES = "episodes"
 def sampled_episodes(
     context: RunContext, task: Task, questions: Sequence[Question], *, samples: int, temperature: float
 ) -> list[Trajectory]:
-    """What the stage's policy does with questions that it may err on; episodes that failed are missing."""
+    """Sampled episodes of the stage's policy; failed episodes are missing."""
     from accelerate import PartialState  # type: ignore[import-untyped] # brings torch
 
     from stepladder.models.loading import pick_device

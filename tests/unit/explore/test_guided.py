@@ -239,7 +239,10 @@ def test_ask_and_eval_take_a_guide(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--n", "4"], "--n needs --guide"),
         (["--guide", "prm"], "add --run DIR, or give --guide FOLDER"),
         (["--guide", "gold", "--temperature", "0"], "makes all candidates equal"),
-        (["What is love?", "--guide", "gold", "--model", "tiny"], "--guide gold can only judge questions of the data set"),
+        (
+            ["What is love?", "--guide", "gold", "--model", "tiny"],
+            "--guide gold can only judge questions of the data set",
+        ),
         (["--guide", str(tmp_path)], "expected prm, gold, vote or a reward model folder"),
     ):
         assert main(["ask", *data, *arguments]) == 2

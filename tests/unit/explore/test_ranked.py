@@ -17,7 +17,7 @@ from stepladder.explore.tree_store import read_trees
 from stepladder.oracle.step_judge import GoldScorer
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
-from stepladder.pipeline.stages.pairs import PairConfig, make_judge
+from stepladder.pipeline.stages.pairs import PairConfig
 from stepladder.preferences.pairs import tree_pairs
 from stepladder.reporting.compare.evaluations import load_sources
 from stepladder.reporting.compare.provenance import ProvenanceResolver
@@ -80,7 +80,7 @@ def test_a_question_without_answers_is_refused() -> None:
 
 def pairs_of(tree: Tree, **rules: object) -> list[Pair]:
     settings = PairConfig.read({"judge": "rank", "per_state": 1, **rules})
-    (outcome,) = Driver().run([lambda: tree_pairs(tree, make_judge(settings), settings)])
+    (outcome,) = Driver().run([lambda: tree_pairs(tree, settings.make_judge(), settings)])
     assert outcome.value is not None
     return list(outcome.value.pairs)
 

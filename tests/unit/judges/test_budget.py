@@ -14,7 +14,13 @@ from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.requests import Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.judges.llm.spend.budget import TEMPLATE_PER_CALL, TEMPLATE_PER_MESSAGE, Budget, BudgetExhausted, max_usage
+from stepladder.judges.llm.spend.budget import (
+    TEMPLATE_PER_CALL,
+    TEMPLATE_PER_MESSAGE,
+    Budget,
+    BudgetExhausted,
+    max_usage,
+)
 from stepladder.judges.llm.spend.ledger import Ledger
 from stepladder.judges.llm.spend.prices import load_prices
 from stepladder.judges.llm.spend.response_cache import CachedEngine, ResponseCache
@@ -114,7 +120,9 @@ def test_a_run_stops_before_it_can_pass_its_budget_and_goes_on_with_a_larger_one
     server.answer = till.answer
     with (
         closing(opened(server, tmp_path, calls(3.9), concurrency=concurrency)) as engine,
-        pytest.raises(BudgetExhausted, match=r"so far, and the next call may cost 304 tokens.*larger budget") as stopped,
+        pytest.raises(
+            BudgetExhausted, match=r"so far, and the next call may cost 304 tokens.*larger budget"
+        ) as stopped,
     ):
         run(engine, 9)
     spend = engine.spend()
@@ -122,7 +130,10 @@ def test_a_run_stops_before_it_can_pass_its_budget_and_goes_on_with_a_larger_one
     assert till.tokens == spend.tokens_read + spend.tokens_written <= calls(3.9).limit
     assert sum(outcome.value is not None for outcome in stopped.value.outcomes) <= 3
 
-    with closing(opened(server, tmp_path, calls(3.9), concurrency=concurrency)) as engine, pytest.raises(BudgetExhausted):
+    with (
+        closing(opened(server, tmp_path, calls(3.9), concurrency=concurrency)) as engine,
+        pytest.raises(BudgetExhausted),
+    ):
         run(engine, 9)  # what was spent before counts
     assert len(server.requests) == 3
 
@@ -330,14 +341,14 @@ def test_a_ledger_is_kept_by_one_process_at_a_time(server: Server, tmp_path: Pat
 def test_a_ledger_whose_last_line_was_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "spend.jsonl"
     with closing(Ledger(path)) as ledger:
-        first, second = (ledger.hold("m", Usage(100, 10)) for _ in range(2))
+        first, second = (ledger.reserve("m", Usage(100, 10)) for _ in range(2))
         ledger.settle(first, Usage(30, 3))
         ledger.settle(second, Usage(40, 4))
         assert ledger.totals == {"m": Usage(70, 7)}
     path.write_bytes(path.read_bytes()[:-3])
     with closing(Ledger(path)) as ledger:
         assert (ledger.totals, ledger.paid, ledger.open) == ({"m": Usage(130, 13)}, 1, 1)
-        assert ledger.hold("other", Usage(1, 1)) == 2
+        assert ledger.reserve("other", Usage(1, 1)) == 2
     with closing(Ledger(path)) as ledger:
         assert ledger.totals == {"m": Usage(130, 13), "other": Usage(1, 1)}
 
@@ -368,5 +379,5 @@ def test_a_reply_that_cannot_be_kept_stops_the_run(tmp_path: Path) -> None:
     path = tmp_path / "replies.jsonl"
     engine = CachedEngine(ScriptedEngine(lambda request: "fine"), path, "m")
     path.mkdir()
-    with pytest.raises(BackendDown, match="a paid reply could not be kept: Is a directory"):
+    with pytest.raises(BackendDown, match="a paid response could not be saved: Is a directory"):
         engine.generate([question(0)])

@@ -1,5 +1,6 @@
 """A model as judge, as a user names it: at a server, at OpenAI, or in a folder of this machine."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_a_model_of_this_machine_costs_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize("model", ["./none", "/no/where", "~nobody-at-all/model"])
 def test_a_folder_that_is_not_there_is_not_asked_for_at_openai(model: str) -> None:
-    with pytest.raises(StepladderError, match="is no model folder"):
+    with pytest.raises(StepladderError, match="is not a model folder"):
         settings(model=model).check()
     settings(model=model, url="http://localhost:8000/v1").check()  # what a server calls its models is its affair
 
@@ -76,16 +77,16 @@ def test_a_budget_in_dollars_needs_a_price(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("url", [None, "http://localhost:8000/v1"])
 def test_replies_of_a_server_are_known_by_model_and_server(url: str | None, tmp_path: Path) -> None:
     CachedEngine(ScriptedEngine(lambda _: "A"), tmp_path / "replies.jsonl", f"m at {url}").generate([ASKED])
-    assert ASKED in settings(model="m", url=url).known(tmp_path)
-    assert ASKED not in settings(model="m", url="http://localhost:9/v1").known(tmp_path)
+    assert ASKED in settings(model="m", url=url).cached_responses(tmp_path)
+    assert ASKED not in settings(model="m", url="http://localhost:9/v1").cached_responses(tmp_path)
 
 
 def test_replies_of_a_model_of_this_machine_are_known_too(tmp_path: Path) -> None:
     judge = settings(model=str(builtin_folder("nano")))
-    with judge.engine(tmp_path, device="cpu") as engine:
+    with closing(judge.open_engine(tmp_path, device="cpu")) as engine:
         engine.generate([ASKED])
         assert (engine.spend().calls, engine.spend().usd) == (1, 0.0)
-    assert ASKED in judge.known(tmp_path)
-    with judge.engine(tmp_path, device="cpu") as engine:
+    assert ASKED in judge.cached_responses(tmp_path)
+    with closing(judge.open_engine(tmp_path, device="cpu")) as engine:
         engine.generate([ASKED])
         assert engine.spend().cached == 1

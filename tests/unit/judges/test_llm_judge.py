@@ -23,7 +23,7 @@ from stepladder.judges.llm.llm_judge import JudgeCounts, LLMJudge
 from stepladder.judges.llm.llm_scorer import LLMScorer
 from stepladder.judges.llm.spend.budget import Budget, BudgetExhausted, max_usage
 from stepladder.judges.llm.spend.estimate import estimate
-from stepladder.judges.llm.spend.paid import open_judge_engine, cached_responses
+from stepladder.judges.llm.spend.paid import cached_responses, open_judge_engine
 from stepladder.judges.llm.spend.prices import load_prices
 from stepladder.judges.llm.spend.response_cache import CachedEngine
 from tests.support import openai_server

@@ -210,7 +210,7 @@ def test_a_line_that_was_cut_off_is_asked_for_again(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "replies.jsonl"
     path.write_text("{}\n")
-    with pytest.raises(StepladderError, match=r"replies.jsonl:1: not a kept reply"):
+    with pytest.raises(StepladderError, match=r"replies.jsonl:1: not a cached response"):
         CachedEngine(Paid(), path, "model")
 
 

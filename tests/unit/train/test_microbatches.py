@@ -17,7 +17,7 @@ from transformers import (
 
 from stepladder.models.tiny import tiny_model
 from stepladder.train.loop import microbatches as parts
-from stepladder.train.loop.microbatches import in_parts, max_microbatch_tokens
+from stepladder.train.loop.microbatches import split_microbatches, max_microbatch_tokens
 from stepladder.train.loop.selected_logits import selected_logits
 
 SMALL = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -90,12 +90,12 @@ def test_parts_have_every_row_once_and_are_no_larger_than_they_may_be() -> None:
         "all": torch.tensor(9.0),
         "count": 6,
     }
-    found = list(in_parts(batch, lengths, 60))
+    found = list(split_microbatches(batch, lengths, 60))
     assert [part["names"] for part in found] == [["a", "e", "c"], ["b", "d"], ["f"]]
     assert [part["ids"][:, 0].tolist() for part in found] == [[0, 4, 2], [1, 3], [5]]
     assert all(part["all"] == 9 and part["count"] == 6 for part in found)
-    assert [part["names"] for part in in_parts(batch, lengths, None)] == [list("abcdef")]
-    assert [part["names"] for part in in_parts(batch, lengths, 600)] == [list("abcdef")]
+    assert [part["names"] for part in split_microbatches(batch, lengths, None)] == [list("abcdef")]
+    assert [part["names"] for part in split_microbatches(batch, lengths, 600)] == [list("abcdef")]
 
 
 def test_large_models_have_a_bound_and_small_ones_none(monkeypatch: pytest.MonkeyPatch) -> None:

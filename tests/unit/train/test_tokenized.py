@@ -18,7 +18,7 @@ from stepladder.models.length_batches import LengthGroupedSampler
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.oracle.engine import OracleEngine
 from stepladder.train.transcripts.collate import collate
-from stepladder.train.transcripts.token_loss import weight_of, weighted_nll
+from stepladder.train.transcripts.token_loss import total_weight, weighted_nll
 from stepladder.train.transcripts.tokenized import Example, tokenize_trajectory, token_weights
 from tests.support.samples import QUESTION, WordRetriever
 
@@ -50,7 +50,7 @@ def test_a_whole_gold_transcript_is_one_example() -> None:
 
     texts = [segment.text for segment in outcome.value.context()]
     assert ENGINE.decode(example.tokens) == "".join(texts) + "<|end|>"
-    written = [token for token, mine in zip(example.tokens, example.policy) if mine]
+    written = [token for token, mine in zip(example.tokens, example.policy_mask) if mine]
     assert ENGINE.decode(written) == "".join(step.written.text for step in outcome.value.steps) + "<|end|>"
     # One token a byte: the weights can be read off the text.
     said = outcome.value.steps[-1].written.text
@@ -74,7 +74,7 @@ def test_an_end_of_sequence_follows_only_the_end_of_a_transcript() -> None:
         {},
     )
     assert ENGINE.decode(example.tokens) == "Qone!two<|end|>"
-    assert example.policy[-1]
+    assert example.policy_mask[-1]
 
 
 def test_a_restart_begins_another_example() -> None:
@@ -108,8 +108,8 @@ author_and_text = st.tuples(st.sampled_from([Author.POLICY, Author.ENVIRONMENT])
 def test_lengths_agree_and_only_the_policy_weighs(parts: list[tuple[Author, str]], tag: str) -> None:
     trajectory = transcript((Author.PROMPT, "Q " + tag), *parts, (Author.POLICY, "x" + tag))
     (example,) = tokenize_trajectory(trajectory, ENGINE, {tag: 3.0})
-    assert len(example.tokens) == len(example.policy) == len(example.weights)
-    for mine, weight in zip(example.policy, example.weights):
+    assert len(example.tokens) == len(example.policy_mask) == len(example.weights)
+    for mine, weight in zip(example.policy_mask, example.weights):
         assert (weight in (1.0, 3.0)) if mine else (weight == 0.0)
 
 
@@ -196,7 +196,7 @@ def test_the_loss_is_the_weighted_mean_over_policy_tokens() -> None:
                 nll = -torch.log_softmax(logits_TV[place - 1], 0)[example.tokens[place]].item()
                 total += example.weights[place] * nll
                 weight += example.weights[place]
-        ours = weighted_nll(model, batch) / weight_of(batch)
+        ours = weighted_nll(model, batch) / total_weight(batch)
     assert ours.item() == pytest.approx(total / weight, rel=1e-5)
 
 

@@ -1,16 +1,16 @@
-"""Atlas: a fictional encyclopedia made from a seed, with questions that need one to four searches in it.
+"""Atlas: a fictional encyclopedia generated from a seed, with questions that need one to four searches.
 
-In: a size and a seed. Out: `Atlas`, passages to search and questions with gold sub-questions, sub-answers and
-passages, in three splits. All names are coined, so nothing can be known in advance. The same size and seed give
-the same bytes on every machine; another seed gives another world.
+In: a size and a seed. Out: `Atlas`: passages, and questions with gold sub-questions, sub-answers and passages, in three
+splits. All names are invented, so no model knows them from pretraining. The same size and seed give the same bytes on
+every machine; another seed gives another world.
 
     >>> atlas = generate_atlas("small", seed=7)
     >>> len(atlas.passages), {split: len(questions) for split, questions in atlas.questions.items()}
     (2000, {'train': 1200, 'dev': 300, 'test': 500})
 
-Inside: `schema` says what types and relations are, `people`, `places`, `structures` and `works` list them
-with their wordings, `catalogue` joins the lists; `names`, `values`, `population`, `facts` and `world` make what
-is true; `passages` writes it down; `phrasing`, `splits`, `comparing`, `drawing` and `questions` ask about it.
+Modules: `schema` defines types and relations, `tables` lists them with their wordings; `name_generator`, `literals`,
+`population`, `facts` and `world` generate entities and facts; `articles` writes the passages; `phrasing`, `splits`,
+`comparisons`, `question_sampler` and `questions` generate the questions.
 """
 
 from collections.abc import Collection
@@ -28,7 +28,7 @@ __all__ = ["SIZES", "Atlas", "Size", "generate_atlas"]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a world is: its passages, and its questions by split."""
+    """The size of a world: passages, and questions by split."""
 
     passages: int
     questions: dict[str, int]
@@ -50,20 +50,20 @@ class Atlas:
     passages: tuple[Passage, ...] = field(repr=False)
     #: By split: train, dev, test.
     questions: dict[str, tuple[Question, ...]] = field(repr=False)
-    #: The facts each question uses, by question id: passage id of the subject, name of the relation. No fact
-    #: is used in two splits.
+    #: The facts of each question, by question id: passage id of the subject, name of the relation. No fact is used in
+    #: two splits.
     chains: dict[str, Chain] = field(repr=False)
-    #: What is true: entities and facts behind the texts.
+    #: The entities and facts behind the texts.
     world: World = field(repr=False, compare=False)
 
     @property
     def name_words(self) -> frozenset[str]:
-        """Every coined word of a name, in lower case; pass it as `avoid` to make a world without them."""
+        """Every invented word, in lower case. Pass it as `avoid` to generate a world without these words."""
         return self.world.name_words
 
 
 def generate_atlas(size: str = "small", seed: int = 0, avoid: Collection[str] = ()) -> Atlas:
-    """Make the world of a seed, without names that use the words to avoid."""
+    """Generate the world of a seed, without the words in `avoid` in its names."""
     if size not in SIZES:
         raise unknown_name("size of Atlas", size, SIZES)
     world = World(SIZES[size].passages, seed, avoid)

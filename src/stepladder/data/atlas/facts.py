@@ -1,8 +1,8 @@
-"""What is true in a world: the object of every relation for every entity.
+"""Generate the facts of a world: the object of every relation for every entity.
 
-In: drafts of all entities and a seeded generator. Out: for each entity a dictionary from relation name to
-object, which is the index of an entity or a `Value`. People are picked among those of the right occupation and
-age, places inside one country, and superlatives (longest river, highest mountain) really hold.
+In: drafts of all entities and a seeded generator. Out: one dictionary per entity, from relation name to object, which is
+the index of an entity or a `Value`. People have the right occupation and age, places are mostly in the home country,
+and superlatives (longest river, highest mountain) are true.
 """
 
 import random
@@ -20,7 +20,7 @@ Facts = dict[str, Object]
 
 GENRES = ("folk", "jazz", "rock", "chamber", "dance", "electronic", "choral", "brass")
 
-#: Whom a relation points to, by subject type: people of an occupation.
+#: Relations to people, by subject type, with the occupation of the object.
 _PEOPLE: dict[str, dict[str, str]] = {
     "country": {"first_president": "politician"},
     "city": {"first_mayor": "politician"},
@@ -38,7 +38,7 @@ _PEOPLE: dict[str, dict[str, str]] = {
     "painting": {"painter": "painter"},
     "ship": {"captain": "sea captain"},
 }
-#: Cities a relation points to, by subject type: mostly in the home country.
+#: Relations to cities, by subject type. The cities are mostly in the home country.
 _CITIES: dict[str, tuple[str, ...]] = {
     "mountain": ("nearest_city",),
     "museum": ("based_in",),
@@ -51,7 +51,7 @@ _CITIES: dict[str, tuple[str, ...]] = {
     "ship": ("home_port",),
     "person": ("born_in", "died_in"),
 }
-#: The relation that says which country a place is in.
+#: The relation from a place to its country.
 _COUNTRY: dict[str, str] = {"city": "located_in", "river": "flows_through", "mountain": "rises_in"}
 _FOUNDING_YEARS: dict[str, str] = {
     "country": "independence_year",
@@ -71,7 +71,7 @@ _DATES: dict[str, str] = {
     "museum": "opened_on",
     "ship": "launched_on",
 }
-#: Numbers: relation, smallest, largest, step, and the words that may follow.
+#: Numbers: relation, minimum, maximum, step, and units.
 _NUMBERS: dict[str, tuple[str, int, int, int, tuple[str, ...]]] = {
     "city": ("population", 8_000, 900_000, 100, ("", "inhabitants")),
     "river": ("river_length", 60, 1_900, 1, ("kilometres", "km")),
@@ -83,12 +83,12 @@ _NUMBERS: dict[str, tuple[str, int, int, int, tuple[str, ...]]] = {
     "ship": ("length", 40, 290, 1, ("metres", "m")),
     "bridge": ("length", 60, 2_400, 1, ("metres", "m")),
 }
-#: Share of the subjects that have a fact of these relations; all have the others.
+#: Share of the subjects that have these relations. All subjects have the other ones.
 _OPTIONAL: dict[str, float] = {"died_in": 0.6, "mentor": 0.6, "based_on": 0.6}
 
 
 class _Directory:
-    """Who can be an object: entities by type, home country, and people by occupation and birth year."""
+    """The candidates for objects: entities by type and home country, people by occupation and birth year."""
 
     def __init__(self, drafts: Sequence[Draft], rng: random.Random) -> None:
         self._rng = rng
@@ -111,7 +111,7 @@ class _Directory:
         return self._at_home[kind, home]
 
     def contemporary(self, role: str, year: int) -> int:
-        """Someone of an occupation aged 24 to 62 in a year, or the nearest to that age."""
+        """A person with an occupation who is 24 to 62 years old in a year, or the one closest to that age."""
         people, births = self.of_role[role], self._birth_years[role]
         low, high = bisect_left(births, year - 62), bisect_left(births, year - 23)
         if low == high:
@@ -122,7 +122,7 @@ class _Directory:
         return self._drafts[index].year
 
     def older(self, candidates: list[int], year: int) -> int:
-        """One of the candidates that existed in a year, or with bad luck the oldest of a few."""
+        """A random candidate that existed in a year, or the oldest of eight random ones."""
         tried = []
         for _ in range(8):
             tried.append(self._rng.choice(candidates))
@@ -131,33 +131,33 @@ class _Directory:
         return min(tried, key=self.year)
 
     def place(self, kind: str, home: int, abroad: float) -> int:
-        """A place in the home country, or with a small chance anywhere."""
+        """A random place in the home country, or anywhere with probability `abroad`."""
         rng = self._rng
         return rng.choice(self.of_kind[kind] if rng.random() < abroad else self.at_home(kind, home))
 
 
-def state_facts(drafts: Sequence[Draft], namer: Namer, rng: random.Random) -> list[Facts]:
+def generate_facts(drafts: Sequence[Draft], namer: Namer, rng: random.Random) -> list[Facts]:
     """The facts of every entity, by relation name."""
     directory = _Directory(drafts, rng)
     facts: list[Facts] = [_own_facts(draft, directory, rng) for draft in drafts]
-    _settle_geography(drafts, facts, directory, namer, rng)
-    _settle_organisations(drafts, facts, directory, rng)
-    _marry(drafts, facts, directory, rng)
-    _twin_cities(facts, directory, rng)
-    _liken_near_duplicates(drafts, facts, rng)
+    _add_geography(drafts, facts, directory, namer, rng)
+    _add_organizations(drafts, facts, directory, rng)
+    _add_spouses(drafts, facts, directory, rng)
+    _add_twin_cities(facts, directory, rng)
+    _copy_places_to_near_duplicates(drafts, facts, rng)
     return facts
 
 
 def _own_facts(draft: Draft, directory: _Directory, rng: random.Random) -> Facts:
-    """The facts that hang on the entity alone."""
+    """The facts that do not depend on the facts of other entities."""
     kind, facts = draft.kind, Facts()
     if kind in _FOUNDING_YEARS:
         facts[_FOUNDING_YEARS[kind]] = values.year(draft.year)
     if kind in _DATES:
         facts[_DATES[kind]] = values.date(draft.year, rng.randrange(1, 13), rng.randrange(1, 29))
     if kind in _NUMBERS:
-        relation, low, high, step, followers = _NUMBERS[kind]
-        facts[relation] = values.number(rng.randrange(low, high, step), *followers)
+        relation, low, high, step, units = _NUMBERS[kind]
+        facts[relation] = values.number(rng.randrange(low, high, step), *units)
     if kind in _COUNTRY:
         facts[_COUNTRY[kind]] = directory.country_at[draft.home]
     for relation, occupation in _PEOPLE.get(kind, {}).items():
@@ -179,20 +179,20 @@ def _own_facts(draft: Draft, directory: _Directory, rng: random.Random) -> Facts
     return facts
 
 
-def _settle_geography(
+def _add_geography(
     drafts: Sequence[Draft], facts: list[Facts], directory: _Directory, namer: Namer, rng: random.Random
 ) -> None:
-    on_river: dict[int, list[int]] = {}
+    cities_on: dict[int, list[int]] = {}
     for city in directory.of_kind["city"]:
         rivers = directory.at_home("river", drafts[city].home)
-        river = rng.choice([river for river in rivers if river not in on_river] or rivers)
+        river = rng.choice([river for river in rivers if river not in cities_on] or rivers)
         facts[city]["stands_on"] = river
-        on_river.setdefault(river, []).append(city)
+        cities_on.setdefault(river, []).append(city)
     for river in directory.of_kind["river"]:
         home = drafts[river].home
         facts[river]["source"] = directory.place("mountain", home, 0.0)
-        if river in on_river:  # a city at the mouth of a river stands on that river and no other
-            facts[river]["river_mouth"] = rng.choice(on_river[river])
+        if river in cities_on:  # a city at the mouth of a river stands on that river and no other
+            facts[river]["river_mouth"] = rng.choice(cities_on[river])
     for bridge in directory.of_kind["bridge"]:
         facts[bridge]["spans"] = directory.place("river", drafts[bridge].home, 0.0)
     for country in directory.of_kind["country"]:
@@ -212,7 +212,7 @@ def _largest(places: list[int], facts: list[Facts], relation: str) -> int:
     return max(places, key=amount)
 
 
-def _settle_organisations(
+def _add_organizations(
     drafts: Sequence[Draft], facts: list[Facts], directory: _Directory, rng: random.Random
 ) -> None:
     kinds, roles = directory.of_kind, directory.of_role
@@ -240,8 +240,8 @@ def _settle_organisations(
             facts[company]["rival"] = rival
 
 
-def _marry(drafts: Sequence[Draft], facts: list[Facts], directory: _Directory, rng: random.Random) -> None:
-    """Marry about half of the people to someone of about their age."""
+def _add_spouses(drafts: Sequence[Draft], facts: list[Facts], directory: _Directory, rng: random.Random) -> None:
+    """Marry about half of the people to a person of about the same age."""
     people = sorted(directory.of_kind["person"], key=lambda index: (drafts[index].year, index))
     waiting: list[int] = []
     for person in people:
@@ -253,19 +253,19 @@ def _marry(drafts: Sequence[Draft], facts: list[Facts], directory: _Directory, r
             facts[one]["spouse"], facts[other]["spouse"] = other, one
 
 
-def _twin_cities(facts: list[Facts], directory: _Directory, rng: random.Random) -> None:
+def _add_twin_cities(facts: list[Facts], directory: _Directory, rng: random.Random) -> None:
     cities = list(directory.of_kind["city"])
     rng.shuffle(cities)
     for one, other in zip(cities[0 : len(cities) // 2 : 2], cities[1 : len(cities) // 2 : 2]):
         facts[one]["twin_city"], facts[other]["twin_city"] = other, one
 
 
-def _liken_near_duplicates(drafts: Sequence[Draft], facts: list[Facts], rng: random.Random) -> None:
-    """Give each near-duplicate half of the places of its model, so that only the name tells them apart."""
+def _copy_places_to_near_duplicates(drafts: Sequence[Draft], facts: list[Facts], rng: random.Random) -> None:
+    """Copy half of the places of the original to its near-duplicate, so that mainly the names distinguish them."""
     for index, draft in enumerate(drafts):
-        if draft.twin < 0:
+        if draft.duplicate_of < 0:
             continue
-        for relation, target in facts[draft.twin].items():
+        for relation, target in facts[draft.duplicate_of].items():
             row = RELATIONS[relation]
             to_place = row.object in ("city", "university") and not row.symmetric and row.name != "river_mouth"
             if to_place and rng.random() < 0.5:

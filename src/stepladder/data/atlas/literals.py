@@ -1,4 +1,4 @@
-"""Dates, years, numbers and terms: how they are written in passages and which spellings count as the answer."""
+"""Dates, years, numbers and terms: their spelling in passages, and all spellings accepted as answers."""
 
 from dataclasses import dataclass
 
@@ -20,16 +20,16 @@ MONTHS = (
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An object of a fact that has no article of its own."""
+    """The object of a fact, if it is not an entity."""
 
-    #: Accepted spellings; the first is canonical, and the one that passages use.
+    #: Accepted spellings. The first is canonical and used in passages.
     spellings: tuple[str, ...]
-    #: What comparisons go by; 0 for terms, which have no order.
+    #: Sort key for comparisons; 0 for terms, which have no order.
     order: int = 0
 
 
 def date(year: int, month: int, day: int) -> Value:
-    """A day of the calendar.
+    """A calendar date.
 
     >>> date(1874, 3, 12).spellings
     ('12 March 1874', 'March 12, 1874')
@@ -39,24 +39,24 @@ def date(year: int, month: int, day: int) -> Value:
 
 
 def year(number: int) -> Value:
-    """A year by itself."""
+    """A year."""
     return Value((str(number),), number)
 
 
-def number(amount: int, *followers: str) -> Value:
-    """A count or an amount, and the words that may follow it; the first of them, if not empty, always does in passages.
+def number(amount: int, *suffixes: str) -> Value:
+    """A number and the units that may follow it. Passages use the first unit, which may be empty.
 
     >>> number(2310, "metres", "m").spellings, number(58900, "", "inhabitants").spellings
     (('2,310 metres', '2,310 m', '2,310'), ('58,900', '58,900 inhabitants'))
     """
-    spellings = [f"{amount:,} {word}".rstrip() for word in (*followers, "")]
+    spellings = [f"{amount:,} {word}".rstrip() for word in (*suffixes, "")]
     return Value(tuple(dict.fromkeys(spellings)), amount)
 
 
-def term(text: str, *followers: str) -> Value:
-    """A word (an occupation, a language, a genre) and what may follow it.
+def term(text: str, *suffixes: str) -> Value:
+    """A term (an occupation, a language, a genre) and the words that may follow it.
 
     >>> term("folk", "music").spellings
     ('folk', 'folk music')
     """
-    return Value((text, *(f"{text} {word}" for word in followers)))
+    return Value((text, *(f"{text} {word}" for word in suffixes)))

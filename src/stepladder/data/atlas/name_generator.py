@@ -1,8 +1,8 @@
-"""Names that nobody has heard of: a generator of pronounceable words in eight styles, and names built on them.
+"""Generate names: pronounceable invented words in eight styles, and names built from them.
 
-In: a seeded `random.Random` and words to stay clear of. Out: names, each word of which is new to the world
-(given and family names excepted, which people share on purpose). `Namer.words` tells every word coined, so
-that another world can be made to avoid them.
+In: a seeded `random.Random` and words to avoid. Out: names. Every invented word is used for one entity only, except
+given and family names, which people share on purpose. `Namer.words` has all invented words, so that another world can
+avoid them.
 """
 
 import random
@@ -15,7 +15,7 @@ from stepladder.data.atlas.tables.catalogue import WORDING_WORDS
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The sounds of a made-up language: a word is onset, vowel, (link, vowel) once or twice, ending."""
+    """The sounds of an invented language: a word is onset, vowel, (link, vowel) once or twice, ending."""
 
     onsets: tuple[str, ...]
     vowels: tuple[str, ...]
@@ -87,7 +87,7 @@ STYLES: tuple[Style, ...] = (
     ),
 )
 
-#: What follows the coined word in the name of a company, by its industry.
+#: What follows the invented word in the name of a company, by industry.
 COMPANY_SUFFIXES: dict[str, tuple[str, ...]] = {
     "publishing": ("Press", "Editions", "House"),
     "recording": ("Records", "Sound", "Music"),
@@ -116,7 +116,7 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "ship": ("{}", "{} Star", "Spirit of {}", "{} Queen"),
 }
 
-#: Words that names, industries and dates are made of besides the coined one.
+#: Words of names, industries and dates that are not invented.
 _FIXED_WORDS: frozenset[str] = frozenset(
     word.lower()
     for texts in (*_PATTERNS.values(), *COMPANY_SUFFIXES.values(), MONTHS)
@@ -124,7 +124,7 @@ _FIXED_WORDS: frozenset[str] = frozenset(
     for word in text.split()
 )
 
-#: English words that sounds could happen to make: as names they would be overlooked, by people and by search.
+#: English words that the generator could produce. As names they would be hard to search for.
 _ENGLISH = """
     above banal band bare baron base bases basic basin basis been began being beta better bind binge bitter
     bladder bland blaze blind bode bond border bound brand brave bribe burden butter cabin cable canal canon
@@ -152,19 +152,19 @@ _ENGLISH = """
     wind wipe wiper wire wise within woman women wonder wood wooden wound zero zone
 """
 
-_TAKEN_WORDS = WORDING_WORDS | _FIXED_WORDS | frozenset(_ENGLISH.split())
+_RESERVED_WORDS = WORDING_WORDS | _FIXED_WORDS | frozenset(_ENGLISH.split())
 
 
 class Namer:
-    """Coins words and makes names of them; never the same word twice."""
+    """Invents words and builds names from them; never the same word twice."""
 
     def __init__(self, rng: random.Random, avoid: Collection[str] = ()) -> None:
         self.words: set[str] = set()
         self._rng = rng
-        self._avoid = _TAKEN_WORDS.union(word.lower() for word in avoid)
+        self._avoid = _RESERVED_WORDS.union(word.lower() for word in avoid)
 
     def word(self, style: int, country: bool = False) -> str:
-        """A new capitalised word of four to ten letters in a style."""
+        """A new capitalized word of four to ten letters in a style."""
         sounds, rng = STYLES[style], self._rng
         while True:
             text = rng.choice(sounds.onsets) + rng.choice(sounds.vowels) + rng.choice(sounds.links)
@@ -181,17 +181,17 @@ class Namer:
     def near(self, word: str) -> str:
         """A new word that differs from another in one vowel."""
         rng, lower = self._rng, word.lower()
-        spots = [place for place, letter in enumerate(lower) if letter in "aeiouy" and place > 0]
+        vowels = [index for index, letter in enumerate(lower) if letter in "aeiouy" and index > 0]
         for _ in range(40):
-            place = rng.choice(spots)
-            text = lower[:place] + rng.choice("aeiou") + lower[place + 1 :]
+            index = rng.choice(vowels)
+            text = lower[:index] + rng.choice("aeiou") + lower[index + 1 :]
             if text not in self.words and text not in self._avoid:
                 self.words.add(text)
                 return text.capitalize()
         return self.word(0)
 
     def contraction(self, word: str, style: int) -> str:
-        """A new short form of a word: its head with another tail."""
+        """A new short form of a word: its first letters with another ending."""
         while True:
             text = word[:3].lower() + self.word(style)[-3:]
             if text not in self.words and text not in self._avoid:
@@ -199,7 +199,7 @@ class Namer:
                 return text.capitalize()
 
     def named(self, kind: str, word: str, industry: str = "") -> str:
-        """The full name of a thing of some kind around a coined word."""
+        """The full name of an entity of a type, built around an invented word."""
         if kind == "company":
             return f"{word} {self._rng.choice(COMPANY_SUFFIXES[industry])}"
         return self._rng.choice(_PATTERNS[kind]).format(word)

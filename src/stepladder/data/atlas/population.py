@@ -1,8 +1,8 @@
-"""Who and what exists: the entities of a world before they have facts, and their names.
+"""Generate the entities of a world, before they have facts, and their names.
 
-In: how many articles, a seeded generator, a `Namer`. Out: a list of `Draft` (kind, home country, role, year)
-and a list of `Naming` (name, aliases, namesakes) for the same entities. Here the three traps for a careless
-searcher are laid: aliases, homonyms, and near-duplicates, which are two drafts alike but for a vowel of the name.
+In: the number of articles, a seeded generator, a `Namer`. Out: a list of `Draft` (kind, home country, role, year) and a
+list of `Naming` (name, aliases, namesakes) for the same entities. Three features make searching harder: aliases,
+homonyms, and near-duplicates, which are similar entities whose names differ in one vowel.
 """
 
 import random
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from stepladder.data.atlas.name_generator import COMPANY_SUFFIXES, STYLES, Namer
 from stepladder.data.atlas.tables.catalogue import TYPES
 
-#: Occupations with their weights. The relations of other types pick people by them.
+#: Occupations with their weights. Relations select people by occupation.
 OCCUPATIONS: dict[str, int] = {
     "novelist": 12,
     "film director": 10,
@@ -31,10 +31,10 @@ OCCUPATIONS: dict[str, int] = {
     "scholar": 6,
     "football coach": 5,
 }
-#: Industries with their weights. The first three publish books, sign bands and build ships.
+#: Industries with their weights. Relations select publishers, record labels and shipyards from the first three.
 INDUSTRIES: dict[str, int] = dict(zip(COMPANY_SUFFIXES, (25, 18, 17, 10, 10, 8, 6, 6)))
 
-#: Years in which entities of a type begin; the same bounds keep people, works and founders contemporaries.
+#: Range of years in which entities of a type begin, so that people, works and founders are contemporaries.
 YEARS: dict[str, tuple[int, int]] = {
     "person": (1840, 1985),
     "country": (1890, 1960),
@@ -56,14 +56,14 @@ YEARS: dict[str, tuple[int, int]] = {
 
 ALIAS_SHARE = 0.12
 NEAR_DUPLICATE_SHARE = 0.03
-#: Share of the entities of a type that carry the name of an entity of another type: (type, whose name).
+#: Share of the entities of a type that have the name of an entity of another type, by both types.
 HOMONYMS: dict[tuple[str, str], float] = {
     ("river", "city"): 0.12,
     ("band", "city"): 0.12,
     ("ship", "river"): 0.12,
     ("film", "book"): 0.10,
 }
-#: Share of the entities of a type that carry the name of another of the same type.
+#: Share of the entities of a type that have the name of another of the same type.
 NAMESAKES: dict[str, float] = {"person": 0.02, "city": 0.03}
 
 
@@ -72,14 +72,14 @@ class Draft:
     """An entity before it has a name or facts."""
 
     kind: str
-    #: Position of its home country among the countries; gives its name a style and its facts a place.
+    #: Index of its home country among the countries. Determines the style of its name and the places in its facts.
     home: int
     #: Occupation of a person, industry of a company, else empty.
     role: str
-    #: Birth, founding, release: the year it begins.
+    #: The year of birth, founding or release.
     year: int
-    #: Index of the entity that it nearly duplicates, or -1.
-    twin: int = -1
+    #: Index of the entity of which this is a near-duplicate, or -1.
+    duplicate_of: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +87,18 @@ class Naming:
     """The names of an entity."""
 
     name: str
-    #: The style it is coined in.
+    #: The style of its words.
     style: int
-    #: The coined word in the name, empty for people.
+    #: The invented word in the name; empty for people.
     word: str = ""
     aliases: tuple[str, ...] = ()
-    #: Whether something of another type has the same name; whether something of the same type has.
+    #: Whether an entity of another type has the same name (homonym), or one of the same type (namesake).
     homonym: bool = False
     namesake: bool = False
 
 
 def draft_population(articles: int, rng: random.Random) -> list[Draft]:
-    """All entities in mixed order; countries are at least two, and every country has a city, river and mountain."""
+    """All entities in random order. There are at least two countries, each with a city, a river and a mountain."""
     counts = {name: max(2, articles * row.share // 1000) for name, row in TYPES.items()}
     counts["person"] += articles - sum(counts.values())
     countries = counts["country"]
@@ -107,7 +107,7 @@ def draft_population(articles: int, rng: random.Random) -> list[Draft]:
     for kind, count in counts.items():
         weights = roles.get(kind)
         for position in range(count):
-            # One of each goes to every country before chance decides, so that none is left without a capital.
+            # Every country gets one of each type before the rest is random, so that each has a capital.
             home = position if position < countries else rng.randrange(countries)
             role = _weighted(weights, position, rng) if weights else ""
             low, high = YEARS[kind]
@@ -117,7 +117,7 @@ def draft_population(articles: int, rng: random.Random) -> list[Draft]:
 
 
 def _weighted(weights: dict[str, int], position: int, rng: random.Random) -> str:
-    if position < len(weights):  # every role is filled at least once
+    if position < len(weights):  # every role occurs at least once
         return tuple(weights)[position]
     ticket = rng.randrange(sum(weights.values()))
     for role, weight in weights.items():
@@ -128,19 +128,21 @@ def _weighted(weights: dict[str, int], position: int, rng: random.Random) -> str
 
 
 def _with_near_duplicates(drafts: list[Draft], rng: random.Random) -> list[Draft]:
-    """The same drafts, some of which have become the twin of another of their type."""
+    """The same drafts, some of them replaced by a near-duplicate of another of their type."""
     seen: dict[str, list[int]] = {}
-    neighbours = Counter((draft.kind, draft.home) for draft in drafts)
-    colleagues = Counter((draft.kind, draft.role) for draft in drafts)
+    in_country = Counter((draft.kind, draft.home) for draft in drafts)
+    in_role = Counter((draft.kind, draft.role) for draft in drafts)
     for index, draft in enumerate(drafts):
         earlier = seen.setdefault(draft.kind, [])
-        # The last of its kind in a country, or of its role, stays what it is: others need it.
-        spare = min(neighbours[draft.kind, draft.home], colleagues[draft.kind, draft.role]) > 1
+        # The last entity of a type in a country, or of a role, is not replaced: facts refer to it.
+        spare = min(in_country[draft.kind, draft.home], in_role[draft.kind, draft.role]) > 1
         if draft.kind != "country" and spare and len(earlier) > 20 and rng.random() < NEAR_DUPLICATE_SHARE:
-            model = rng.choice(earlier)
-            neighbours[draft.kind, draft.home] -= 1
-            colleagues[draft.kind, draft.role] -= 1
-            drafts[index] = replace(draft, home=drafts[model].home, role=drafts[model].role, twin=model)
+            original = rng.choice(earlier)
+            in_country[draft.kind, draft.home] -= 1
+            in_role[draft.kind, draft.role] -= 1
+            drafts[index] = replace(
+                draft, home=drafts[original].home, role=drafts[original].role, duplicate_of=original
+            )
         else:
             earlier.append(index)
     return drafts
@@ -149,7 +151,7 @@ def _with_near_duplicates(drafts: list[Draft], rng: random.Random) -> list[Draft
 def name_population(drafts: list[Draft], namer: Namer, rng: random.Random) -> list[Naming]:
     """A name for every draft, in order."""
     countries = sum(1 for draft in drafts if draft.kind == "country")
-    styles = [number % len(STYLES) for number in range(countries)]  # a style is no sign of one country
+    styles = [number % len(STYLES) for number in range(countries)]  # several countries share a style
     rng.shuffle(styles)
     people = sum(1 for draft in drafts if draft.kind == "person")
     given = [[namer.word(style) for _ in range(max(20, people // 60))] for style in range(len(STYLES))]
@@ -162,10 +164,10 @@ def name_population(drafts: list[Draft], namer: Namer, rng: random.Random) -> li
             name = _person_name(draft, namings, given[style], family[style], taken, namer, rng)
             namings.append(Naming(name, style, aliases=_alias(draft, "", style, namer, rng)))
             continue
-        if draft.twin >= 0:
-            model = namings[draft.twin]
-            word = namer.near(model.word)
-            name = model.name.replace(model.word, word)
+        if draft.duplicate_of >= 0:
+            original = namings[draft.duplicate_of]
+            word = namer.near(original.word)
+            name = original.name.replace(original.word, word)
         else:
             word = namer.word(style, country=draft.kind == "country")
             name = namer.named(draft.kind, word, draft.role)
@@ -182,12 +184,12 @@ def _person_name(
     namer: Namer,
     rng: random.Random,
 ) -> str:
-    if draft.twin >= 0:
-        first, last = namings[draft.twin].name.split()
+    if draft.duplicate_of >= 0:
+        first, last = namings[draft.duplicate_of].name.split()
         name = f"{namer.near(first)} {last}" if rng.random() < 0.5 else f"{first} {namer.near(last)}"
     else:
         name = f"{rng.choice(given)} {rng.choice(family)}"
-        while name in taken:  # full names are unique, until homonyms are made on purpose
+        while name in taken:  # full names are unique, until namesakes are made on purpose
             name = f"{rng.choice(given)} {namer.near(rng.choice(family))}"
     taken.add(name)
     return name
@@ -205,38 +207,30 @@ def _alias(draft: Draft, word: str, style: int, namer: Namer, rng: random.Random
 
 
 def _with_homonyms(drafts: list[Draft], namings: list[Naming], rng: random.Random) -> list[Naming]:
-    """The same names, some of which now belong to two entities."""
+    """The same names, some of them now shared by two entities."""
     members: dict[str, list[int]] = {}
     for index, draft in enumerate(drafts):
         members.setdefault(draft.kind, []).append(index)
-    twinned = {index for index, draft in enumerate(drafts) if draft.twin >= 0}
-    twinned |= {draft.twin for draft in drafts if draft.twin >= 0}
-    shared: set[int] = set(twinned)  # a name is lent or borrowed once, and never by near-duplicates
+    # A name is shared by at most two entities, and never by near-duplicates.
+    shared = {index for index, draft in enumerate(drafts) if draft.duplicate_of >= 0}
+    shared |= {draft.duplicate_of for draft in drafts if draft.duplicate_of >= 0}
 
-    def share_name(borrower: int, lender: int, same_type: bool) -> None:
-        shared.update((borrower, lender))
-        lent = namings[lender]
-        namings[lender] = replace(lent, homonym=not same_type, namesake=same_type)
-        namings[borrower] = replace(
-            namings[borrower],
-            name=lent.name,
-            style=lent.style,
-            word=lent.word,
-            homonym=not same_type,
-            namesake=same_type,
-        )
+    def share_name(receiver: int, source: int, same_type: bool) -> None:
+        shared.update((receiver, source))
+        naming = replace(namings[source], homonym=not same_type, namesake=same_type)
+        namings[source], namings[receiver] = naming, replace(naming, aliases=namings[receiver].aliases)
 
     for kind, portion in NAMESAKES.items():
-        for borrower in members[kind]:
-            lender = rng.choice(members[kind])
-            free = borrower not in shared and lender not in shared and lender != borrower
-            same = (drafts[borrower].role, drafts[borrower].home) == (drafts[lender].role, drafts[lender].home)
-            differs = drafts[borrower].role != drafts[lender].role if kind == "person" else not same
+        for receiver in members[kind]:
+            source = rng.choice(members[kind])
+            free = receiver not in shared and source not in shared and source != receiver
+            same = (drafts[receiver].role, drafts[receiver].home) == (drafts[source].role, drafts[source].home)
+            differs = drafts[receiver].role != drafts[source].role if kind == "person" else not same
             if rng.random() < portion and free and differs:
-                share_name(borrower, lender, same_type=True)
+                share_name(receiver, source, same_type=True)
     for (kind, other), portion in HOMONYMS.items():
-        for borrower in members[kind]:
-            lender = rng.choice(members[other])
-            if rng.random() < portion and borrower not in shared and lender not in shared:
-                share_name(borrower, lender, same_type=False)
+        for receiver in members[kind]:
+            source = rng.choice(members[other])
+            if rng.random() < portion and receiver not in shared and source not in shared:
+                share_name(receiver, source, same_type=False)
     return namings

@@ -1,10 +1,7 @@
-"""The shape of an Atlas world: what an entity type and a relation are.
+"""The schema of an Atlas world: entity types and relations.
 
-Nothing flows in. `EntityType` and `Relation` are the rows of the tables in `people.py`, `places.py`,
-`structures.py` and `works.py`, which `catalogue.py` joins; every sentence and question of a world is made from
-their wordings.
-
-A wording is a string with these slots:
+`EntityType` and `Relation` are the rows of the tables in `tables/`, which `catalogue.py` joins. Every sentence and
+question of a world is generated from their wordings. A wording is a string with these slots:
 
     {S} {O}    subject and object of a fact         {T} {aT}   the subject's type, without and with a/an
     {A} {B}    the two sides of a comparison        {aO}       the object with a/an
@@ -12,25 +9,25 @@ A wording is a string with these slots:
 
 from dataclasses import dataclass
 
-#: What a relation can point to besides an entity.
+#: The types of objects that are not entities.
 LITERALS = ("date", "year", "number", "term")
 
 
 @dataclass(frozen=True, slots=True)
 class EntityType:
-    """A kind of thing the encyclopedia has articles on."""
+    """A type of entity."""
 
     name: str
-    #: Articles of this type in a thousand.
+    #: Number of articles of this type per thousand.
     share: int
-    #: The relation whose sentence opens an article and says what the thing is.
+    #: The relation of the first sentence of an article, which defines the entity.
     lead: str
     noun: str
-    #: How a text names such an entity when nothing else has that name.
+    #: Template for a name that is unique.
     plain: str = "{}"
-    #: How a text names it when the name alone could mean something else.
+    #: Template for a name that may be ambiguous.
     described: str = "{}"
-    #: Sentences that tell another name of it.
+    #: Sentences that state an alias.
     alias_wordings: tuple[str, ...] = ()
 
     @property
@@ -41,24 +38,23 @@ class EntityType:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How two subjects are compared by a date or a number."""
+    """Wordings that compare two subjects by a date or a number."""
 
-    #: Which has the larger, later value; which the smaller, earlier one.
+    #: Questions for the subject with the greater (later) or smaller (earlier) value.
     greater: str
     smaller: str
-    #: The same as yes/no questions: is A's value greater, is it smaller.
+    #: Yes/no questions: is A's value greater, is it smaller.
     is_greater: str
     is_smaller: str
-    #: Words for the values themselves, as in "Is #1 later than #2?".
+    #: Words that compare the values themselves, as in "Is #1 later than #2?".
     words: tuple[str, str] = ("greater", "smaller")
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A functional relation: each subject has at most one object, so a question about it has one answer.
+    """A functional relation: each subject has at most one object, so a question for it has one answer.
 
-    The reverse direction is asked only where `inverse_asks` has wordings, and only for objects that exactly
-    one subject of its type has.
+    Questions for the subject need wordings in `inverse_asks`, and an object that only one subject of its type has.
     """
 
     name: str
@@ -69,25 +65,25 @@ class Relation:
     facts: tuple[str, ...]
     #: Questions for the object.
     asks: tuple[str, ...]
-    #: Noun phrases for the object, to be nested in longer questions. Entities only.
+    #: Noun phrases for the object, which can be nested in longer questions. Entities only.
     phrases: tuple[str, ...] = ()
-    #: What the subject did, for questions that join two conditions: "was born in {O}".
+    #: Predicate of the subject, for questions with two conditions: "was born in {O}".
     predicate: str = ""
     inverse_asks: tuple[str, ...] = ()
     inverse_phrases: tuple[str, ...] = ()
-    #: Yes/no question whether two subjects have the same object.
+    #: Yes/no question: do two subjects have the same object.
     same: str = ""
     compare: Comparison | None = None
-    #: The relation that then holds the other way round: a capital lies in its country. Texts that state this
-    #: relation also state that one.
+    #: The relation that follows in the opposite direction: a capital is located in its country. Texts that state this
+    #: relation also state the implied one.
     implies: str = ""
 
     @property
     def symmetric(self) -> bool:
-        """Whether the object has the subject as its object (spouses, twin cities)."""
+        """Whether the relation also holds in the opposite direction (spouses, twin cities)."""
         return self.implies == self.name
 
     @property
     def to_entity(self) -> bool:
-        """Whether the object is an entity with an article of its own."""
+        """Whether the object is an entity."""
         return self.object not in LITERALS

@@ -1,7 +1,7 @@
-"""The stage `eval`: play a policy on a split and score it.
+"""The stage `eval`: run one episode per question of a split and score the answers.
 
-In: a policy and, where one guides it, a reward model. Out: `evaluation/` in the stage's folder (summary, rows,
-trajectories), and its main numbers.
+In: a policy and, for guided inference by a PRM, a reward model. Out: `evaluation/` in the stage's folder (summary, one
+row per question, trajectories) and the main metrics.
 """
 
 from contextlib import nullcontext
@@ -23,19 +23,19 @@ from stepladder.pipeline.stage_summary import StageCost, cost_from_summary
 
 
 class EvalConfig(Config):
-    """Which questions, and how they are played."""
+    """Questions and sampling of an evaluation."""
 
     split: str = "test"
-    #: Only the first so many questions; null is all.
+    #: Number of questions, from the start of the split; null is all.
     limit: int | None = Field(default=None, ge=1)
     #: 0 is greedy.
     temperature: float = Field(default=0.0, ge=0)
-    #: Sample more than one needs, and let a reward model choose. Then its own temperature counts.
+    #: Guided inference: sample several candidates and let a scorer choose. Its own temperature is used.
     guide: GuideConfig | None = None
 
 
 def run_eval(settings: EvalConfig, context: RunContext, task: Task) -> StageResult:
-    """Play, score, save."""
+    """Run the episodes, score them, save everything."""
     questions = context.split(settings.split)[: settings.limit]
     shared, guide = context.settings, settings.guide
     temperature, top_p = (settings.temperature, 1.0) if guide is None else (guide.temperature, guide.top_p)
@@ -67,7 +67,7 @@ def run_eval(settings: EvalConfig, context: RunContext, task: Task) -> StageResu
 
 
 def main_numbers(summary: Summary) -> dict[str, Any]:
-    """What a reader of a run wants to know of an evaluation first."""
+    """The main metrics of an evaluation."""
     metrics = summary.metrics
     return {
         "questions": summary.questions,
@@ -81,7 +81,7 @@ def main_numbers(summary: Summary) -> dict[str, Any]:
 
 
 def check_eval(settings: EvalConfig, context: RunContext) -> None:
-    """There must be such questions, and an index if the agent searches."""
+    """The split must exist, and an index if the agent searches."""
     context.split(settings.split)
     context.check_index()
 

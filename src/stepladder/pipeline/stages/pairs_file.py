@@ -1,8 +1,8 @@
-"""The stage `pairs-file`: preference pairs that somebody else made, as if a stage of this run had.
+"""The stage `pairs-file`: imports preference pairs from a file, as if the stage `pairs` had made them.
 
-In: a file of RAG-ProGuide (`.json`, `.jsonl`, either as `.gz`), a file of pairs, or a folder as the stage `pairs`
-writes it. Out: a folder as of `pairs`, so that `dpo` and `prm` can follow. A folder with a `dev.jsonl` keeps its own
-split; all else is split by question. Published records name no agent: they count as of the recipe's.
+In: a file of RAG-ProGuide (`.json`, `.jsonl`, optionally `.gz`), a file of pairs, or a folder written by the stage
+`pairs`. Out: a folder like that of `pairs`, for `dpo` and `prm`. A folder with a `dev.jsonl` keeps its split; anything
+else is split by question. Published records name no agent: the recipe's agent is assumed.
 """
 
 import json
@@ -34,20 +34,20 @@ from stepladder.preferences.export.rag_proguide import read_rag_proguide
 from stepladder.preferences.pair_stats import PairStats
 from stepladder.preferences.pairs import dev_questions
 
-#: How the lines of our own records begin; only a few bytes of a file are looked at.
+#: Prefix of our own records, to recognize them by the first bytes of a file.
 _RECORD = b'{"record":'
 
 
 class PairsFileConfig(Config):
-    """Where the pairs are, and how many are held out."""
+    """The file of pairs, and the share that is held out."""
 
     path: AbsolutePath
-    #: Share of the questions whose pairs are held out, where the file does not say it.
+    #: Share of the questions whose pairs are held out, unless the folder has a dev split.
     dev_share: float = Field(default=0.1, ge=0, lt=1)
 
 
 def run_pairs_file(settings: PairsFileConfig, context: RunContext, task: Task) -> StageResult:
-    """Read the pairs, split them, write them as the stage `pairs` does."""
+    """Read, split and write the pairs."""
     splits = _splits(settings, context.agent.name)
     stats = PairStats()
     counts: Counter[str] = Counter()
@@ -61,7 +61,7 @@ def run_pairs_file(settings: PairsFileConfig, context: RunContext, task: Task) -
                     judges.add(pair.judge)
                     file.write(dumps(pair) + "\n")
         if not counts[TRAIN_PAIRS]:
-            raise StepladderError(f"{task.name}: {settings.path} has no pairs to train on; expected at least one")
+            raise StepladderError(f"{task.name}: {settings.path} has no training pairs; expected at least one")
         summary = {
             **stats.summary(),
             "train": counts[TRAIN_PAIRS],
@@ -74,7 +74,7 @@ def run_pairs_file(settings: PairsFileConfig, context: RunContext, task: Task) -
 
 
 def _splits(settings: PairsFileConfig, agent: str) -> dict[str, Iterable[Pair]]:
-    """The pairs by the name of the file they go to. They are read as they are written: they may be many."""
+    """The pairs by output file, read lazily because there may be many."""
     path = settings.path
     if path.is_dir() and (path / DEV_PAIRS).exists():
         return {name: read_records(path / name, Pair) for name in (TRAIN_PAIRS, DEV_PAIRS)}
@@ -94,7 +94,7 @@ def _reader(path: Path, agent: str) -> Callable[[], Iterator[Pair]]:
 
 
 def check_pairs_file(settings: PairsFileConfig, context: RunContext) -> None:  # noqa: ARG001
-    """There must be something to read."""
+    """The file or folder must exist."""
     path = settings.path
     expected = f"expected a file of RAG-ProGuide, a file of pairs, or a folder with {TRAIN_PAIRS}"
     if not path.exists():

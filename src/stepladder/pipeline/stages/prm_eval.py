@@ -1,14 +1,14 @@
-"""The stage `prm-eval`: how good a reward model is, measured on questions that it never saw.
+"""The stage `prm-eval`: evaluates a process reward model on questions that it was not trained on.
 
-In: a policy that plays, a reward model and, to see how it ranks them, held-out pairs; trees whose steps it is to score,
-if told so. Out: what was played, in `episodes/`, and `examination/`:
+In: a policy, a reward model, optionally held-out pairs to rank and trees to score. Out: the sampled episodes in
+`episodes/`, and `examination/`:
 
     summary.json        AUC against the gold judge, accuracy on held-out pairs, calibration, control chains
-    steps.jsonl         one row a step: its score, and what the gold judge says
-    chains.svg          how scores are spread over gold, shuffled, truncated and answer-first chains; where questions
-                        have a gold decomposition
-    calibration.svg     what the scores promise against what holds
-    tree_scores.json    its score of every step of the trees; where told so
+    steps.jsonl         one row per step: its score and the verdict of the gold judge
+    chains.svg          distribution of scores of gold, shuffled, truncated and answer-first chains, if questions have a
+                        gold decomposition
+    calibration.svg     reliability diagram
+    tree_scores.json    the score of every step of the trees, with `score_trees`
 """
 
 import json
@@ -52,27 +52,27 @@ TREE_SCORES = "tree_scores.json"
 
 
 class PRMEvalConfig(Config):
-    """Which steps the reward model is examined on."""
+    """The steps that the reward model is evaluated on."""
 
     renamed = {"samples": "num_generations", "reencode": "retokenize"}
 
-    #: Not the split that was explored.
+    #: Must not be the split that was explored.
     split: str = "test"
     questions: int = Field(default=150, ge=1)
-    #: Episodes a question, and how they are sampled.
+    #: Episodes per question, and their sampling temperature.
     num_generations: int = Field(default=2, ge=1)
     temperature: float = Field(default=0.8, ge=0)
-    #: Whether there are pairs whose held-out part it is to rank.
+    #: Rank the held-out pairs of an earlier stage.
     held_out_pairs: bool = True
-    #: Whether there are trees whose steps it is to score. Nothing is measured on them, as it may have learnt from them:
-    #: the report shows what it thinks of each step.
+    #: Score every step of the trees of an earlier stage, for the report. No metric uses them, because the model may have
+    #: been trained on them.
     score_trees: bool = False
     #: Transcripts of another tokenizer than the reward model's: encode their text anew, instead of refusing them.
     retokenize: bool = False
 
 
 def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> StageResult:
-    """Play, score, compare with the gold judge."""
+    """Sample episodes, score their steps, compare with the gold judge."""
     from stepladder.judges.prm.reward_model import ProcessRewardModel  # brings torch and transformers
 
     shared = context.settings
@@ -124,13 +124,13 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
 def _lowest_of_chains(
     context: RunContext, prm: "ProcessRewardModel", questions: list[Question], seed: int
 ) -> dict[str, list[float]]:
-    """The lowest step's score of every control chain, by its name: a chain is as good as its worst step."""
+    """The lowest step score of every control chain, by kind: a chain is as good as its worst step."""
     chains = control_chains(context.agent, questions, context.retriever, context.episode(), seed=seed)
     return {name: [min(scores) for scores in prm.score_logits(each)] for name, each in chains.items()}
 
 
 def _on_pairs(prm: "ProcessRewardModel", folder: Path) -> dict[str, float] | None:
-    """How often the better step of a held-out pair is scored higher."""
+    """How often the chosen step of a held-out pair scores higher."""
 
     def ranked() -> Iterator[tuple[str, bool]]:
         for pair in read_records(folder / DEV_PAIRS, Pair):
@@ -142,7 +142,7 @@ def _on_pairs(prm: "ProcessRewardModel", folder: Path) -> dict[str, float] | Non
 
 
 def check_prm_eval(settings: PRMEvalConfig, context: RunContext) -> None:
-    """There must be questions that the gold judge can say something about, and an index if the agent searches."""
+    """The split must have gold annotations, and there must be an index if the agent searches."""
     if not any(question.hops or question.gold_passages for question in context.split(settings.split)):
         raise StepladderError(
             f"no question of the split '{settings.split}' has a gold decomposition or gold passages: the gold judge, "

@@ -144,7 +144,7 @@ class PairTrainer(DPOTrainer, BaseTrainer):
         written_BT = torch.zeros(len(examples), width, dtype=torch.bool)
         for row, example in enumerate(examples):
             ids_BT[row, : len(example.tokens)] = torch.tensor(example.tokens)
-            written_BT[row, : len(example.tokens)] = torch.tensor(example.policy)
+            written_BT[row, : len(example.tokens)] = torch.tensor(example.policy_mask)
         ids_BT, predicted_BT = ids_BT.to(self.args.device), written_BT[:, 1:].to(self.args.device)
 
         def logprobs(model: Any) -> torch.Tensor:

@@ -1,11 +1,12 @@
-"""Many episodes of each question, sampled once and kept in a folder.
+"""Several episodes per question, sampled once and stored in a folder.
 
-In: an engine, an agent, questions. Out: trajectories, some of a question in a row; `samples/` holds them in parts, each
-written whole. When the process is killed, the parts that are there are not played again.
+In: an engine, an agent, questions. Out: trajectories, those of a question in a row. The folder has one file per chunk of
+questions, each written atomically; after a kill, existing chunks are not sampled again.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
@@ -16,8 +17,8 @@ from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver, Outcome, OutcomeCallback
 from stepladder.explore.episode import EpisodeConfig, episode
 
-#: Questions a part: enough to fill batches, few enough to lose little.
-_A_PART = 128
+#: Questions per chunk: enough to fill batches, few enough to lose little.
+_CHUNK = 128
 
 
 def sample_episodes(
@@ -25,45 +26,48 @@ def sample_episodes(
     driver: Driver,
     agent: Agent,
     questions: Sequence[Question],
-    settings: EpisodeConfig,
+    config: EpisodeConfig,
     *,
-    samples: int,
+    num_generations: int,
     seed: int,
     watch: OutcomeCallback | None = None,
 ) -> tuple[list[Trajectory], int]:
-    """The trajectories, from the folder as far as they are there, and how many episodes failed."""
+    """The trajectories, from the folder where they exist, and how many episodes failed."""
     folder.mkdir(parents=True, exist_ok=True)
     found: list[Trajectory] = []
-    for number, start in enumerate(range(0, len(questions), _A_PART)):
-        part = _part(folder, number)
-        asked = questions[start : start + _A_PART]
-        if not part.exists():
-            outcomes = driver.run(_jobs(agent, asked, settings, samples, seed), watch)
-            _expect_some(outcomes)
-            write_records(part, [outcome.value for outcome in outcomes if outcome.value is not None])
-        found += read_records(part, Trajectory)
-    return found, len(questions) * samples - len(found)
+    for number, start in enumerate(range(0, len(questions), _CHUNK)):
+        path = _chunk_path(folder, number)
+        if not path.exists():
+            jobs = episode_jobs(agent, questions[start : start + _CHUNK], config, num_generations, seed)
+            outcomes = expect_some(driver.run(jobs, watch))
+            write_records(path, [outcome.value for outcome in outcomes if outcome.value is not None])
+        found += read_records(path, Trajectory)
+    return found, len(questions) * num_generations - len(found)
 
 
 def episodes_exist(folder: Path, questions: int) -> bool:
-    """Whether all parts of so many questions are in a folder: nobody has to play."""
-    return all(_part(folder, number).exists() for number in range(-(-questions // _A_PART)))
+    """Whether all chunks of this many questions are in a folder, so that no engine is needed."""
+    return all(_chunk_path(folder, number).exists() for number in range(-(-questions // _CHUNK)))
 
 
-def _part(folder: Path, number: int) -> Path:
+def _chunk_path(folder: Path, number: int) -> Path:
     return folder / f"{number:05}.jsonl"
 
 
-def _jobs(
-    agent: Agent, questions: Sequence[Question], settings: EpisodeConfig, samples: int, seed: int
+def episode_jobs(
+    agent: Agent, questions: Sequence[Question], config: EpisodeConfig, num_generations: int, seed: int
 ) -> list[Callable[[], Algorithm[Trajectory]]]:
+    """Jobs for the driver: this many episodes of every question, each with its own seed."""
+
     def job(question: Question, sample: int) -> Callable[[], Algorithm[Trajectory]]:
-        return lambda: episode(agent, question, settings, seed_of(seed, question.id, sample))
+        return lambda: episode(agent, question, config, seed_of(seed, question.id, sample))
 
-    return [job(question, sample) for question in questions for sample in range(samples)]
+    return [job(question, sample) for question in questions for sample in range(num_generations)]
 
 
-def _expect_some(outcomes: Sequence[Outcome[Trajectory]]) -> None:
+def expect_some(outcomes: Sequence[Outcome[Any]]) -> Sequence[Outcome[Any]]:
+    """The outcomes; an error if all of them failed."""
     reasons = [outcome.failure.reason for outcome in outcomes if outcome.failure is not None]
     if reasons and len(reasons) == len(outcomes):
         raise StepladderError(f"every sampled episode failed; the first: {reasons[0]}")
+    return outcomes

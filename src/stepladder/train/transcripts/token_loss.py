@@ -1,7 +1,7 @@
-"""The loss of training on transcripts: the weighted mean of -log p(token | all before it), over policy tokens alone.
+"""The loss of fine-tuning on transcripts: the weighted mean of -log p(token | context) over policy tokens.
 
-In: a model and a batch. Out: the sum over the batch, and the weight it has to be divided by. An update may consist of
-several batches on several devices; only the weight of all of them together is the right divisor.
+In: a model and a batch. Out: the sum over the batch, and the weight to divide it by. An update may have several batches
+on several devices: the divisor is their total weight.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from stepladder.train.transcripts.collate import Batch
 
 
 def weighted_nll(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
-    """Sum of weight * -log p over the policy's tokens of a batch. Prompt and environment are read, never predicted."""
+    """Sum of weight * -log p over the policy tokens of a batch; prompt and environment tokens are not in the loss."""
     ids_BT, weights_BT = batch["input_ids"][:, 1:], batch["weights"][:, 1:]
     predicted_BT = weights_BT > 0
     logits_NV = selected_logits(model, batch["input_ids"], pad(predicted_BT, (0, 1)))
@@ -23,6 +23,6 @@ def weighted_nll(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
     return (nll_N * weights_BT[predicted_BT]).sum()
 
 
-def weight_of(batch: Batch) -> torch.Tensor:
-    """What the tokens to predict weigh together. The first token of a context is given, whoever wrote it."""
+def total_weight(batch: Batch) -> torch.Tensor:
+    """The total weight of the predicted tokens. The first token of a context is not predicted."""
     return batch["weights"][:, 1:].sum()

@@ -1,7 +1,7 @@
-"""The tables joined: every entity type and every relation of an Atlas world, with the look-ups others need.
+"""All entity types and relations of an Atlas world.
 
-Rows come from `people.py`, `places.py`, `structures.py` and `works.py`. Out go `TYPES` and `RELATIONS` by name,
-the relations of each type, and the words that wordings use, which no generated name may be.
+In: the rows of `people.py`, `places.py`, `structures.py` and `works.py`. Out: `TYPES` and `RELATIONS` by name, the
+relations of each type, and the words of all wordings, which generated names must not use.
 """
 
 import re
@@ -15,14 +15,14 @@ TYPES: dict[str, EntityType] = {row.name: row for table in _TABLES for row in ta
 
 RELATIONS: dict[str, Relation] = {row.name: row for table in _TABLES for row in table.RELATIONS}
 
-#: The relations that a type can be the subject of, in the order of the tables.
+#: The relations of each subject type, in the order of the tables.
 RELATIONS_OF: dict[str, tuple[Relation, ...]] = {
     name: tuple(relation for relation in RELATIONS.values() if name in relation.subjects) for name in TYPES
 }
 
 
 def wordings(relation: Relation) -> tuple[str, ...]:
-    """Every wording of a relation, sentences and questions alike."""
+    """Every wording of a relation: sentences and questions."""
     compare = relation.compare
     texts = [*relation.facts, *relation.asks, *relation.phrases, *relation.inverse_asks]
     texts += [*relation.inverse_phrases, relation.predicate, relation.same]
@@ -31,7 +31,7 @@ def wordings(relation: Relation) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-#: Lower-case words of the wordings: a name that is one of them would hide in the text.
+#: Lower-case words of the wordings. As names they would be hard to search for.
 WORDING_WORDS: frozenset[str] = frozenset(
     word
     for relation in RELATIONS.values()

@@ -1,4 +1,4 @@
-"""People and organisations (companies, universities, clubs): their types and relations, as data."""
+"""People and organizations (companies, universities, clubs): their types and relations, as data."""
 
 from stepladder.data.atlas.schema import Comparison, EntityType, Relation
 
@@ -9,7 +9,7 @@ TYPES = (
         "occupation",
         "person",
         "{}",
-        "{}",  # a namesake is told apart by occupation, which `world.py` fills in
+        "{}",  # namesakes are distinguished by their occupation, which `world.py` fills in
         ("Friends used the name {}.", "Newspapers preferred the nickname {}.", "The name {} was also in use."),
     ),
     EntityType(

@@ -38,7 +38,7 @@ RELATIONS = (
         predicate="spans {O}",
         same="Do {A} and {B} span the same river?",
     ),
-    # --- museum; its city and sponsor are among the relations of organisations
+    # --- museum; its city and sponsor are among the relations of organizations
     Relation(
         "visitors",
         ("museum",),
