@@ -24,9 +24,9 @@ class Source:
         self.long = [question for question in self.questions if len(question.hops) > 1]
         self.twins: dict[int, list[int]] = {}
         for entity in self.world.entities:
-            if entity.twin >= 0:
-                self.twins.setdefault(entity.twin, []).append(entity.index)
-                self.twins.setdefault(entity.index, []).append(entity.twin)
+            if entity.duplicate_of >= 0:
+                self.twins.setdefault(entity.duplicate_of, []).append(entity.index)
+                self.twins.setdefault(entity.index, []).append(entity.duplicate_of)
         self.comparable: dict[tuple[str, str], list[int]] = {}
         for entity in self.world.entities:
             for name in self.world.facts[entity.index]:
@@ -52,7 +52,7 @@ class Source:
         gold = [self.passages[each] for each in self.library.stating(fact)]
         if pointer.name in self.world.entities[known].aliases:  # only its own article tells that name
             gold = [self.listed[known]]
-        return outline.ask(pointer, link), self.world.spellings(link.asked)[0], gold
+        return outline.ask(pointer, link), self.world.spellings(link.target)[0], gold
 
     def among_others(self, gold: list[Passage], subject: int, count: int) -> tuple[list[Passage], int]:
         """One passage that states the fact among others, likely near-duplicates; and its place, from 1."""

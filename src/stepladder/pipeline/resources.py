@@ -176,8 +176,8 @@ class RunContext:
         """Raise if the agent searches and there is no index."""
         if self.agent.searches and self.settings.data.index is None and self.data.passages is None:
             raise StepladderError(
-                f"the agent '{self.agent.name}' searches, but there is no index: add --index DIR (or a server URL), in a "
-                "recipe data.index (`stepladder index build CORPUS --out DIR` builds one)"
+                f"the agent '{self.agent.name}' searches, but there is no index: add --index DIR (or a server URL), in "
+                "a recipe data.index (`stepladder index build CORPUS --out DIR` builds one)"
             )
 
     def split(self, name: str) -> tuple[Question, ...]:

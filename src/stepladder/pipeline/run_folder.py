@@ -219,8 +219,8 @@ def _check_version(path: Path) -> None:
     versions = [session.get("versions", {}).get("stepladder") for session in data.get("sessions", [])]
     writer = f"Stepladder {versions[-1]}" if versions and versions[-1] else "another version of Stepladder"
     raise StepladderError(
-        f"{path.parent} was written by {writer} (run format {found}); this is Stepladder {__version__}, which reads run "
-        f"format {RUN_VERSION}. Use the version that wrote it, or run the recipe again with another --out"
+        f"{path.parent} was written by {writer} (run format {found}); this is Stepladder {__version__}, which reads "
+        f"run format {RUN_VERSION}. Use the version that wrote it, or run the recipe again with another --out"
     )
 
 

@@ -1,13 +1,13 @@
-"""Settings of an exploration, with the constants of the papers as presets.
+"""Settings of tree search, with the constants of the papers as presets.
 
-    reasonrag   UCT, c 1.414, 2 children, 64 simulations, depth 7, F1 decayed by 0.9 a step
-    prorag      PUCT, c 2.5, 5 children, 200 simulations, depth 10, F1 discounted by 0.99 a step
-    laptop      ProRAG's, with few simulations and an early stop: minutes for a small model on a CPU
+    reasonrag   UCT, c 1.414, 2 children, 64 simulations, depth 7, F1 decayed by 0.9 per step
+    prorag      PUCT, c 2.5, 5 children, 200 simulations, depth 10, F1 discounted by 0.99 per step
+    laptop      as prorag, with few simulations and early stopping: minutes for a small model on a CPU
 
-In: a preset's name and whatever is to differ. Out: `ExploreConfig` with every value filled in.
+In: the name of a preset and overrides. Out: `ExploreConfig` with every value filled in.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -26,48 +26,48 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class ExploreConfig(Config):
-    """Which questions, and how their trees grow."""
+    """The questions to explore, and the search settings of their trees."""
 
-    renamed = {"trees_at_once": "max_concurrent_trees"}
+    renamed: ClassVar[dict[str, str]] = {"trees_at_once": "max_concurrent_trees"}
 
-    #: The values below that are not given are taken from it.
+    #: Source of the values below that are not given.
     preset: Literal["reasonrag", "prorag", "laptop"] = "laptop"
     split: str = "train"
-    #: Questions to explore, by a seeded shuffle; null is all.
+    #: Number of questions, chosen by a seeded shuffle; null is all.
     questions: int | None = Field(default=64, ge=1)
-    #: As many questions of each number of searches needed as there are.
+    #: Equally many questions for each number of searches needed.
     balance: bool = True
     simulations: int = Field(default=200, ge=1)
-    #: Steps sampled from a state; equal ones are one child.
+    #: Steps sampled per state; equal ones become one child.
     width: int = Field(default=5, ge=1)
     depth: int = Field(default=10, ge=1)
     selection: Selection = "puct"
     c: float = Field(default=2.5, ge=0)
-    #: Discount a step between a node and an end.
+    #: Discount per step between a node and the end of an episode.
     gamma: float = Field(default=1.0, gt=0, le=1)
-    #: Discount a step between the root and an end.
+    #: Discount per step between the root and the end of an episode.
     decay: float = Field(default=1.0, gt=0, le=1)
-    #: How children are sampled.
+    #: Sampling of children.
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     #: How roll-outs are sampled; 0 is greedy.
     rollout_temperature: float = Field(default=0.0, ge=0)
-    #: What values a leaf: playing on to an end, or a judge's grade of its newest step.
+    #: Value of a leaf: a rollout to the end of the episode, or the score of its newest step.
     evaluate: Literal["rollout", "gold", "llm"] = "rollout"
-    #: With evaluate `llm`: which model grades, and what it may cost. Its mode is always `score`.
+    #: With evaluate `llm`: the model and its budget. Its mode is always `score`.
     llm: LLMJudgeConfig | None = None
-    #: Simulations of one tree that are under way at once.
+    #: Concurrent simulations per tree.
     parallel: int = Field(default=4, ge=1)
-    #: Stop when no value below the root has moved by more than `tolerance` for so many simulations; null is never.
+    #: Early stopping: stop when no value below the root changed by more than `tolerance` in this many simulations.
     patience: int | None = Field(default=None, ge=1)
     tolerance: float = Field(default=0.01, ge=0)
-    #: Trees that grow at once. They are in memory; the others are on disk or not begun.
+    #: Concurrent trees, all of which are in memory.
     max_concurrent_trees: int = Field(default=64, ge=1)
 
     @model_validator(mode="after")
     def _a_model_grades(self) -> "ExploreConfig":
         if (self.evaluate == "llm") != (self.llm is not None):
-            raise ValueError("evaluate: llm and the settings of the model (llm.model) belong together")
+            raise ValueError("evaluate: llm and the settings of the model (llm.model) must be given together")
         return self
 
     @model_validator(mode="before")
@@ -79,7 +79,7 @@ class ExploreConfig(Config):
         return {**PRESETS.get(preset, {}), **data} if isinstance(preset, str) else data
 
     def search(self, episode: EpisodeConfig) -> MCTSConfig:
-        """The settings of one tree, within the limits of an episode."""
+        """Search settings of one tree, within the limits of an episode."""
         limit = episode.sampling.max_tokens
         return MCTSConfig(
             episode=EpisodeConfig(episode.max_steps, episode.k, Sampling(self.temperature, self.top_p, limit)),

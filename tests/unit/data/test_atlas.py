@@ -15,11 +15,11 @@ from stepladder.core.errors import UnknownName
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.atlas import SIZES, Atlas, generate_atlas
 from stepladder.data.atlas.articles import write_library
-from stepladder.data.atlas.comparisons import Comparer
+from stepladder.data.atlas.comparisons import ComparisonSampler
 from stepladder.data.atlas.facts import Object
 from stepladder.data.atlas.literals import MONTHS, Value
 from stepladder.data.atlas.name_generator import Namer
-from stepladder.data.atlas.question_sampler import Writer
+from stepladder.data.atlas.question_sampler import QuestionSampler
 from stepladder.data.atlas.questions import MIX
 from stepladder.data.atlas.splits import SplitFacts, split_of
 from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES, wordings
@@ -216,10 +216,10 @@ def test_there_are_aliases_homonyms_and_near_duplicates(atlas: Atlas, passages: 
     for group in shared:
         assert all("(" in entity.title for entity in group)
         assert len({entity.described for entity in group}) == len(group)
-    twins = [entity for entity in entities if entity.twin >= 0]
+    twins = [entity for entity in entities if entity.duplicate_of >= 0]
     assert len(twins) > 30
     for twin in twins:
-        model = entities[twin.twin]
+        model = entities[twin.duplicate_of]
         letters = sum(one != other for one, other in zip(twin.name, model.name))
         assert (letters, len(twin.name), twin.kind) == (1, len(model.name), model.kind)
 
@@ -367,7 +367,7 @@ def test_of_two_joined_conditions_only_the_last_is_nested(questions: list[Questi
 
 def test_joined_conditions_are_about_two_things(atlas: Atlas) -> None:
     """Not: who was born in the city of T and died in the city of T?"""
-    writer = Writer(atlas.world, write_library(atlas.world), "train", random.Random(0))
+    writer = QuestionSampler(atlas.world, write_library(atlas.world), "train", random.Random(0))
     for _ in range(400):
         one, other = writer.write(1, "intersection", 0).outline.facts
         assert one.object != other.object
@@ -424,7 +424,7 @@ def test_yes_and_no_are_equally_frequent_for_every_relation(atlas: Atlas) -> Non
 def test_the_style_of_names_does_not_tell_yes_from_no(atlas: Atlas) -> None:
     """Two that differ are as likely to have names of one style as two that agree, even when asked for the country."""
     world, alike = atlas.world, defaultdict(list)
-    comparer = Comparer(world, write_library(world), SplitFacts(world, "train"), random.Random(0))
+    comparer = ComparisonSampler(world, write_library(world), SplitFacts(world, "train"), random.Random(0))
     for asked in (comparer.yes_no(2) for _ in range(4000)):
         if asked is not None and all(isinstance(fact.object, int) for fact in asked.outline.facts):
             one, other = (world.entities[fact.subject] for fact in asked.outline.facts)

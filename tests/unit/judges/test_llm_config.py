@@ -52,7 +52,7 @@ def test_a_model_of_this_machine_costs_nothing(folder: Path) -> None:
     price = settings(model=str(folder)).price()
     assert price is not None
     assert price.input == price.output == 0
-    with pytest.raises(StepladderError, match="costs nothing: leave out the budget"):
+    with pytest.raises(StepladderError, match="costs nothing: remove the budget"):
         settings(model=str(folder), budget="2Mtok").check()
 
 

@@ -46,7 +46,7 @@ from stepladder.pipeline.stages.prm_eval import TREE_SCORES
 from stepladder.reporting.charts.interval_plots import StageScore, stages_svg
 from stepladder.reporting.charts.line_chart import curve_svg, first_and_last
 from stepladder.reporting.report import write_report
-from stepladder.reporting.report.tree_view import shown_tree, telling
+from stepladder.reporting.report.tree_view import tree_view, most_informative
 from stepladder.train.grpo.monitors import Alarm, AlarmName, write_alarms
 from tests.support.samples import PASSAGES, QUESTION
 
@@ -422,7 +422,7 @@ def test_the_oracle_is_drawn_apart_from_the_models() -> None:
 
 
 def test_a_step_of_a_tree_tells_what_it_is_worth() -> None:
-    tree = shown_tree(small_tree(), {1: 1.9, 4: -800.0})
+    tree = tree_view(small_tree(), {1: 1.9, 4: -800.0})
     good, bad = tree.children
     assert (good.visits, good.value, good.best, good.step.good) == (4, 0.75, True, True)
     assert good.rollouts == ("F1 1.00 after 1 more step: Velm (2 times)",)
@@ -435,7 +435,7 @@ def test_a_step_of_a_tree_tells_what_it_is_worth() -> None:
 
 
 def test_of_a_large_tree_the_most_visited_steps_are_shown_and_the_others_counted() -> None:
-    tree = shown_tree(small_tree(), {}, most=2)
+    tree = tree_view(small_tree(), {}, most=2)
     assert [node.step.content for node in tree.children] == ["Who designed Orm Tower?"]
     assert [node.step.content for node in tree.children[0].children] == ["Velm"]
     assert tree.left_out == 2
@@ -450,8 +450,8 @@ def test_trees_with_right_and_wrong_answers_are_preferred_of_every_number_of_sea
         small_tree(replace(QUESTION, id="mixed")),
         small_tree(replace(QUESTION, id="mixed as well")),
     ]
-    assert [tree.question.id for tree in telling(trees, most=2)] == ["dull, one search", "mixed"]
-    assert len(telling(trees)) == 4
+    assert [tree.question.id for tree in most_informative(trees, most=2)] == ["dull, one search", "mixed"]
+    assert len(most_informative(trees)) == 4
 
 
 def test_a_step_of_a_tree_is_shown_with_what_the_reward_model_thinks_of_it(made: Made) -> None:

@@ -1,29 +1,29 @@
-"""Drawing questions about two things: which has more of something, and whether they agree.
+"""Sample questions about two entities: comparisons and yes/no questions.
 
-In: the facts of a split. Out: `DraftQuestion`, a comparison or a yes/no question. The order of the two, the wording and
-the answer take turns, so that neither position nor wording nor relation gives the answer away; nor does the style of
-the names, because two that differ are drawn like two that agree.
+In: the facts of a split. Out: `DraftQuestion`s. The order of the entities, the wording and the answer alternate, so that
+neither position nor wording nor relation correlates with the answer. Nor does the style of the names: pairs with
+different objects are sampled like pairs with the same object.
 """
 
 import random
 
 from stepladder.data.atlas.articles import Library
 from stepladder.data.atlas.literals import Value
-from stepladder.data.atlas.phrasing import DraftQuestion, Link, Outline, Pointer, Topic, Way
+from stepladder.data.atlas.phrasing import DraftQuestion, FactPath, Link, Outline, Pointer, Topic
 from stepladder.data.atlas.schema import Relation
-from stepladder.data.atlas.splits import TOLD_BY_THE_WAY, SplitFacts
+from stepladder.data.atlas.splits import GUESSABLE, SplitFacts
 from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.world import World
 
 _COMPARED = tuple((kind, relation) for kind in TYPES for relation in RELATIONS_OF[kind] if relation.compare is not None)
 _MATCHED = tuple((kind, relation) for kind in TYPES for relation in RELATIONS_OF[kind] if relation.same)
 
-#: One side: an entity and the way to it.
-Side = tuple[int, Way]
+#: One side: an entity and the path to it.
+Side = tuple[int, FactPath]
 
 
 def _alternation(turn: int) -> tuple[bool, bool]:
-    """Two independent choices; in four turns all four combinations, and each choice balanced in every two.
+    """Two independent choices: all four combinations in four turns, and each choice balanced in every two turns.
 
     >>> [_alternation(turn) for turn in range(4)]
     [(True, True), (False, False), (True, False), (False, True)]
@@ -31,32 +31,32 @@ def _alternation(turn: int) -> tuple[bool, bool]:
     return turn % 2 == 0, turn % 4 in (0, 3)
 
 
-class Comparer:
-    """Draws comparisons and yes/no questions of one split."""
+class ComparisonSampler:
+    """Samples comparisons and yes/no questions of one split."""
 
     def __init__(self, world: World, library: Library, facts: SplitFacts, rng: random.Random) -> None:
         self._world, self._library, self._facts, self._rng = world, library, facts, rng
-        #: How often each topic has had its turn in yes/no questions.
+        #: Number of yes/no questions about each topic so far.
         self._turns: dict[Topic, int] = {}
 
-    def accept(self, asked: DraftQuestion) -> None:
-        """Take note that a yes/no question will be asked: its topic's next turn has the other answer."""
-        if asked.topic is not None:
-            self._turns[asked.topic] = asked.turn + 1
+    def accept(self, draft: DraftQuestion) -> None:
+        """Record an accepted yes/no question: the next one about its topic gets the other answer."""
+        if draft.topic is not None:
+            self._turns[draft.topic] = draft.turn + 1
 
     def _next_topic(self) -> tuple[Topic, int]:
-        """What a yes/no question shall be about, and whose turn it is; mostly one that still owes the other answer."""
+        """The topic of the next yes/no question and its turn; usually a topic that still needs the other answer."""
         rng = self._rng
-        owing = [topic for topic, turn in self._turns.items() if turn % 2 == 1]
-        if owing and rng.random() < 0.8:
-            topic = rng.choice(owing)
+        unbalanced = [topic for topic, turn in self._turns.items() if turn % 2 == 1]
+        if unbalanced and rng.random() < 0.8:
+            topic = rng.choice(unbalanced)
         else:
             kind, relation = rng.choice(_COMPARED if rng.random() < 0.3 else _MATCHED)
             topic = kind, relation.name
         return topic, self._turns.get(topic, rng.choice((0, 2)))
 
     def comparison(self, searches: int, turn: int) -> DraftQuestion | None:
-        """Which of two has the greater value, or the smaller."""
+        """A question for the entity with the greater or smaller value."""
         world = self._world
         kind, relation = self._rng.choice(_COMPARED)
         pair = self._pair(kind, relation, searches, same=False)
@@ -79,7 +79,7 @@ class Comparer:
         return DraftQuestion(text, answers, outline, "comparison")
 
     def yes_no(self, searches: int) -> DraftQuestion | None:
-        """Whether a comparison holds, or whether two have the same object."""
+        """A question whether a comparison is true, or whether two entities have the same object."""
         topic, turn = self._next_topic()
         kind, relation = topic[0], RELATIONS[topic[1]]
         greater, wanted = _alternation(turn)
@@ -103,7 +103,7 @@ class Comparer:
         return DraftQuestion(text, answers, outline, "yes_no", topic, turn)
 
     def _pair(self, kind: str, relation: Relation, searches: int, same: bool) -> tuple[Side, Side] | None:
-        """Two entities to compare. Several tries, or types that are easy to pair would crowd out the others."""
+        """Two entities to compare. Makes several attempts: otherwise types that are easy to pair would dominate."""
         for _ in range(20):
             pair = self._try_pair(kind, relation, searches, same)
             if pair is not None:
@@ -111,41 +111,41 @@ class Comparer:
         return None
 
     def _try_pair(self, kind: str, relation: Relation, searches: int, same: bool) -> tuple[Side, Side] | None:
-        """Two entities with equal or different objects, each with the way that leads to it, if one shall."""
+        """Two entities with equal or different objects, each with the path to it."""
         world, rng = self._world, self._rng
         one = rng.choice(self._facts.members[kind])
-        if relation.name not in world.facts[one] or not self._facts.holds(world.fact(one, relation.name)):
+        if relation.name not in world.facts[one] or not self._facts.contains(world.fact(one, relation.name)):
             return None
         other = self._partner(one, kind, relation, same)
         if other is None or relation.name not in world.facts[other]:
             return None
         facts = world.fact(one, relation.name), world.fact(other, relation.name)
-        if (facts[0].object == facts[1].object) != same or not self._facts.holds(facts[1]):
+        if (facts[0].object == facts[1].object) != same or not self._facts.contains(facts[1]):
             return None
         if world.entities[one].name == world.entities[other].name:
             return None
         if not same and world.spellings(facts[0].object)[0] == world.spellings(facts[1].object)[0]:
-            return None  # two namesakes would look the same
-        if searches > 2 and relation.name in TOLD_BY_THE_WAY:
+            return None  # the names of two namesakes look the same
+        if searches > 2 and relation.name in GUESSABLE:
             return None
         hops = {2: (0, 0), 3: rng.choice(((1, 0), (0, 1))), 4: (1, 1)}[searches]
-        to_one = self._facts.way_to(one, hops[0], rng)
-        to_other = self._facts.way_to(other, hops[1], rng, like=to_one or ())
+        to_one = self._facts.path_to(one, hops[0], rng)
+        to_other = self._facts.path_to(other, hops[1], rng, like=to_one or ())
         return None if to_one is None or to_other is None else ((one, to_one), (other, to_other))
 
     def _partner(self, one: int, kind: str, relation: Relation, same: bool) -> int | None:
-        """Something to ask about beside an entity; to differ from it, one named like those that agree with it."""
+        """The second entity. If the objects must differ, its name has the style of an entity with the same object."""
         world, rng = self._world, self._rng
         target = world.facts[one][relation.name]
         if not isinstance(target, int):
             return rng.choice(self._facts.members[kind])
-        agreeing = [index for index in world.subjects(target, relation.name, kind) if index != one]
-        if same or not agreeing:
-            return rng.choice(agreeing) if agreeing else None
-        return rng.choice(self._facts.kin[kind, world.entities[rng.choice(agreeing)].style])
+        matching = [index for index in world.subjects(target, relation.name, kind) if index != one]
+        if same or not matching:
+            return rng.choice(matching) if matching else None
+        return rng.choice(self._facts.by_style[kind, world.entities[rng.choice(matching)].style])
 
     def _ordered(self, pair: tuple[Side, Side], relation: Relation, first_greater: bool) -> tuple[Side, Side]:
-        """The pair, turned round where the first has to have the greater value and has not, or the reverse."""
+        """The pair, swapped if necessary so that the first has the greater (or smaller) value."""
         values = [self._world.facts[end][relation.name] for end, _ in pair]
         orders = [value.order if isinstance(value, Value) else 0 for value in values]
         return pair if (orders[0] > orders[1]) == first_greater else (pair[1], pair[0])
@@ -153,8 +153,8 @@ class Comparer:
     def _sides(self, outline: Outline, pair: tuple[Side, Side], relation: Relation) -> tuple[list[Pointer], list[str]]:
         """The two sides of a question, and the references to their values."""
         sides, references = [], []
-        for end, way in pair:
-            pointer = outline.lead(end, way)
+        for end, path in pair:
+            pointer = outline.lead(end, path)
             outline.follow(pointer, Link(self._world.fact(end, relation.name)))
             references.append(f"#{len(outline.hops)}")
             sides.append(pointer)

@@ -1,8 +1,7 @@
-"""Questions in the making: from a path through facts to the words of a question and of its sub-questions.
+"""Formulate questions: from a path through facts to the text of a question and its sub-questions.
 
-In: entities and facts, one after the other. Out: the nested noun phrases that a long question is made of, and
-the gold hops, in which `#1` stands for the answer of the first. A `Pointer` is where a path has led so far, in
-both ways of saying it.
+In: entities and facts, one at a time. Out: the nested noun phrases of a multi-hop question, and its gold hops, in which
+`#1` stands for the answer of the first. A `Pointer` is the current end of the path, in both forms.
 """
 
 import random
@@ -14,44 +13,44 @@ from stepladder.data.atlas.facts import Object
 from stepladder.data.atlas.tables.catalogue import TYPES
 from stepladder.data.atlas.world import Entity, Fact, World
 
-#: The facts a question uses, in order: passage id of the subject, name of the relation.
+#: The facts of a question, in order: passage id of the subject, name of the relation.
 Chain = tuple[tuple[str, str], ...]
-#: Facts that lead to an entity, each to the subject of the next; empty when the question names the entity.
-Way = tuple[Fact, ...]
+#: Facts that lead to an entity, each to the subject of the next; empty if the question names the entity.
+FactPath = tuple[Fact, ...]
 #: A type and the name of a relation.
 Topic = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A fact and the direction it is asked in: for the object, or inversely for the subject."""
+    """A fact and the direction of the question: for the object, or inversely for the subject."""
 
     fact: Fact
     inverse: bool = False
 
     @property
-    def asked(self) -> Object:
-        """What the question asks for: an entity's index or a value."""
+    def target(self) -> Object:
+        """What the question asks for: the index of an entity, or a value."""
         return self.fact.subject if self.inverse else self.fact.object
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Something a question talks about: as a phrase in the question and as a reference in a sub-question."""
+    """An entity or value in a question: as a phrase in the question, and as a reference in a sub-question."""
 
     phrase: str
     reference: str
-    #: The name that the phrase uses; empty when it is nested, that is, more than a name.
+    #: The name in the phrase; empty if the phrase is nested, that is, describes the entity by a path.
     name: str = ""
 
     @property
     def nested(self) -> bool:
-        """Whether the phrase describes a way to the thing."""
+        """Whether the phrase describes the entity by a path."""
         return not self.name
 
 
 class Outline:
-    """The hops of one question, added one at a time."""
+    """Builds the hops of one question, one at a time."""
 
     def __init__(self, world: World, library: Library, rng: random.Random) -> None:
         self._world, self._library, self._rng = world, library, rng
@@ -61,7 +60,7 @@ class Outline:
     def start(self, index: int, *, subject: bool = True) -> Pointer:
         """Begin at an entity that the question names.
 
-        An alias is used only of the subject of what is asked, whose article tells it: others' articles do not.
+        An alias is used only for the subject of a fact, because only its own article states it.
         """
         entity, chance = self._world.entities[index], self._rng.random()
         name, phrase = entity.name, entity.plain
@@ -72,22 +71,22 @@ class Outline:
             phrase = TYPES[entity.kind].described.format(name)
         return Pointer(phrase, phrase, name)
 
-    def lead(self, end: int, way: Way, *, subject: bool = True) -> Pointer:
-        """Begin at an entity, or where the way to it begins."""
-        pointer = self.start(way[0].subject if way else end, subject=subject or bool(way))
-        for fact in way:
+    def lead(self, end: int, path: FactPath, *, subject: bool = True) -> Pointer:
+        """Begin at an entity, or at the start of the path to it."""
+        pointer = self.start(path[0].subject if path else end, subject=subject or bool(path))
+        for fact in path:
             pointer = self.follow(pointer, Link(fact))
         return pointer
 
     def pause(self, pointer: Pointer, kind: str) -> tuple[str, Pointer]:
-        """A sentence of its own for what has been reached, and how to go on from there."""
+        """A separate sentence for the current end of the path, and a pointer that continues from it."""
         preface = f"{self._rng.choice(('Think of', 'Take', 'Consider'))} {pointer.phrase}. "
         noun = TYPES[kind].noun
         return preface, Pointer(f"that {noun}", pointer.reference, noun)
 
     def follow(self, pointer: Pointer, link: Link) -> Pointer:
-        """Add the hop that asks for the other end of a fact, and point there."""
-        target, relation = link.asked, link.fact.relation
+        """Add the hop that asks for the other end of a fact, and return a pointer to it."""
+        target, relation = link.target, link.fact.relation
         question = self._ask(pointer.reference, link, nested=False)
         self._add(question, self._world.spellings(target), self._library.stating(link.fact), [link.fact])
         if not isinstance(target, int):
@@ -97,7 +96,7 @@ class Outline:
         return Pointer(phrase, self._reference(self._world.entities[target]))
 
     def ask(self, pointer: Pointer, link: Link) -> str:
-        """The question for the other end of a fact, in full words."""
+        """The question for the other end of a fact, with the phrase of the pointer."""
         return self._ask(pointer.phrase, link, pointer.nested)
 
     def _ask(self, known: str, link: Link, nested: bool) -> str:
@@ -106,7 +105,7 @@ class Outline:
 
     def _fill(self, wordings: tuple[str, ...], known: str, link: Link, nested: bool) -> str:
         if nested and (self._rng.random() < 0.85 or " and " in known):
-            # A long phrase is easier to read at the end than in the middle of what is said about it.
+            # A long phrase is easier to read at the end of a sentence than in the middle.
             wordings = tuple(text for text in wordings if text.rstrip("?").endswith("}")) or wordings
         noun = TYPES[self._world.entities[link.fact.subject].kind].noun
         return self._rng.choice(wordings).format(S=known, O=known, T=noun)
@@ -120,7 +119,7 @@ class Outline:
         return (row.described if entity.homonym or entity.kind in OFTEN_DESCRIBED else row.plain).format(number)
 
     def join(self, conditions: list[tuple[Pointer, Fact]]) -> tuple[str, Pointer]:
-        """Add the hop that asks for what meets all conditions; the question it answers and a pointer to it."""
+        """Add the hop that asks for the entity that meets all conditions; return its question and a pointer to it."""
         facts = [fact for _, fact in conditions]
         entity = self._world.entities[facts[0].subject]
         row = TYPES[entity.kind]
@@ -128,16 +127,16 @@ class Outline:
         def clause(texts: list[str]) -> str:
             return " and ".join(fact.relation.predicate.format(O=text) for text, fact in zip(texts, facts))
 
-        spoken = clause([pointer.phrase for pointer, _ in conditions])
+        condition = clause([pointer.phrase for pointer, _ in conditions])
         stated = [set(self._library.stating(fact)) for fact in facts]
         passages = tuple(each for each in self._library.stating(facts[0]) if all(each in ids for ids in stated))
         question = f"Which {row.noun} {clause([pointer.reference for pointer, _ in conditions])}?"
         self._add(question, entity.spellings, passages, facts)
-        phrase = f"the {row.noun} {row.relative} {spoken}"
-        return f"Which {row.noun} {spoken}?", Pointer(phrase, self._reference(entity))
+        phrase = f"the {row.noun} {row.relative} {condition}"
+        return f"Which {row.noun} {condition}?", Pointer(phrase, self._reference(entity))
 
     def conclude(self, question: str, answers: tuple[str, ...]) -> None:
-        """Add the last hop of a comparison, which needs no passage."""
+        """Add the conclusion of a comparison, which needs no passage."""
         self._add(question, answers, (), [])
 
     def _add(self, question: str, spellings: tuple[str, ...], passages: tuple[str, ...], facts: list[Fact]) -> None:
@@ -147,16 +146,16 @@ class Outline:
 
 @dataclass(frozen=True, slots=True)
 class DraftQuestion:
-    """A question in words, before it has an id."""
+    """A question before it has an id."""
 
     text: str
     answers: tuple[str, ...]
     outline: Outline
     kind: str
-    #: Of a yes/no question: what it is about, and the how-maniest turn of that it is.
+    #: For yes/no questions: type and relation, and how many questions about them came before.
     topic: Topic | None = None
     turn: int = 0
 
     def chain(self, world: World) -> Chain:
-        """The facts it uses."""
+        """The facts of the question."""
         return tuple((world.entities[fact.subject].id, fact.relation.name) for fact in self.outline.facts)

@@ -1,7 +1,7 @@
-"""The questions of a split: how many of each kind, and the records made of what is drawn.
+"""Generate the questions of a split: the number of each kind, and the final records.
 
-In: a `World`, its `Library`, the name of a split and how many questions it gets. Out: `Question` records and
-the chain of facts each of them uses.
+In: a `World`, its `Library`, the name of a split and a number of questions. Out: `Question` records, and the chain of
+facts of each.
 """
 
 import random
@@ -10,10 +10,10 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question
 from stepladder.data.atlas.articles import Library
 from stepladder.data.atlas.phrasing import Chain
-from stepladder.data.atlas.question_sampler import Writer
+from stepladder.data.atlas.question_sampler import QuestionSampler
 from stepladder.data.atlas.world import World
 
-#: Questions in a hundred: (searches, kind).
+#: Percentage of the questions by (searches, kind).
 MIX: dict[tuple[int, str], int] = {
     (1, "single"): 13,
     (1, "intersection"): 2,
@@ -35,27 +35,26 @@ MIX: dict[tuple[int, str], int] = {
 def write_questions(
     world: World, library: Library, split: str, count: int
 ) -> tuple[tuple[Question, ...], dict[str, Chain]]:
-    """The questions of a split, in mixed order, and the chain of each by id."""
+    """The questions of a split, in random order, and their chains by id."""
     rng = random.Random(seed_of("atlas", world.seed, "questions", split))
-    writer = Writer(world, library, split, rng)
-    asked = [writer.write(searches, kind, turn) for searches, kind, turn in _quotas(count)]
-    rng.shuffle(asked)
+    sampler = QuestionSampler(world, library, split, rng)
+    drafts = [sampler.sample(searches, kind, turn) for searches, kind, turn in _quotas(count)]
+    rng.shuffle(drafts)
     questions, chains = [], {}
-    for number, each in enumerate(asked):
-        hops = tuple(each.outline.hops)
+    for number, draft in enumerate(drafts):
+        hops = tuple(draft.outline.hops)
         gold = tuple(hop.passages for hop in hops if hop.passages)
         key = f"{world.name}-{split}-{number:05d}"
-        questions.append(Question(key, each.text, each.answers, hops, gold, each.kind))
-        chains[key] = each.chain(world)
+        questions.append(Question(key, draft.text, draft.answers, hops, gold, draft.kind))
+        chains[key] = draft.chain(world)
     return tuple(questions), chains
 
 
 def _quotas(count: int) -> list[tuple[int, str, int]]:
-    """How many searches, which kind, the how-maniest of these: the mix, rounded so that nothing is lost."""
+    """(searches, kind, running number) of every question: the mix, rounded so that the total is exact."""
     quotas: list[tuple[int, str, int]] = []
-    owed = 0
+    remainder = 0
     for (searches, kind), percent in MIX.items():
-        owed += percent * count
-        due, owed = divmod(owed, 100)
-        quotas += [(searches, kind, turn) for turn in range(due)]
+        quota, remainder = divmod(remainder + percent * count, 100)
+        quotas += [(searches, kind, turn) for turn in range(quota)]
     return quotas

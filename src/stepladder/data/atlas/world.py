@@ -1,7 +1,6 @@
-"""A world: its entities, its facts, and the look-ups from object back to subject.
+"""A world: its entities and facts, with lookups from object to subject.
 
-In: the number of articles and a seed. Out: `World`, which knows everything that is true and nothing about how
-passages and questions word it.
+In: the number of articles and a seed. Out: `World`. It does not depend on the wording of passages and questions.
 """
 
 import random
@@ -9,14 +8,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from stepladder.core.seeding import seed_of
-from stepladder.data.atlas.facts import Facts, Object, state_facts
+from stepladder.data.atlas.facts import Facts, Object, generate_facts
 from stepladder.data.atlas.literals import Value
 from stepladder.data.atlas.name_generator import Namer
 from stepladder.data.atlas.population import Draft, Naming, draft_population, name_population
 from stepladder.data.atlas.schema import Relation
 from stepladder.data.atlas.tables.catalogue import RELATIONS, TYPES
 
-#: The relations that imply another, by the name of that.
+#: The relations that imply a relation, by its name.
 _IMPLYING: dict[str, tuple[Relation, ...]] = {
     name: tuple(row for row in RELATIONS.values() if row.implies == name) for name in RELATIONS
 }
@@ -24,33 +23,33 @@ _IMPLYING: dict[str, tuple[Relation, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A thing with an article of its own."""
+    """An entity: the subject of an article."""
 
     index: int
-    #: The id of its passage, unlike those of any other world.
+    #: The id of its passage, unique across worlds.
     id: str
     kind: str
     name: str
-    #: The heading of its article: the name, with a remark in brackets when another entity shares it.
+    #: The title of its article: the name, with a suffix in brackets if another entity has the same name.
     title: str
-    #: A noun phrase that can only mean this entity: "the river Velmora", "the painter Orin Tasker".
+    #: An unambiguous noun phrase: "the river Velmora", "the painter Orin Tasker".
     described: str
     aliases: tuple[str, ...]
-    #: The style its name is coined in, which tells where it may come from.
+    #: The style of its name, which depends on its home country.
     style: int
     #: Whether an entity of another type has the same name; whether one of the same type has.
     homonym: bool
     namesake: bool
-    #: Index of the entity whose near-duplicate this is, or -1.
-    twin: int
+    #: Index of the entity of which this is a near-duplicate, or -1.
+    duplicate_of: int
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """What counts as the answer; the first is canonical, and the one that passages use."""
+        """Accepted answers. The first is canonical and used in passages."""
         return self.spellings_as(self.name)
 
     def spellings_as(self, name: str) -> tuple[str, ...]:
-        """What counts as the answer, one of its names first: names, and the longer forms that texts use."""
+        """Accepted answers, beginning with one of its names: names, and the longer forms that texts use."""
         forms = [name, self.name, *self.aliases, TYPES[self.kind].described.format(name), self.described, self.title]
         kept: dict[str, str] = {}
         for text in forms:
@@ -59,13 +58,13 @@ class Entity:
 
     @property
     def plain(self) -> str:
-        """How a sentence names it when the name is clear: "the Velmora", "Orin Tasker"."""
+        """How a sentence names it if the name is unambiguous: "the Velmora", "Orin Tasker"."""
         return TYPES[self.kind].plain.format(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One true thing: subject, relation, object."""
+    """A fact: subject, relation, object."""
 
     subject: int
     relation: Relation
@@ -79,16 +78,16 @@ class World:
         namer = Namer(random.Random(seed_of("atlas", seed, "words")), avoid)
         drafts = draft_population(articles, random.Random(seed_of("atlas", seed, "population")))
         namings = name_population(drafts, namer, random.Random(seed_of("atlas", seed, "names")))
-        facts = state_facts(drafts, namer, random.Random(seed_of("atlas", seed, "facts")))
+        facts = generate_facts(drafts, namer, random.Random(seed_of("atlas", seed, "facts")))
         self.seed = seed
-        #: Begins every id, so that questions are not taken for those of another world, nor passages.
+        #: Prefix of every question and passage id, so that ids are unique across worlds.
         self.name = f"atlas-{articles}-{seed}"
         self.facts: tuple[Facts, ...] = tuple(facts)
         self.entities: tuple[Entity, ...] = tuple(
             _entity(index, f"{self.name}-{index:06d}", draft, naming, facts[index], namings)
             for index, (draft, naming) in enumerate(zip(drafts, namings))
         )
-        #: Every coined word that is in use, in lower case.
+        #: Every invented word in use, in lower case.
         self.name_words: frozenset[str] = frozenset(namer.words & self._words_in_use())
         self._subjects: dict[tuple[int, str], list[int]] = {}
         for index, own in enumerate(facts):
@@ -102,16 +101,16 @@ class World:
         return {word for text in names + terms for word in text.lower().split()}
 
     def fact(self, subject: int, relation: str) -> Fact:
-        """The fact a subject has of a relation; `KeyError` when it has none."""
+        """The fact of a subject and a relation; raises `KeyError` if there is none."""
         return Fact(subject, RELATIONS[relation], self.facts[subject][relation])
 
     def subjects(self, target: int, relation: str, kind: str) -> list[int]:
-        """All entities of a type that have `target` as the object of a relation."""
+        """All entities of a type whose object of a relation is `target`."""
         found = self._subjects.get((target, relation), [])
         return [index for index in found if self.entities[index].kind == kind]
 
     def incoming(self, target: int, relations: Collection[str]) -> list[Fact]:
-        """All facts of some relations whose object is `target`."""
+        """All facts of these relations whose object is `target`."""
         return [
             Fact(subject, RELATIONS[name], target)
             for name in relations
@@ -119,14 +118,14 @@ class World:
         ]
 
     def implying(self, fact: Fact) -> list[Fact]:
-        """The facts that state the same the other way round, as that of a country's capital does of its place."""
+        """The facts in the opposite direction that imply a fact: a country's capital implies where that city is located."""
         if not isinstance(fact.object, int):
             return []
-        held = self.facts[fact.object]
+        facts = self.facts[fact.object]
         return [
             Fact(fact.object, row, fact.subject)
             for row in _IMPLYING.get(fact.relation.name, ())
-            if held.get(row.name) == fact.subject
+            if facts.get(row.name) == fact.subject
         ]
 
     def spellings(self, target: Object) -> tuple[str, ...]:
@@ -156,5 +155,5 @@ def _entity(index: int, id: str, draft: Draft, naming: Naming, facts: Facts, nam
         style=naming.style,
         homonym=naming.homonym,
         namesake=naming.namesake,
-        twin=draft.twin,
+        duplicate_of=draft.duplicate_of,
     )

@@ -1,6 +1,6 @@
-"""The stage `explore`: grow search trees with a policy. The work is done by explore/.
+"""The stage `explore`: grows search trees with a policy (`explore/mcts.py`).
 
-In: a policy. Out: `trees.jsonl.gz`, a tree a question.
+In: a policy. Out: `trees.jsonl.gz`, one tree per question.
 """
 
 from typing import TYPE_CHECKING
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question, Tree
+from stepladder.data.sampling import sample_questions
 from stepladder.explore.mcts import search
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES
 from stepladder.pipeline.resources import RunContext
@@ -15,14 +16,13 @@ from stepladder.pipeline.search_config import ExploreConfig
 from stepladder.pipeline.stage import TREES, StageResult, StageSpec, Task, expect_answers
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
 from stepladder.pipeline.tree_search import grow_trees
-from stepladder.data.sampling import sample_questions
 
 if TYPE_CHECKING:
     from stepladder.judges.llm.spend.estimate import Estimate
 
 
 def run_explore(settings: ExploreConfig, context: RunContext, task: Task) -> StageResult:
-    """Grow a tree of every question."""
+    """Grow one tree per question."""
     split = context.split(settings.split)
     rules = settings.search(context.episode())
 
@@ -41,9 +41,9 @@ def run_explore(settings: ExploreConfig, context: RunContext, task: Task) -> Sta
 
 
 def dry_run(settings: ExploreConfig, context: RunContext) -> "Estimate":
-    """What the judge of these settings would cost at most."""
+    """The maximum cost of the judge."""
     if settings.llm is None:
-        raise StepladderError(f"leaves valued by '{settings.evaluate}' cost nothing: there is nothing to estimate")
+        raise StepladderError(f"evaluate: {settings.evaluate} costs nothing: there is nothing to estimate")
     from stepladder.judges.llm.spend.estimate import estimate_tree_search  # brings the client of OpenAI
 
     questions = len(context.split(settings.split)[: settings.questions])
@@ -51,7 +51,7 @@ def dry_run(settings: ExploreConfig, context: RunContext) -> "Estimate":
 
 
 def check_explore(settings: ExploreConfig, context: RunContext) -> None:
-    """There must be questions with answers, an index if the agent searches, and a model that can be paid for."""
+    """Questions must have answers, there must be an index if the agent searches, and a price for a paid judge."""
     expect_answers(settings.split, context)
     if settings.llm is not None:
         settings.llm.check()

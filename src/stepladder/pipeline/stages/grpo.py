@@ -6,13 +6,13 @@ In: a policy and, where steps are scored by one, a reward model. Out: a policy t
 from collections.abc import Iterable
 
 from stepladder.core.errors import StepladderError
+from stepladder.data.sampling import sample_questions
 from stepladder.judges.base import ScorerOptions
 from stepladder.judges.registry import make_scorer
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, expect_dev
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.data.sampling import sample_questions
 
 
 def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResult:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair, Question
+from stepladder.data.sampling import sample_questions
 from stepladder.evaluate.prm.calibration import calibrated, chain_numbers, graded_steps, judged_by_gold, pair_accuracy
 from stepladder.evaluate.prm.plots import distributions_svg, reliability_svg
 from stepladder.evaluate.prm.tree_scores import write_tree_scores
@@ -42,7 +43,6 @@ from stepladder.pipeline.stage import (
     Task,
 )
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
-from stepladder.data.sampling import sample_questions
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.reward_model import ProcessRewardModel
@@ -54,7 +54,7 @@ TREE_SCORES = "tree_scores.json"
 class PRMEvalConfig(Config):
     """The steps that the reward model is evaluated on."""
 
-    renamed = {"samples": "num_generations", "reencode": "retokenize"}
+    renamed: ClassVar[dict[str, str]] = {"samples": "num_generations", "reencode": "retokenize"}
 
     #: Must not be the split that was explored.
     split: str = "test"
@@ -64,8 +64,8 @@ class PRMEvalConfig(Config):
     temperature: float = Field(default=0.8, ge=0)
     #: Rank the held-out pairs of an earlier stage.
     held_out_pairs: bool = True
-    #: Score every step of the trees of an earlier stage, for the report. No metric uses them, because the model may have
-    #: been trained on them.
+    #: Score every step of the trees of an earlier stage, for the report. No metric uses them, because the model may
+    #: have been trained on them.
     score_trees: bool = False
     #: Transcripts of another tokenizer than the reward model's: encode their text anew, instead of refusing them.
     retokenize: bool = False
@@ -98,22 +98,22 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
         "chains": chain_numbers(lowest) if lowest["gold"] else {},
         "histories_cut": prm.builder.truncated,
     }
-    told = f"{len(steps):,} steps of {len(questions):,} questions of the split {settings.split}"
+    subtitle = f"{len(steps):,} steps of {len(questions):,} questions of the split {settings.split}"
     with atomic_folder(task.folder / EXAMINATION, what="examination") as folder:
         (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         rows = "".join(json.dumps(asdict(step)) + "\n" for step in steps)
         (folder / "steps.jsonl").write_text(rows, encoding="utf-8")
         if lowest["gold"]:
             chains = distributions_svg(
-                "What the reward model thinks of whole chains",
+                "Reward model scores of whole chains",
                 {name.replace("_", " "): scores for name, scores in lowest.items() if scores},
                 axis="score of a chain's lowest step",
                 counted="chains",
-                subtitle=f"Gold chains of {len(lowest['gold']):,} questions, and the same ones spoilt",
+                subtitle=f"Gold chains of {len(lowest['gold']):,} questions, and corrupted copies of them",
             )
             (folder / "chains.svg").write_text(chains, encoding="utf-8")
         picture = reliability_svg(
-            "Does a score mean what it says?", predictions, [step.good for step in steps], subtitle=told
+            "Calibration of step scores", predictions, [step.good for step in steps], subtitle=subtitle
         )
         (folder / "calibration.svg").write_text(picture, encoding="utf-8")
         if settings.score_trees:

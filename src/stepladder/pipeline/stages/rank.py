@@ -1,15 +1,18 @@
-"""The stage `rank`: RAG-Gym's process data. At every step several actions, the best of them gone on with.
+"""The stage `rank`: RAG-Gym's process data. Several actions are sampled at every step, and the best one is taken.
 
-In: a policy and, where one judges, a reward model. Out: `trees.jsonl.gz`, a branch with its siblings a question. What
-is learnt from it is said by other stages: `sft` (source `trees`) imitates the branches that end with a right answer,
-`pairs` (judge `rank`) sets the best action of a state against the worst, `dpo` and `prm` learn from these.
+In: a policy and, with judge `prm`, a reward model. Out: `trees.jsonl.gz`, one branch with its siblings per question.
+Later stages use it: `sft` (source `trees`) imitates branches that end with a right answer, `pairs` (judge `rank`) pairs
+the best action of a state with the worst, for `dpo` and `prm`.
 """
+
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
 from stepladder.core.config import Config
 from stepladder.core.requests import Algorithm, Sampling
 from stepladder.core.trace import Question, Tree
+from stepladder.data.sampling import sample_questions
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.ranked import RankedConfig, ranked
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES, LLMJudgeConfig
@@ -18,28 +21,27 @@ from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, StageSpec, Task, expect_answers
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
 from stepladder.pipeline.tree_search import grow_trees
-from stepladder.data.sampling import sample_questions
 
 
 class RankConfig(Config):
-    """Which questions, how many actions a step, and who ranks them."""
+    """Questions, actions per step, and the scorer that ranks them."""
 
-    renamed = {"trees_at_once": "max_concurrent_trees"}
+    renamed: ClassVar[dict[str, str]] = {"trees_at_once": "max_concurrent_trees"}
 
     split: str = "train"
-    #: Questions to play, by a seeded shuffle; null is all.
+    #: Number of questions, chosen by a seeded shuffle; null is all.
     questions: int | None = Field(default=64, ge=1)
-    #: As many questions of each number of searches needed as there are.
+    #: Equally many questions for each number of searches needed.
     balance: bool = True
-    #: Actions sampled at a step; equal ones count once.
+    #: Actions sampled per step; equal ones count once.
     n: int = Field(default=10, ge=1)
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     #: Who ranks: the gold judge, a reward model, or a language model, which grades every action from 0 to 100.
     judge: ScorerName = "gold"
-    #: With judge `llm`: which model grades, and what it may cost. Its mode is always `score`.
+    #: With judge `llm`: the model and its budget. Its mode is always `score`.
     llm: LLMJudgeConfig | None = None
-    #: Questions that are played at once.
+    #: Concurrent questions.
     max_concurrent_trees: int = Field(default=256, ge=1)
 
     @model_validator(mode="after")
@@ -50,7 +52,7 @@ class RankConfig(Config):
 
 
 def run_rank(settings: RankConfig, context: RunContext, task: Task) -> StageResult:
-    """Play every question, the best action at every step."""
+    """Run one episode per question with the best action at every step."""
     split = context.split(settings.split)
     limits = context.episode()
     sampling = Sampling(settings.temperature, settings.top_p, limits.sampling.max_tokens)
@@ -71,7 +73,7 @@ def run_rank(settings: RankConfig, context: RunContext, task: Task) -> StageResu
 
 
 def check_rank(settings: RankConfig, context: RunContext) -> None:
-    """There must be questions with answers, an index if the agent searches, and a model that can be paid for."""
+    """Questions must have answers, there must be an index if the agent searches, and a price for a paid judge."""
     expect_answers(settings.split, context)
     if settings.llm is not None:
         settings.llm.check()

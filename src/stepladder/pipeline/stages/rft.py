@@ -7,13 +7,13 @@ transcripts.
 from collections.abc import Iterable
 
 from stepladder.core.errors import StepladderError
+from stepladder.data.sampling import sample_questions
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, expect_dev
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
 from stepladder.preferences.pair_stats import listed
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FILTERS
-from stepladder.data.sampling import sample_questions
 
 
 def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult:

@@ -7,10 +7,10 @@ by step.
 from collections.abc import Iterable
 from pathlib import Path
 
+from stepladder.data.sampling import sample_questions
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, TREES, FinishedStage, StageResult, StageSpec, Task, expect_dev
 from stepladder.train.sft.config import SFTConfig
-from stepladder.data.sampling import sample_questions
 
 
 def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult:

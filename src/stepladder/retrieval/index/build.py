@@ -1,10 +1,10 @@
-"""Index folders: build one from a corpus, open it for searching.
+"""Build an index folder from a corpus, and open it for search.
 
-In: a corpus file or passages, and a kind of index (kinds.py). Out: a folder with the passages (passages.py), the files
+In: a corpus or passages, and an index kind (registry.py). Out: a folder with the passages (passage_store.py), the files
 of the kind and a manifest (manifest.py).
 
-The folder appears whole or not at all. A build of files that was cut off and is started again the same way goes on
-where it was, and gives the same index. The checksum is of the passages alone, so equal corpora have equal checksums.
+The folder is written atomically. An interrupted build of files resumes when started again with the same settings, and
+gives the same index. The checksum covers the passages only, so equal corpora have equal checksums.
 """
 
 import json
@@ -38,20 +38,20 @@ from stepladder.retrieval.index.manifest import (
 from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY
 from stepladder.retrieval.index.registry import IndexKind, parse_kinds, split_settings
 
-#: How much bm25 counts beside embeddings: found best on the train questions of three data sets, with 0.7 alike
+#: Weight of bm25 against embeddings: best on the train questions of three data sets, together with 0.7
 #: (`python benchmarks/retrieval_quality.py --tune --kinds hybrid`).
 BM25_WEIGHT = 0.6
 
 _PROGRESS_EVERY = 1000
-#: Written when all passages are in the folder: how many there are, and of what.
+#: Scratch file, written when all passages are in the folder: `_CorpusStats`.
 _READ = "read.json"
-#: Written when a part of the index is done: how it was made.
+#: Scratch file, written when a part of the index is complete: its build details.
 _MADE = "made-{}.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
-    """What was read of the corpus."""
+class _CorpusStats:
+    """What was read from the corpus."""
 
     passages: int
     checksum: str
@@ -73,12 +73,12 @@ def build_index(
 ) -> IndexInfo:
     """Build an index of a corpus (a file, a folder, a pattern), or of passages, in a folder.
 
-    Texts are split into passages of `words` words that share `overlap` of them with the one before. `settings` are
-    those of the kind (`BM25Config`, `DenseConfig`). `memory` is about how many bytes building may take. An existing
-    index is replaced only with `overwrite`, any other folder with files in it never.
+    Texts are split into passages of `words` words that overlap by `overlap` words. `settings` are those of the kind
+    (`BM25Config`, `DenseConfig`). `memory` is the approximate memory limit in bytes. An existing index is replaced only
+    with `overwrite`, another non-empty folder never.
     """
     folder, kinds = Path(folder), parse_kinds(kind)
-    chosen = split_settings(kinds, settings)
+    configs = split_settings(kinds, settings)
     check_overwrite(folder, overwrite)
     passages: Iterable[Passage]
     if isinstance(corpus, str | Path):
@@ -86,38 +86,38 @@ def build_index(
         source = source or Path(corpus).name
     else:
         passages = check_unique_ids(corpus)
-    # Of passages that come from a program nobody knows whether they are the same the next time.
-    known = passages.signature() if isinstance(passages, Corpus) else None
+    # Passages from a program may differ the next time, so their build cannot be resumed.
+    signature = passages.signature() if isinstance(passages, Corpus) else None
     plan = {
         "kind": kind,
-        "settings": {name: each.model_dump(mode="json") for name, each in chosen.items()},
-        "corpus": known or token_hex(),
+        "settings": {name: each.model_dump(mode="json") for name, each in configs.items()},
+        "corpus": signature or token_hex(),
         "version": __version__,
     }
 
-    def worth_keeping(partial: PartialFolder) -> bool:
-        begun = {each.name for each in partial.scratch.iterdir()} - {"plan.json", _READ} if known else set()
-        return bool(begun) and any(each.resumes for each in kinds.values())
+    def is_resumable(partial: PartialFolder) -> bool:
+        started = {each.name for each in partial.scratch.iterdir()} - {"plan.json", _READ} if signature else set()
+        return bool(started) and any(each.resumable for each in kinds.values())
 
-    with resumable_folder(folder, plan, what="index", keep=worth_keeping) as partial:
-        reading = _read(passages, partial, progress)
-        made = _make(kinds, chosen, partial, memory, progress)
+    with resumable_folder(folder, plan, what="index", keep=is_resumable) as partial:
+        stats = _read_passages(passages, partial, progress)
+        details = _build_parts(kinds, configs, partial, memory, progress)
         info = IndexInfo(
             kind=kind,
-            passages=reading.passages,
-            settings=made,
+            passages=stats.passages,
+            settings=details,
             source=source,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            checksum=reading.checksum,
+            checksum=stats.checksum,
             files=_sizes(partial),
-            left_out=reading.left_out,
+            left_out=stats.left_out,
         )
         write_manifest(partial.folder, info)
     return info
 
 
 def open_index(folder: str | Path, *, device: str = "cpu") -> Retriever:
-    """The index in a folder, ready to search. An encoder of queries works on the `device`."""
+    """The index in a folder, ready to search. Query encoders run on the `device`."""
     folder = Path(folder)
     info = index_info(folder)
     kinds = parse_kinds(info.kind)
@@ -129,12 +129,12 @@ def open_index(folder: str | Path, *, device: str = "cpu") -> Retriever:
         raise IndexFolderError(f"{folder} is damaged: {error}. {build_hint(folder)}") from error
     if len(parts) == 1:
         return parts[0]
-    weights = [BM25_WEIGHT if name == "bm25" else 1 - BM25_WEIGHT for name in kinds]
+    weights = [1 - BM25_WEIGHT if kind.dense else BM25_WEIGHT for kind in kinds.values()]
     return HybridRetriever(parts, fusion="scores", weights=weights)
 
 
 def passages_checksum(passages: Iterable[Passage]) -> str:
-    """The checksum that an index of these passages has."""
+    """The checksum of an index of these passages."""
     digest = _Digest()
     for passage in passages:
         digest.add(passage)
@@ -153,10 +153,10 @@ class _Digest:
         return self._hash.hexdigest()
 
 
-def _read(passages: Iterable[Passage], partial: PartialFolder, progress: ProgressCallback) -> _Reading:
-    """Put the passages into the folder, unless they are there from an earlier attempt."""
-    file = partial.scratch / _READ
-    if earlier := _earlier(file, partial.folder):
+def _read_passages(passages: Iterable[Passage], partial: PartialFolder, progress: ProgressCallback) -> _CorpusStats:
+    """Write the passages into the folder, unless an earlier attempt has done so."""
+    stats_file = partial.scratch / _READ
+    if earlier := _earlier_stats(stats_file, partial.folder):
         return earlier
     for mark in partial.scratch.glob(_MADE.format("*")):
         mark.unlink()
@@ -168,40 +168,44 @@ def _read(passages: Iterable[Passage], partial: PartialFolder, progress: Progres
             if count % _PROGRESS_EVERY == 0:
                 progress("Reading passages", count, 0)
     progress("Reading passages", count, count)
-    reading = _Reading(count, digest.checksum, passages.left_out if isinstance(passages, Corpus) else {})
-    sync_all(partial.folder)  # before the mark that vouches for it
-    with atomic_file(file) as written:
-        json.dump(asdict(reading), written)
-    return reading
+    stats = _CorpusStats(count, digest.checksum, passages.left_out if isinstance(passages, Corpus) else {})
+    sync_all(partial.folder)  # before the file that marks it as complete
+    with atomic_file(stats_file) as file:
+        json.dump(asdict(stats), file)
+    return stats
 
 
-def _earlier(file: Path, folder: Path) -> _Reading | None:
-    """What an earlier attempt has read, if its passages are there whole."""
+def _earlier_stats(stats_file: Path, folder: Path) -> _CorpusStats | None:
+    """The stats of an earlier attempt, if its passages are complete."""
     try:
-        reading = _Reading(**json.loads(file.read_text(encoding="utf-8")))
+        stats = _CorpusStats(**json.loads(stats_file.read_text(encoding="utf-8")))
         with closing(PassageStore(folder)) as passages:
-            return reading if passages.is_complete and len(passages) == reading.passages else None
+            return stats if passages.is_complete and len(passages) == stats.passages else None
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _make(
-    kinds: dict[str, IndexKind], settings: dict[str, Config], partial: PartialFolder, memory: int, progress: ProgressCallback
+def _build_parts(
+    kinds: dict[str, IndexKind],
+    configs: dict[str, Config],
+    partial: PartialFolder,
+    memory: int,
+    progress: ProgressCallback,
 ) -> dict[str, str | int | float]:
-    """Build the parts that are not there yet; returns how all were made."""
+    """Build the parts that are missing; returns the build details of all parts."""
     marks = {name: partial.scratch / _MADE.format(name) for name in kinds}
     with closing(PassageStore(partial.folder)) as passages:
-        # First what takes longest and can go wrong: an encoder that is not there is not found out after hours.
-        for name in sorted(kinds, key=lambda name: not kinds[name].resumes):
+        # Slow parts that can fail come first: a missing encoder must not be detected after hours.
+        for name in sorted(kinds, key=lambda name: not kinds[name].resumable):
             if not marks[name].exists():
-                how = kinds[name].build(passages, partial, settings[name], memory, progress)
+                details = kinds[name].build(passages, partial, configs[name], memory, progress)
                 sync_all(partial.folder)
-                with atomic_file(marks[name]) as written:
-                    json.dump(dict(how), written)
+                with atomic_file(marks[name]) as file:
+                    json.dump(dict(details), file)
     return {key: value for mark in marks.values() for key, value in json.loads(mark.read_text("utf-8")).items()}
 
 
 def _sizes(partial: PartialFolder) -> dict[str, int]:
-    (partial.folder / MANIFEST).unlink(missing_ok=True)  # of an attempt that failed at its very end
+    (partial.folder / MANIFEST).unlink(missing_ok=True)  # from an attempt that failed at the very end
     files = [each for each in partial.folder.rglob("*") if each.is_file() and partial.scratch not in each.parents]
     return {each.relative_to(partial.folder).as_posix(): each.stat().st_size for each in sorted(files)}

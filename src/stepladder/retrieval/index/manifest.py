@@ -1,4 +1,4 @@
-"""The manifest of an index folder, `index.json`: what the index is, and how it was made.
+"""The manifest of an index folder, `index.json`: what the index contains and how it was built.
 
 {"stepladder_index": 1, "kind": "bm25", "passages": 20805, "settings": {"k1": 1.2, ...},
  "source": "corpus.jsonl.gz", "created": "2026-01-31T12:00:00+00:00", "checksum": "...",
@@ -19,12 +19,12 @@ INDEX_VERSION = 1
 MANIFEST = "index.json"
 _VERSION_KEY = "stepladder_index"
 
-#: How an index was made: parameters and libraries.
+#: How an index was built: parameters and libraries.
 BuildDetails = Mapping[str, str | int | float]
 
 
 class IndexFolderError(StepladderError):
-    """A folder that is not an index this Stepladder can read, or that must not be written over."""
+    """A folder that is not a readable index, or that must not be overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +32,24 @@ class IndexInfo:
     """The manifest of an index."""
 
     kind: str
-    #: How many passages it holds.
+    #: Number of passages.
     passages: int
-    #: How it was made: parameters and libraries.
+    #: How it was built: parameters and libraries.
     settings: dict[str, str | int | float]
-    #: Name of the corpus it was built from, as far as known.
+    #: Name of the corpus, if known.
     source: str
     #: When it was built, in UTC.
     created: str
-    #: Hash of the passages' ids, titles and texts in their order.
+    #: Hash of the passages' ids, titles and texts, in order.
     checksum: str
     #: Size in bytes of every other file in the folder.
     files: dict[str, int]
-    #: What of the corpus is not in it, and how much: blank passages, duplicates, files that cannot be read.
+    #: Counts of what was skipped: blank passages, duplicates, other files.
     left_out: dict[str, int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
-        """Bytes that the index takes on disk."""
+        """Size of the index on disk, in bytes."""
         return sum(self.files.values())
 
 
@@ -57,7 +57,7 @@ _FIELDS = TypeAdapter(IndexInfo)
 
 
 def write_manifest(folder: Path, info: IndexInfo) -> None:
-    """Put the manifest into a folder."""
+    """Write the manifest into a folder."""
     text = json.dumps({_VERSION_KEY: INDEX_VERSION, **asdict(info)}, indent=2, ensure_ascii=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
@@ -66,7 +66,7 @@ def index_info(folder: str | Path) -> IndexInfo:
     """The manifest of the index in a folder."""
     folder = Path(folder)
     if not folder.exists():
-        raise IndexFolderError(f"{folder}: there is no such folder. {build_hint(folder)}")
+        raise IndexFolderError(f"{folder}: no such folder. {build_hint(folder)}")
     path = folder / MANIFEST
     if not path.is_file():
         raise IndexFolderError(f"{folder} is not an index: it has no {MANIFEST}. {build_hint(folder)}")
@@ -77,8 +77,8 @@ def index_info(folder: str | Path) -> IndexInfo:
         raise IndexFolderError(f"{path} is not the manifest of an index: {error!r}") from error
     if found != INDEX_VERSION:
         raise IndexFolderError(
-            f"{folder} is an index of version {found}, this Stepladder reads version {INDEX_VERSION}: build it "
-            f"again. {build_hint(folder)}"
+            f"{folder} is an index of version {found}, this Stepladder reads version {INDEX_VERSION}: rebuild it. "
+            f"{build_hint(folder)}"
         )
     try:
         return _FIELDS.validate_python(manifest)
@@ -89,7 +89,7 @@ def index_info(folder: str | Path) -> IndexInfo:
 
 
 def read_info(data: object) -> IndexInfo | None:
-    """The manifest that a server tells; None where it is none."""
+    """The manifest reported by a server; None if it is invalid."""
     try:
         return _FIELDS.validate_python(data)
     except ValidationError:
@@ -97,10 +97,10 @@ def read_info(data: object) -> IndexInfo | None:
 
 
 def check_files(folder: Path, info: IndexInfo) -> None:
-    """Raise where a file of the index is missing or cut."""
+    """Raise if a file of the index is missing or truncated."""
     for name, size in info.files.items():
         file = folder / name
-        if file.suffix == ".json" and file.is_file():  # read whole when it is opened; a path in it may be corrected
+        if file.suffix == ".json" and file.is_file():  # validated when opened; users may correct a path in it
             continue
         found = file.stat().st_size if file.is_file() else None
         if found != size:
@@ -111,7 +111,7 @@ def check_files(folder: Path, info: IndexInfo) -> None:
 
 
 def check_overwrite(folder: Path, overwrite: bool) -> None:
-    """Raise where building an index would remove something else, or an index without leave."""
+    """Raise if building an index would overwrite something else, or an index without `overwrite`."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     try:
@@ -119,14 +119,14 @@ def check_overwrite(folder: Path, overwrite: bool) -> None:
         ours = {MANIFEST, *manifest["files"]} if _VERSION_KEY in manifest else set()
     except (OSError, ValueError, TypeError, KeyError):
         ours = set()
-    if ours:  # a build that was killed at its very end has left its notes
+    if ours:  # a build that was killed at the very end leaves its scratch files
         ours = {"unfinished", *(Path(name).parts[0] for name in ours)}
     if not {each.name for each in folder.iterdir()} <= ours:
-        raise IndexFolderError(f"{folder} has other files than an index's in it; choose another folder")
+        raise IndexFolderError(f"{folder} contains files that are not part of an index; choose another folder")
     if not overwrite:
-        raise IndexFolderError(f"{folder} is an index already; say overwrite (--overwrite) to replace it")
+        raise IndexFolderError(f"{folder} is already an index; use overwrite (--overwrite) to replace it")
 
 
 def build_hint(folder: Path) -> str:
-    """What to type for an index in a folder."""
+    """The command that builds an index in a folder."""
     return f"Build one with: stepladder index build CORPUS --out {folder}"

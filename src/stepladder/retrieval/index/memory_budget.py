@@ -1,4 +1,4 @@
-"""How much memory building an index may take: what a user types, and what is there."""
+"""Memory limits of index builds: parsing and formatting."""
 
 import re
 
@@ -7,24 +7,24 @@ from stepladder.core.errors import StepladderError
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", re.IGNORECASE)
 
-#: What building an index may take unless told otherwise.
+#: Default memory limit of an index build, in bytes.
 DEFAULT_MEMORY = 4 * 10**9
 
 
 def parse_bytes(text: str) -> int:
-    """An amount of memory as people write it.
+    """Parse an amount of memory.
 
     >>> parse_bytes("4GB"), parse_bytes("500 M")
     (4000000000, 500000000)
     """
     found = _AMOUNT.fullmatch(text.strip())
     if not found or not float(found[1]):
-        raise StepladderError(f"'{text}' is no amount of memory; write it as 500MB or 4GB")
+        raise StepladderError(f"'{text}' is not an amount of memory; write it as 500MB or 4GB")
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def format_bytes(count: float) -> str:
-    """An amount of memory for people.
+    """Format an amount of memory.
 
     >>> format_bytes(3_500_000_000)
     '3.5 GB'

@@ -1,8 +1,7 @@
-"""What the cards of well-known encoders say about their use: prefixes, pooling, similarity.
+"""Usage of well-known encoders according to their model cards: prefixes, pooling, similarity.
 
-An encoder that is used without its prefix, or with another pooling, still gives vectors, only worse ones, and nothing
-fails. So what is known is written down here. What a model's own files say (prompts, pooling) goes before it, and what
-the user says before that.
+An encoder used without its prefix, or with the wrong pooling, silently gives worse vectors. The settings here are
+defaults: a model's own files (prompts, pooling) take precedence, and the user's settings over both.
 """
 
 import re
@@ -18,7 +17,7 @@ Similarity = Literal["cosine", "dot"]
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """How an encoder wants to be used."""
+    """How to use an encoder."""
 
     query_prefix: str = ""
     passage_prefix: str = ""
@@ -26,7 +25,7 @@ class ModelCard:
     similarity: Similarity = "cosine"
 
 
-#: By patterns that are looked for in the last part of a model's name; the first that fits holds.
+#: By regular expressions on the last part of a model's name; the first match applies.
 _CARDS: tuple[tuple[str, ModelCard], ...] = (
     (r"e5-mistral.*instruct", ModelCard(query_prefix=_WEB_SEARCH, pooling="last")),
     (r"e5-.*instruct", ModelCard(query_prefix=_WEB_SEARCH)),
@@ -46,7 +45,7 @@ _CARDS: tuple[tuple[str, ModelCard], ...] = (
 
 
 def card_of(model: str) -> ModelCard:
-    """The card of a model, by a folder's or a hub name.
+    """The card of a model, by folder or hub name.
 
     >>> card_of("intfloat/e5-base-v2").query_prefix
     'query: '

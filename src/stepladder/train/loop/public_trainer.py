@@ -1,0 +1,119 @@
+"""Base of the public trainers `SFTTrainer`, `RFTTrainer`, `PRMTrainer`, `DPOTrainer` and `GRPOTrainer`.
+
+In: a policy, an agent, data and settings, as names or as objects. Out: `train()` resolves the names, trains exactly as
+the stage of a recipe does, and returns its report.
+"""
+
+import os
+from abc import abstractmethod
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from stepladder.agents import Agent, make_agent
+from stepladder.core.errors import StepladderError
+from stepladder.core.step_scorer import StepScorer
+from stepladder.data import DataSet, open_data
+from stepladder.explore.episode import EpisodeConfig
+from stepladder.judges.base import ScorerOptions
+from stepladder.judges.registry import make_scorer
+from stepladder.oracle.agent_check import check_agent
+from stepladder.retrieval.base import Retriever
+from stepladder.retrieval.factory import open_retriever
+from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.train.loop.config import TrainingConfig
+from stepladder.train.loop.context import TrainingContext
+
+SomeConfig = TypeVar("SomeConfig", bound=TrainingConfig)
+Report = TypeVar("Report")
+
+
+@dataclass
+class PublicTrainer(Generic[SomeConfig, Report]):
+    """Trains a policy. Subclasses name their settings and call their `train_*` function."""
+
+    #: A built-in name, a hub name or a model folder.
+    policy: str | os.PathLike[str]
+    agent: str | Agent = "prorag"
+    data: str | os.PathLike[str] | DataSet = "atlas"
+    #: Settings; None is the defaults.
+    args: SomeConfig | None = None
+    #: Output folder; the same call resumes in it after a kill. None is a new folder in ./runs.
+    output_dir: str | os.PathLike[str] | None = None
+    #: An index folder, the URL of a search server or a retriever; None searches the passages of the data.
+    retriever: str | os.PathLike[str] | Retriever | None = None
+    episode: EpisodeConfig = EpisodeConfig()
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "auto"
+
+    kind: ClassVar[str]
+    config_class: ClassVar[type[TrainingConfig]]
+
+    def train(self) -> Report:
+        """Train, and return the report: the folder of the model, and metrics."""
+        with ExitStack() as stack:
+            return self._train(os.fspath(self.policy), self._context(stack), self._config)
+
+    @abstractmethod
+    def _train(self, policy: str, context: TrainingContext, config: SomeConfig) -> Report:
+        """Call the `train_*` function."""
+
+    def _questions(self, data: DataSet) -> tuple[Any, ...]:
+        """The questions of the training context."""
+        return data.split("train")
+
+    @property
+    def _config(self) -> SomeConfig:
+        return self.args if self.args is not None else self.config_class()  # type: ignore[return-value]
+
+    def _context(self, stack: ExitStack) -> TrainingContext:
+        if self.output_dir is None:
+            self.output_dir = _new_folder(self.kind)
+        agent = make_agent(self.agent, check_agent) if isinstance(self.agent, str) else self.agent
+        data = self.data if isinstance(self.data, DataSet) else open_data(os.fspath(self.data))
+        dev_questions = getattr(self._config, "dev_questions", 0)
+        if dev_questions and "dev" not in data.questions:
+            raise StepladderError(f"dev_questions is {dev_questions}, and {data.name} has no dev split: set it to 0")
+        return TrainingContext(
+            agent,
+            self._questions(data),
+            data.split("dev") if dev_questions else (),
+            self._open_retriever(agent, data, stack),
+            self.episode,
+            Path(self.output_dir),
+            self.seed,
+            self.device,
+            self.dtype,
+        )
+
+    def _open_retriever(self, agent: Agent, data: DataSet, stack: ExitStack) -> Retriever | None:
+        if isinstance(self.retriever, Retriever):
+            return self.retriever
+        if not agent.searches:
+            return None
+        if self.retriever is None and data.passages is None:
+            raise StepladderError(f"the agent '{agent.name}' searches, and {data.name} has no passages: set retriever")
+        opened = (
+            BM25Index.from_passages(data.passages or ())
+            if self.retriever is None
+            else open_retriever(os.fspath(self.retriever))
+        )
+        stack.callback(opened.close)
+        return opened
+
+    def _open_scorer(
+        self, scorer: str | os.PathLike[str] | StepScorer | None, name: str = "prm", *, retokenize: bool
+    ) -> StepScorer:
+        """A step scorer, from the folder of a PRM if that is what was given."""
+        if isinstance(scorer, StepScorer):
+            return scorer
+        folder = None if scorer is None else os.fspath(scorer)
+        return make_scorer(name, ScorerOptions(folder, self.device, self.dtype, retokenize))
+
+
+def _new_folder(kind: str) -> Path:
+    names = (f"runs/{kind}" if number == 1 else f"runs/{kind}-{number}" for number in count(1))
+    return next(path for path in map(Path, names) if not path.exists())
