@@ -38,7 +38,7 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Tree
 from stepladder.driver import Driver
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.explore.mcts import MCTSConfig, search
+from stepladder.explore.mcts import MCTSConfig, mcts_search
 from stepladder.explore.tree_runner import explore
 from stepladder.explore.tree_store import read_trees
 from stepladder.pipeline import run_recipe
@@ -64,7 +64,7 @@ class Bench:
         return TransformersEngine(self.policy, device="cpu", dtype="fp32", max_batch=max_batch)
 
     def grow(self, question: Question, seed: int) -> Algorithm[Tree]:
-        return search(self.context.agent, question, self.settings, seed)
+        return mcts_search(self.context.agent, question, self.settings, seed)
 
     def job(self, question: Question) -> Callable[[], Algorithm[Tree]]:
         return lambda: self.grow(question, seed_of(0, question.id))

@@ -1,15 +1,16 @@
-"""How fast a model with LoRA learns: our layers against peft's, on the same batch in one run, taking turns.
+"""Training speed with LoRA: our fused layers against peft's and Liger's, on the same batch in one run, alternating.
 
     python benchmarks/lora_speed.py --model smollm2-135m --rows 16 --width 1024
 
-- peft: the model in fp32 as a trainer gets it, LoRA as peft makes it; on a GPU under autocast;
-- frozen in bf16: the same, with the weights that LoRA freezes in bf16 (on a GPU);
-- stepladder: LoRA's products added where the layer's own lie (`train/fused_lora.py`), and norms as one kernel each
-  (`engines/norms.py`).
+- peft: the model in fp32 as a trainer gets it, LoRA as peft builds it; on a GPU under autocast;
+- peft, frozen in bf16: the same, with the frozen weights in bf16 (on a GPU);
+- liger: frozen weights and adapters in bf16 (`autocast_adapter_dtype=False`) with Liger's fused norms, rotary
+  embeddings and SwiGLU, if `liger-kernel` is installed (on a GPU);
+- stepladder: LoRA products added in place (`train/loop/fused_lora.py`), fused norms (`engines/paged/fused_norms.py`).
 
-A batch is rows of random tokens of which every sixth is to be predicted, about as in transcripts; a pass is loss and
-gradients. The last column is how far the gradients of all trained weights together are from those of peft, as a share
-of them. On a CPU, where nothing is gained by it, training keeps peft's layers; here it shows that both are the same.
+A batch is rows of random tokens of which every sixth is a target, about as in transcripts; a pass is loss and
+gradients. The last column is the distance of the gradients of all trained weights to those of peft, as a share of them. On a CPU
+training keeps peft's layers, because fusing gains nothing there; here it shows that both compute the same.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.models.loading import quiet_libraries
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.fused_lora import fuse_lora
-from stepladder.train.loop.policy import skip_lora_input_casts, load_policy
+from stepladder.train.loop.policy import load_policy, skip_lora_input_casts
 from stepladder.train.transcripts.token_loss import weighted_nll
 
 
@@ -50,6 +52,24 @@ def made(label: str, source: str, device: torch.device, *, bf16: bool, fused: bo
         fuse_norms(model)
         fuse_lora(model)
     return Way(label, model, [])
+
+
+def made_by_liger(source: str, device: torch.device) -> Way:
+    """peft with adapters in bf16 and Liger's kernels."""
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance  # type: ignore[import-not-found]
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import get_peft_model
+
+    torch.manual_seed(0)
+    base = load_policy(source, None, bf16=True, device=device).model.to(torch.bfloat16)
+    _apply_liger_kernel_to_instance(model=base, fused_linear_cross_entropy=False, cross_entropy=False)
+    config = PeftLoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(base, config, autocast_adapter_dtype=False).train()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "lora_B" in name:
+                weights.normal_(std=0.01)
+    return Way("liger", model, [])
 
 
 def learning(way: Way, batch: Any, device: torch.device) -> Callable[[], None]:
@@ -81,6 +101,8 @@ def main() -> None:
         ways = [made("peft", chosen.model, device, bf16=False, fused=False)]
         if gpu:
             ways.append(made("peft, frozen in bf16", chosen.model, device, bf16=True, fused=False))
+            if find_spec("liger_kernel") is not None:
+                ways.append(made_by_liger(chosen.model, device))
         ways.append(made("stepladder", chosen.model, device, bf16=gpu, fused=True))
     words = ways[0].model.config.get_text_config().vocab_size
     ids = torch.randint(5, words, (chosen.rows, chosen.width), generator=torch.Generator().manual_seed(0))

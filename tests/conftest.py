@@ -8,6 +8,7 @@ import pytest
 
 from stepladder.core.trace import Question
 from tests.support import ROOT
+from tests.support.atlas import cached_atlas
 from tests.support.samples import QUESTION, WordRetriever
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # several processes test at once: let each, and its children, have one thread
@@ -40,6 +41,14 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_atlas() -> Iterator[None]:
+    """Atlas takes two seconds to generate: commands and stages of all tests in a process get the same one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepladder.data.generate_atlas", cached_atlas)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from stepladder.agents import make_agent
 from stepladder.core.requests import Algorithm, Generate, Sampling
 from stepladder.core.trace import ActionKind, Question, Tree
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.explore.mcts import MCTSConfig, search
+from stepladder.explore.mcts import MCTSConfig, mcts_search
 from tests.support.samples import QUESTION
 
 AGENT = make_agent("prorag-brief")
@@ -39,4 +39,4 @@ def many(count: int) -> list[Question]:
 
 
 def tree_of(question: Question, seed: int) -> Algorithm[Tree]:
-    return search(AGENT, question, SETTINGS, seed)
+    return mcts_search(AGENT, question, SETTINGS, seed)

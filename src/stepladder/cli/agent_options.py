@@ -42,7 +42,7 @@ from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines import make_engine
 from stepladder.explore.episode import EpisodeConfig, episode
-from stepladder.explore.guided import guided
+from stepladder.explore.guided import guided_search
 from stepladder.models import builtin_folder
 from stepladder.models.adapters import agent_of
 from stepladder.pipeline.fingerprint import agent_content
@@ -84,48 +84,36 @@ class SamplingOptions:
 
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", min=0.0, help="0 is greedy [dim](default: 0; 1 with --guide)[/]"),
+        number_option("--temperature", "0 is greedy", default="0; 1 with --guide", min=0.0),
     ] = None
-    top_p: Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, help="Nucleus sampling.")] = 1.0
+    top_p: Annotated[float, number_option("--top-p", "Nucleus sampling.", min=0.0, max=1.0)] = 1.0
     guide: Annotated[
         str | None,
-        typer.Option(
-            "--guide",
-            metavar="NAME",
-            help="Sample several candidates and choose by: prm (the run's newest reward model), a reward model folder, "
-            "gold (the gold judge) or vote (the most common answer).",
-        ),
+        option("--guide", "NAME", "Sample several candidates and choose by: prm (the run's newest reward model), a reward model folder, "
+            "gold (the gold judge) or vote (the most common answer)."),
     ] = None
     n: Annotated[
         int | None,
-        typer.Option("--n", min=1, help="With --guide: candidates per step or per question [dim](default: 8)[/]"),
+        number_option("--n", "With --guide: candidates per step or per question", default="8", min=1),
     ] = None
     strategy: Annotated[
         str | None,
-        typer.Option(
-            "--strategy", metavar="NAME", help="With --guide: actions [dim](default)[/], beam, trajectories or mcts."
-        ),
+        option("--strategy", "NAME", "With --guide: actions [dim](default)[/], beam, trajectories or mcts."),
     ] = None
     aggregate: Annotated[
         str | None,
-        typer.Option(
-            "--aggregate",
-            metavar="NAME",
-            help="With --strategy beam or trajectories: min [dim](default)[/], mean or last of the step scores.",
-        ),
+        option("--aggregate", "NAME", "With --strategy beam or trajectories: min [dim](default)[/], mean or last of the step scores."),
     ] = None
     weighted: Annotated[
         bool,
         typer.Option("--weighted", help="With --guide: multiply each score by the number of equal candidates."),
     ] = False
     beams: Annotated[
-        int | None, typer.Option("--beams", min=1, help="With --strategy beam: beam width [dim](default: 2)[/]")
+        int | None, number_option("--beams", "With --strategy beam: beam width", default="2", min=1)
     ] = None
     simulations: Annotated[
         int | None,
-        typer.Option(
-            "--simulations", min=1, help="With --strategy mcts: simulations per question [dim](default: 32)[/]"
-        ),
+        number_option("--simulations", "With --strategy mcts: simulations per question", default="32", min=1),
     ] = None
 
     def guide_config(self) -> GuideConfig | None:
@@ -193,7 +181,7 @@ class AgentSetup:
         limits = limits or self.episode
         if self.guide is None:
             return episode(self.context.agent, question, limits, seed)
-        return guided(self.context.agent, question, limits, self.guide.guide(), seed)
+        return guided_search(self.context.agent, question, limits, self.guide.guide(), seed)
 
     @property
     def streams(self) -> bool:

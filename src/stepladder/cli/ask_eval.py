@@ -19,7 +19,7 @@ from stepladder.core.trace_printer import TracePrinter, printable
 from stepladder.data import DataSet
 from stepladder.driver.progress import Progress
 from stepladder.evaluate.evaluator import check_free, compare, evaluate, load_scores
-from stepladder.explore.episode import watched
+from stepladder.explore.episode import watch_states
 from stepladder.pipeline.resources import ORACLE
 from stepladder.reporting.eval_table import comparison_line, print_summary
 from stepladder.retrieval.factory import retriever_info
@@ -31,7 +31,7 @@ def ask_command(
     question: Annotated[
         str | None,
         typer.Argument(
-            metavar="QUESTION", help="The question [dim](default: an example from the data)[/]", show_default=False
+            metavar="QUESTION", help="The question", default="an example from the data", show_default=False
         ),
     ] = None,
     run: RunPath = None,
@@ -54,7 +54,7 @@ def ask_command(
 
     def job() -> Algorithm[Trajectory]:
         answer = setup.answer(chosen, seed_of(seed, chosen.id))
-        return watched(answer, printer.show) if setup.streams else answer
+        return watch_states(answer, printer.show) if setup.streams else answer
 
     with setup.driver() as driver:
         (outcome,) = driver.run([job])
@@ -72,18 +72,18 @@ def eval_command(
     run: RunPath = None,
     split: Annotated[
         str | None,
-        typer.Option("--split", metavar="NAME", help="train, dev or test [dim](default: test, or the only one)[/]"),
+        option("--split", "NAME", "train, dev or test", default="test, or the only one"),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first questions.")] = None,
+    limit: Annotated[int | None, number_option("--limit", "Only the first questions.", min=1)] = None,
     seed: Seed = 0,
     out_folder: Annotated[
         Path | None,
-        typer.Option("--out", parser=path_of, metavar="DIR", help="Save summary, scores and trajectories here."),
+        path_option("--out", "DIR", "Save summary, scores and trajectories here."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing evaluation.")] = False,
     against: Annotated[
         Path | None,
-        typer.Option("--against", parser=path_of, metavar="DIR", help="A saved evaluation to compare with, paired."),
+        path_option("--against", "DIR", "A saved evaluation to compare with, paired."),
     ] = None,
     as_json: AsJson = False,
     options: AgentOptions,

@@ -20,7 +20,7 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Trajectory
 from stepladder.core.trace_printer import TracePrinter
 from stepladder.driver import Driver
-from stepladder.explore.episode import episode, watched
+from stepladder.explore.episode import episode, watch_states
 from stepladder.pipeline import RunReport, run_recipe
 from stepladder.pipeline.recipe import Recipe, load_recipe
 from stepladder.pipeline.resources import ORACLE, RunContext
@@ -51,7 +51,7 @@ def demo_command(
     ] = Size.small,
     minutes: Annotated[
         float | None,
-        typer.Option("--minutes", min=0.1, max=100_000, metavar="N", help="Duration of reinforcement learning."),
+        number_option("--minutes", "Duration of reinforcement learning.", min=0.1, max=100_000),
     ] = None,
     overrides: Overrides = None,
     update: Update = False,
@@ -106,7 +106,7 @@ def _answer(context: RunContext, policy: str, question: Question, seed: int) -> 
     printer.question(question)
 
     def job() -> Algorithm[Trajectory]:
-        return watched(episode(context.agent, question, context.episode(), seed_of(seed, question.id)), printer.show)
+        return watch_states(episode(context.agent, question, context.episode(), seed_of(seed, question.id)), printer.show)
 
     with context.engine(policy) as engine:
         (outcome,) = Driver(engine, context.retriever).run([job])

@@ -45,27 +45,19 @@ class JudgeOptions:
 
     judge_model: Annotated[
         str | None,
-        typer.Option(
-            "--judge-model", metavar="NAME", help="The judge: its model name on a server, or a local model folder."
-        ),
+        option("--judge-model", "NAME", "The judge: its model name on a server, or a local model folder."),
     ] = None
     judge_url: Annotated[
         str | None,
-        typer.Option(
-            "--judge-url", metavar="URL", help="URL of its OpenAI-compatible server [dim](default: OpenAI's)[/]"
-        ),
+        option("--judge-url", "URL", "URL of its OpenAI-compatible server", default="OpenAI's"),
     ] = None
     budget: Annotated[
         str | None,
-        typer.Option(
-            "--budget",
-            metavar="AMOUNT",
-            help="Hard spending limit over all attempts: 5usd, 300ktok, 2Mtok.",
-        ),
+        option("--budget", "AMOUNT", "Hard spending limit over all attempts: 5usd, 300ktok, 2Mtok."),
     ] = None
     prices: Annotated[
         Path | None,
-        typer.Option("--prices", parser=path_of, metavar="FILE", help="YAML file with more model prices."),
+        path_option("--prices", "FILE", "YAML file with more model prices."),
     ] = None
     estimate_only: Annotated[
         bool, typer.Option("--dry-run", help="Print the estimated cost of the judge and stop.")
@@ -85,7 +77,7 @@ def explore_command(
     *,
     run: RunToExtendOrNone = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", parser=path_of, metavar="DIR", help="Folder of a new run, instead of --run.")
+        Path | None, path_option("--out", "DIR", "Folder of a new run, instead of --run.")
     ] = None,
     model: ExploringModel = None,
     agent: AgentName = None,
@@ -93,18 +85,18 @@ def explore_command(
     index: IndexName = None,
     topk: SharedTopK = None,
     world_seed: SharedWorldSeed = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Random seed.")] = None,
+    seed: Annotated[int | None, number_option("--seed", "Random seed.")] = None,
     questions: Questions = None,
     preset: Annotated[
-        str | None, typer.Option("--preset", metavar="NAME", help=f"Default search settings: {listed(PRESETS)}.")
+        str | None, option("--preset", "NAME", f"Default search settings: {listed(PRESETS)}.")
     ] = None,
-    simulations: Annotated[int | None, typer.Option("--simulations", min=1, help="Simulations per tree.")] = None,
-    width: Annotated[int | None, typer.Option("--width", min=1, help="Children sampled per node.")] = None,
+    simulations: Annotated[int | None, number_option("--simulations", "Simulations per tree.", min=1)] = None,
+    width: Annotated[int | None, number_option("--width", "Children sampled per node.", min=1)] = None,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0.0, help="Sampling temperature of the children.")
+        float | None, number_option("--temperature", "Sampling temperature of the children.", min=0.0)
     ] = None,
     evaluate: Annotated[
-        str | None, typer.Option("--evaluate", metavar="NAME", help="How leaves are valued: rollout, gold or llm.")
+        str | None, option("--evaluate", "NAME", "How leaves are valued: rollout, gold or llm.")
     ] = None,
     judge: JudgeOptions,
     stage: StageOptions,
@@ -143,28 +135,24 @@ def explore_command(
 @takes_groups
 def pairs_command(
     *,
-    run: Annotated[Path, typer.Option("--run", parser=path_of, metavar="DIR", help="A run with trees.")],
+    run: Annotated[Path, path_option("--run", "DIR", "A run with trees.")],
     judge: Annotated[
         str | None,
-        typer.Option(
-            "--judge",
-            metavar="NAME",
-            help="What ranks the steps: spre (default), mc or q (tree values), gold, or llm (a language model).",
-        ),
+        option("--judge", "NAME", "What ranks the steps: spre (default), mc or q (tree values), gold, or llm (a language model)."),
     ] = None,
     margin: Annotated[
-        float | None, typer.Option("--margin", help="Minimum difference of values, or of scores (--mode score).")
+        float | None, number_option("--margin", "Minimum difference of values, or of scores (--mode score).")
     ] = None,
     balance: Annotated[
-        str | None, typer.Option("--balance", metavar="KEYS", help="Balance pairs by: kind, depth or kind,depth.")
+        str | None, option("--balance", "KEYS", "Balance pairs by: kind, depth or kind,depth.")
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option("--mode", metavar="NAME", help="Question to the model: choice (default), ranking or score."),
+        option("--mode", "NAME", "Question to the model: choice (default), ranking or score."),
     ] = None,
     order: Annotated[
         str | None,
-        typer.Option("--order", metavar="NAME", help="Order of steps in the prompt: made, reversed or both (default)."),
+        option("--order", "NAME", "Order of steps in the prompt: made, reversed or both (default)."),
     ] = None,
     judge_options: JudgeOptions,
     stage: StageOptions,

@@ -31,17 +31,15 @@ def export_command(
     folder: Annotated[Path, typer.Argument(parser=path_of, help="Folder to write.", metavar="DIR")],
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="FORMAT", help="; ".join(f"{name}: {each.summary}" for name, each in EXPORTS.items())
-        ),
+        option("--to", "FORMAT", "; ".join(f"{name}: {each.summary}" for name, each in EXPORTS.items())),
     ],
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME", help="Model to train, for formats with a training configuration."),
+        option("--model", "NAME", "Model to train, for formats with a training configuration."),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="The run's stage with the pairs [dim](default: the newest)[/]"),
+        option("--name", "NAME", "The run's stage with the pairs", default="the newest"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -80,15 +78,13 @@ def adapter_command(
     run: Annotated[
         Path, typer.Argument(parser=path_of, metavar="RUN", help="A run, or the folder of a trained model.")
     ],
-    out: Annotated[Path, typer.Option("--out", parser=path_of, metavar="DIR", help="Adapter folder.")],
+    out: Annotated[Path, path_option("--out", "DIR", "Adapter folder.")],
     base: Annotated[
         str | None,
-        typer.Option(
-            "--base", metavar="NAME", help="The model before training [dim](default: the policy of the run's recipe)[/]"
-        ),
+        option("--base", "NAME", "The model before training", default="the policy of the run's recipe"),
     ] = None,
     rank: Annotated[
-        int, typer.Option("--rank", min=1, metavar="N", help="LoRA rank: a higher one keeps more and takes more space.")
+        int, number_option("--rank", "LoRA rank: a higher one keeps more and takes more space.", min=1)
     ] = 16,
     as_json: AsJson = False,
 ) -> None:

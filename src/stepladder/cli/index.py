@@ -47,33 +47,29 @@ def index_build(
             f"{listed((*DATA_SETS, *PUBLISHED))}; join several with +.",
         ),
     ],
-    folder: Annotated[Path, typer.Option("--out", parser=path_of, metavar="DIR", help="Index folder.")],
+    folder: Annotated[Path, path_option("--out", "DIR", "Index folder.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing index.")] = False,
-    words: Annotated[int, typer.Option("--words", min=1, metavar="N", help="Words per passage of a split text.")] = 100,
+    words: Annotated[int, number_option("--words", "Words per passage of a split text.", min=1)] = 100,
     overlap: Annotated[
-        int, typer.Option("--overlap", min=0, metavar="N", help="Words shared with the previous passage.")
+        int, number_option("--overlap", "Words shared with the previous passage.", min=0)
     ] = 20,
     kind: Annotated[
         str,
-        typer.Option("--kind", metavar="NAME", help=f"{listed(INDEX_KINDS)}; bm25 combines with any other: bm25+hnsw."),
+        option("--kind", "NAME", f"{listed(INDEX_KINDS)}; bm25 combines with any other: bm25+hnsw."),
     ] = "bm25",
     encoder: Annotated[
         str | None,
-        typer.Option(
-            "--encoder",
-            metavar="NAME",
-            help="Embedding model: a folder or a Hugging Face name [dim](default: minilm)[/]",
-        ),
+        option("--encoder", "NAME", "Embedding model: a folder or a Hugging Face name", default="minilm"),
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="Device of the encoder: auto, cpu, cuda.")
+        str | None, option("--device", "NAME", "Device of the encoder: auto, cpu, cuda.")
     ] = None,
     memory: Annotated[
-        str, typer.Option("--memory", metavar="SIZE", help="Memory limit of the build, without the encoder.")
+        str, option("--memory", "SIZE", "Memory limit of the build, without the encoder.")
     ] = "4GB",
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting of the index: k1=0.9, pooling=cls ..."),
+        option("--set", "NAME=VALUE", "Any other setting of the index: k1=0.9, pooling=cls ..."),
     ] = None,
     world_seed: WorldSeed = 0,
     as_json: AsJson = False,

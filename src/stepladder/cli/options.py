@@ -34,13 +34,37 @@ class Api(StrEnum):
     completions = "completions"
 
 
+def option(flags: str, metavar: str, help_text: str, default: object = None, **settings: Any) -> Any:
+    """A typer option. `flags` are separated by spaces; `default` describes what an option that is left out means."""
+    return typer.Option(*flags.split(), metavar=metavar, help=_with_default(help_text, default), **settings)
+
+
+def number_option(flags: str, help_text: str, default: object = None, **limits: Any) -> Any:
+    """An option that takes a number."""
+    return option(flags, "N", help_text, default, **limits)
+
+
+def path_option(flags: str, metavar: str, help_text: str, default: object = None) -> Any:
+    """An option that takes a path."""
+    return option(flags, metavar, help_text, default, parser=path_of)
+
+
+def argument(metavar: str, help_text: str, default: object = None, **settings: Any) -> Any:
+    """A typer argument."""
+    return typer.Argument(metavar=metavar, help=_with_default(help_text, default), show_default=False, **settings)
+
+
+def _with_default(help_text: str, default: object) -> str:
+    return help_text if default is None else f"{help_text}", default="{default}"
+
+
 def say(markup: str, console: Console = OUT) -> None:
     """Print lines of markup as they are, without wrapping or highlighting."""
     console.print(markup, highlight=False, soft_wrap=True)
 
 
 def path_of(text: str) -> Path:
-    """A path as typed, with ~ expand_path."""
+    """A path as typed, with ~ resolved."""
     return expand_path(text)
 
 
@@ -54,10 +78,10 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def check_writable_file(option: str, path: Path | None) -> None:
+def check_writable_file(flag: str, path: Path | None) -> None:
     """Raise if no file can be written at this path."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise StepladderError(f"{option}: cannot write {path}: give a file in an existing folder")
+        raise StepladderError(f"{flag}: cannot write {path}: give a file in an existing folder")
 
 
 def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -69,7 +93,7 @@ def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if (group := _group(parameter.annotation)) is None:
-            parameters.append(_parameter(parameter.name, parameter.annotation, parameter.default))
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         else:
             groups[parameter.name] = (group[0], [option.name for option in group[1]])
             parameters += group[1]
@@ -101,33 +125,27 @@ def _group(kind: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]] | No
     options = []
     for name, help_text in metadata[0].items():
         if (field := config.model_fields.get(name)) is not None:
-            flags = ("-k", "--topk") if name == "topk" else (f"--{name.replace('_', '-')}",)
-            annotation = _annotated(field.annotation, typer.Option(*flags, help=help_text))
+            flags = "-k --topk" if name == "topk" else f"--{name.replace('_', '-')}"
+            annotation = _annotated(field.annotation, number_option(flags, help_text))
             options.append(_parameter(name, annotation, field.default, "Limits"))
     return lambda **typed: config.read(typed), options
 
 
 def _parameter(name: str, annotation: Any, default: Any, panel: str | None = None) -> inspect.Parameter:
-    """An option as a keyword parameter, in a panel of the help. The metavar of numbers is N."""
-    kind, option = get_args(annotation)
-    option = copy(option)
-    option.rich_help_panel = panel or option.rich_help_panel
-    if not {int, float}.isdisjoint({kind, *get_args(kind)}):
-        option.metavar = "N"
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, keyword, default=default, annotation=_annotated(kind, option))
+    """An option as a keyword parameter, in a panel of the help."""
+    kind, metadata = get_args(annotation)
+    if panel is not None:
+        metadata = copy(metadata)
+        metadata.rich_help_panel = panel
+    annotation = _annotated(kind, metadata)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _annotated(kind: Any, option: Any) -> Any:
-    return Annotated[kind, option]
+def _annotated(kind: Any, metadata: Any) -> Any:
+    return Annotated[kind, metadata]
 
 
 _DEFAULTS = SharedConfig()
-
-
-def _unset(what: str, default: object) -> str:
-    """Help for an option whose default comes from the run (--run), or else is this one."""
-    return f"{what} [dim](default: {default})[/]"
 
 
 #: Values of --agent.
@@ -144,94 +162,79 @@ _DATA = f"{listed((*DATA_SETS, *PUBLISHED))}, a folder of question files, or a q
 
 AgentName = Annotated[
     str | None,
-    typer.Option("--agent", metavar="NAME", help=_unset(f"Prompt format and actions: {AGENTS_HELP}.", _DEFAULTS.agent)),
+    option("--agent", "NAME", _unset(f"Prompt format and actions: {AGENTS_HELP}.", _DEFAULTS.agent)),
 ]
 EngineName = Annotated[
     str | None,
-    typer.Option(
-        "--engine",
-        metavar="NAME",
-        callback=reject_renamed,
-        help=_unset(
+    option("--engine", "NAME", _unset(
             f"Generation backend: {listed(ENGINES)}. `oracle` replays gold decompositions (an upper bound).",
             "transformers with --model or --run, openai with --base-url, else oracle",
-        ),
-    ),
+        ), callback=reject_renamed),
 ]
 ModelName = Annotated[
     str | None,
-    typer.Option(
-        "--model", metavar="NAME", help=f"{_MODELS[0].upper()}{_MODELS[1:]}; with --base-url, the server's model name."
-    ),
+    option("--model", "NAME", f"{_MODELS[0].upper()}{_MODELS[1:]}; with --base-url, the server's model name."),
 ]
-Policy = Annotated[str, typer.Option("--model", metavar="NAME", help=f"The model to train: {_MODELS}.")]
+Policy = Annotated[str, option("--model", "NAME", f"The model to train: {_MODELS}.")]
 ExploringModel = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help=f"With --out: {_MODELS} [dim](default: nano)[/]")
+    str | None, option("--model", "NAME", f"With --out: {_MODELS}", default="nano")
 ]
 RunPath = Annotated[
     Path | None,
-    typer.Option(
-        "--run", parser=path_of, metavar="DIR", help="Use a run's newest policy, its agent, data, index and limits."
-    ),
+    path_option("--run", "DIR", "Use a run's newest policy, its agent, data, index and limits."),
 ]
-_RUN = typer.Option("--run", parser=path_of, metavar="DIR", help="The run to add the stage to.")
+_RUN = path_option("--run", "DIR", "The run to add the stage to.")
 RunToExtend = Annotated[Path, _RUN]
 RunToExtendOrNone = Annotated[Path | None, _RUN]
 BaseUrl = Annotated[
     str | None,
-    typer.Option(
-        "--base-url", metavar="URL", help="URL of an OpenAI-compatible server, such as http://localhost:8000/v1."
-    ),
+    option("--base-url", "URL", "URL of an OpenAI-compatible server, such as http://localhost:8000/v1."),
 ]
 ApiName = Annotated[Api, typer.Option("--api", help="Endpoint of the server.")]
 Device = Annotated[
-    str | None, typer.Option("--device", metavar="NAME", help=_unset("auto, cpu, cuda or cuda:N.", _DEFAULTS.device))
+    str | None, option("--device", "NAME", _unset("auto, cpu, cuda or cuda:N.", _DEFAULTS.device))
 ]
 DType = Annotated[
-    str | None, typer.Option("--dtype", metavar="NAME", help=_unset("auto, fp32 or bf16.", _DEFAULTS.dtype))
+    str | None, option("--dtype", "NAME", _unset("auto, fp32 or bf16.", _DEFAULTS.dtype))
 ]
 BatchSize = Annotated[
     int | None,
-    typer.Option("--batch-size", min=1, help=_unset("Maximum batch size of a local model.", _DEFAULTS.batch_size)),
+    number_option("--batch-size", _unset("Maximum batch size of a local model.", _DEFAULTS.batch_size), min=1),
 ]
-Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="Maximum concurrent requests to a server.")]
-DataName = Annotated[str | None, typer.Option("--data", metavar="NAME", help=_unset(_DATA, _DEFAULTS.data.name))]
+Concurrency = Annotated[int, number_option("--concurrency", "Maximum concurrent requests to a server.", min=1)]
+DataName = Annotated[str | None, option("--data", "NAME", _unset(_DATA, _DEFAULTS.data.name))]
 IndexName = Annotated[
     str | None,
-    typer.Option(
-        "--index",
-        metavar="INDEX",
-        help="Index folder, or URLs of search servers joined by commas [dim](default: the passages of the data set)[/]",
-    ),
+    option("--index", "INDEX", "Index folder, or URLs of search servers joined by commas", default="the passages of the data set"),
 ]
-TopK = Annotated[int, typer.Option("-k", "--topk", min=1, metavar="N", help=_TOPK)]
-SharedTopK = Annotated[int | None, typer.Option("-k", "--topk", min=1, help=_unset(_TOPK, _DEFAULTS.search.k))]
+TopK = Annotated[int, number_option("-k --topk", _TOPK, min=1)]
+SharedTopK = Annotated[int | None, number_option("-k --topk", _unset(_TOPK, _DEFAULTS.search.k), min=1)]
 MaxSteps = Annotated[
     int | None,
-    typer.Option("--max-steps", min=1, help=_unset("Maximum steps per question.", _DEFAULTS.episode.max_steps)),
+    number_option("--max-steps", _unset("Maximum steps per question.", _DEFAULTS.episode.max_steps), min=1),
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", min=1, help=_unset("Maximum tokens per step.", _DEFAULTS.episode.max_tokens)),
+    number_option("--max-tokens", _unset("Maximum tokens per step.", _DEFAULTS.episode.max_tokens), min=1),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
-WorldSeed = Annotated[int, typer.Option("--world-seed", help=_WORLD_SEED)]
+Seed = Annotated[int, number_option("--seed", "Random seed.")]
+WorldSeed = Annotated[int, number_option("--world-seed", _WORLD_SEED)]
 SharedWorldSeed = Annotated[
-    int | None, typer.Option("--world-seed", help=_unset(_WORLD_SEED, _DEFAULTS.data.world_seed))
+    int | None, number_option("--world-seed", _unset(_WORLD_SEED, _DEFAULTS.data.world_seed))
 ]
-Questions = Annotated[int | None, typer.Option("--questions", min=1, help="Number of questions to use.")]
-NumGenerations = Annotated[int | None, typer.Option("--num-generations", min=1, help="Episodes per question.")]
+Questions = Annotated[int | None, number_option("--questions", "Number of questions to use.", min=1)]
+NumGenerations = Annotated[int | None, number_option("--num-generations", "Episodes per question.", min=1)]
 Rerank = Annotated[
-    str | None, typer.Option("--rerank", metavar="NAME", help="A cross-encoder that reranks the results.")
+    str | None, option("--rerank", "NAME", "A cross-encoder that reranks the results.")
 ]
-RunOut = Annotated[Path, typer.Option("--out", parser=path_of, metavar="DIR", help="Run folder.")]
+RunOut = Annotated[Path, path_option("--out", "DIR", "Run folder.")]
 StageName = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="Name of the stage [dim](default: its kind)[/]", show_default=False),
+    option("--name", "NAME", "Name of the stage", default="its kind", show_default=False),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Override a setting. Repeatable; the last value wins."),
+    option("--set", "NAME=VALUE", "Override a setting. Repeatable; the last value wins."),
 ]
 Update = Annotated[bool, typer.Option("--update", help="Delete and recompute stale stages.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

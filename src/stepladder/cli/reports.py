@@ -21,9 +21,7 @@ def report_command(
     run: Annotated[Path, typer.Argument(parser=path_of, metavar="RUN", help="A run, finished or not.")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", parser=path_of, metavar="FILE", help="Where to write it [dim](default: RUN/report.html)[/]"
-        ),
+        path_option("--out", "FILE", "Where to write it", default="RUN/report.html"),
     ] = None,
 ) -> None:
     """Write an HTML report of a run: results, curves, search trees, transcripts. It works without a network."""
@@ -44,20 +42,20 @@ def compare_command(
         ),
     ],
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="Metric of the differences: f1, em, searches ...")
+        str, option("--metric", "NAME", "Metric of the differences: f1, em, searches ...")
     ] = "f1",
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="LABEL", help="The reference arm [dim](default: the first)[/]"),
+        option("--against", "LABEL", "The reference arm", default="the first"),
     ] = None,
     stage: Annotated[
-        str | None, typer.Option("--stage", metavar="NAME", help="Evaluation to use of runs without :STAGE.")
+        str | None, option("--stage", "NAME", "Evaluation to use of runs without :STAGE.")
     ] = None,
     sort: Annotated[
-        str | None, typer.Option("--sort", metavar="METRIC", help="Sort arms by a metric, highest first.")
+        str | None, option("--sort", "METRIC", "Sort arms by a metric, highest first.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", parser=path_of, metavar="FILE", help="Write an HTML page with charts.")
+        Path | None, path_option("--html", "FILE", "Write an HTML page with charts.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -91,14 +89,14 @@ def compare_command(
 def study_command(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="The study [dim](default: list all of them)[/]", show_default=False),
+        typer.Argument(metavar="NAME", help="The study", default="list all of them", show_default=False),
     ] = None,
     folder: Annotated[
-        Path, typer.Option("--out", parser=path_of, metavar="DIR", help="Folder of all studies; each has a subfolder.")
+        Path, path_option("--out", "DIR", "Folder of all studies; each has a subfolder.")
     ] = Path("studies"),
-    seeds: Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Number of seeds: 0, 1, 2 ...")] = 5,
+    seeds: Annotated[int, number_option("--seeds", "Number of seeds: 0, 1, 2 ...", min=1)] = 5,
     jobs: Annotated[
-        int, typer.Option("--jobs", min=1, metavar="N", help="Concurrent runs, which share cores and GPU.")
+        int, number_option("--jobs", "Concurrent runs, which share cores and GPU.", min=1)
     ] = 1,
     overrides: Overrides = None,
     update: Update = False,

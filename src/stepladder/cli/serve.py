@@ -53,16 +53,11 @@ class ListenOptions:
     panel: ClassVar[str] = "Server"
 
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 means all interfaces.")
+        str, option("--host", "ADDRESS", "Address to listen on; 0.0.0.0 means all interfaces.")
     ] = "127.0.0.1"
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            "--token-file",
-            parser=path_of,
-            metavar="FILE",
-            help="File with the bearer token that clients must send [dim](default: STEPLADDER_TOKEN, if set)[/]",
-        ),
+        path_option("--token-file", "FILE", "File with the bearer token that clients must send", default="STEPLADDER_TOKEN, if set"),
     ] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow requests from other machines without a token.")
@@ -70,7 +65,7 @@ class ListenOptions:
     access_log: Annotated[bool, typer.Option("--access-log", help="Print one line per request.")] = False
 
 
-_PORT = typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel="Server")
+_PORT = number_option("--port", "Port; 0 takes a free one.", min=0, max=65535, rich_help_panel="Server")
 
 
 @takes_groups
@@ -81,7 +76,7 @@ def serve_command(
     ],
     port: Annotated[int, _PORT] = 8000,
     device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="Device of the query encoder: cpu, auto, cuda.")
+        str, option("--device", "NAME", "Device of the query encoder: cpu, auto, cuda.")
     ] = "cpu",
     rerank: Rerank = None,
     world_seed: WorldSeed = 0,
@@ -141,9 +136,7 @@ def serve_agent_command(
     mcp: Annotated[bool, typer.Option("--mcp", help="Serve MCP over stdin and stdout instead of HTTP.")] = False,
     name: Annotated[
         str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="Model name for clients [dim](default: the name of the run or model)[/]"
-        ),
+        option("--name", "NAME", "Model name for clients", default="the name of the run or model"),
     ] = None,
     port: Annotated[int, _PORT] = 8001,
     options: AgentOptions,

@@ -43,9 +43,9 @@ class TrainingOptions:
     """Options of every training stage."""
 
     num_train_epochs: Annotated[
-        float | None, typer.Option("--num-train-epochs", help="Passes over the training data.")
+        float | None, number_option("--num-train-epochs", "Passes over the training data.")
     ] = None
-    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="Peak learning rate.")] = None
+    learning_rate: Annotated[float | None, number_option("--learning-rate", "Peak learning rate.")] = None
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter instead of all weights.")] = False
 
     def settings(self) -> dict[str, Any]:
@@ -77,19 +77,15 @@ def train_sft_command(
     folder: RunOut,
     model: Policy = "nano",
     agent: Annotated[
-        str, typer.Option("--agent", metavar="NAME", help=f"Agent to imitate: {AGENTS_HELP}.")
+        str, option("--agent", "NAME", f"Agent to imitate: {AGENTS_HELP}.")
     ] = "prorag-brief",
     data: Annotated[
         str,
-        typer.Option(
-            "--data",
-            metavar="NAME",
-            help=f"{listed(DATA_SETS)}, a published data set, or a folder or file of questions to train on.",
-        ),
+        option("--data", "NAME", f"{listed(DATA_SETS)}, a published data set, or a folder or file of questions to train on."),
     ] = "atlas",
     dev: Annotated[
         Path | None,
-        typer.Option("--dev", parser=path_of, metavar="FILE", help="Dev questions, if --data is a question file."),
+        path_option("--dev", "FILE", "Dev questions, if --data is a question file."),
     ] = None,
     index: IndexName = None,
     topk: TopK = 1,
@@ -97,16 +93,14 @@ def train_sft_command(
     questions: Questions = None,
     source: Annotated[
         str | None,
-        typer.Option(
-            "--source", metavar="NAME", help="Source of the demonstrations: gold, mined, bootstrap or teacher."
-        ),
+        option("--source", "NAME", "Source of the demonstrations: gold, mined, bootstrap or teacher."),
     ] = None,
     teacher_url: Annotated[
         str | None,
-        typer.Option("--teacher-url", metavar="URL", help="URL of the teacher's OpenAI-compatible server."),
+        option("--teacher-url", "URL", "URL of the teacher's OpenAI-compatible server."),
     ] = None,
     teacher_model: Annotated[
-        str | None, typer.Option("--teacher-model", metavar="NAME", help="The teacher's model name on that server.")
+        str | None, option("--teacher-model", "NAME", "The teacher's model name on that server.")
     ] = None,
     seed: Seed = 0,
     overrides: Overrides = None,
@@ -143,18 +137,12 @@ def train_prm_command(
     run: RunToExtend,
     objective: Annotated[
         str | None,
-        typer.Option(
-            "--objective",
-            metavar="NAME",
-            help="What to learn: pairs (default: which of two steps is better), or from trees: verdicts (of the gold "
-            "judge), values (of each step) or outcome (the reward of the whole episode).",
-        ),
+        option("--objective", "NAME", "What to learn: pairs (default: which of two steps is better), or from trees: verdicts (of the gold "
+            "judge), values (of each step) or outcome (the reward of the whole episode)."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model", metavar="NAME", help="Initial model, such as nano-critic [dim](default: the newest policy)[/]"
-        ),
+        option("--model", "NAME", "Initial model, such as nano-critic", default="the newest policy"),
     ] = None,
     training: TrainingOptions,
     stage: StageOptions,
@@ -172,14 +160,10 @@ def train_rft_command(
     num_generations: NumGenerations = None,
     threshold: Annotated[
         str | None,
-        typer.Option(
-            "--threshold",
-            metavar="NUMBER|none",
-            help="Minimum reward model score of every step (default: 0); none uses no reward model.",
-        ),
+        option("--threshold", "NUMBER|none", "Minimum reward model score of every step (default: 0); none uses no reward model."),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", min=1, help="Maximum trajectories to keep per question.")
+        int | None, number_option("--keep", "Maximum trajectories to keep per question.", min=1)
     ] = None,
     training: TrainingOptions,
     stage: StageOptions,
@@ -198,19 +182,14 @@ def train_dpo_command(
     run: RunToExtend,
     pairs: Annotated[
         Path | None,
-        typer.Option(
-            "--pairs",
-            parser=path_of,
-            metavar="FILE",
-            help="Pairs in the format of RAG-ProGuide or Stepladder (a file or a folder) "
-            "[dim](default: the run's newest pairs)[/]",
-        ),
+        path_option("--pairs", "FILE", "Pairs in the format of RAG-ProGuide or Stepladder (a file or a folder) "
+            "[dim](default: the run's newest pairs)[/]"),
     ] = None,
     beta: Annotated[
-        float | None, typer.Option("--beta", help="KL coefficient: how close the policy stays to the reference.")
+        float | None, number_option("--beta", "KL coefficient: how close the policy stays to the reference.")
     ] = None,
     loss_type: Annotated[
-        str | None, typer.Option("--loss-type", metavar="NAME", help="sigmoid [dim](default)[/] or ipo.")
+        str | None, option("--loss-type", "NAME", "sigmoid [dim](default)[/] or ipo.")
     ] = None,
     training: TrainingOptions,
     stage: StageOptions,
@@ -231,16 +210,12 @@ def train_grpo_command(
     run: RunToExtend,
     mode: Annotated[
         str | None,
-        typer.Option(
-            "--mode",
-            metavar="NAME",
-            help="Rewards: dual (default: the answer, and each step by the reward model), outcome (the answer only), "
-            "process (steps only) or tree (each step by the answers below it).",
-        ),
+        option("--mode", "NAME", "Rewards: dual (default: the answer, and each step by the reward model), outcome (the answer only), "
+            "process (steps only) or tree (each step by the answers below it)."),
     ] = None,
     questions: Questions = None,
     num_generations: Annotated[
-        int | None, typer.Option("--num-generations", min=2, help="Episodes per question.")
+        int | None, number_option("--num-generations", "Episodes per question.", min=2)
     ] = None,
     training: TrainingOptions,
     stage: StageOptions,
@@ -256,7 +231,7 @@ def prm_command(
     run: RunToExtend,
     split: Annotated[
         str | None,
-        typer.Option("--split", metavar="NAME", help="Split of the questions: test [dim](default)[/], dev or train."),
+        option("--split", "NAME", "Split of the questions: test [dim](default)[/], dev or train."),
     ] = None,
     questions: Questions = None,
     num_generations: NumGenerations = None,

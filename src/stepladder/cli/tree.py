@@ -20,7 +20,7 @@ from stepladder.reporting.tree_text import print_tree
 
 
 def tree_command(
-    run: Annotated[Path, typer.Option("--run", parser=path_of, metavar="DIR", help="A run with trees.")],
+    run: Annotated[Path, path_option("--run", "DIR", "A run with trees.")],
     question_id: Annotated[
         str | None,
         typer.Argument(
@@ -30,7 +30,7 @@ def tree_command(
         ),
     ] = None,
     svg: Annotated[
-        Path | None, typer.Option("--svg", parser=path_of, help="Write the tree as SVG.", metavar="FILE")
+        Path | None, path_option("--svg", "FILE", "Write the tree as SVG.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -27,7 +27,7 @@ from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.driver import Driver, Interrupted, Outcome, OutcomeCallback
 from stepladder.evaluate.statistics import Comparison, Interval, interval_text, mean_interval, paired_difference
 from stepladder.explore.episode import Cost, EpisodeConfig, episode, metered
-from stepladder.explore.guided import Guide, guided
+from stepladder.explore.guided import Guide, guided_search
 
 _SUMMARY, _SCORES, _TRAJECTORIES = "summary.json", "scores.jsonl", "trajectories.jsonl"
 _VERSION_KEY = "stepladder_evaluation"
@@ -157,7 +157,7 @@ def evaluate(
         own = seed_of(seed, question.id)
         if guide is None:
             return episode(agent, question, settings, own)
-        return guided(agent, question, settings, guide, own)
+        return guided_search(agent, question, settings, guide, own)
 
     def job(question: Question) -> Callable[[], Algorithm[Trajectory]]:
         return lambda: metered(play(question), costs[question.id])

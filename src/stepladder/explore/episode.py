@@ -74,7 +74,7 @@ def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, 
     if reply.finish is Finish.CONTEXT_FULL and not reply.text:
         return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
     action = _writable(agent.parse(reply.text, trajectory))
-    read, restarts = newly_read(trajectory, reply.context)
+    read, restarts = new_segments(trajectory, reply.context)
     step = Step(read, reply.written, action, restarts=restarts, usage=reply.usage)
     if action.kind is ActionKind.ANSWER:
         return trajectory.extend(step, StopReason.ANSWERED)
@@ -103,14 +103,14 @@ def look_up(trajectory: Trajectory, settings: EpisodeConfig) -> Algorithm[Trajec
 _CUT_OFF = {Finish.LENGTH: StopReason.TOKEN_LIMIT, Finish.CONTEXT_FULL: StopReason.CONTEXT_LIMIT}
 
 
-def newly_read(trajectory: Trajectory, context: Sequence[Segment]) -> tuple[tuple[Segment, ...], bool]:
+def new_segments(trajectory: Trajectory, context: Sequence[Segment]) -> tuple[tuple[Segment, ...], bool]:
     """What a context adds to the steps so far, and whether it begins anew instead of going on from them."""
     known = trajectory.context()
     goes_on = tuple(context[: len(known)]) == known
     return (tuple(context[len(known) :]), False) if goes_on else (tuple(context), True)
 
 
-def watched(algorithm: Algorithm[Any], look: Callable[[Trajectory], None]) -> Algorithm[Any]:
+def watch_states(algorithm: Algorithm[Any], look: Callable[[Trajectory], None]) -> Algorithm[Any]:
     """The same algorithm; `look` is shown the state before every generation, and the final trajectory."""
 
     def see(asked: AnyRequest) -> None:

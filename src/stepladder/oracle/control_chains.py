@@ -25,7 +25,7 @@ from stepladder.agents.base import Agent
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, StopReason, Trajectory
 from stepladder.driver import Driver
-from stepladder.explore.episode import EpisodeConfig, episode, newly_read
+from stepladder.explore.episode import EpisodeConfig, episode, new_segments
 from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import judge
 from stepladder.retrieval.base import Retriever
@@ -123,7 +123,7 @@ def rebuilt(agent: Agent, origin: Trajectory, turns: Sequence[Turn]) -> Trajecto
     """Actions with the passages they found as one trajectory in the agent's own format, ended or not."""
     chain = Trajectory(origin.question, origin.agent, given=origin.given, seed=origin.seed)
     for action, passages in turns:
-        read, restarts = newly_read(chain, agent.render(chain))
+        read, restarts = new_segments(chain, agent.render(chain))
         written = Segment(Author.POLICY, agent.write(action, chain))
         chain = chain.extend(Step(read, written, action, passages, restarts))
     return chain if chain.answer is None else replace(chain, stop=StopReason.ANSWERED)

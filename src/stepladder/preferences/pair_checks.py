@@ -1,15 +1,15 @@
-"""Pairs that a model can still learn from: their state is what the policy saw, and would see today.
+"""Checks that pairs fit an agent and a model before training on them.
 
-In: pairs from a file. Out: those whose context an agent still renders and a model still reads as it did; the others are
+In: pairs. Out: those whose prompt the agent still renders and the model still tokenizes as stored; the others are
 refused, and counted by reason.
 
-    other agent         made with another agent than the one that is trained
-    other vocabulary    its token ids are of another tokenizer (text alone is encoded by this one)
-    other prompt        today the agent writes another prompt for that question
-    other tokens        today the model reads the prompt as other tokens: its chat template has changed
-    too long            the state leaves no room for the steps in the model's window
+    other agent         made with another agent
+    other vocabulary    its token ids are of another tokenizer (text without ids is tokenized here)
+    other prompt        the agent now renders another prompt for the question
+    other tokens        the model now tokenizes the prompt differently: its chat template has changed
+    too long            the state and its longer step exceed the context window
 
-Where the question is not among the data, as with pairs of other people, the prompt is taken as it is.
+If the question is not in the data, as with published pairs, the prompt is not checked.
 """
 
 from collections import Counter
@@ -24,52 +24,52 @@ from stepladder.engines.transformers.tokenization import Encoding
 
 @dataclass(frozen=True, slots=True)
 class CheckedPairs:
-    """What is left of some pairs."""
+    """Accepted pairs, and how many were refused."""
 
     pairs: tuple[Pair, ...]
     #: How many were refused, by reason.
     refused: Counter[str] = field(default_factory=Counter)
 
     def expect_some(self, where: str) -> None:
-        """Raise where nothing is left."""
+        """Raise if no pair is accepted."""
         if not self.pairs:
             why = ", ".join(f"{reason} {count:,}" for reason, count in self.refused.most_common()) or "it is empty"
             raise StepladderError(
-                f"no pair of {where} can be used ({why}). Make pairs with the agent and the model that are to be "
-                "trained: run the stages explore and pairs again"
+                f"no pair of {where} can be used ({why}). Make pairs with this agent and this model: run the stages "
+                "explore and pairs again"
             )
 
 
 class PairCheck:
-    """Looks at pairs with the eyes of one agent and one model."""
+    """Checks pairs for one agent and one model."""
 
     def __init__(
         self,
         agent: Agent,
         questions: Iterable[Question],
         encoding: Encoding,
-        window: int | None,
+        max_length: int | None,
         *,
         retokenize: bool = False,
     ) -> None:
-        """`window`: most tokens of a state with a step; None where longer ones are cut. `retokenize`: take pairs of
-        another vocabulary as they are; whoever reads them encodes their text anew.
+        """`max_length`: most tokens of a state with a step; None is unlimited. `retokenize`: accept pairs of another
+        vocabulary unchanged; their text is tokenized later.
         """
         self.agent = agent
         self.questions: Mapping[str, Question] = {question.id: question for question in questions}
         self.encoding = encoding
-        self.window = window
+        self.max_length = max_length
         self.retokenize = retokenize
 
-    def sift(self, pairs: Iterable[Pair]) -> CheckedPairs:
-        """The pairs that can be used, with token ids, and why the others cannot."""
+    def check(self, pairs: Iterable[Pair]) -> CheckedPairs:
+        """The accepted pairs, with token ids, and the refused ones by reason."""
         kept: list[Pair] = []
         refused: Counter[str] = Counter()
         for pair in pairs:
             reason = self._refusal(pair)
             if reason is None:
                 encoded = self._encoded(pair)
-                if self.window is None or _longest(encoded) <= self.window:
+                if self.max_length is None or _longest(encoded) <= self.max_length:
                     kept.append(encoded)
                     continue
                 reason = "too long"
@@ -92,18 +92,18 @@ class PairCheck:
         return None
 
     def _renders(self, pair: Pair) -> bool:
-        """Whether the agent still begins this question's context in these words."""
+        """Whether the agent still renders this prompt for the question."""
         if not pair.context or pair.context[0].author is not Author.PROMPT:
             return False
         question = self.questions.get(pair.question_id)
         if question is None:
             return True
-        words = pair.context[0].text
-        if pair.depth and len(pair.context) == 1:  # every step has a prompt of its own, with a history we do not know
-            return neutralize(question.text) in words
-        if self.agent.opening_query(question) is not None:  # what it found before the first step is not in a pair
-            return neutralize(question.text) in words
-        return self.agent.render(Trajectory(question, self.agent.name))[0].text == words
+        prompt = pair.context[0].text
+        if pair.depth and len(pair.context) == 1:  # a prompt per step, with a history that is not known here
+            return neutralize(question.text) in prompt
+        if self.agent.opening_query(question) is not None:  # a pair does not store the passages found before the first step
+            return neutralize(question.text) in prompt
+        return self.agent.render(Trajectory(question, self.agent.name))[0].text == prompt
 
     def _encoded(self, pair: Pair) -> Pair:
         def encoded(segment: Segment) -> Segment:
@@ -122,7 +122,7 @@ def _bare(segment: Segment) -> Segment:
 
 
 def token_count(segments: Sequence[Segment]) -> int:
-    """How many tokens segments have."""
+    """Number of tokens in segments."""
     return sum(len(segment.tokens) for segment in segments)
 
 

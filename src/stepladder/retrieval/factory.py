@@ -60,4 +60,5 @@ def retriever_info(location: str) -> IndexInfo | None:
 def _servers(urls: str) -> "RemoteRetriever":
     from stepladder.retrieval.remote.client import RemoteRetriever
 
-    return RemoteRetriever([url.strip() for url in urls.split(",") if url.strip()], token=os.environ.get(TOKEN_VARIABLE))
+    separate = [url.strip() for url in urls.split(",") if url.strip()]
+    return RemoteRetriever(separate, token=os.environ.get(TOKEN_VARIABLE))

@@ -37,7 +37,7 @@ class HybridRetriever(Retriever):
         depth: int = DEPTH,
         constant: int = RANK_CONSTANT,
     ) -> None:
-        """`weights`: one per retriever, equal by default. `depth`: candidates per retriever. `constant`: for rank fusion."""
+        """`weights`: one per retriever, equal by default. `depth`: candidates each. `constant`: for rank fusion."""
         weights = tuple(weights) if weights is not None else (1.0,) * len(retrievers)
         if not retrievers:
             raise ValueError("expected at least one retriever to fuse")

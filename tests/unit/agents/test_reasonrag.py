@@ -23,7 +23,6 @@ from stepladder.core.trace import (
     StopReason,
     Trajectory,
 )
-from stepladder.data.atlas import generate_atlas
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig, episode
@@ -31,6 +30,7 @@ from stepladder.oracle.engine import OracleEngine, gold_action
 from stepladder.oracle.step_judge import judge
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.transcripts.tokenized import split_contexts
+from tests.support.atlas import cached_atlas
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
 PLAN = "First the architect, then the birthplace."
@@ -255,7 +255,7 @@ def test_there_is_no_evidence_in_other_passages() -> None:
 
 
 def test_on_atlas_the_oracle_does_as_well_as_with_prorag_and_every_step_is_good() -> None:
-    atlas = generate_atlas("small", seed=0)
+    atlas = cached_atlas()
     index = BM25Index.from_passages(atlas.passages)
     right: dict[str, int] = {}
     for name in ("prorag-brief", "reasonrag-brief"):

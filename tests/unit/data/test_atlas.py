@@ -26,14 +26,14 @@ from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPE
 from stepladder.data.atlas.world import World
 from stepladder.retrieval.index.bm25 import tokenize
 from tests.support import ROOT
-from tests.support.atlas import fingerprint
+from tests.support.atlas import cached_atlas, fingerprint
 
 CONCLUDED = ("comparison", "yes_no")
 
 
 @pytest.fixture(scope="module")
 def atlas() -> Atlas:
-    return generate_atlas("small", seed=0)
+    return cached_atlas()
 
 
 @pytest.fixture(scope="module")
@@ -367,9 +367,9 @@ def test_of_two_joined_conditions_only_the_last_is_nested(questions: list[Questi
 
 def test_joined_conditions_are_about_two_things(atlas: Atlas) -> None:
     """Not: who was born in the city of T and died in the city of T?"""
-    writer = QuestionSampler(atlas.world, write_library(atlas.world), "train", random.Random(0))
+    sampler = QuestionSampler(atlas.world, write_library(atlas.world), "train", random.Random(0))
     for _ in range(400):
-        one, other = writer.write(1, "intersection", 0).outline.facts
+        one, other = sampler.sample(1, "intersection", 0).outline.facts
         assert one.object != other.object
 
 
@@ -553,6 +553,6 @@ def test_conclusions_follow_from_the_answers_before_them(questions: list[Questio
 
 def test_no_two_worlds_share_an_id(atlas: Atlas) -> None:
     """Otherwise an evaluation of one could be compared with one of the other, or searched in its index."""
-    other = generate_atlas("small", seed=1)
+    other = cached_atlas(seed=1)
     ours = {passage.id for passage in atlas.passages} | set(atlas.chains)
     assert ours.isdisjoint({passage.id for passage in other.passages} | set(other.chains))

@@ -15,7 +15,7 @@ from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.explore.episode import EpisodeConfig, episode, watched
+from stepladder.explore.episode import EpisodeConfig, episode, watch_states
 from stepladder.oracle.engine import UNKNOWN, OracleEngine, fill_references, gold_action
 from tests.support.samples import WordRetriever
 
@@ -222,7 +222,7 @@ def test_onlookers_see_every_state(question: Question) -> None:
 
     def job() -> Algorithm[Trajectory]:
         played = episode(make_agent("prorag"), question, DEFAULTS, 0)
-        return watched(played, lambda state: lengths.append(len(state.steps)))
+        return watch_states(played, lambda state: lengths.append(len(state.steps)))
 
     Driver(scripted(QUERY, SUB_ANSWER, ANSWER), WordRetriever()).run([job])
     assert lengths == [0, 1, 2, 3]
@@ -239,7 +239,7 @@ def test_a_watched_algorithm_still_handles_its_own_errors() -> None:
     def broken(request: Generate) -> str:
         raise ValueError("no")
 
-    (outcome,) = Driver(ScriptedEngine(broken)).run([lambda: watched(careful(), lambda state: None)])
+    (outcome,) = Driver(ScriptedEngine(broken)).run([lambda: watch_states(careful(), lambda state: None)])
     assert outcome.value == "handled"
 
 

@@ -16,7 +16,7 @@ from stepladder.driver import Driver, Outcome
 from stepladder.engines.base import Engine
 from stepladder.evaluate.evaluator import evaluate
 from stepladder.explore.episode import Cost, EpisodeConfig, metered
-from stepladder.explore.guided import Guide, guided
+from stepladder.explore.guided import Guide, guided_search
 from stepladder.oracle.step_judge import GoldScorer
 from stepladder.pipeline.guide_config import GuideConfig
 from tests.support.sampled_steps import AGENT, BAD, GOOD, OTHER, Likes, Sampled
@@ -33,7 +33,7 @@ def play(
 ) -> tuple[Outcome[Trajectory], Cost, WordRetriever]:
     retriever, cost = WordRetriever(), Cost()
     driver = Driver(engine, retriever, scorer)  # type: ignore[arg-type]
-    job = partial(metered, guided(AGENT, question, WARM, guide, seed), cost)
+    job = partial(metered, guided_search(AGENT, question, WARM, guide, seed), cost)
     (outcome,) = driver.run([job])
     return outcome, cost, retriever
 

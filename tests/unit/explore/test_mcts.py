@@ -30,7 +30,7 @@ from stepladder.core.trace import Author, Question, Segment, StopReason, Traject
 from stepladder.driver import Driver, Failure
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.explore.mcts import MCTSConfig, outcome, search
+from stepladder.explore.mcts import MCTSConfig, outcome, mcts_search
 from stepladder.explore.tree_runner import explore
 from stepladder.explore.tree_store import TreeFile, read_trees
 from stepladder.explore.values import discounted, monte_carlo
@@ -41,13 +41,13 @@ from tests.support.trees import AGENT, QUERIES, SETTINGS, many, stroll, tree_of
 
 def grow(script: Any = stroll, settings: MCTSConfig = SETTINGS, question: Question = QUESTION, **driver: Any) -> Tree:
     engine = ScriptedEngine(script)
-    (done,) = Driver(engine, WordRetriever(), **driver).run([lambda: search(AGENT, question, settings, 7)])
+    (done,) = Driver(engine, WordRetriever(), **driver).run([lambda: mcts_search(AGENT, question, settings, 7)])
     assert done.value is not None, done.failure
     return done.value
 
 
 def fails(script: Any = stroll, settings: MCTSConfig = SETTINGS, question: Question = QUESTION) -> Failure:
-    (done,) = Driver(ScriptedEngine(script), WordRetriever()).run([lambda: search(AGENT, question, settings, 7)])
+    (done,) = Driver(ScriptedEngine(script), WordRetriever()).run([lambda: mcts_search(AGENT, question, settings, 7)])
     assert done.failure is not None
     return done.failure
 
@@ -111,7 +111,7 @@ def test_whatever_happens_the_values_of_the_search_are_those_of_the_tree_it_leav
         EpisodeConfig(max_steps, 1, Sampling(0.9, 0.95, 200)), Sampling(warmth, 1.0, 200), c=1.5, **rules
     )
     driver = Driver(Troubled(say, seed, hiccups, dead_ends, window), WordRetriever())
-    (done,) = driver.run([lambda: search(make_agent(agent), QUESTION, settings, seed)])
+    (done,) = driver.run([lambda: mcts_search(make_agent(agent), QUESTION, settings, seed)])
     if done.value is None:
         assert done.failure is not None
         assert done.failure.reason == "no"
@@ -135,7 +135,7 @@ def test_branches_hold_exactly_what_the_engine_saw() -> None:
                 seen[tuple(part.text for part in (*reply.context, reply.written))] = tokens
             return replies
 
-    (done,) = Driver(Watching(stroll), WordRetriever()).run([lambda: search(AGENT, QUESTION, SETTINGS, 7)])
+    (done,) = Driver(Watching(stroll), WordRetriever()).run([lambda: mcts_search(AGENT, QUESTION, SETTINGS, 7)])
     tree = done.value
     assert tree is not None
     for node in tree.nodes[1:]:
@@ -171,7 +171,7 @@ def test_the_policys_own_prior_prefers_what_it_finds_likely() -> None:
             return replace(reply, written=replace(reply.written, logprobs=logprobs))
 
     settings = replace(SETTINGS, selection="puct-policy")
-    (done,) = Driver(Sure(stroll), WordRetriever()).run([lambda: search(AGENT, QUESTION, settings, 7)])
+    (done,) = Driver(Sure(stroll), WordRetriever()).run([lambda: mcts_search(AGENT, QUESTION, settings, 7)])
     assert done.value is not None
     children = done.value.children_by_node()[0]
     assert sum(child.prior or 0 for child in children) == pytest.approx(1)
@@ -187,7 +187,7 @@ def test_a_prior_without_log_probs_is_refused() -> None:
             return replace(reply, written=replace(reply.written, logprobs=()))
 
     settings = replace(SETTINGS, selection="puct-policy")
-    (done,) = Driver(Silent(stroll), WordRetriever()).run([lambda: search(AGENT, QUESTION, settings, 7)])
+    (done,) = Driver(Silent(stroll), WordRetriever()).run([lambda: mcts_search(AGENT, QUESTION, settings, 7)])
     assert done.failure is not None
     assert "use 'puct'" in done.failure.reason
 
@@ -248,7 +248,7 @@ def test_a_scorer_can_value_leaves_instead_of_roll_outs() -> None:
 
     settings = replace(SETTINGS, evaluate="score", gamma=1.0)
     driver = Driver(ScriptedEngine(stroll), WordRetriever(), Grader())
-    (done,) = driver.run([lambda: search(AGENT, QUESTION, settings, 7)])
+    (done,) = driver.run([lambda: mcts_search(AGENT, QUESTION, settings, 7)])
     assert done.value is not None
     scored = [node for node in done.value.nodes if node.scores]
     assert scored
@@ -268,7 +268,7 @@ def test_a_leaf_that_may_not_grow_is_scored_once() -> None:
             return [(0.25,) for _ in trajectories]
 
     settings = replace(SETTINGS, evaluate="score", depth=1)
-    Driver(ScriptedEngine(stroll), WordRetriever(), Grader()).run([lambda: search(AGENT, QUESTION, settings, 7)])
+    Driver(ScriptedEngine(stroll), WordRetriever(), Grader()).run([lambda: mcts_search(AGENT, QUESTION, settings, 7)])
     assert set(scored.values()) == {1}
 
 
@@ -279,7 +279,7 @@ def test_a_full_context_is_an_end() -> None:
             return empty_generation(request.context) if full else super()._reply(request)
 
     settings = replace(SETTINGS, simulations=80)
-    (done,) = Driver(Narrow(stroll), WordRetriever()).run([lambda: search(AGENT, QUESTION, settings, 7)])
+    (done,) = Driver(Narrow(stroll), WordRetriever()).run([lambda: mcts_search(AGENT, QUESTION, settings, 7)])
     assert done.value is not None
     full = [node for node in done.value.nodes if node.stop is StopReason.CONTEXT_LIMIT]
     assert full
@@ -368,7 +368,7 @@ def test_trees_depend_neither_on_batch_size_nor_on_concurrency(selection: Any) -
     def forest(in_flight: int, max_batch: int, threads: int, remembered: int) -> list[str]:
         engine = ScriptedEngine(stroll, max_batch=max_batch, concurrency=threads)
         driver = Driver(engine, WordRetriever(), in_flight=in_flight, generation_cache=remembered)
-        done = driver.run([lambda each=each: search(AGENT, each, settings, seed_of(1, each.id)) for each in questions])
+        done = driver.run([lambda each=each: mcts_search(AGENT, each, settings, seed_of(1, each.id)) for each in questions])
         assert all(each.value is not None for each in done)
         return [dumps(each.value) for each in done if each.value is not None]
 
@@ -381,7 +381,7 @@ def test_trees_depend_neither_on_batch_size_nor_on_concurrency(selection: Any) -
 
 def test_another_seed_gives_another_tree() -> None:
     run = Driver(ScriptedEngine(stroll), WordRetriever()).run
-    one, other, same = run([lambda seed=seed: search(AGENT, QUESTION, SETTINGS, seed) for seed in (1, 2, 1)])
+    one, other, same = run([lambda seed=seed: mcts_search(AGENT, QUESTION, SETTINGS, seed) for seed in (1, 2, 1)])
     assert one.value == same.value
     assert one.value != other.value
 

@@ -239,7 +239,7 @@ def test_a_server_that_bills_and_never_answers_cannot_pass_the_budget(server: Se
 
 def test_no_server_costs_nothing(server: Server, tmp_path: Path) -> None:
     server.url = "http://127.0.0.1:9/v1"
-    with closing(opened(server, tmp_path)) as engine, pytest.raises(BackendDown, match="no server answers"):
+    with closing(opened(server, tmp_path)) as engine, pytest.raises(BackendDown, match="no server responds"):
         engine.generate([question(0)])
     assert (engine.spend().calls, engine.spend().lost, engine.spend().tokens_read) == (0, 0, 0)
 

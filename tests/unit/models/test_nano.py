@@ -29,6 +29,7 @@ from stepladder.models import BUILT_IN, builtin_folder
 from stepladder.models.loading import load_model
 from stepladder.oracle.corruptions import garbled
 from stepladder.oracle.engine import OracleEngine
+from tests.support.atlas import cached_atlas
 
 NANO = builtin_folder("nano")
 assert NANO is not None
@@ -42,7 +43,7 @@ def nano_tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture(scope="module")
 def writer() -> WorldWriter:
-    return WorldWriter(generate_atlas("small", FIRST_WORLD + 7, generate_atlas().name_words), random.Random(0))
+    return WorldWriter(generate_atlas("small", FIRST_WORLD + 7, cached_atlas().name_words), random.Random(0))
 
 
 @pytest.mark.parametrize("model", ["nano", "nano-critic"])
@@ -100,15 +101,15 @@ def test_tags_of_agents_are_one_token_each() -> None:
 
 
 def _words(seed: int, *, checked: bool = False) -> Iterator[str]:
-    for document in documents(seed, 400, generate_atlas().name_words, checked=checked):
+    for document in documents(seed, 400, cached_atlas().name_words, checked=checked):
         yield from re.findall(r"[^\W\d_]+", "".join(text for text, _ in document).lower())
 
 
 def test_nothing_of_the_default_world_is_read() -> None:
-    assert not generate_atlas().name_words.intersection(_words(FIRST_WORLD + 3))
-    assert not generate_atlas().name_words.intersection(_words(FIRST_WORLD + 3, checked=True))
+    assert not cached_atlas().name_words.intersection(_words(FIRST_WORLD + 3))
+    assert not cached_atlas().name_words.intersection(_words(FIRST_WORLD + 3, checked=True))
     # The test can fail: without words to avoid, worlds do share some.
-    assert generate_atlas().name_words.intersection(generate_atlas("small", FIRST_WORLD + 3).name_words)
+    assert cached_atlas().name_words.intersection(cached_atlas(seed=FIRST_WORLD + 3).name_words)
 
 
 def test_no_document_is_in_an_agents_format(writer: WorldWriter) -> None:

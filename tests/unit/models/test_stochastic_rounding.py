@@ -16,7 +16,7 @@ from stepladder.models.stochastic_rounding import cast_model, stochastic_round
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.policy import load_policy, write_policy
-from stepladder.train.loop.rollout_engine import merged_weights, copy_weights
+from stepladder.train.loop.rollout_engine import copy_weights, merged_weights
 
 
 def grid(count: int) -> torch.Tensor:

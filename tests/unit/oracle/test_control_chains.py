@@ -10,9 +10,8 @@ import pytest
 from stepladder.agents import AGENTS, make_agent
 from stepladder.agents.base import Agent
 from stepladder.core.trace import ActionKind, Hop, Question, StopReason, Trajectory
-from stepladder.data.atlas import generate_atlas
 from stepladder.engines.transformers.tokenization import Encoding
-from stepladder.explore.episode import EpisodeConfig, newly_read
+from stepladder.explore.episode import EpisodeConfig, new_segments
 from stepladder.judges.prm.prm_inputs import PRMInputBuilder
 from stepladder.models.tiny import tiny_tokenizer
 from stepladder.oracle.control_chains import CHAINS, control_chains, variants
@@ -20,6 +19,7 @@ from stepladder.oracle.step_judge import Fault, judge
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.prm.prm_data import from_chains
 from stepladder.train.sft.demonstrations import gold_demonstrations
+from tests.support.atlas import cached_atlas
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
 SEARCHING = [name for name in AGENTS if ActionKind.QUERY in make_agent(name).kinds]
@@ -45,7 +45,7 @@ def play(agent: Agent, question: Question = QUESTION) -> Trajectory:
 
 @cache
 def atlas_trajectories(name: str) -> tuple[Trajectory, ...]:
-    atlas = generate_atlas("small", seed=0)
+    atlas = cached_atlas()
     index = BM25Index.from_passages(atlas.passages)
     settings = EpisodeConfig(k=3, max_steps=20)
     return gold_demonstrations(make_agent(name), atlas.questions["dev"][:120], index, settings, seed=0).kept
@@ -98,7 +98,7 @@ def test_chains_look_as_if_the_policy_had_written_them(name: str) -> None:
         assert chain.stop is StopReason.ANSWERED
         for index, step in enumerate(chain.steps):
             state = replace(chain, steps=chain.steps[:index], stop=None)
-            assert (step.read, step.restarts) == newly_read(state, agent.render(state))
+            assert (step.read, step.restarts) == new_segments(state, agent.render(state))
             assert chain.consumed(index) == agent.render(state)
             assert agent.parse(step.written.text, state) == step.action
 

@@ -8,12 +8,12 @@ import pytest
 
 from stepladder.agents import make_agent
 from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory
-from stepladder.data.atlas import generate_atlas
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.oracle.control_chains import gold_chains, rebuilt
 from stepladder.oracle.corruptions import Corruptor, garbled
 from stepladder.oracle.step_judge import judge
 from stepladder.retrieval.index.bm25 import BM25Index
+from tests.support.atlas import cached_atlas
 from tests.support.samples import QUESTION, WordRetriever
 
 KINDS = ("misread", "astray", "again", "early", "ended_wrong")
@@ -21,7 +21,7 @@ KINDS = ("misread", "astray", "again", "early", "ended_wrong")
 
 @cache
 def atlas() -> tuple[BM25Index, tuple[Question, ...]]:
-    made = generate_atlas("small", seed=0)
+    made = cached_atlas()
     return BM25Index.from_passages(made.passages), tuple(made.questions["train"][:60])
 
 

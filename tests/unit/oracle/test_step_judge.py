@@ -26,7 +26,7 @@ from stepladder.core.trace import (
     Trajectory,
     Tree,
 )
-from stepladder.data.atlas import Atlas, generate_atlas
+from stepladder.data.atlas import Atlas
 from stepladder.data.atlas.schema import Relation
 from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.world import Entity
@@ -36,6 +36,7 @@ from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import Fault, GoldJudge, GoldScorer, judge, judge_step, judge_tree
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.index.bm25 import BM25Index
+from tests.support.atlas import cached_atlas
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
 TOWER, ARCHITECT, CITY = PASSAGES
@@ -415,7 +416,7 @@ class Corruptor:
 
 
 def test_spoilt_steps_on_atlas_are_found_out_and_their_faults_named() -> None:
-    atlas = generate_atlas("small", seed=0)
+    atlas = cached_atlas()
     index = BM25Index.from_passages(atlas.passages)
     agent = make_agent("prorag")
     # The join of an intersection uses two facts at once; chains of single facts are easier to spoil.

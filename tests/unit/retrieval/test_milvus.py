@@ -140,7 +140,7 @@ milvus = Milvus(None, Path(sys.argv[1]))
 milvus.client.load_collection(name)
 assert len(milvus.client.search(name, data=[[1.0] * 32], limit=3)[0]) == 3
 try:
-    with milvus.explained():
+    with milvus.wrap_errors():
         milvus.client.describe_collection("towns")
 except Exception as error:
     assert "'towns' does not exist" in str(error)
@@ -179,7 +179,7 @@ def test_missing_libraries_are_named(
 
 
 def test_more_results_than_milvus_gives_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepladder.retrieval.index.milvus._MOST_RESULTS", 50)
+    monkeypatch.setattr("stepladder.retrieval.index.milvus._MAX_RESULTS", 50)
     assert len(found(folder, k=50)[0]) == 50
     with pytest.raises(StepladderError, match="up to 50 passages a query, not 60"):
         found(folder, k=60)
@@ -330,7 +330,7 @@ def test_vectors_that_got_lost_are_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(milvus_collection, "_GROUP", 24)
-    monkeypatch.setattr(milvus_collection, "_TRIES", 1)
+    monkeypatch.setattr(milvus_collection, "_ATTEMPTS", 1)
 
     def progress(doing: str, done: int, total: int) -> None:
         failing.times = int(doing.startswith("Sending") and done == 24)

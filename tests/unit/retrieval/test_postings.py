@@ -56,7 +56,7 @@ def test_postings_are_those_of_the_library(words: list[list[int]], k1: float, b:
 
 
 def test_the_files_do_not_depend_on_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postings, "_FEWEST", 50)  # runs and pieces of a few passages
+    monkeypatch.setattr(postings, "_MIN_BLOCK", 50)  # runs and pieces of a few passages
     passages = made_up(100)
     first = written(tmp_path / "0", passages, memory=0)
     assert set(first) == {STARTS, PASSAGES, SCORES}  # and nothing temporary
@@ -74,7 +74,7 @@ def test_the_files_do_not_depend_on_memory(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_runs_are_removed_when_building_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postings, "_FEWEST", 50)
+    monkeypatch.setattr(postings, "_MIN_BLOCK", 50)
 
     def fail() -> None:
         with PostingsWriter(LUCENE, tmp_path, memory=0) as writer:

@@ -32,7 +32,7 @@ from stepladder.core.trace import (
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig, episode
-from stepladder.explore.guided import Guide, guided
+from stepladder.explore.guided import Guide, guided_search
 from stepladder.oracle.engine import gold_action
 from stepladder.serve.agent.agent_server import serve_agent
 from stepladder.serve.agent.citations import cite
@@ -623,7 +623,7 @@ def test_steps_that_may_be_dropped_again_are_told_at_the_end() -> None:
 
     def vote(question: Question, sampling: Sampling, seed: int) -> Algorithm[Trajectory]:
         warm = replace(LIMITS, sampling=replace(sampling, temperature=1.0))
-        return guided(AGENT, replace(QUESTION, id=question.text), warm, Guide("vote", n=5), seed)
+        return guided_search(AGENT, replace(QUESTION, id=question.text), warm, Guide("vote", n=5), seed)
 
     with running(Oracle(), play=vote, live=False) as server:
         chunks = list(server.openai().chat.completions.create(model="stepladder", messages=asking(), stream=True))
@@ -639,7 +639,7 @@ def test_steps_that_may_be_dropped_again_are_told_at_the_end() -> None:
 def test_what_was_thrown_away_is_paid_for_too() -> None:
     def vote(question: Question, sampling: Sampling, seed: int) -> Algorithm[Trajectory]:
         warm = replace(LIMITS, sampling=replace(sampling, temperature=1.0))
-        return guided(AGENT, replace(QUESTION, id=question.text), warm, Guide("vote", n=3), seed)
+        return guided_search(AGENT, replace(QUESTION, id=question.text), warm, Guide("vote", n=3), seed)
 
     class Counting(Oracle):
         def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:

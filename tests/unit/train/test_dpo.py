@@ -217,7 +217,7 @@ def test_who_wrote_the_state_does_not_matter() -> None:
         for pair in PAIRS
     ]
     assert disowned != PAIRS
-    usable = PairCheck(AGENT, QUESTIONS, ENCODING, 4096).sift(disowned).pairs
+    usable = PairCheck(AGENT, QUESTIONS, ENCODING, 4096).check(disowned).pairs
     assert dpo._rows(usable) == dpo._rows(PAIRS)
 
 
@@ -427,7 +427,7 @@ def test_pairs_of_text_alone_are_encoded_as_the_model_reads_them() -> None:
         )
         for pair in PAIRS
     ]
-    usable = PairCheck(AGENT, QUESTIONS, ENCODING, 4096).sift(texts).pairs
+    usable = PairCheck(AGENT, QUESTIONS, ENCODING, 4096).check(texts).pairs
     assert dpo._rows(usable) == dpo._rows(PAIRS)
 
 

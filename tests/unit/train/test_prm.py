@@ -691,7 +691,7 @@ def test_pairs_whose_ids_are_still_those_of_today_are_taken_as_they_are() -> Non
     check = PairCheck(make_agent(AGENT), questions, Encoding(TOKENIZER), None)
     ended = replace(PAIRS[0].chosen, written=encoded(PAIRS[0].chosen.written, END))
     known = replace(PAIRS[0], context=tuple(map(encoded, PAIRS[0].context)), chosen=ended)
-    (kept,) = check.sift([known]).pairs
+    (kept,) = check.check([known]).pairs
     assert (kept.context, kept.chosen) == (known.context, known.chosen)
     assert kept.rejected.written == encoded(PAIRS[0].rejected.written)
 
@@ -699,7 +699,7 @@ def test_pairs_whose_ids_are_still_those_of_today_are_taken_as_they_are() -> Non
 def test_pairs_beyond_a_window_are_refused_where_nothing_may_be_cut() -> None:
     room = len("Question: who?\nyes")
     for window, left in ((room, 1), (room - 1, 0)):
-        found = PairCheck(make_agent(AGENT), [], Encoding(TOKENIZER), window).sift([PAIRS[0]])
+        found = PairCheck(make_agent(AGENT), [], Encoding(TOKENIZER), window).check([PAIRS[0]])
         assert (len(found.pairs), dict(found.refused)) == (left, {} if left else {"too long": 1})
 
 

@@ -30,7 +30,7 @@ from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.rft import trainer as rft
 from stepladder.train.rft.config import RFTConfig
-from stepladder.train.rft.filters import FilterResult, sift
+from stepladder.train.rft.filters import FilterResult, filter_trajectories
 from stepladder.train.rft.trainer import TrainingReport, train_rft
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import train_sft
@@ -56,7 +56,7 @@ def played(answer: str | None, words: str = "", question: Question = QUESTION) -
 def sifted(
     trajectories: Sequence[Trajectory], scores: Sequence[Sequence[float]] | None = None, **changes: Any
 ) -> FilterResult:
-    return sift(trajectories, scores, **{"min_f1": 1.0, "threshold": 0.0, "keep": 2, **changes})
+    return filter_trajectories(trajectories, scores, **{"min_f1": 1.0, "threshold": 0.0, "keep": 2, **changes})
 
 
 def test_every_filter_takes_its_own_and_the_counts_tell_how_many_were_left() -> None:

@@ -15,7 +15,7 @@ from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.pipeline.resources import DataConfig
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.train.sft.weak_decomposition import mined, decompose_questions
+from stepladder.train.sft.weak_decomposition import decompose_questions, weak_decomposition
 from stepladder.train.sft.demonstrations import gold_demonstrations
 
 PASSAGES = (
@@ -29,7 +29,7 @@ INDEX = BM25Index.from_passages(PASSAGES)
 
 
 def found(text: str, *answers: str, k: int = 1) -> Question:
-    (outcome,) = Driver(None, INDEX).run([partial(mined, Question("q", text, answers), k)])
+    (outcome,) = Driver(None, INDEX).run([partial(weak_decomposition, Question("q", text, answers), k)])
     assert outcome.value is not None
     return outcome.value
 
@@ -56,7 +56,7 @@ def test_where_no_way_is_seen_the_question_stays_as_it_is(answer: str) -> None:
 
 def test_a_decomposition_that_is_known_is_kept() -> None:
     known = found("How high is Mount Teal?", "2,310 metres")
-    (outcome,) = Driver(None, INDEX).run([partial(mined, replace(known, answers=("Pellam",)), 1)])
+    (outcome,) = Driver(None, INDEX).run([partial(weak_decomposition, replace(known, answers=("Pellam",)), 1)])
     assert outcome.value is not None
     assert outcome.value.hops == known.hops
 

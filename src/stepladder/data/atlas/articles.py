@@ -67,6 +67,7 @@ class _Article:
 
     def __init__(self, world: World, entity: Entity) -> None:
         # A near-duplicate uses the draws of its original, so that both texts differ only in their facts.
+        # "course" is a fixed label: renaming it would change every world.
         original = entity.duplicate_of if entity.duplicate_of >= 0 else entity.index
         rng = random.Random(seed_of("atlas", world.seed, "course", original))
         self._pronoun = rng.choice(("he", "she")) if entity.kind == "person" else "it"

@@ -1,7 +1,7 @@
 """Sample questions about two entities: comparisons and yes/no questions.
 
-In: the facts of a split. Out: `DraftQuestion`s. The order of the entities, the wording and the answer alternate, so that
-neither position nor wording nor relation correlates with the answer. Nor does the style of the names: pairs with
+In: the facts of a split. Out: `DraftQuestion`s. The order of the entities, the wording and the answer alternate, so
+that neither position nor wording nor relation correlates with the answer. Nor does the style of the names: pairs with
 different objects are sampled like pairs with the same object.
 """
 

@@ -1,7 +1,7 @@
 """Generate the facts of a world: the object of every relation for every entity.
 
-In: drafts of all entities and a seeded generator. Out: one dictionary per entity, from relation name to object, which is
-the index of an entity or a `Value`. People have the right occupation and age, places are mostly in the home country,
+In: drafts of all entities and a seeded generator. Out: one dictionary per entity, from relation name to object: the
+index of an entity, or a `Value`. People have the right occupation and age, places are mostly in the home country,
 and superlatives (longest river, highest mountain) are true.
 """
 
@@ -212,9 +212,7 @@ def _largest(places: list[int], facts: list[Facts], relation: str) -> int:
     return max(places, key=amount)
 
 
-def _add_organizations(
-    drafts: Sequence[Draft], facts: list[Facts], directory: _Directory, rng: random.Random
-) -> None:
+def _add_organizations(drafts: Sequence[Draft], facts: list[Facts], directory: _Directory, rng: random.Random) -> None:
     kinds, roles = directory.of_kind, directory.of_role
     picks: dict[str, dict[str, list[int]]] = {
         "book": {"publisher": roles["publishing"]},

@@ -177,8 +177,5 @@ class QuestionSampler:
             for fact in chosen
             if isinstance(fact.object, int)
         ]
-        if chosen[0].object == chosen[1].object:
-            return None
-        if meeting[0] & meeting[1] != {index} or min(map(len, meeting)) < 2:
-            return None
-        return chosen
+        distinct = chosen[0].object != chosen[1].object
+        return chosen if distinct and meeting[0] & meeting[1] == {index} and min(map(len, meeting)) > 1 else None

@@ -118,7 +118,7 @@ class World:
         ]
 
     def implying(self, fact: Fact) -> list[Fact]:
-        """The facts in the opposite direction that imply a fact: a country's capital implies where that city is located."""
+        """The facts in the opposite direction that imply a fact: a country's capital implies that city's location."""
         if not isinstance(fact.object, int):
             return []
         facts = self.facts[fact.object]

@@ -9,7 +9,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question, Tree
 from stepladder.data.sampling import sample_questions
-from stepladder.explore.mcts import search
+from stepladder.explore.mcts import mcts_search
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import ExploreConfig
@@ -27,7 +27,7 @@ def run_explore(settings: ExploreConfig, context: RunContext, task: Task) -> Sta
     rules = settings.search(context.episode())
 
     def grow(question: Question, seed: int) -> Algorithm[Tree]:
-        return search(context.agent, question, rules, seed)
+        return mcts_search(context.agent, question, rules, seed)
 
     return grow_trees(
         context,

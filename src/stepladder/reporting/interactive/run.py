@@ -18,7 +18,7 @@ from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair, Tree
 from stepladder.evaluate.statistics import Interval, interval_text
 from stepladder.explore.tree_store import read_trees
-from stepladder.pipeline.recipe import Recipe, load_recipe
+from stepladder.pipeline.recipe import Recipe, load_recipe, override
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.pipeline.runner import RunReport, run_recipe
 from stepladder.pipeline.stage import EVALUATION, PAIRS, REWARD, TRAIN_PAIRS, TREES
@@ -137,7 +137,7 @@ class Run(Showable):
 
 
 def run(
-    recipe: str | Path,
+    recipe: str | Path | Mapping[str, Any],
     out: str | Path,
     overrides: Mapping[str, Any] | Iterable[str] = (),
     *,
@@ -145,13 +145,22 @@ def run(
 ) -> Run:
     """Run a recipe in a folder and return the run. Finished stages are skipped.
 
+    `recipe` is a built-in name, a YAML file, or the content of one as a dictionary.
+
     `overrides` changes settings: `{"stages.sft.num_train_epochs": 5}`, or a list of `"key=value"`. `update` recomputes
     stages that have become stale.
     """
     if isinstance(overrides, Mapping):
         overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     folder = expand_path(str(out))
-    run_recipe(load_recipe(recipe, overrides), folder, update=update)
+    if isinstance(recipe, Mapping):
+        data: object = dict(recipe)
+        for change in overrides:
+            data = override(data, change)
+        loaded = Recipe.read(data)
+    else:
+        loaded = load_recipe(recipe, overrides)
+    run_recipe(loaded, folder, update=update)
     return Run(folder)
 
 

@@ -59,7 +59,7 @@ class PassageStore:
     def __init__(self, folder: Path) -> None:
         with (folder / _LINES).open("rb") as file:
             self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        # A plain view of the mapped memory: slicing a memmap is slow.
+        # A plain array view: slicing a memmap is slow.
         self._offsets = np.asarray(np.load(folder / _OFFSETS, mmap_mode="r"))
 
     def __len__(self) -> int:

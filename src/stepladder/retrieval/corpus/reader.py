@@ -156,7 +156,7 @@ class _Seen:
         if found[0] == content:
             return True
         here, first = f"{self._files[file]}:{number}", f"{self._files[found[1]]}:{found[2]}"
-        raise CorpusError(f"{here}: duplicate id {passage.id!r} with another text, first at {first}; ids must be unique")
+        raise CorpusError(f"{here}: duplicate id {passage.id!r} with another text, see {first}; ids must be unique")
 
     def _is_new(self, statement: str, *values: object) -> bool:
         return self._database.execute(statement, values).rowcount == 1

@@ -1,12 +1,12 @@
-"""Dense retrieval: the passages whose embeddings lie nearest to the query's.
+"""Dense retrieval: the passages whose embeddings are nearest to the query's.
 
-In: passages and an encoder (encoder.py), to build an index in memory (`from_passages`) or beside the passages in a
-folder (`build`, `open`); then queries. Out: for each query its k best passages; scores are cosines or inner products.
+In: passages and an encoder (encoder.py), to build an index in memory (`from_passages`) or in a folder (`build`,
+`open`); then queries. Out: for each query its k best passages; scores are cosines or inner products.
 
-    vectors.npy, vectors.faiss   the embeddings, by layout (nearest.py)
+    vectors.npy, vectors.faiss   the embeddings, by layout (faiss_index.py)
     dense.json                   the layout, and the encoder with its prefixes and pooling
 
-An index is of no use with another encoder than its own: `open` encodes the first passage again and compares.
+An index works only with its own encoder: `open` encodes the first passage again and compares.
 """
 
 import json
@@ -33,20 +33,21 @@ from stepladder.retrieval.index.faiss_index import (
 )
 from stepladder.retrieval.index.manifest import BuildDetails
 from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY
+from stepladder.retrieval.index.registry import IndexKind
 from stepladder.retrieval.index.vectors import encode_passages, same_direction
 
 _DESCRIPTION = "dense.json"
 
 
 class DenseIndex(Retriever):
-    """An index of embeddings with its passages and its encoder."""
+    """An embedding index with its passages and its encoder."""
 
-    def __init__(self, nearest: VectorIndex, encoder: Encoder, passages: Passages) -> None:
-        self.nearest, self.encoder, self.passages = nearest, encoder, passages
+    def __init__(self, vectors: VectorIndex, encoder: Encoder, passages: Passages) -> None:
+        self.vectors, self.encoder, self.passages = vectors, encoder, passages
 
     @classmethod
     def from_passages(cls, passages: Iterable[Passage], encoder: Encoder | None = None) -> "DenseIndex":
-        """An index that lives in memory and compares a query with every passage, for small corpora."""
+        """An in-memory index with exact search, for small corpora."""
         encoder = encoder or Encoder()
         kept = tuple(check_unique_ids(passages))
         return cls(FlatIndex(encoder.passages(kept)), encoder, kept)
@@ -62,22 +63,22 @@ class DenseIndex(Retriever):
         memory: int = DEFAULT_MEMORY,
         progress: ProgressCallback = no_progress,
     ) -> BuildDetails:
-        """Write an index of the passages into a folder, going on where an earlier attempt ended; returns how."""
+        """Write an index of the passages into a folder, resuming an earlier attempt; returns the build details."""
         encoder = Encoder(settings, device=settings.device, dtype=settings.dtype, batch=settings.batch)
         check_memory(layout, len(passages), encoder.dimensions, memory)
         dtype = np.float32 if layout is Layout.flat else np.float16
-        kept = to.scratch if layout is Layout.hnsw else to.folder  # the graph has the vectors in it
-        vectors = encode_passages(passages, encoder, kept, to.scratch, dtype, memory, progress)
+        vectors_folder = to.scratch if layout is Layout.hnsw else to.folder  # an HNSW file contains the vectors
+        vectors = encode_passages(passages, encoder, vectors_folder, to.scratch, dtype, memory, progress)
         build_vector_index(layout, vectors, to.folder, memory, progress)
         return write_description(encoder, to.folder, layout, f"FAISS {version('faiss-cpu')}")
 
     @classmethod
     def open(
-        cls, folder: Path, passages: Passages, *, device: str = "cpu", nearest: VectorIndex | None = None
+        cls, folder: Path, passages: Passages, *, device: str = "cpu", vectors: VectorIndex | None = None
     ) -> "DenseIndex":
-        """The index in a folder that was built of these passages; queries are encoded on the device.
+        """The index in a folder, with its passages; queries are encoded on the device.
 
-        `nearest` has the vectors where they are not in the folder.
+        `vectors` is the vector index if it is not in the folder.
         """
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         layout = description.pop("layout")
@@ -85,16 +86,16 @@ class DenseIndex(Retriever):
             encoder = Encoder(EncoderConfig.read(description, str(folder / _DESCRIPTION)), device=device, dtype="fp32")
         except EncoderError as error:
             raise EncoderError(f"{error}. If it has moved, correct 'encoder' in {folder / _DESCRIPTION}") from error
-        nearest = nearest or open_vector_index(Layout(layout), folder)
-        _check_encoder(encoder, nearest.vector(0), passages[0], folder)
-        return cls(nearest, encoder, passages)
+        vectors = vectors or open_vector_index(Layout(layout), folder)
+        _check_encoder(encoder, vectors.vector(0), passages[0], folder)
+        return cls(vectors, encoder, passages)
 
     def search(self, queries: Sequence[str], k: int) -> list[tuple[Passage, ...]]:
         """For each query, in order, up to k passages with their scores, best first."""
         check_search(queries, k)
         if not queries:
             return []
-        scores, positions = self.nearest.search(self.encoder.queries(queries), min(k, len(self.passages)))
+        scores, positions = self.vectors.search(self.encoder.queries(queries), min(k, len(self.passages)))
         return [self._found(row, ids) for row, ids in zip(scores.tolist(), positions.tolist())]
 
     def _found(self, scores: list[float], positions: list[int]) -> tuple[Passage, ...]:
@@ -109,31 +110,46 @@ class DenseIndex(Retriever):
         )
 
     def close(self) -> None:
-        """Let go of the files of an index that was opened from a folder."""
-        self.nearest.close()
+        """Close the files of an index that was opened from a folder."""
+        self.vectors.close()
         if isinstance(self.passages, PassageStore):
             self.passages.close()
 
 
 def write_description(encoder: Encoder, folder: Path, layout: str, library: str) -> BuildDetails:
-    """Write down in a folder what `DenseIndex.open` must know; returns how the vectors were made."""
-    how = encoder.settings.model_dump()
+    """Write the settings that `DenseIndex.open` needs into a folder; returns the build details."""
+    settings = encoder.settings.model_dump()
     with atomic_file(folder / _DESCRIPTION) as file:
-        json.dump({"layout": layout, **how}, file, indent=2)
+        json.dump({"layout": layout, **settings}, file, indent=2)
     return {
-        **{name: value for name, value in how.items() if value is not None},
+        **{name: value for name, value in settings.items() if value is not None},
         "dimensions": encoder.dimensions,
         "encoded_in": "bf16" if encoder.bf16 else "fp32",
         "vectors": f"{library}, sentence-transformers {version('sentence-transformers')}",
     }
 
 
-def _check_encoder(encoder: Encoder, kept: Vectors, first: Passage, folder: Path) -> None:
+def _check_encoder(encoder: Encoder, stored: Vectors, first: Passage, folder: Path) -> None:
     now = encoder.passages([first])[0]
-    fits = len(now) == len(kept)
-    if not fits or not same_direction(now, kept):
-        found = f"it gives {len(now)} numbers, the index has {len(kept)}" if not fits else "it gives other vectors"
+    fits = len(now) == len(stored)
+    if not fits or not same_direction(now, stored):
+        found = f"it has {len(now)} dimensions, the index has {len(stored)}" if not fits else "its vectors differ"
         raise StepladderError(
-            f"{folder} was not made with the encoder that is now at '{encoder.settings.encoder}': {found}. Put the "
-            "encoder back that it was made with, or build the index again"
+            f"{folder} was not built with the encoder that is now at '{encoder.settings.encoder}': {found}. Restore "
+            "the original encoder, or rebuild the index"
         )
+
+
+def _kind(layout: Layout) -> IndexKind:
+    def build(
+        passages: Passages, to: PartialFolder, config: DenseConfig, memory: int, progress: ProgressCallback
+    ) -> BuildDetails:
+        return DenseIndex.build(passages, to, layout, config, memory=memory, progress=progress)
+
+    def open_(folder: Path, passages: Passages, device: str) -> Retriever:
+        return DenseIndex.open(folder, passages, device=device)
+
+    return IndexKind(DenseConfig, build, open_, dense=True, resumable=True)
+
+
+FLAT, HNSW, IVFPQ = map(_kind, (Layout.flat, Layout.hnsw, Layout.ivfpq))

@@ -1,11 +1,10 @@
-"""Encoders: texts in, vectors out, on the sentence-transformers library.
+"""Text encoders, with the sentence-transformers library.
 
-In: a model (a folder, a hub name, or `minilm`, which the extra `dense` installs), used as its card says
-(model_cards.py). Out: one vector of float32 a text; the inner product of a query's and a passage's says how well they
-fit.
+In: a model (a folder, a hub name, or `minilm` from the extra `dense`), used according to its model card
+(model_cards.py). Out: one float32 vector per text; the inner product of query and passage is their relevance.
 
-Passages may be encoded in bf16, which is quicker and loses nothing that matters among thousands of others; queries are
-few and always encoded in fp32, so that a query has the same vector alone and among others.
+Passages may be encoded in bf16, which is faster at a negligible loss; queries are always encoded in fp32, so that a
+query's vector does not depend on its batch.
 """
 
 import importlib.util
@@ -30,13 +29,12 @@ from stepladder.retrieval.index.model_cards import card_of
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-#: One vector a row.
+#: One vector per row.
 Vectors = npt.NDArray[np.float32]
 
-#: Longer texts are cut before they are tokenised: no encoder reads so far.
-_MOST_CHARACTERS = 100_000
-#: Batches are as wide as a multiple of so many tokens.
-_WIDTHS = 16
+#: Longer texts are truncated before tokenization: no encoder has such a context.
+_MAX_CHARACTERS = 100_000
+_PAD_TO_MULTIPLE_OF = 16
 _BATCH_ON_CPU, _BATCH_ON_GPU = 32, 512
 
 
@@ -45,7 +43,7 @@ class EncoderError(StepladderError):
 
 
 class Encoder:
-    """Makes vectors of queries and passages."""
+    """Encodes queries and passages."""
 
     def __init__(
         self,
@@ -57,20 +55,20 @@ class Encoder:
     ) -> None:
         settings = settings or EncoderConfig()
         self.device = pick_device(device)
-        wanted = dtype == "bf16" or (dtype == "auto" and _is_quick_at_bf16(self.device))
-        self.bf16 = wanted and pick_dtype("bf16", self.device) is torch.bfloat16
+        bf16 = dtype == "bf16" or (dtype == "auto" and _has_fast_bf16(self.device))
+        self.bf16 = bf16 and pick_dtype("bf16", self.device) is torch.bfloat16
         self.batch = batch or (_BATCH_ON_GPU if self.device.type == "cuda" else _BATCH_ON_CPU)
         self._model, self.settings = _load(settings, self.device)
 
     @property
     def dimensions(self) -> int:
-        """Numbers a vector."""
-        found = self._model.get_embedding_dimension()
-        assert found is not None
-        return found
+        """Dimensions of a vector."""
+        dimensions = self._model.get_embedding_dimension()
+        assert dimensions is not None
+        return dimensions
 
     def passages(self, passages: Sequence[Passage]) -> Vectors:
-        """The vectors of passages: of their titles and texts."""
+        """The vectors of passages, from titles and texts."""
         texts = [f"{passage.title}\n{passage.text}" if passage.title else passage.text for passage in passages]
         return self._encode(self._for_passages if self.bf16 else self._model, texts, self.settings.passage_prefix)
 
@@ -87,8 +85,8 @@ class Encoder:
             return np.zeros((0, self.dimensions), dtype=np.float32)
         with quiet_libraries():
             vectors: Vectors = model.encode(
-                # Without lone surrogates, which a tokenizer cannot read. Batches are sorted by length inside.
-                [text[:_MOST_CHARACTERS].encode("utf-8", "replace").decode() for text in texts],
+                # Without lone surrogates, which a tokenizer cannot read. The library sorts batches by length.
+                [text[:_MAX_CHARACTERS].encode("utf-8", "replace").decode() for text in texts],
                 prompt=prefix or "",
                 batch_size=self.batch,
                 show_progress_bar=False,
@@ -101,7 +99,7 @@ class Encoder:
 
 
 def _load(settings: EncoderConfig, device: torch.device) -> "tuple[SentenceTransformer, EncoderConfig]":
-    """The model, and its settings with all that its card says filled in."""
+    """The model, and its settings completed from its model card."""
     source = _source(settings.encoder)
     try:
         with quiet_libraries():
@@ -112,29 +110,32 @@ def _load(settings: EncoderConfig, device: torch.device) -> "tuple[SentenceTrans
             model = SentenceTransformer(source, device=str(device), local_files_only=local)
     except ImportError as error:
         raise StepladderError(
-            f"indexes of embeddings need sentence-transformers and FAISS ({error}): {install_command('dense')}"
+            f"embedding indexes need sentence-transformers and FAISS ({error}): {install_command('dense')}"
         ) from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise EncoderError(
-            f"the encoder '{settings.encoder}' cannot be loaded: {error}. Name minilm, a folder with the files of a "
-            "sentence-transformers or transformers model, or a model of the hub"
+            f"the encoder '{settings.encoder}' cannot be loaded: {error}. Use minilm, a folder with a "
+            "sentence-transformers or transformers model, or a hub name"
         ) from error
     card = card_of(settings.encoder)
-    plain = local and not (Path(source) / "modules.json").is_file()  # then the library takes the mean
-    wanted = settings.pooling or (card.pooling if plain else None)
-    for position, part in enumerate(model):
-        if isinstance(part, Pooling) and wanted is not None:
-            model[position] = Pooling(part.embedding_dimension, "lasttoken" if wanted == "last" else wanted)
-    own = model.prompts
+    plain = local and not (Path(source) / "modules.json").is_file()  # the library's default is mean pooling
+    pooling = settings.pooling or (card.pooling if plain else None)
+    for position, module in enumerate(model):
+        if isinstance(module, Pooling) and pooling is not None:
+            model[position] = Pooling(module.embedding_dimension, "lasttoken" if pooling == "last" else pooling)
+    prompts = model.prompts
     limit = min(settings.max_tokens or model.max_seq_length or 512, model.max_seq_length or 10**9)
     model.max_seq_length = limit
-    if isinstance(model[0], Transformer) and limit % _WIDTHS == 0:  # kernels are prepared for every new width: few
-        model[0].processing_kwargs = {**model[0].processing_kwargs, "text": {"pad_to_multiple_of": _WIDTHS}}
+    if (
+        isinstance(model[0], Transformer) and limit % _PAD_TO_MULTIPLE_OF == 0
+    ):  # kernels are prepared for each new width
+        padding = {"text": {"pad_to_multiple_of": _PAD_TO_MULTIPLE_OF}}
+        model[0].processing_kwargs = {**model[0].processing_kwargs, **padding}
     filled: dict[str, Any] = {
         "encoder": settings.encoder,
-        "query_prefix": _first(settings.query_prefix, own.get("query") or None, card.query_prefix),
+        "query_prefix": _first(settings.query_prefix, prompts.get("query") or None, card.query_prefix),
         "passage_prefix": _first(
-            settings.passage_prefix, own.get("document") or own.get("passage") or None, card.passage_prefix
+            settings.passage_prefix, prompts.get("document") or prompts.get("passage") or None, card.passage_prefix
         ),
         "pooling": _pooling(model),
         "similarity": settings.similarity or ("dot" if model.similarity_fn_name == "dot" else card.similarity),
@@ -148,9 +149,9 @@ def _first(*values: str | None) -> str:
 
 
 def _pooling(model: "SentenceTransformer") -> str | None:
-    """How a model pools, where it is one of the usual ways."""
+    """The pooling of a model, if it is a common one."""
     modes = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
-    found = next((part.pooling_mode for part in model if hasattr(part, "pooling_mode")), None)
+    found = next((module.pooling_mode for module in model if hasattr(module, "pooling_mode")), None)
     return modes.get(str(found))
 
 
@@ -163,7 +164,7 @@ def _source(encoder: str) -> str:
     return str(Path(package.origin).parent / "model")
 
 
-def _is_quick_at_bf16(device: torch.device) -> bool:
+def _has_fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
     return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())

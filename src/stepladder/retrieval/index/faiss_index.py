@@ -1,13 +1,13 @@
-"""The nearest of many vectors, on FAISS: three layouts that trade memory, time and exactness.
+"""Vector indexes with FAISS: three layouts that trade memory, time and exactness.
 
-In: the vectors of all passages (vectors.py). Out: for the vectors of queries, the positions with the largest inner
-products. Everything lies on disk and is mapped into memory; nothing is read that is not searched.
+In: the vectors of all passages (vectors.py). Out: for query vectors, the positions with the largest inner products. All
+files are memory-mapped.
 
-flat     compares all: exact; time grows with the corpus. Disk: 4 bytes a number
-hnsw     walks a graph of neighbours: milliseconds; building it holds all vectors in memory. Disk: 2 bytes a number and
-         270 bytes a passage for the graph
-ivfpq    looks into the cells nearest to the query, at vectors compressed to a byte for every 8 numbers, and compares
-         the best of those exactly. In memory: the compressed vectors. Disk: 2 bytes a number for the exact comparison
+flat     exhaustive search: exact; time grows with the corpus. Disk: 4 bytes per dimension
+hnsw     graph search: milliseconds; building holds all vectors in memory. Disk: 2 bytes per dimension and 270 bytes per
+         passage for the graph
+ivfpq    searches the cells nearest to the query with vectors compressed to one byte per 8 dimensions, and reranks the
+         best candidates exactly. In memory: the compressed vectors. Disk: 2 bytes per dimension for the reranking
 """
 
 from abc import ABC, abstractmethod
@@ -28,36 +28,38 @@ from stepladder.retrieval.index.vectors import StoredVectors, open_vectors
 Positions = npt.NDArray[np.int64]
 
 _INDEX = "vectors.faiss"
-#: Vectors that are taken into memory at a time.
+#: Vectors loaded into memory at a time.
 _BLOCK = 65_536
 
-#: Neighbours a vector has in the graph, and how many are looked at when it is put in, and at least in a search.
-_NEIGHBOURS, _BUILD_WIDTH, _SEARCH_WIDTH = 32, 100, 128
-_GRAPH_BYTES = 4 * (2 * _NEIGHBOURS + 4)
+#: HNSW parameters M, efConstruction and (minimum) efSearch.
+_M, _EF_CONSTRUCTION, _MIN_EF_SEARCH = 32, 100, 128
+_GRAPH_BYTES = 4 * (2 * _M + 4)
 
-#: Numbers of a vector that are compressed to one byte; PQ with 256 centroids needs so many vectors to learn from.
-_NUMBERS_A_BYTE, _FEWEST = 8, 10_000
-#: Cells that are looked into, and how many candidates a result are compared exactly.
-_CELLS, _CANDIDATES = 32, 16
+#: PQ: dimensions per byte, and the minimum number of vectors to train 256 centroids.
+_DIMENSIONS_PER_BYTE, _MIN_TRAINING = 8, 10_000
+#: IVF: cells to probe (nprobe), and exactly reranked candidates per result.
+_PROBES, _CANDIDATES = 32, 16
 
 
 class VectorIndex(ABC):
-    """Finds the vectors nearest to others."""
+    """Nearest-neighbor search over vectors."""
 
     @abstractmethod
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Positions]:
-        """Inner products and positions of the k best, best first; position -1 where there are fewer."""
+        """Inner products and positions of the k best, best first; position -1 if there are fewer."""
 
     @abstractmethod
     def vector(self, position: int) -> Vectors:
         """The vector at a position."""
 
     def close(self) -> None:  # noqa: B027
-        """Let go of what is held."""
+        """Release all resources."""
 
 
-def build_vector_index(layout: Layout, vectors: StoredVectors, folder: Path, memory: int, progress: ProgressCallback) -> None:
-    """Write the files of a layout into a folder. flat and ivfpq also need the vectors' own file there."""
+def build_vector_index(
+    layout: Layout, vectors: StoredVectors, folder: Path, memory: int, progress: ProgressCallback
+) -> None:
+    """Write the files of a layout into a folder. flat and ivfpq also need the vector file there."""
     check_memory(layout, len(vectors), vectors.shape[1], memory)
     if layout is Layout.hnsw:
         _build_hnsw(vectors, folder, progress)
@@ -66,26 +68,26 @@ def build_vector_index(layout: Layout, vectors: StoredVectors, folder: Path, mem
 
 
 def open_vector_index(layout: Layout, folder: Path) -> VectorIndex:
-    """What `build_vector_index` wrote, ready to search."""
+    """Open an index written by `build_vector_index`."""
     if layout is Layout.flat:
         return FlatIndex(open_vectors(folder))
     return _Hnsw(folder) if layout is Layout.hnsw else _IvfPq(folder)
 
 
 def check_memory(layout: Layout, count: int, dimensions: int, memory: int) -> None:
-    """Raise where building a layout cannot do with the memory, before hours are spent on it."""
+    """Raise if building a layout would exceed the memory limit, before hours are spent on it."""
     needed = _needed(layout, count, dimensions)
     if needed > memory:
         smaller = [each for each in Layout if _needed(each, count, dimensions) <= memory]
-        hint = f", or choose the kind {' or '.join(smaller)}" if smaller else ""
+        hint = f", or use the kind {' or '.join(smaller)}" if smaller else ""
         raise StepladderError(
-            f"building {layout} of {count:,} vectors takes about {format_bytes(needed)}, and the memory that was "
-            f"allowed is {format_bytes(memory)}: allow more (--memory){hint}"
+            f"building {layout} of {count:,} vectors needs about {format_bytes(needed)}, and the memory limit is "
+            f"{format_bytes(memory)}: raise it (--memory){hint}"
         )
-    if layout is Layout.ivfpq and count < _FEWEST:
+    if layout is Layout.ivfpq and count < _MIN_TRAINING:
         raise StepladderError(
-            f"ivfpq learns its compression from the vectors, and {count:,} passages are too few ({_FEWEST:,} or more): "
-            "choose the kind flat, which is quick at this size"
+            f"ivfpq trains its compression on the vectors and needs at least {_MIN_TRAINING:,} passages, not {count:,}: "
+            "use the kind flat, which is fast at this size"
         )
 
 
@@ -94,7 +96,7 @@ def _needed(layout: Layout, count: int, dimensions: int) -> int:
     if layout is Layout.hnsw:
         return block + count * (2 * dimensions + _GRAPH_BYTES)
     if layout is Layout.ivfpq:
-        return 2 * block + count * (dimensions // _NUMBERS_A_BYTE + 8)
+        return 2 * block + count * (dimensions // _DIMENSIONS_PER_BYTE + 8)
     return 0
 
 
@@ -102,7 +104,7 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise StepladderError(f"indexes of embeddings need FAISS: {install_command('dense')}") from error
+        raise StepladderError(f"embedding indexes need FAISS: {install_command('dense')}") from error
     return faiss
 
 
@@ -118,7 +120,7 @@ def _block(vectors: StoredVectors, start: int) -> Vectors:
 
 
 class FlatIndex(VectorIndex):
-    """Compares all vectors; they may also be mapped into memory."""
+    """Exact search over all vectors, which may be memory-mapped."""
 
     def __init__(self, vectors: StoredVectors) -> None:
         self._faiss = _faiss()
@@ -141,13 +143,13 @@ class FlatIndex(VectorIndex):
 def _build_hnsw(vectors: StoredVectors, folder: Path, progress: ProgressCallback) -> None:
     faiss = _faiss()
     count, dimensions = vectors.shape
-    index = faiss.IndexHNSWSQ(dimensions, faiss.ScalarQuantizer.QT_fp16, _NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = _BUILD_WIDTH
-    index.train(_block(vectors, 0))  # fp16 has nothing to learn, and FAISS insists
+    index = faiss.IndexHNSWSQ(dimensions, faiss.ScalarQuantizer.QT_fp16, _M, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = _EF_CONSTRUCTION
+    index.train(_block(vectors, 0))  # required by FAISS, although fp16 needs no training
     for start in range(0, count, _BLOCK):
-        progress("Linking neighbours", start, count)
+        progress("Building the HNSW graph", start, count)
         index.add(_block(vectors, start))
-    progress("Linking neighbours", count, count)
+    progress("Building the HNSW graph", count, count)
     faiss.write_index(index, str(folder / _INDEX))
 
 
@@ -157,8 +159,8 @@ class _Hnsw(VectorIndex):
         self._index = _read_index(folder, self._faiss.IO_FLAG_MMAP_IFC)
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Positions]:
-        width = self._faiss.SearchParametersHNSW(efSearch=max(_SEARCH_WIDTH, 2 * k))
-        scores, found = self._index.search(queries, k, params=width)
+        parameters = self._faiss.SearchParametersHNSW(efSearch=max(_MIN_EF_SEARCH, 2 * k))
+        scores, found = self._index.search(queries, k, params=parameters)
         return scores, found
 
     def vector(self, position: int) -> Vectors:
@@ -168,14 +170,17 @@ class _Hnsw(VectorIndex):
 def _build_ivfpq(vectors: StoredVectors, folder: Path, memory: int, progress: ProgressCallback) -> None:
     faiss = _faiss()
     count, dimensions = vectors.shape
-    if dimensions % _NUMBERS_A_BYTE:
-        raise StepladderError(f"ivfpq needs vectors of a multiple of {_NUMBERS_A_BYTE} numbers, not {dimensions}")
+    if dimensions % _DIMENSIONS_PER_BYTE:
+        raise StepladderError(
+            f"ivfpq needs vectors with a multiple of {_DIMENSIONS_PER_BYTE} dimensions, not {dimensions}"
+        )
     cells = max(64, min(int(4 * count**0.5), count // 64))
     coarse = faiss.IndexFlatIP(dimensions)
-    index = faiss.IndexIVFPQ(coarse, dimensions, cells, dimensions // _NUMBERS_A_BYTE, 8, faiss.METRIC_INNER_PRODUCT)
-    room = max(_BLOCK, (memory - _needed(Layout.ivfpq, count, dimensions)) // (4 * dimensions))
-    sample = min(count, room, max(_BLOCK, 64 * cells))
-    progress(f"Learning {cells:,} cells", 0, 0)
+    code_bytes = dimensions // _DIMENSIONS_PER_BYTE
+    index = faiss.IndexIVFPQ(coarse, dimensions, cells, code_bytes, 8, faiss.METRIC_INNER_PRODUCT)
+    limit = max(_BLOCK, (memory - _needed(Layout.ivfpq, count, dimensions)) // (4 * dimensions))
+    sample = min(count, limit, max(_BLOCK, 64 * cells))
+    progress(f"Training {cells:,} cells", 0, 0)
     chosen = np.sort(np.random.default_rng(0).choice(count, sample, replace=False))
     index.train(np.ascontiguousarray(vectors[chosen], dtype=np.float32))
     for start in range(0, count, _BLOCK):
@@ -192,15 +197,15 @@ class _IvfPq(VectorIndex):
         self._vectors = open_vectors(folder)
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Positions]:
-        cells = self._faiss.SearchParametersIVF(nprobe=_CELLS)
-        _, rough = self._index.search(queries, max(_CANDIDATES * k, 64), params=cells)
+        parameters = self._faiss.SearchParametersIVF(nprobe=_PROBES)
+        _, approximate = self._index.search(queries, max(_CANDIDATES * k, 64), params=parameters)
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
         found = np.full((len(queries), k), -1, dtype=np.int64)
-        for row, (query, candidates) in enumerate(zip(queries, rough)):
-            there = np.sort(candidates[candidates >= 0])
-            exact = self._vectors[there].astype(np.float32) @ query
+        for row, (query, candidates) in enumerate(zip(queries, approximate)):
+            positions = np.sort(candidates[candidates >= 0])
+            exact = self._vectors[positions].astype(np.float32) @ query
             best = np.argsort(-exact, kind="stable")[:k]
-            scores[row, : len(best)], found[row, : len(best)] = exact[best], there[best]
+            scores[row, : len(best)], found[row, : len(best)] = exact[best], positions[best]
         return scores, found
 
     def vector(self, position: int) -> Vectors:

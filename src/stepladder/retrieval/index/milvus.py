@@ -1,10 +1,10 @@
-"""Embeddings in Milvus: in a folder (milvus-lite, in this process), or in a server that many machines share.
+"""Embedding indexes in Milvus: in a folder (milvus-lite, in this process), or on a shared server.
 
-In: passages. Out: `build_milvus` puts their vectors into a collection (milvus_collection.py), `open_milvus` searches
-there; the passages stay in the index folder.
+In: passages. Out: `build_milvus` uploads their vectors to a collection (milvus_collection.py), `open_milvus` searches
+it; the passages stay in the index folder.
 
-    milvus.json   where the vectors are: address, collection, index
-    milvus.db     they themselves, where no address is given
+    milvus.json   location of the vectors: address, collection, index
+    milvus.db     the vectors, if no address is given
 """
 
 import json
@@ -19,7 +19,7 @@ import numpy as np
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import PartialFolder, atomic_file
-from stepladder.retrieval.base import ProgressCallback, no_progress
+from stepladder.retrieval.base import ProgressCallback, Retriever, no_progress
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.dense import DenseIndex, write_description
 from stepladder.retrieval.index.dense_config import MilvusConfig
@@ -37,17 +37,18 @@ from stepladder.retrieval.index.milvus_collection import (
     dimensions_of,
 )
 from stepladder.retrieval.index.milvus_server import ANSWER_SECONDS, WORK_SECONDS, Milvus, MilvusError
+from stepladder.retrieval.index.registry import IndexKind
 from stepladder.retrieval.index.vectors import StoredVectors, encode_passages
 
 _DESCRIPTION = "milvus.json"
 
-#: milvus-lite holds a vector several times. Beyond so many it also rewrites its files whenever it is opened.
-_COPIES, _MOST_EMBEDDED = 5, 1_000_000
+#: milvus-lite holds several copies of each vector, and beyond this size it rewrites its files whenever it is opened.
+_COPIES, _MAX_EMBEDDED = 5, 1_000_000
 
-#: Milvus's own limit on results, and queries a request.
-_MOST_RESULTS, _QUERIES = 16_384, 1024
-#: HNSW: neighbours that are looked at, at least.
-_WIDTH = 128
+#: Milvus's limit on results, and queries per request.
+_MAX_RESULTS, _QUERIES = 16_384, 1024
+#: Minimum `ef` of an HNSW search.
+_MIN_EF = 128
 
 
 def build_milvus(
@@ -58,43 +59,43 @@ def build_milvus(
     memory: int = DEFAULT_MEMORY,
     progress: ProgressCallback = no_progress,
 ) -> BuildDetails:
-    """Put the vectors of the passages into Milvus, going on where an earlier attempt ended; returns how."""
+    """Upload the vectors of the passages to Milvus, resuming an earlier attempt; returns the build details."""
     encoder = Encoder(settings, device=settings.device, dtype=settings.dtype, batch=settings.batch)
     if settings.uri is None:
         _check_size(len(passages), encoder.dimensions, memory)
-    Milvus(settings.uri, to.folder / EMBEDDED).close()  # a server that is down is found before hours of encoding
-    # Among the notes, which go when the index is finished: Milvus has the vectors then.
+    Milvus(settings.uri, to.folder / EMBEDDED).close()  # detect a missing server before hours of encoding
+    # In the scratch folder, which is removed at the end: Milvus has the vectors then.
     vectors = encode_passages(passages, encoder, to.scratch, to.scratch, np.float32, memory, progress)
     index = settings.milvus_index or ("HNSW" if settings.uri else "FLAT")
     collection = settings.collection or _name(to.folder, vectors)
-    place = CollectionInfo(settings.uri, collection, index, encoder.dimensions)
-    VectorUpload(vectors, place, to, progress).run()
-    if place.uri is None:
-        _settle(place, to.folder)
+    info = CollectionInfo(settings.uri, collection, index, encoder.dimensions)
+    VectorUpload(vectors, info, to, progress).run()
+    if info.uri is None:
+        _compact(info, to.folder)
     with atomic_file(to.folder / _DESCRIPTION) as file:
-        json.dump(asdict(place), file, indent=2)
+        json.dump(asdict(info), file, indent=2)
     return {
         **write_description(encoder, to.folder, "milvus", f"pymilvus {version('pymilvus')}"),
-        "uri": place.uri or EMBEDDED,
-        "collection": place.collection,
-        "milvus_index": place.index,
+        "uri": info.uri or EMBEDDED,
+        "collection": info.collection,
+        "milvus_index": info.index,
     }
 
 
 def open_milvus(folder: Path, passages: Passages, *, device: str = "cpu") -> DenseIndex:
-    """The index in a folder that `build_milvus` wrote, of these passages; queries are encoded on the device."""
-    place = CollectionInfo(**json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8")))
-    nearest = _InMilvus(place, folder, len(passages))
+    """The index in a folder written by `build_milvus`, with its passages; queries are encoded on the device."""
+    info = CollectionInfo(**json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8")))
+    vectors = _MilvusVectors(info, folder, len(passages))
     try:
-        return DenseIndex.open(folder, passages, device=device, nearest=nearest)
+        return DenseIndex.open(folder, passages, device=device, vectors=vectors)
     except BaseException:
-        nearest.close()
+        vectors.close()
         raise
 
 
-class _InMilvus(VectorIndex):
-    def __init__(self, place: CollectionInfo, folder: Path, count: int) -> None:
-        self._place, self._milvus = place, place.connect(folder)
+class _MilvusVectors(VectorIndex):
+    def __init__(self, info: CollectionInfo, folder: Path, count: int) -> None:
+        self._info, self._milvus = info, info.connect(folder)
         try:
             self._check(folder, count)
         except BaseException:
@@ -102,35 +103,35 @@ class _InMilvus(VectorIndex):
             raise
 
     def _check(self, folder: Path, count: int) -> None:
-        """Raise where the collection is not the one that was built."""
-        name, client, where = self._place.collection, self._milvus.client, self._milvus.where
-        again = f"Build {folder} again, or put the collection back"
-        with self._milvus.explained():
+        """Raise if the collection is not the one that was built."""
+        name, client, where = self._info.collection, self._milvus.client, self._milvus.where
+        fix = f"Rebuild {folder}, or restore the collection"
+        with self._milvus.wrap_errors():
             if not client.has_collection(name, timeout=ANSWER_SECONDS):
-                raise MilvusError(f"{where} has no collection '{name}'. {again}")
+                raise MilvusError(f"{where} has no collection '{name}'. {fix}")
             dimensions = dimensions_of(client, name)
-            if dimensions != self._place.dimensions:
-                found = f"vectors of {dimensions} numbers" if dimensions else "other fields"
-                raise MilvusError(f"{where}: '{name}' has {found}, not of {self._place.dimensions}. {again}")
+            if dimensions != self._info.dimensions:
+                found = f"vectors of {dimensions} dimensions" if dimensions else "other fields"
+                raise MilvusError(f"{where}: '{name}' has {found}, expected {self._info.dimensions}. {fix}")
             client.load_collection(name, timeout=WORK_SECONDS)
         found_count = count_of(self._milvus, name)
         if found_count != count:
-            raise MilvusError(f"{where}: '{name}' has {found_count:,} vectors for {count:,} passages. {again}")
+            raise MilvusError(f"{where}: '{name}' has {found_count:,} vectors for {count:,} passages. {fix}")
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Positions]:
-        if k > _MOST_RESULTS:
-            raise StepladderError(f"Milvus finds up to {_MOST_RESULTS:,} passages a query, not {k:,}")
+        if k > _MAX_RESULTS:
+            raise StepladderError(f"Milvus returns up to {_MAX_RESULTS:,} passages per query, not {k:,}")
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
         positions = np.full((len(queries), k), -1, dtype=np.int64)
-        wide = {"ef": max(_WIDTH, k)} if self._place.index == "HNSW" else {}
+        parameters = {"ef": max(_MIN_EF, k)} if self._info.index == "HNSW" else {}
         for start in range(0, len(queries), _QUERIES):
-            with self._milvus.explained():
+            with self._milvus.wrap_errors():
                 found = self._milvus.client.search(
-                    self._place.collection,
+                    self._info.collection,
                     data=list(queries[start : start + _QUERIES]),
                     limit=k,
-                    output_fields=[POSITION],  # none would be all of them with milvus-lite
-                    search_params={"metric_type": "IP", "params": wide},
+                    output_fields=[POSITION],  # for milvus-lite, an empty list means all fields
+                    search_params={"metric_type": "IP", "params": parameters},
                     anns_field=VECTOR,
                     timeout=ANSWER_SECONDS,
                 )
@@ -139,12 +140,14 @@ class _InMilvus(VectorIndex):
         return scores, positions
 
     def vector(self, position: int) -> Vectors:
-        with self._milvus.explained():
+        with self._milvus.wrap_errors():
             found = self._milvus.client.get(
-                self._place.collection, ids=[position], output_fields=[VECTOR], timeout=ANSWER_SECONDS
+                self._info.collection, ids=[position], output_fields=[VECTOR], timeout=ANSWER_SECONDS
             )
         if not found:
-            raise MilvusError(f"{self._milvus.where}: '{self._place.collection}' has no vector {position}: build again")
+            raise MilvusError(
+                f"{self._milvus.where}: '{self._info.collection}' has no vector {position}: rebuild the index"
+            )
         return np.asarray(found[0][VECTOR], dtype=np.float32)
 
     def close(self) -> None:
@@ -152,37 +155,49 @@ class _InMilvus(VectorIndex):
 
 
 def _name(folder: Path, vectors: StoredVectors) -> str:
-    """A collection's name, of the folder's and of what is in it."""
+    """A collection name from the folder's name and a hash of the vectors."""
     plain = re.sub(r"\W+", "_", folder.name.removesuffix(".unfinished"), flags=re.ASCII).strip("_")
     return f"stepladder_{plain[:100]}_{blake2b(np.ascontiguousarray(vectors).data, digest_size=4).hexdigest()}"
 
 
 def _check_size(count: int, dimensions: int, memory: int) -> None:
-    """Raise where milvus-lite cannot do with the memory, or would take hours to open."""
+    """Raise if milvus-lite would exceed the memory limit, or take hours to open."""
     needed = _COPIES * 4 * dimensions * count
-    if count > _MOST_EMBEDDED:
-        problem, more = f"is for up to {_MOST_EMBEDDED:,} passages, and there are {count:,}", ""
+    if count > _MAX_EMBEDDED:
+        problem, more = f"is for up to {_MAX_EMBEDDED:,} passages, and there are {count:,}", ""
     elif needed > memory:
         problem = (
-            f"takes about {format_bytes(needed)} for {count:,} vectors, and the memory that was allowed is "
-            f"{format_bytes(memory)}"
+            f"needs about {format_bytes(needed)} for {count:,} vectors, and the memory limit is {format_bytes(memory)}"
         )
-        more = "allow more (--memory), "
+        more = "raise it (--memory), "
     else:
         return
     raise StepladderError(
-        f"Milvus without a server {problem}: {more}give the address of a server (uri), or choose the kind hnsw or ivfpq"
+        f"Milvus without a server {problem}: {more}give the address of a server (uri), or use the kind hnsw or ivfpq"
     )
 
 
-def _settle(place: CollectionInfo, folder: Path) -> None:
-    """Open and close milvus-lite until it finds nothing to merge: the files of a finished index do not change."""
+def _compact(info: CollectionInfo, folder: Path) -> None:
+    """Open and close milvus-lite until nothing is left to merge: the files of a finished index must not change."""
     before, now = None, _sizes(folder / EMBEDDED)
     while before != now:
-        with closing(place.connect(folder)) as milvus, milvus.explained():
-            milvus.client.load_collection(place.collection, timeout=WORK_SECONDS)
+        with closing(info.connect(folder)) as milvus, milvus.wrap_errors():
+            milvus.client.load_collection(info.collection, timeout=WORK_SECONDS)
         before, now = now, _sizes(folder / EMBEDDED)
 
 
 def _sizes(folder: Path) -> dict[Path, int]:
     return {each: each.stat().st_size for each in folder.rglob("*") if each.is_file()}
+
+
+def _build(
+    passages: Passages, to: PartialFolder, config: MilvusConfig, memory: int, progress: ProgressCallback
+) -> BuildDetails:
+    return build_milvus(passages, to, config, memory=memory, progress=progress)
+
+
+def _open(folder: Path, passages: Passages, device: str) -> Retriever:
+    return open_milvus(folder, passages, device=device)
+
+
+MILVUS = IndexKind(MilvusConfig, _build, _open, dense=True, resumable=True)

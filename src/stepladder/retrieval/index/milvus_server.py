@@ -1,9 +1,9 @@
-"""Connections to Milvus: to a server by its address, or to milvus-lite, which runs inside this process on a folder.
+"""Connections to Milvus: to a server by address, or to milvus-lite, which runs inside this process on a folder.
 
-In: an address, or a folder. Out: `Milvus`, whose `client` is pymilvus's own and whose errors say which Milvus it was.
+In: an address, or a folder. Out: `Milvus`, with a pymilvus `client` and errors that name the instance.
 
-milvus-lite lets one process at a time into a folder; inside that process everybody shares it, and the last one to close
-stops it. The token for a server comes from the environment variable STEPLADDER_MILVUS_TOKEN and is kept nowhere.
+milvus-lite allows one process per folder; within the process its connections share one instance, which stops when the
+last one is closed. The token of a server is read from the environment variable STEPLADDER_MILVUS_TOKEN and not stored.
 """
 
 import logging
@@ -20,16 +20,16 @@ from stepladder.core.extras import install_command
 
 TOKEN = "STEPLADDER_MILVUS_TOKEN"
 
-#: Seconds that a server gets to take a connection, to answer what it can answer at once, and to do what takes time.
+#: Timeouts in seconds: to connect, for quick requests, and for long operations.
 CONNECT_SECONDS, ANSWER_SECONDS, WORK_SECONDS = 10.0, 60.0, 1800.0
 
 
 class MilvusError(StepladderError):
-    """Milvus cannot be reached, or refuses what it is asked for."""
+    """Milvus cannot be reached, or rejects a request."""
 
 
 class Milvus:
-    """A connection to Milvus: to the server at `uri`, else to milvus-lite on the `folder`."""
+    """A connection to Milvus: to the server at `uri`, or else to milvus-lite on the `folder`."""
 
     def __init__(self, uri: str | None, folder: Path) -> None:
         library = _pymilvus()
@@ -38,17 +38,17 @@ class Milvus:
         address = self._embedded.address if self._embedded else uri
         token = os.environ.get(TOKEN, "") if uri else ""
         try:
-            with self.explained():
-                # Not shared: pymilvus would give the next server at the same port the connection of the last one.
+            with self.wrap_errors():
+                # dedicated: pymilvus would reuse the connection of an earlier server at the same port.
                 self.client: Any = library.MilvusClient(address, token=token, timeout=CONNECT_SECONDS, dedicated=True)
         except MilvusError as error:
             self._release()
-            hint = f"check the token in {TOKEN}" if token else f"set {TOKEN} if it asks for a token"
-            raise MilvusError(f"{error}. See whether it is running and the address is right, and {hint}") from error
+            hint = f"check the token in {TOKEN}" if token else f"set {TOKEN} if it requires a token"
+            raise MilvusError(f"{error}. Check that it is running and the address is right, and {hint}") from error
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Errors inside are raised as `MilvusError`."""
+    def wrap_errors(self) -> Iterator[None]:
+        """Raise pymilvus errors inside the block as `MilvusError`."""
         from grpc import RpcError  # type: ignore[import-untyped]
 
         try:
@@ -58,7 +58,7 @@ class Milvus:
             raise MilvusError(f"{self.where}: {' '.join(reason.split())}") from error
 
     def close(self) -> None:
-        """Let go of the connection, and of the folder."""
+        """Close the connection and release the folder."""
         self.client.close()
         self._release()
 
@@ -70,7 +70,7 @@ class Milvus:
 
 @dataclass(slots=True)
 class _Embedded:
-    """milvus-lite on a folder, and how many connections it has."""
+    """A milvus-lite instance on a folder, with its number of connections."""
 
     server: Any
     database: Any
@@ -78,7 +78,7 @@ class _Embedded:
     users: int = 1
 
 
-#: By the file that milvus-lite locks: a folder may be moved, and another one put in its place, while it is open.
+#: By the identity of milvus-lite's lock file: a folder may be moved and replaced while it is open.
 _running: dict[tuple[int, int], _Embedded] = {}
 _starting = threading.Lock()
 
@@ -98,11 +98,11 @@ def _start(folder: Path) -> _Embedded:
             server, database, port = start_server_in_thread(str(folder))
         except DataDirLockedError as error:
             raise MilvusError(
-                f"{folder} is open in another process, and milvus-lite lets in one at a time: wait for its end, share "
-                "the index with `stepladder serve`, or build it in a Milvus server (uri)"
+                f"{folder} is open in another process, and milvus-lite allows one at a time: wait until it finishes, "
+                "share the index with `stepladder serve`, or build it in a Milvus server (uri)"
             ) from error
         except OSError as error:
-            raise MilvusError(f"{folder} cannot be opened: {error}. milvus-lite must be able to write there") from error
+            raise MilvusError(f"{folder} cannot be opened: {error}. milvus-lite needs write access") from error
         started = _Embedded(server, database, f"http://127.0.0.1:{port}")
         _running[_identity(folder)] = started
         return started
@@ -116,19 +116,19 @@ def _stop(embedded: _Embedded) -> None:
         for identity in [each for each, running in _running.items() if running is embedded]:
             del _running[identity]
         embedded.server.stop(grace=None).wait()
-        embedded.database.close()  # writes what is left, and lets go of the lock
+        embedded.database.close()  # flushes, and releases the lock
 
 
 def _identity(folder: Path) -> tuple[int, int]:
     try:
         found = (folder / "LOCK").stat()
     except FileNotFoundError:
-        return (0, 0)  # of no file
+        return (0, 0)  # matches no file
     return found.st_dev, found.st_ino
 
 
 def _pymilvus() -> Any:
-    # gRPC tells the terminal about every fork of a process that uses it.
+    # Otherwise gRPC prints a message for every fork.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         import pymilvus  # type: ignore[import-untyped]
@@ -139,11 +139,11 @@ def _pymilvus() -> Any:
 
 
 def _silence(*loggers: str) -> None:
-    """Keep from the terminal what libraries print there and also raise; handlers that are added later stay."""
+    """Silence loggers whose messages are also raised as errors; handlers that are added later stay."""
     for logger in map(logging.getLogger, loggers):
         if not any(isinstance(each, logging.NullHandler) for each in logger.handlers):
             logger.handlers = [logging.NullHandler()]
 
 
 def _not_installed(error: ImportError) -> StepladderError:
-    return StepladderError(f"the kind milvus needs its libraries ({error}): {install_command('milvus')}")
+    return StepladderError(f"the index kind milvus needs its libraries ({error}): {install_command('milvus')}")

@@ -40,7 +40,7 @@ INDEX_KINDS: Registry[IndexKind] = Registry(
         "bm25": ("stepladder.retrieval.index.bm25:BM25", "stemmed terms; needs no model"),
         "flat": ("stepladder.retrieval.index.dense:FLAT", "embeddings, exact search"),
         "hnsw": ("stepladder.retrieval.index.dense:HNSW", "embeddings, graph of neighbors: fast, in memory"),
-        "ivfpq": ("stepladder.retrieval.index.dense:IVFPQ", "embeddings, compressed, then reranked exactly: low memory"),
+        "ivfpq": ("stepladder.retrieval.index.dense:IVFPQ", "compressed embeddings with exact reranking: low memory"),
         "milvus": ("stepladder.retrieval.index.milvus:MILVUS", "embeddings in Milvus, in a file or a cluster"),
     },
 )

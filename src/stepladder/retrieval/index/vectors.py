@@ -1,8 +1,8 @@
-"""The vectors of all passages in one file, made shard by shard: work of hours that can be cut off at any time.
+"""Encode all passages into one vector file, shard by shard, with resume.
 
-In: passages and an encoder. Out: `vectors.npy`, one row a passage, mapped into memory. After each shard is on disk, a
-note says so, and a next attempt begins behind it. Shards begin at fixed positions and are encoded in the same batches
-whenever that happens, so the file does not depend on how often the work was cut off.
+In: passages and an encoder. Out: `vectors.npy`, one row per passage, memory-mapped. A checkpoint is written after each
+shard, and the next attempt resumes after it. Shards start at fixed positions and are encoded in the same batches every
+time, so the result does not depend on interruptions.
 """
 
 from pathlib import Path
@@ -18,19 +18,19 @@ from stepladder.retrieval.index.encoder import Encoder, Vectors
 from stepladder.retrieval.index.memory_budget import format_bytes
 
 VECTORS = "vectors.npy"
-_NOTE = "encoded.txt"
+_CHECKPOINT = "encoded.txt"
 
-#: Passages a shard: what is lost at most when the work is cut off, half a minute on a CPU.
+#: Passages per shard: the most that an interruption loses, half a minute on a CPU.
 SHARD = 4096
 #: Batches that are sorted by length together.
 _BATCHES = 32
-#: A passage on its way through a tokenizer and back takes about so many bytes beside its vector.
-_BYTES_A_PASSAGE = 8_000
+#: Approximate memory per passage during encoding, in bytes, without its vector.
+_BYTES_PER_PASSAGE = 8_000
 
-#: The least cosine of two vectors that one encoder makes of one text.
-_SAME = 0.98
+#: Minimum cosine similarity of two encodings of the same text by the same encoder.
+_MIN_COSINE = 0.98
 
-#: One vector a row, as they lie on disk.
+#: One vector per row, as stored on disk.
 StoredVectors = npt.NDArray[np.float32] | npt.NDArray[np.float16]
 
 
@@ -38,20 +38,20 @@ def encode_passages(
     passages: Passages,
     encoder: Encoder,
     folder: Path,
-    notes: Path,
+    scratch: Path,
     dtype: type[np.float32] | type[np.float16],
     memory: int,
     progress: ProgressCallback,
 ) -> StoredVectors:
-    """The vectors of the passages, in a file of the folder; how far it came stands in the notes."""
-    file, note = folder / VECTORS, notes / _NOTE
-    needed = SHARD * (_BYTES_A_PASSAGE + 12 * encoder.dimensions)
+    """Encode the passages into a file in the folder, with the checkpoint in the scratch folder."""
+    file, checkpoint = folder / VECTORS, scratch / _CHECKPOINT
+    needed = SHARD * (_BYTES_PER_PASSAGE + 12 * encoder.dimensions)
     if memory < needed:
         raise StepladderError(
-            f"encoding takes about {format_bytes(needed)} beside the model, and the memory that was allowed is "
-            f"{format_bytes(memory)}: allow more (--memory)"
+            f"encoding needs about {format_bytes(needed)} in addition to the model, and the memory limit is "
+            f"{format_bytes(memory)}: raise it (--memory)"
         )
-    done = _done(file, note, passages, encoder)
+    done = _done(file, checkpoint, passages, encoder)
     if not done:
         np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(len(passages), encoder.dimensions))  # type: ignore[no-untyped-call]
     vectors = np.load(file, mmap_mode="r+")
@@ -65,18 +65,18 @@ def encode_passages(
                 progress("Encoding passages", some.stop, len(passages))
         vectors.flush()
         sync(file)
-        with atomic_file(note) as written:
+        with atomic_file(checkpoint) as written:
             written.write(str(end))
         progress("Encoding passages", end, len(passages))
     return open_vectors(folder)
 
 
-def _done(file: Path, note: Path, passages: Passages, encoder: Encoder) -> int:
-    """How many vectors an earlier attempt has left that are whole and of this encoder."""
-    if not note.exists():
+def _done(file: Path, checkpoint: Path, passages: Passages, encoder: Encoder) -> int:
+    """The number of valid vectors from an earlier attempt with this encoder."""
+    if not checkpoint.exists():
         return 0
     try:
-        done, vectors = int(note.read_text(encoding="utf-8")), np.load(file, mmap_mode="r")
+        done, vectors = int(checkpoint.read_text(encoding="utf-8")), np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return 0
     if vectors.shape != (len(passages), encoder.dimensions) or not 0 < done <= len(vectors):
@@ -86,11 +86,11 @@ def _done(file: Path, note: Path, passages: Passages, encoder: Encoder) -> int:
 
 
 def same_direction(one: Vectors, other: Vectors) -> bool:
-    """Whether two vectors can be of the same text by the same encoder; bf16 alone costs 1e-3 of the cosine."""
-    return float(one @ other) >= _SAME * float(np.linalg.norm(one) * np.linalg.norm(other)) > 0
+    """Whether two vectors can be encodings of the same text by the same encoder; bf16 changes the cosine by 1e-3."""
+    return float(one @ other) >= _MIN_COSINE * float(np.linalg.norm(one) * np.linalg.norm(other)) > 0
 
 
 def open_vectors(folder: Path) -> StoredVectors:
-    """The vectors in a folder, mapped into memory."""
-    # A plain view of the mapped memory: slicing a memmap is slow.
+    """The memory-mapped vectors in a folder."""
+    # A plain array view: slicing a memmap is slow.
     return np.asarray(np.load(folder / VECTORS, mmap_mode="r"))

@@ -61,7 +61,9 @@ def read_request(body: bytes, limits: ServerConfig) -> SearchRequest:
     if not isinstance(queries, list):
         raise BadRequest(f'"queries" must be a list of strings, found {json_type(queries)}')
     if len(queries) > limits.max_queries:
-        raise BadRequest(f'"queries" has {len(queries):,} entries; this server accepts {limits.max_queries:,} per request')
+        raise BadRequest(
+            f'"queries" has {len(queries):,} items; this server accepts {limits.max_queries:,} per request'
+        )
     for position, query in enumerate(queries):
         if not isinstance(query, str):
             raise BadRequest(f'"queries"[{position}] must be a string, found {json_type(query)}')

@@ -21,7 +21,7 @@ from prometheus_client import Counter, Gauge
 from stepladder.core.requests import Algorithm, Job
 from stepladder.core.trace import Step, StopReason, Trajectory, Usage
 from stepladder.driver import Driver, Failure, Outcome
-from stepladder.explore.episode import Cost, metered, watched
+from stepladder.explore.episode import Cost, metered, watch_states
 from stepladder.serve.http.server_metrics import Metrics
 from stepladder.serve.http.timeouts import QueueFull
 
@@ -218,7 +218,7 @@ class Player:
                 shown.extend(new)
                 self._tell(ticket, new)
 
-        return lambda: metered(watched(ticket.algorithm, look), ticket.cost)
+        return lambda: metered(watch_states(ticket.algorithm, look), ticket.cost)
 
     def _tell_end(self, ticket: Ticket, outcome: Outcome[Any]) -> None:
         if outcome.failure is not None and not ticket.gone:

@@ -34,7 +34,7 @@ from stepladder.core.trace import (
 )
 from stepladder.driver import Driver, Outcome
 from stepladder.explore.branching import branching
-from stepladder.explore.episode import EpisodeConfig, episode, newly_read
+from stepladder.explore.episode import EpisodeConfig, episode, new_segments
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit import CreditedEpisode, credit_group, credit_tree
 from stepladder.train.loop.training_loop import Precision
@@ -185,7 +185,7 @@ def check_single_context(agent: Agent) -> None:
     start = Trajectory(Question("", "?", ()), agent.name)
     query, found = Action(ActionKind.QUERY, "?"), (Passage("", "?", "?"),)
     state = start.extend(Step(agent.render(start), Segment(Author.POLICY, "?"), query, found))
-    _, restarts = newly_read(state, agent.render(state))
+    _, restarts = new_segments(state, agent.render(state))
     if restarts:
         raise multiple_contexts(agent.name)
 

@@ -5,7 +5,7 @@ the stage of a recipe does, and returns its report.
 """
 
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -31,12 +31,12 @@ Report = TypeVar("Report")
 
 
 @dataclass
-class PublicTrainer(Generic[SomeConfig, Report]):
+class PublicTrainer(ABC, Generic[SomeConfig, Report]):
     """Trains a policy. Subclasses name their settings and call their `train_*` function."""
 
     #: A built-in name, a hub name or a model folder.
     policy: str | os.PathLike[str]
-    agent: str | Agent = "prorag"
+    agent: str | os.PathLike[str] | Agent = "prorag"
     data: str | os.PathLike[str] | DataSet = "atlas"
     #: Settings; None is the defaults.
     args: SomeConfig | None = None
@@ -72,7 +72,7 @@ class PublicTrainer(Generic[SomeConfig, Report]):
     def _context(self, stack: ExitStack) -> TrainingContext:
         if self.output_dir is None:
             self.output_dir = _new_folder(self.kind)
-        agent = make_agent(self.agent, check_agent) if isinstance(self.agent, str) else self.agent
+        agent = self.agent if isinstance(self.agent, Agent) else make_agent(os.fspath(self.agent), check_agent)
         data = self.data if isinstance(self.data, DataSet) else open_data(os.fspath(self.data))
         dev_questions = getattr(self._config, "dev_questions", 0)
         if dev_questions and "dev" not in data.questions:

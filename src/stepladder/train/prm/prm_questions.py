@@ -1,7 +1,7 @@
-"""Whose steps a reward model learns from, beside those of the trees.
+"""The questions of a PRM's training data, besides those of the trees.
 
-In: the settings, the train questions, and the ids of those that were explored. Out: the questions that the policy
-plays, those whose gold chains are learnt from, and the ids of those that are held out.
+In: the settings, the train questions, and the ids of the explored ones. Out: the questions to sample episodes of, those
+to take gold trajectories of, and the ids of the held-out ones.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,22 +15,23 @@ from stepladder.data.sampling import sample_questions
 
 @dataclass(frozen=True, slots=True)
 class PRMQuestions:
-    """Questions by what is made of them."""
+    """Questions by their use."""
 
-    #: Nothing is learnt of these, whatever is made of them. The pairs of the same trees hold out none that is not here,
-    #: so that all objectives can be compared on those.
+    #: Not trained on in any form. The held-out pairs of the same trees are of these questions too, so that all
+    #: objectives can be compared on them.
     held_out: frozenset[str]
+    #: For sampled episodes, and for gold trajectories.
     played: tuple[Question, ...]
     chained: tuple[Question, ...]
 
 
-def choose(settings: PRMConfig, questions: Sequence[Question], explored: Iterable[str], seed: int) -> PRMQuestions:
-    """Chosen by the seed; played are those that the gold judge can say something of."""
+def choose_questions(config: PRMConfig, questions: Sequence[Question], explored: Iterable[str], seed: int) -> PRMQuestions:
+    """A seeded choice; episodes are sampled only of questions that the gold judge can judge."""
     judged = [question for question in questions if question.hops or question.gold_passages]
-    played = sample_questions(judged, settings.episodes, seed) if settings.episodes else []
-    held_out = dev_questions(explored, settings.dev_share)
+    played = sample_questions(judged, config.episodes, seed) if config.episodes else []
+    held_out = dev_questions(explored, config.dev_share)
     if played:
-        held_out |= dev_questions((question.id for question in played), settings.dev_share)
+        held_out |= dev_questions((question.id for question in played), config.dev_share)
     others = [question for question in questions if question.id not in held_out]
-    chained = sample_questions(others, settings.chains, seed, balance=True) if settings.chains else []
+    chained = sample_questions(others, config.chains, seed, balance=True) if config.chains else []
     return PRMQuestions(held_out, tuple(played), tuple(chained))

@@ -1,17 +1,19 @@
 """Training a process reward model (ProRAG, stage 2; RAG-Gym's critic).
 
-In: a model to begin with, and examples to learn from and to hold out. Out, in one folder:
+In: an initial model, and training and held-out examples. Out, in one folder:
 
-    curves.jsonl    one row an update (loss; for pairs also accuracy and margin) and one a dev score
+    curves.jsonl    one row per update (loss; for pairs also accuracy and margin) and per dev evaluation
     checkpoints/    the newest and the best, to resume from
     reward/         the best by held-out loss: an ordinary AutoModelForSequenceClassification with its tokenizer
 
-It is not trl's StepRewardTrainer: that one reads one text a score, chosen and rejected each with the whole state, and knows
-no values. Its loss is the same.
+It is not trl's RewardTrainer, which reads the whole state once per score and has no target values. The ranking loss is
+the same.
 """
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,145 +24,182 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from stepladder.core.errors import StepladderError
-from stepladder.driver import OutcomeCallback
+from stepladder.core.trace import Pair, Question
+from stepladder.data import DataSet
+from stepladder.engines import make_engine
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.judges.prm.prm_inputs import PRMInputBuilder
-from stepladder.judges.prm.reward_model import ProcessRewardModel, load_reward_model, load_for_training, patch_step_forward
+from stepladder.judges.prm.reward_model import (
+    ProcessRewardModel,
+    load_for_training,
+    load_reward_model,
+    patch_step_forward,
+)
 from stepladder.models.length_batches import context_window
-from stepladder.models.loading import DTYPES, context_limit_of, pick_dtype, quiet_libraries
+from stepladder.models.loading import DTYPES, context_limit_of, quiet_libraries
+from stepladder.preferences.pairs import read_pairs
+from stepladder.train.loop.base_trainer import BaseTrainer, DevScore
+from stepladder.train.loop.compute import Compute, prepare_compute
+from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.policy import add_lora
-from stepladder.train.loop.training_loop import Compute, training_numbers, fit, lr_for, prepare_compute
-from stepladder.train.loop.base_trainer import DevScore, BaseTrainer
+from stepladder.train.loop.public_trainer import PublicTrainer
+from stepladder.train.loop.training_loop import learning_rate_for, report_line, run_training, training_numbers
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import PRMBatch, PRMExample, collate_examples
 from stepladder.train.prm.prm_losses import centering_loss, ranking_loss, value_loss
+from stepladder.train.prm.prm_sources import ExampleMaker, pair_examples, tree_examples
+from stepladder.train.transcripts.sampled_episodes import policy_episodes
 
-#: Makes the examples to learn from and those held out, and tells in numbers what they are.
-ExampleMaker = Callable[[PRMInputBuilder], tuple[Sequence[PRMExample], Sequence[PRMExample], dict[str, object]]]
-#: Examples scored at once on what is held out.
-_HELD_OUT_BATCH = 16
+#: Examples per batch of the dev evaluation.
+_DEV_BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PRMReport:
-    """What came of the training."""
+    """The result of training a PRM."""
 
     #: A model folder.
     reward: Path
-    numbers: dict[str, object]
+    #: Counts and metrics, as in the stage's summary.
+    numbers: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return report_line(self.reward, self.numbers)
 
 
-def batch_loss(scores_S: torch.Tensor, batch: PRMBatch, centre: float) -> tuple[torch.Tensor, dict[str, float]]:
-    """The loss of a batch, summed over its pairs or steps, and what else was seen of it, as sums."""
+@dataclass
+class PRMTrainer(PublicTrainer[PRMConfig, PRMReport]):
+    """Trains a process reward model: `PRMTrainer("runs/nano/sft/policy", pairs="runs/nano/pairs/pairs").train()`."""
+
+    #: For the objective `pairs`: pairs, or a folder or file of them. `held_out` is used with a sequence of pairs.
+    pairs: Sequence[Pair] | str | os.PathLike[str] | None = None
+    held_out: Sequence[Pair] = ()
+    #: For the other objectives: a file of search trees.
+    trees: str | os.PathLike[str] | None = None
+
+    kind = "prm"
+    config_class = PRMConfig
+
+    def _questions(self, data: DataSet) -> tuple[Question, ...]:
+        return data.split("train") if self.pairs is None else tuple(data.all_questions())
+
+    def _train(self, policy: str, context: TrainingContext, config: PRMConfig) -> PRMReport:
+        if config.objective == "pairs":
+            if self.pairs is None:
+                raise StepladderError("objective 'pairs' needs pairs")
+            examples = pair_examples(config, context, *read_pairs(self.pairs, self.held_out))
+        else:
+            if self.trees is None:
+                raise StepladderError(f"objective '{config.objective}' needs trees")
+            sample = partial(
+                policy_episodes,
+                context,
+                lambda: closing(make_engine("transformers", context.agent, model=policy, device=context.device)),
+                num_generations=config.num_generations,
+                temperature=config.temperature,
+                label="Episodes",
+            )
+            examples = tree_examples(config, context, Path(self.trees), policy, sample)
+        return train_prm(config.model or policy, context, config, examples)
+
+
+def batch_loss(scores_S: torch.Tensor, batch: PRMBatch, centering: float) -> tuple[torch.Tensor, dict[str, float]]:
+    """The loss of a batch and its metrics, summed over pairs or steps."""
     if not len(batch["better"]):
         loss = (value_loss(scores_S, batch["values"]) * batch["weights"]).sum()
         ends = slice(batch["steps"])
-        off = (scores_S[ends].detach().sigmoid() - batch["values"][ends]).abs().sum()
-        return loss, {"error": float(off)}
+        error = (scores_S[ends].detach().sigmoid() - batch["values"][ends]).abs().sum()
+        return loss, {"error": float(error)}
     better_P, worse_P = scores_S[batch["better"]], scores_S[batch["worse"]]
     losses_P = ranking_loss(better_P, worse_P, batch["margins"])
-    if centre:
-        losses_P = losses_P + centre * centering_loss(better_P, worse_P)
-    gaps_P = (better_P - worse_P).detach()
-    return losses_P.sum(), {"accuracy": float((gaps_P > 0).sum()), "margin": float(gaps_P.sum())}
+    if centering:
+        losses_P = losses_P + centering * centering_loss(better_P, worse_P)
+    margins_P = (better_P - worse_P).detach()
+    return losses_P.sum(), {"accuracy": float((margins_P > 0).sum()), "margin": float(margins_P.sum())}
 
 
-def weight_of(batch: PRMBatch) -> int:
-    """How many pairs or steps a batch has."""
+def count_targets(batch: PRMBatch) -> int:
+    """The number of pairs or steps."""
     return len(batch["better"]) or batch["steps"]
 
 
 class StepRewardTrainer(BaseTrainer):
     """Trains a model with a scalar head."""
 
-    #: Set by whoever makes a trainer.
-    centre = 0.0
+    #: Weight of the centering loss; set after construction.
+    centering = 0.0
 
-    def weight_of(self, batch: Any) -> float:
+    def loss_weight(self, batch: Any) -> float:
         """Pairs or steps."""
-        return float(weight_of(batch))
+        return float(count_targets(batch))
 
-    def policy_tokens_of(self, batch: Any) -> float:
-        """Here: the steps that are scored."""
+    def count_policy_tokens(self, batch: Any) -> float:
+        """Here: the scored steps."""
         return float(batch["steps"])
 
     def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Over pairs or steps."""
-        loss, seen = batch_loss(_scores(model, batch), batch, self.centre)
-        self.noted.update(seen)
+        loss, metrics = batch_loss(_scores(model, batch), batch, self.centering)
+        self.batch_metrics.update(metrics)
         return loss
 
 
 def _scores(model: nn.Module, batch: PRMBatch) -> torch.Tensor:
-    found: torch.Tensor = model(input_ids=batch["input_ids"], rows=batch["rows"], columns=batch["columns"])
-    return found.float()
+    scores_S: torch.Tensor = model(input_ids=batch["input_ids"], rows=batch["rows"], columns=batch["columns"])
+    return scores_S.float()
 
 
-def train_prm(
-    model: str | Path,
-    examples_for: ExampleMaker,
-    settings: PRMConfig,
-    folder: Path,
-    *,
-    seed: int,
-    device: str = "auto",
-    dtype: str = "auto",
-    watch: OutcomeCallback | None = None,
-) -> PRMReport:
-    """Train a reward model that begins as `model`; the same call goes on where an earlier one was killed."""
-    place = prepare_compute(settings, seed, device, "prm")
-    pick_dtype(dtype, place.device)
+def train_prm(model: str | Path, context: TrainingContext, config: PRMConfig, make_examples: ExampleMaker) -> PRMReport:
+    """Train a PRM that starts as `model`."""
+    compute = prepare_compute(config, context, "prm")
     with quiet_libraries():
         start, tokenizer = load_for_training(model)
         stored = next(start.parameters()).dtype
-        base = start.to(place.device, torch.bfloat16 if place.bf16 and settings.lora is not None else torch.float32)
-        scoring: Any = base if settings.lora is None else add_lora(base, settings.lora, model, "SEQ_CLS", ("score",))
-        patch_step_forward(scoring)
-        text = scoring.config.get_text_config()
-        window = settings.max_length or context_limit_of(text)
-        builder = PRMInputBuilder(Encoding(tokenizer), window, text.pad_token_id, retokenize=settings.retokenize)
-        train, dev, counts = examples_for(builder)
+        base = start.to(compute.device, torch.bfloat16 if compute.bf16 and config.lora is not None else torch.float32)
+        prm: Any = base if config.lora is None else add_lora(base, config.lora, model, "SEQ_CLS", ("score",))
+        patch_step_forward(prm)
+        text = prm.config.get_text_config()
+        max_length = config.max_length or context_limit_of(text)
+        builder = PRMInputBuilder(Encoding(tokenizer), max_length, text.pad_token_id, retokenize=config.retokenize)
+        train, dev, counts = make_examples(builder)
         if not train:
-            raise StepladderError("there is nothing to train a reward model on")
-        dev_score = _held_out_score(scoring, dev, settings, place) if dev else None
+            raise StepladderError("there are no examples to train a reward model on")
 
         def trainer(arguments: TrainingArguments) -> BaseTrainer:
-            together: Any = partial(collate_examples, dense=settings.dense, window=context_window(scoring))
+            collator: Any = partial(collate_examples, dense=config.dense, max_length=context_window(prm))
             held_out: Any = [None] if dev else None
-            made = StepRewardTrainer(scoring, arguments, together, train_dataset=list(train), eval_dataset=held_out)
-            made.centre = settings.center_rewards_coefficient
+            made = StepRewardTrainer(prm, arguments, collator, train_dataset=list(train), eval_dataset=held_out)
+            made.centering = config.center_rewards_coefficient
             return made
 
-        curves, checkpoint = fit(
+        metrics, checkpoint = run_training(
             trainer,
             [example.length for example in train],
-            settings,
-            settings.learning_rate if settings.learning_rate != "auto" else lr_for(scoring, settings.lora),
-            folder,
-            place,
-            dev_score=dev_score,
+            config,
+            learning_rate_for(config, prm),
+            context,
+            compute,
+            dev_eval=_dev_evaluator(prm, dev, config, compute) if dev else None,
             best_by="dev_loss",
-            watch=watch,
             use_cache=text.use_cache,
         )
-        assert checkpoint is not None  # a reward model without any training is none
-        if place.processes.is_main_process:
-            _write(folder / "reward", model, checkpoint, tokenizer, DTYPES.get(dtype, stored))
-        place.processes.wait_for_everyone()
+        assert checkpoint is not None  # the initial model is never evaluated, so it cannot be the best
+        if compute.processes.is_main_process:
+            _write(context.folder / "reward", model, checkpoint, tokenizer, DTYPES.get(context.dtype, stored))
+        compute.processes.wait_for_everyone()
     best = {
         f"held_out_{name.removeprefix('dev_')}": value
-        for name, value in (curves.best or {}).items()
+        for name, value in (metrics.best or {}).items()
         if name not in ("step", "dev_seconds")
     }
-    cut = {"histories_cut": builder.truncated, "segments_retokenized": builder.retokenized}
-    numbers = {**counts, **cut, **training_numbers(curves)}
-    return PRMReport(folder / "reward", {**best, **numbers})
+    inputs = {"histories_cut": builder.truncated, "segments_retokenized": builder.retokenized}
+    return PRMReport(context.folder / "reward", {**best, **counts, **inputs, **training_numbers(metrics)})
 
 
-def _held_out_score(
-    model: nn.Module, examples: Sequence[PRMExample], settings: PRMConfig, place: Compute
+def _dev_evaluator(
+    model: nn.Module, examples: Sequence[PRMExample], config: PRMConfig, compute: Compute
 ) -> Callable[[], DevScore]:
-    """Scores the model as it is on examples that it does not learn from."""
+    """A function that evaluates the current model on held-out examples."""
     ordered = sorted(examples, key=lambda example: example.length)
 
     def score() -> DevScore:
@@ -168,14 +207,14 @@ def _held_out_score(
         model.eval()
         sums: dict[str, float] = {}
         weight = 0
-        for start in range(0, len(ordered), _HELD_OUT_BATCH):
-            batch: Any = collate_examples(ordered[start : start + _HELD_OUT_BATCH], window=context_window(model))
-            batch = {name: part.to(place.device) if torch.is_tensor(part) else part for name, part in batch.items()}
-            with torch.no_grad(), place.autocast:
-                loss, seen = batch_loss(_scores(model, batch), batch, settings.center_rewards_coefficient)
-            for name, value in {"loss": float(loss), **seen}.items():
+        for start in range(0, len(ordered), _DEV_BATCH):
+            batch: Any = collate_examples(ordered[start : start + _DEV_BATCH], max_length=context_window(model))
+            batch = {name: part.to(compute.device) if torch.is_tensor(part) else part for name, part in batch.items()}
+            with torch.no_grad(), compute.autocast:
+                loss, metrics = batch_loss(_scores(model, batch), batch, config.center_rewards_coefficient)
+            for name, value in {"loss": float(loss), **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + value
-            weight += weight_of(batch)
+            weight += count_targets(batch)
         model.train(training)
         return {name: value / weight for name, value in sums.items()}
 

@@ -1,7 +1,7 @@
-"""Which sampled trajectories are good enough to learn from, and where the others fail.
+"""The filters of rejection sampling.
 
-In: trajectories, with a reward model's scores or without. Out: a `FilterResult`: those kept, what became of every other one,
-how many were left after each filter, and at which step those that were left out fail. Pure: no model, no file.
+In: trajectories, with step scores or without. Out: a `FilterResult`: the kept trajectories, the filter that rejected each
+other one, how many passed each filter, and at which step the rejected ones fail. Pure functions.
 """
 
 from collections import Counter
@@ -12,53 +12,53 @@ from stepladder.core.answer_metrics import score
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Trajectory
 
-#: The filters in their order; what passes all of them is kept.
+#: The filters in order; what passes all of them is kept.
 FILTERS = ("answered", "right_answer", "good_steps", "distinct", "kept")
 
 
 @dataclass(slots=True)
 class FilterResult:
-    """What became of some trajectories."""
+    """Kept and rejected trajectories."""
 
     kept: list[Trajectory] = field(default_factory=list)
-    #: One entry a trajectory: the filter that it did not pass, or "" for those kept.
-    failed: list[str] = field(default_factory=list)
-    #: The questions that some trajectory answers rightly.
+    #: One entry per trajectory: the filter that rejected it, or "".
+    rejected_by: list[str] = field(default_factory=list)
+    #: Ids of questions with at least one correct answer.
     solved: set[str] = field(default_factory=set)
-    #: Of those not kept for what they say: the first step below the threshold, counted from 1, and its kind.
+    #: Of those rejected for their content: the first step below the threshold, counted from 1, and its kind.
     first_bad_step: Counter[int] = field(default_factory=Counter)
     first_bad_kind: Counter[str] = field(default_factory=Counter)
-    #: Those not kept for what they say in which no step is below the threshold.
+    #: How many of these have no step below the threshold.
     no_bad_step: int = 0
 
-    def left(self) -> dict[str, int]:
-        """How many there were, and how many were left after each filter."""
-        count = len(self.failed)
-        left = {"sampled": count}
+    def passed(self) -> dict[str, int]:
+        """How many there were, and how many passed each filter."""
+        count = len(self.rejected_by)
+        passed = {"sampled": count}
         for name in FILTERS:
-            count -= self.failed.count(name)
-            left[name] = count
-        return left
+            count -= self.rejected_by.count(name)
+            passed[name] = count
+        return passed
 
     def expect_some(self, threshold: float | None) -> None:
-        """Raise where nothing is left: which filter it was, and what to change."""
+        """Raise if nothing is kept, with the last filter and what to change."""
         if self.kept:
             return
-        left = self.left()
-        last = next(name for name in FILTERS if not left[name])
+        passed = self.passed()
+        last = next(name for name in FILTERS if not passed[name])
         advice = {
-            "answered": "the policy does not come to an answer: warm it up longer, or raise episode.max_steps",
-            "right_answer": "the policy answers none of these questions: take more samples or questions, a lower "
-            "min_f1, or a policy that was warmed up longer",
-            "good_steps": f"no transcript with a right answer has every step at {threshold} or more: lower the "
-            "threshold, set it to null to do without the reward model, or train a better one",
+            "answered": "the policy reaches no answer: train sft longer, or raise episode.max_steps",
+            "right_answer": "the policy answers none of these questions: use a higher num_generations, more questions, a "
+            "lower min_f1, or a better policy",
+            "good_steps": f"no transcript with a correct answer has all scores at {threshold} or above: lower the "
+            "threshold, set it to null to use no PRM, or train a better one",
         }
-        counts = ", ".join(f"{name} {count:,}" for name, count in left.items())
-        found = f"nothing is left to learn from: the filter '{last}' refused the last of them ({counts})"
+        counts = ", ".join(f"{name} {count:,}" for name, count in passed.items())
+        found = f"no transcripts left: the filter '{last}' rejected the last of them ({counts})"
         raise StepladderError(f"{found}; {advice[last]}")
 
 
-def sift(
+def filter_trajectories(
     trajectories: Sequence[Trajectory],
     scores: Sequence[Sequence[float]] | None,
     *,
@@ -66,26 +66,26 @@ def sift(
     threshold: float,
     keep: int,
 ) -> FilterResult:
-    """Keep right answers reached by good steps: up to `keep` different ones a question, in their order.
+    """Keep correct answers reached by good steps: the first `keep` distinct ones per question.
 
-    `scores`: one a step, for each trajectory; None asks nothing of the steps.
+    `scores`: for each trajectory one per step; None does not filter by steps.
     """
-    sifted = FilterResult()
+    result = FilterResult()
     known: dict[str, set[tuple[str, ...]]] = {}
     for number, trajectory in enumerate(trajectories):
         bad = [] if scores is None else [step for step, each in enumerate(scores[number]) if each < threshold]
         wrong = _wrong(trajectory, min_f1)
         if not wrong:
-            sifted.solved.add(trajectory.question.id)
-        failed = wrong or ("good_steps" if bad else "")
-        if failed:
-            _note_failure(sifted, trajectory, bad)
+            result.solved.add(trajectory.question.id)
+        rejected_by = wrong or ("good_steps" if bad else "")
+        if rejected_by:
+            _record_failure(result, trajectory, bad)
         else:
-            failed = _surplus(trajectory, known.setdefault(trajectory.question.id, set()), keep)
-        if not failed:
-            sifted.kept.append(trajectory)
-        sifted.failed.append(failed)
-    return sifted
+            rejected_by = _surplus(trajectory, known.setdefault(trajectory.question.id, set()), keep)
+        if not rejected_by:
+            result.kept.append(trajectory)
+        result.rejected_by.append(rejected_by)
+    return result
 
 
 def _wrong(trajectory: Trajectory, min_f1: float) -> str:
@@ -96,17 +96,17 @@ def _wrong(trajectory: Trajectory, min_f1: float) -> str:
 
 
 def _surplus(trajectory: Trajectory, known: set[tuple[str, ...]], keep: int) -> str:
-    """Why a good transcript is not kept: there is one like it, or enough of others. It is remembered either way."""
-    words = tuple(step.written.text for step in trajectory.steps)
-    if words in known:
+    """Why a good transcript is not kept: a duplicate, or enough others. It is added to `known` in any case."""
+    texts = tuple(step.written.text for step in trajectory.steps)
+    if texts in known:
         return "distinct"
-    known.add(words)
+    known.add(texts)
     return "kept" if len(known) > keep else ""
 
 
-def _note_failure(sifted: FilterResult, trajectory: Trajectory, bad: Sequence[int]) -> None:
+def _record_failure(result: FilterResult, trajectory: Trajectory, bad: Sequence[int]) -> None:
     if bad:
-        sifted.first_bad_step[bad[0] + 1] += 1
-        sifted.first_bad_kind[trajectory.steps[bad[0]].action.kind.value] += 1
+        result.first_bad_step[bad[0] + 1] += 1
+        result.first_bad_kind[trajectory.steps[bad[0]].action.kind.value] += 1
     else:
-        sifted.no_bad_step += 1
+        result.no_bad_step += 1

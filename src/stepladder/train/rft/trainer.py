@@ -1,155 +1,126 @@
-"""Refinement by rejection sampling (ProRAG, stage 3): learn from one's own transcripts that are right in every step.
+"""Rejection-sampling fine-tuning (ProRAG, stage 3): train on the policy's own transcripts that are correct in every step.
 
-In: a policy, questions with answers, a reward model. Out, in one folder:
+In: a policy, a `TrainingContext` with answered questions, a step scorer. Out, in one folder:
 
-    samples/            what the policy played
-    survivors.json      how many were left after each filter, and at which step the others fail
-    scores.jsonl        one row a sample: its scores, and the filter that it did not pass
-    transcripts.jsonl   what was trained on
-    curves.jsonl, checkpoints/, policy/     as of a warm-up
+    samples/            the sampled episodes
+    survivors.json      how many passed each filter, and at which step the others fail
+    scores.jsonl        one row per sample: its step scores, and the filter that rejected it
+    transcripts.jsonl   the kept transcripts
+    curves.jsonl, checkpoints/, policy/     as in SFT
 
-A transcript survives with a right answer and every step at the threshold or above. The fine-tuning is that of the
-warm-up. A folder belongs to one set of inputs, and a killed call goes on where it was.
+A transcript is kept if its answer is correct and every step has at least the threshold score. After a kill the same
+call resumes.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.records import write_records
-from stepladder.core.trace import Question, Trajectory
-from stepladder.driver import Driver, OutcomeCallback
-from stepladder.explore.episode import EpisodeConfig
-from stepladder.judges.prm.reward_model import ProcessRewardModel, check_same_tokenizer
-from stepladder.models.loading import DTYPES, pick_dtype, quiet_libraries
-from stepladder.retrieval.base import Retriever
-from stepladder.train.loop.policy import load_policy, write_policy
-from stepladder.train.loop.rollout_engine import make_rollout_engine
-from stepladder.train.loop.training_loop import prepare_compute, shown
-from stepladder.train.rft.config import RFTConfig
-from stepladder.train.rft.filters import FilterResult, sift
+from stepladder.core.step_scorer import StepScorer, raise_errors
+from stepladder.core.trace import Trajectory
 from stepladder.data.sampling import sample_questions
-from stepladder.train.transcripts.fine_tune import dev_player, fine_tune
+from stepladder.driver import Driver
+from stepladder.judges.prm.reward_model import ProcessRewardModel, check_same_tokenizer
+from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.policy_session import open_policy
+from stepladder.train.loop.public_trainer import PublicTrainer
+from stepladder.train.loop.training_loop import TrainingReport, progress
+from stepladder.train.rft.config import RFTConfig
+from stepladder.train.rft.filters import FilterResult, filter_trajectories
+from stepladder.train.transcripts.fine_tune import fine_tune
 from stepladder.train.transcripts.sampled_episodes import sample_episodes
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingReport:
-    """What came of a refinement."""
+@dataclass
+class RFTTrainer(PublicTrainer[RFTConfig, TrainingReport]):
+    """Rejection-sampling fine-tuning: `RFTTrainer(policy, scorer="runs/nano/prm/reward").train()`."""
 
-    #: A model folder.
-    policy: Path
-    numbers: dict[str, object]
+    #: A step scorer, or the folder of a PRM; None requires `threshold=None`.
+    scorer: str | os.PathLike[str] | StepScorer | None = None
+
+    kind = "rft"
+    config_class = RFTConfig
+
+    def _train(self, policy: str, context: TrainingContext, config: RFTConfig) -> TrainingReport:
+        scorer = None if self.scorer is None else self._open_scorer(self.scorer, retokenize=config.retokenize)
+        return train_rft(policy, context, config, scorer)
 
 
 def train_rft(
-    model: str | Path,
-    agent: Agent,
-    questions: Sequence[Question],
-    dev: Sequence[Question],
-    retriever: Retriever | None,
-    episode: EpisodeConfig,
-    reward: ProcessRewardModel | None,
-    settings: RFTConfig,
-    folder: Path,
-    *,
-    seed: int,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_batch: int = 64,
-    watch: OutcomeCallback | None = None,
+    policy: str | Path, context: TrainingContext, config: RFTConfig, scorer: StepScorer | None
 ) -> TrainingReport:
-    """Sample, sift, fine-tune; the same call goes on where an earlier one was killed.
-
-    `reward` scores the steps; it is needed unless the settings have no threshold.
-    """
-    if (reward is None) != (settings.threshold is None):
-        raise StepladderError("a threshold and a reward model belong together: give both, or set threshold to null")
-    place = prepare_compute(settings, seed, device, "rft")
-    pick_dtype(dtype, place.device)
-    with quiet_libraries():
-        policy = load_policy(model, settings.lora, bf16=place.bf16 and settings.lora is not None, device=place.device)
-        engine, playing = make_rollout_engine(policy, place, max_batch)
-        if reward is not None:
-            check_same_tokenizer(engine.encoding, reward)
-        answerable = [question for question in questions if question.answers]
+    """Sample, filter, fine-tune. `scorer` is needed unless the settings have no threshold."""
+    if (scorer is None) != (config.threshold is None):
+        raise StepladderError("a threshold needs a step scorer: give both, or set threshold to null")
+    with open_policy(policy, context, config, "rft") as session:
+        if isinstance(scorer, ProcessRewardModel):
+            check_same_tokenizer(session.engine.encoding, scorer)
+        answerable = [question for question in context.questions if question.answers]
         if not answerable:
-            raise StepladderError(f"none of {len(questions):,} questions has an answer: no sample could be found right")
-        chosen = sample_questions(answerable, settings.questions, seed, balance=settings.balance)
-        sampling = replace(episode.sampling, temperature=settings.temperature, top_p=settings.top_p)
-        driver = Driver(engine, retriever)
+            raise StepladderError(f"none of {len(context.questions):,} questions has an answer: no sample is correct")
+        chosen = sample_questions(answerable, config.questions, context.seed, balance=config.balance)
+        sampling = replace(context.episode.sampling, temperature=config.temperature, top_p=config.top_p)
         with (
-            place.processes.main_process_first(),
-            shown(watch, "Samples", len(chosen) * settings.num_generations) as told,
-            playing(),
+            session.compute.processes.main_process_first(),
+            progress(context.watch, "Samples", len(chosen) * config.num_generations) as watch,
+            session.generating(),
         ):
-            played, broken = sample_episodes(
-                folder / "samples",
-                driver,
-                agent,
+            samples, failed = sample_episodes(
+                context.folder / "samples",
+                Driver(session.engine, context.retriever),
+                context.agent,
                 chosen,
-                replace(episode, sampling=sampling),
-                samples=settings.num_generations,
-                seed=seed,
-                watch=told,
+                replace(context.episode, sampling=sampling),
+                num_generations=config.num_generations,
+                seed=context.seed,
+                watch=watch,
             )
-        with place.autocast:
-            sifted, scores = _sifted(played, reward, settings)
-        if place.processes.is_main_process:
-            _write_survivors(folder, played, scores, sifted, broken)
-        sifted.expect_some(settings.threshold)
-        asked = sample_questions(dev, settings.dev_questions, seed)
-        dev_score = dev_player(engine, agent, asked, retriever, episode, seed, playing)
-        numbers, checkpoint = fine_tune(
-            policy, engine, sifted.kept, settings, folder, place, dev_score=dev_score, watch=watch
+        with session.compute.autocast:
+            scores = None if scorer is None else raise_errors(scorer.score_logits(samples))
+        result = filter_trajectories(
+            samples, scores, min_f1=config.min_f1, threshold=config.threshold or 0.0, keep=config.keep
         )
-        if place.processes.is_main_process:
-            write_policy(folder / "policy", policy, checkpoint, DTYPES.get(dtype, policy.dtype))
-        place.processes.wait_for_everyone()
-    written = sum(step.usage.written for trajectory in played for step in trajectory.steps)
-    counts = {"questions": len(chosen), **_report(sifted, broken), "tokens_sampled": written}
-    return TrainingReport(folder / "policy", {**counts, **numbers})
+        if session.compute.processes.is_main_process:
+            _write_samples(context.folder, samples, scores, result, failed)
+        result.expect_some(config.threshold)
+        numbers = fine_tune(session, result.kept, config)
+    written = sum(step.usage.written for trajectory in samples for step in trajectory.steps)
+    counts = {"questions": len(chosen), **_counts(result, failed), "tokens_sampled": written}
+    return TrainingReport(context.folder / "policy", {**counts, **numbers})
 
 
-def _sifted(
-    played: Sequence[Trajectory], reward: ProcessRewardModel | None, settings: RFTConfig
-) -> tuple[FilterResult, list[tuple[float, ...]] | None]:
-    scores = None if reward is None else reward.score_logits(played)
-    sifted = sift(played, scores, min_f1=settings.min_f1, threshold=settings.threshold or 0.0, keep=settings.keep)
-    return sifted, scores
-
-
-def _report(sifted: FilterResult, broken: int) -> dict[str, object]:
+def _counts(result: FilterResult, failed: int) -> dict[str, object]:
     return {
-        **sifted.left(),
-        "solved_questions": len(sifted.solved),
-        "broken": broken,
-        "first_bad_step": {str(step): count for step, count in sorted(sifted.first_bad_step.items())},
-        "first_bad_kind": dict(sifted.first_bad_kind.most_common()),
-        "no_bad_step": sifted.no_bad_step,
+        **result.passed(),
+        "solved_questions": len(result.solved),
+        "broken": failed,
+        "first_bad_step": {str(step): count for step, count in sorted(result.first_bad_step.items())},
+        "first_bad_kind": dict(result.first_bad_kind.most_common()),
+        "no_bad_step": result.no_bad_step,
     }
 
 
-def _write_survivors(
+def _write_samples(
     folder: Path,
-    played: Sequence[Trajectory],
+    samples: Sequence[Trajectory],
     scores: Sequence[Sequence[float]] | None,
-    sifted: FilterResult,
-    broken: int,
+    result: FilterResult,
+    failed: int,
 ) -> None:
     with atomic_file(folder / "survivors.json") as file:
-        json.dump(_report(sifted, broken), file, indent=2)
+        json.dump(_counts(result, failed), file, indent=2)
     with atomic_file(folder / "scores.jsonl") as file:
-        for number, (trajectory, failed) in enumerate(zip(played, sifted.failed, strict=True)):
+        for number, (trajectory, rejected_by) in enumerate(zip(samples, result.rejected_by, strict=True)):
             row = {
                 "question": trajectory.question.id,
                 "answer": trajectory.answer,
-                "failed": failed or None,
+                "failed": rejected_by or None,
                 "scores": None if scores is None else [round(each, 4) for each in scores[number]],
             }
             file.write(json.dumps(row) + "\n")
-    write_records(folder / "transcripts.jsonl", sifted.kept)
+    write_records(folder / "transcripts.jsonl", result.kept)

@@ -1,8 +1,8 @@
-"""Worked examples before the prompt, for models that have not learnt an agent's format yet.
+"""Few-shot prompts, for models that have not been trained on an agent's format yet.
 
-In: any agent. Out: `FewShot`, the same agent with demonstrations in front of its prompt, to generate with; and `strip`,
-which takes them out of what was generated, so that training sees the agent's own prompt. The demonstrations are played
-by the gold engine through the agent's own renderer, over a corpus of a few invented passages.
+In: any agent. Out: `FewShot`, the same agent with demonstrations before its prompt, to generate with; and `strip`, which
+removes them from a trajectory, so that training sees the agent's own prompt. The demonstrations are episodes of the
+oracle, rendered by the agent, over a corpus of a few invented passages.
 """
 
 from dataclasses import replace
@@ -56,32 +56,32 @@ _QUESTIONS = (
 
 
 def demonstrations(agent: Agent) -> str:
-    """Three questions answered in the agent's format, as one text."""
+    """Three answered questions in the agent's format, as one text."""
     driver = Driver(OracleEngine(agent), BM25Index.from_passages(_PASSAGES))
     settings = EpisodeConfig(max_steps=20, k=2)
     jobs = [lambda question=question: episode(agent, question, settings, seed=0) for question in _QUESTIONS]
-    shown: list[str] = []
+    texts: list[str] = []
     for outcome in driver.run(jobs):
         if outcome.value is None or outcome.value.answer is None:
-            why = outcome.failure.reason if outcome.failure is not None else "it did not come to an answer"
-            raise StepladderError(f"agent '{agent.name}' cannot be demonstrated by the gold engine: {why}")
-        shown += ["".join(segment.text for segment in context).strip() for context in split_contexts(outcome.value)]
-    return "Here are worked examples.\n\n" + "\n\n".join(shown) + "\n\nNow it is your turn.\n\n"
+            why = outcome.failure.reason if outcome.failure is not None else "it did not reach an answer"
+            raise StepladderError(f"the oracle cannot demonstrate agent '{agent.name}': {why}")
+        texts += ["".join(segment.text for segment in context).strip() for context in split_contexts(outcome.value)]
+    return "Here are worked examples.\n\n" + "\n\n".join(texts) + "\n\nNow it is your turn.\n\n"
 
 
 class FewShot(Agent):
-    """An agent that shows demonstrations before its prompt; otherwise the agent that it was made from."""
+    """Wraps an agent and adds demonstrations before its prompt."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.demonstrations = demonstrations(agent)
-        # Of the instance, because they are those of another agent.
+        # Instance attributes, because they are those of the wrapped agent.
         self.name, self.summary = agent.name, agent.summary  # type: ignore[misc]
         self.kinds, self.stops = agent.kinds, agent.stops  # type: ignore[misc]
         self.remembers_thoughts = agent.remembers_thoughts  # type: ignore[misc]
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
-        """The agent's context; a prompt that begins it anew gets the demonstrations in front."""
+        """The agent's context; a prompt that starts a new context gets the demonstrations."""
         context = self.agent.render(trajectory)
         known = trajectory.context()
         if known and context[: len(known)] == known:
@@ -92,27 +92,27 @@ class FewShot(Agent):
         )
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:
-        """As the agent does."""
+        """As the wrapped agent."""
         return self.agent.parse(text, trajectory)
 
     def write(self, action: Action, trajectory: Trajectory) -> str:
-        """As the agent does."""
+        """As the wrapped agent."""
         return self.agent.write(action, trajectory)
 
     def opening_query(self, question: Question) -> str | None:
-        """As the agent does."""
+        """As the wrapped agent."""
         return self.agent.opening_query(question)
 
     @property
     def searches(self) -> bool:
-        """As the agent does."""
+        """As the wrapped agent."""
         return self.agent.searches
 
     def strip(self, trajectory: Trajectory) -> Trajectory:
-        """A trajectory played with demonstrations as if there had been none.
+        """The trajectory without demonstrations.
 
-        What the policy wrote and the environment said keeps its token ids. Prompts lose theirs, to be encoded anew, and
-        log-probs go: they were those of another context.
+        Policy and environment segments keep their token ids. Prompts lose theirs and are tokenized again; log-probs are
+        dropped, because they belong to another context.
         """
         return replace(trajectory, steps=tuple(self._strip_step(step) for step in trajectory.steps))
 

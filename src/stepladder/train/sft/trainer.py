@@ -1,102 +1,66 @@
-"""The warm-up: supervised fine-tuning on transcripts of an agent, with weighted tags (ProRAG, stage 1).
+"""Supervised fine-tuning on demonstrations of an agent, with weighted tags (ProRAG, stage 1): the warm-up.
 
-In: a model, an agent, questions, an index, settings. Out, in one folder:
+In: a model, a `TrainingContext`, settings. Out, in one folder:
 
-    transcripts.jsonl   what was trained on; dropped.json counts what was not, by reason
-    curves.jsonl        one row an update and one a dev score
+    transcripts.jsonl   the demonstrations; dropped.json counts what was dropped, by reason
+    curves.jsonl        one row per update and per dev evaluation
     checkpoints/        the newest and the best, to resume from
     policy/             the best by dev score: an ordinary transformers model with its tokenizer
 
-The loss is the weighted mean of -log p over the policy's tokens, each transcript read whole, in one pass. After a kill
-the same call goes on from the newest checkpoint and ends with the same weights. A folder belongs to one set of inputs:
-what it holds is not compared with those of a later call (a run's fingerprints do that).
+The loss is the weighted mean of -log p over the policy's tokens. After a kill the same call resumes from the newest
+checkpoint and ends with the same weights.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stepladder.agents.base import Agent
-from stepladder.core.trace import Question
-from stepladder.driver import OutcomeCallback
-from stepladder.explore.episode import EpisodeConfig
-from stepladder.models.loading import DTYPES, pick_dtype, quiet_libraries
-from stepladder.retrieval.base import Retriever
-from stepladder.train.loop.policy import load_policy, write_policy
-from stepladder.train.loop.rollout_engine import make_rollout_engine
-from stepladder.train.loop.training_loop import prepare_compute, shown
-from stepladder.train.sft.config import SFTConfig
-from stepladder.train.sft.demonstration_sources import are_made, load_or_make
-from stepladder.train.sft.weak_decomposition import decompose_questions
 from stepladder.data.sampling import sample_questions
-from stepladder.train.transcripts.fine_tune import dev_player, fine_tune
+from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.policy_session import open_policy
+from stepladder.train.loop.public_trainer import PublicTrainer
+from stepladder.train.loop.training_loop import TrainingReport, progress
+from stepladder.train.sft.config import SFTConfig
+from stepladder.train.sft.demonstration_sources import demonstrations_exist, load_or_make
+from stepladder.train.sft.weak_decomposition import decompose_questions
+from stepladder.train.transcripts.fine_tune import fine_tune
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingReport:
-    """What came of a warm-up."""
+@dataclass
+class SFTTrainer(PublicTrainer[SFTConfig, TrainingReport]):
+    """Supervised fine-tuning: `SFTTrainer("nano", "prorag-brief", args=SFTConfig(questions=48)).train()`."""
 
-    #: A model folder.
-    policy: Path
-    numbers: dict[str, float]
+    #: A file of search trees, for the source `trees`.
+    trees: str | Path | None = None
 
-    def summary(self) -> dict[str, float]:
-        """Plain numbers by name."""
-        return dict(self.numbers)
+    kind = "sft"
+    config_class = SFTConfig
+
+    def _train(self, policy: str, context: TrainingContext, config: SFTConfig) -> TrainingReport:
+        return train_sft(policy, context, config, Path(self.trees) if self.trees is not None else None)
 
 
 def train_sft(
-    model: str | Path,
-    agent: Agent,
-    questions: Sequence[Question],
-    dev: Sequence[Question],
-    retriever: Retriever | None,
-    episode: EpisodeConfig,
-    settings: SFTConfig,
-    folder: Path,
-    *,
-    seed: int,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_batch: int = 64,
-    trees: Path | None = None,
-    watch: OutcomeCallback | None = None,
+    policy: str | Path, context: TrainingContext, config: SFTConfig, trees: Path | None = None
 ) -> TrainingReport:
-    """Train a model on transcripts; the same call goes on where an earlier one was killed.
-
-    `dtype`: of the weights in `policy/`, fp32 or bf16; auto is that of the model's own files. `max_batch`: episodes at
-    a time. `trees`: for the source `trees`, the file they are in. `watch` is told of every episode that becomes a
-    transcript and of every update; without one, progress is shown on standard error.
-    """
-    place = prepare_compute(settings, seed, device, "sft")
-    pick_dtype(dtype, place.device)  # a wrong name should not wait until the end
-    with quiet_libraries():
-        policy = load_policy(model, settings.lora, bf16=place.bf16 and settings.lora is not None, device=place.device)
-        engine, playing = make_rollout_engine(policy, place, max_batch)
-        if settings.source == "mined" and not are_made(folder):  # first of all: how many searches each takes
-            with shown(watch, "Guesses", len(questions)) as told:
-                questions = decompose_questions(questions, retriever, episode.k, told)
-        chosen = sample_questions(questions, settings.questions, seed, balance=settings.balance)
-        episodes = len(chosen) * (1 if settings.source in ("gold", "mined") else settings.num_generations)
+    """Fine-tune a model on demonstrations. `trees`: a file, for the source `trees`."""
+    questions, seed = context.questions, context.seed
+    with open_policy(policy, context, config, "sft") as session:
+        if config.source == "mined" and not demonstrations_exist(context.folder):
+            # First of all: balancing needs the number of searches of each question.
+            with progress(context.watch, "Decompositions", len(questions)) as watch:
+                questions = decompose_questions(questions, context.retriever, context.episode.k, watch)
+        chosen = sample_questions(questions, config.questions, seed, balance=config.balance)
+        episodes = len(chosen) * (1 if config.source in ("gold", "mined") else config.num_generations)
         with (
-            place.processes.main_process_first(),
-            shown(watch, "Demonstrations", episodes) as told,
-            playing(),
+            session.compute.processes.main_process_first(),
+            progress(context.watch, "Demonstrations", episodes) as watch,
+            session.generating(),
         ):
-            transcripts = load_or_make(
-                folder, settings, engine, agent, chosen, retriever, episode, trees=trees, seed=seed, watch=told
-            )
-        asked = sample_questions(dev, settings.dev_questions, seed)
-        dev_score = dev_player(engine, agent, asked, retriever, episode, seed, playing)
-        numbers, checkpoint = fine_tune(
-            policy, engine, transcripts.kept, settings, folder, place, dev_score=dev_score, watch=watch
-        )
-        if place.processes.is_main_process:
-            write_policy(folder / "policy", policy, checkpoint, DTYPES.get(dtype, policy.dtype))
-        place.processes.wait_for_everyone()
+            made = load_or_make(config, replace(context, watch=watch), session.engine, chosen, trees)
+        numbers = fine_tune(session, made.kept, config)
     counts = {
-        "transcripts": len(transcripts.kept),
-        "asked": transcripts.asked,
-        **{f"dropped_{reason}": count for reason, count in transcripts.dropped.items()},
+        "transcripts": len(made.kept),
+        "asked": made.requested,
+        **{f"dropped_{reason}": count for reason, count in made.dropped.items()},
     }
-    return TrainingReport(folder / "policy", {**counts, **numbers})
+    return TrainingReport(context.folder / "policy", {**counts, **numbers})

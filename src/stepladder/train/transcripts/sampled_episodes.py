@@ -5,6 +5,8 @@ questions, each written atomically; after a kill, existing chunks are not sample
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,13 @@ from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver, Outcome, OutcomeCallback
+from stepladder.driver.progress import Progress
+from stepladder.engines.base import Engine
 from stepladder.explore.episode import EpisodeConfig, episode
+from stepladder.train.loop.context import TrainingContext
 
+#: The folder of `policy_episodes`.
+EPISODES = "episodes"
 #: Questions per chunk: enough to fill batches, few enough to lose little.
 _CHUNK = 128
 
@@ -71,3 +78,40 @@ def expect_some(outcomes: Sequence[Outcome[Any]]) -> Sequence[Outcome[Any]]:
     if reasons and len(reasons) == len(outcomes):
         raise StepladderError(f"every sampled episode failed; the first: {reasons[0]}")
     return outcomes
+
+
+def policy_episodes(
+    context: TrainingContext,
+    open_engine: Callable[[], AbstractContextManager[Engine]],
+    questions: Sequence[Question],
+    *,
+    num_generations: int,
+    temperature: float,
+    label: str,
+) -> list[Trajectory]:
+    """Episodes of a policy, stored in `episodes/`; failed ones are missing. Of several processes the main one samples.
+
+    `open_engine` is called only if there is something to sample.
+    """
+    from accelerate import PartialState  # type: ignore[import-untyped] # imports torch
+
+    from stepladder.models.loading import pick_device
+
+    folder = context.folder / EPISODES
+    processes = PartialState(cpu=pick_device(context.device).type == "cpu")
+    with ExitStack() as stack:
+        stack.enter_context(processes.main_process_first())
+        exist = episodes_exist(folder, len(questions))
+        engine = None if exist else stack.enter_context(open_engine())
+        watch = None if exist else stack.enter_context(Progress(label, len(questions) * num_generations))
+        found, _ = sample_episodes(
+            folder,
+            Driver(engine, context.retriever),
+            context.agent,
+            questions,
+            replace(context.episode, sampling=replace(context.episode.sampling, temperature=temperature)),
+            num_generations=num_generations,
+            seed=context.seed,
+            watch=watch,
+        )
+    return found

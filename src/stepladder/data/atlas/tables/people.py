@@ -83,11 +83,7 @@ RELATIONS = (
         "mentor",
         ("person",),
         "person",
-        facts=(
-            "{S} had {O} as a mentor.",
-            "{S} was mentored by {O}.",
-            "The mentor of {S} was {O}.",
-        ),
+        facts=("{S} had {O} as a mentor.", "{S} was mentored by {O}.", "The mentor of {S} was {O}."),
         asks=("Who was the mentor of {S}?", "Who mentored {S}?"),
         phrases=("the mentor of {S}", "the person who mentored {S}"),
         predicate="was mentored by {O}",

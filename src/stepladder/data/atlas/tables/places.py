@@ -263,11 +263,7 @@ RELATIONS = (
         "mapped_by",
         ("river",),
         "person",
-        facts=(
-            "{S} was first mapped by {O}.",
-            "The first map of {S} was drawn by {O}.",
-            "{O} was first to map {S}.",
-        ),
+        facts=("{S} was first mapped by {O}.", "The first map of {S} was drawn by {O}.", "{O} was first to map {S}."),
         asks=("Who first mapped {S}?", "Who drew the first map of {S}?"),
         phrases=("the person who first mapped {S}", "the person who drew the first map of {S}"),
         predicate="was first mapped by {O}",

@@ -1,0 +1,130 @@
+"""The training data of a PRM, from pairs or from search trees.
+
+In: settings, a `TrainingContext`, and pairs or trees. Out: an `ExampleMaker`, which tokenizes the examples with the
+PRM's own tokenizer once that is loaded. Trees may be complemented with episodes of the policy and with gold
+trajectories, intact and corrupted.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from stepladder.core.errors import StepladderError
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Pair, Question, Trajectory
+from stepladder.explore.tree_store import read_trees
+from stepladder.explore.values import monte_carlo
+from stepladder.judges.prm.prm_inputs import PRMInputBuilder
+from stepladder.models.loading import fingerprint, load_tokenizer
+from stepladder.oracle.control_chains import control_chains
+from stepladder.oracle.corruptions import Corruptor
+from stepladder.preferences.pair_checks import PairCheck
+from stepladder.train.loop.context import TrainingContext
+from stepladder.train.prm.config import PRMConfig
+from stepladder.train.prm.prm_data import PRMExample, from_chains, from_pairs, from_trees, gold_verdicts, outcomes
+from stepladder.train.prm.prm_questions import PRMQuestions, choose_questions
+
+#: Training examples, held-out examples, and counts.
+Examples = tuple[Sequence[PRMExample], Sequence[PRMExample], dict[str, object]]
+ExampleMaker = Callable[[PRMInputBuilder], Examples]
+
+
+def pair_examples(
+    config: PRMConfig, context: TrainingContext, train: Iterable[Pair], held_out: Iterable[Pair]
+) -> ExampleMaker:
+    """Pairs of steps. `context.questions`: those of the pairs, to check that the agent still renders their prompts."""
+    return partial(_from_pairs, config, context, train, held_out)
+
+
+def tree_examples(
+    config: PRMConfig,
+    context: TrainingContext,
+    trees: Path,
+    policy: str | Path,
+    sample: Callable[[Sequence[Question]], Sequence[Trajectory]],
+) -> ExampleMaker:
+    """The steps of trees, and with `episodes` those of episodes that `sample` generates with the policy."""
+    explored = [tree.question.id for tree in read_trees(trees)]
+    questions = choose_questions(config, context.questions, explored, context.seed)
+    episodes: Sequence[Trajectory] = ()
+    if questions.played:
+        _check_tokenizers(config, policy)
+        episodes = sample(questions.played)
+    return partial(_from_trees, config, context, trees, questions, episodes)
+
+
+def _from_pairs(
+    config: PRMConfig,
+    context: TrainingContext,
+    train: Iterable[Pair],
+    held_out: Iterable[Pair],
+    builder: PRMInputBuilder,
+) -> Examples:
+    checker = PairCheck(context.agent, context.questions, builder.encoding, None, retokenize=config.retokenize)
+    accepted, dev = checker.check(train), checker.check(held_out)
+    accepted.expect_some("the pairs to train on")
+    refused = dict((accepted.refused + dev.refused).most_common())
+    counts = {"pairs": len(accepted.pairs), "held_out_pairs": len(dev.pairs), "refused": refused}
+    return (
+        from_pairs(accepted.pairs, builder, config.margin),
+        from_pairs(dev.pairs, builder, config.margin),
+        counts,
+    )
+
+
+def _from_trees(
+    config: PRMConfig,
+    context: TrainingContext,
+    path: Path,
+    questions: PRMQuestions,
+    episodes: Sequence[Trajectory],
+    builder: PRMInputBuilder,
+) -> Examples:
+    values_of = {"verdicts": gold_verdicts, "values": monte_carlo, "outcome": outcomes}[config.objective]
+
+    def of_policy(held_out: bool) -> list[PRMExample]:
+        """Steps that the policy wrote, of held-out questions or of the others."""
+        trees = (tree for tree in read_trees(path) if (tree.question.id in questions.held_out) is held_out)
+        own = (each for each in episodes if (each.question.id in questions.held_out) is held_out)
+        return [*from_trees(trees, builder, values_of), *from_chains(own, builder)]
+
+    train, dev = of_policy(held_out=False), of_policy(held_out=True)
+    counts: dict[str, object] = {}
+    if episodes:
+        written = sum(step.usage.written for trajectory in episodes for step in trajectory.steps)
+        failed = len(questions.played) * config.num_generations - len(episodes)
+        counts = {"episodes": len(episodes), "broken": failed, "tokens_sampled": written}
+    if questions.chained:
+        train += from_chains(_gold_and_corrupted(config, context, questions.chained), builder)
+    if not train:
+        raise StepladderError(
+            f"no step of the trees in {path} has a value for the objective '{config.objective}'. Verdicts need "
+            "questions with a gold decomposition or gold passages; values and outcomes need rollouts and finished ends"
+        )
+    steps, held_out_steps = (sum(len(example.values) for example in examples) for examples in (train, dev))
+    return train, dev, {**counts, "scored_steps": steps, "held_out_steps": held_out_steps}
+
+
+def _gold_and_corrupted(
+    config: PRMConfig, context: TrainingContext, questions: Sequence[Question]
+) -> list[Trajectory]:
+    """Gold trajectories, their control variants, and copies with one mistake each."""
+    agent, retriever, episode = context.agent, context.retriever, context.episode
+    control = control_chains(agent, questions, retriever, episode, seed=context.seed)
+    # fixed label: renaming it would change every run
+    rng = random.Random(seed_of(context.seed, "spoilt"))  # word-check: ignore
+    corruptor = Corruptor(agent, retriever, episode.k, questions, rng)
+    corrupted = [each for gold in control["gold"] for each in corruptor.spoil(gold, config.corruptions)]
+    return [chain for each in control.values() for chain in each] + corrupted
+
+
+def _check_tokenizers(config: PRMConfig, policy: str | Path) -> None:
+    """Raise before anything is sampled that the PRM cannot read."""
+    if config.model is None or config.retokenize:
+        return
+    if fingerprint(load_tokenizer(config.model)) != fingerprint(load_tokenizer(policy)):
+        raise StepladderError(
+            f"model {config.model} has another tokenizer than the policy whose episodes it is trained on: set "
+            "retokenize to true, or episodes to 0"
+        )
