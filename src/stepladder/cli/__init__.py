@@ -1,6 +1,7 @@
 """The command line: parses options, calls the library, prints results.
 
-options.py        options that several commands share, and option groups
+declarations.py   how commands declare options and print
+options.py        options that several commands share
 agent_options.py  options of the commands that run an agent, and what they set up
 renamed.py        old flags and values: errors that name the new ones
 ask_eval.py       ask, eval
@@ -23,12 +24,12 @@ import typer
 
 from stepladder import __version__
 from stepladder.cli.ask_eval import ask_command, eval_command
+from stepladder.cli.declarations import ERR, say
 from stepladder.cli.demo import demo_command
 from stepladder.cli.doctor import doctor_command
 from stepladder.cli.explore import explore_command, pairs_command
 from stepladder.cli.export import adapter_command, export_command
 from stepladder.cli.index import app as index_app
-from stepladder.cli.options import ERR, say
 from stepladder.cli.renamed import RootGroup
 from stepladder.cli.reports import compare_command, report_command, study_command
 from stepladder.cli.serve import serve_agent_command, serve_command
@@ -48,24 +49,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command(name="demo")(demo_command)
-app.command(name="ask")(ask_command)
-app.command(name="eval")(eval_command)
-app.command(name="run")(run_command)
+for command in (
+    *(demo_command, ask_command, eval_command, run_command, explore_command, tree_command, pairs_command, prm_command),
+    *(report_command, compare_command, study_command, export_command, adapter_command),
+    *(serve_command, serve_agent_command, doctor_command),
+):
+    app.command(name=command.__name__.removesuffix("_command").replace("_", "-"))(command)
 app.add_typer(train_app, name="train")
-app.command(name="explore")(explore_command)
-app.command(name="tree")(tree_command)
-app.command(name="pairs")(pairs_command)
-app.command(name="prm")(prm_command)
-app.command(name="report")(report_command)
-app.command(name="compare")(compare_command)
-app.command(name="study")(study_command)
-app.command(name="export")(export_command)
-app.command(name="adapter")(adapter_command)
 app.add_typer(index_app, name="index")
-app.command(name="serve")(serve_command)
-app.command(name="serve-agent")(serve_agent_command)
-app.command(name="doctor")(doctor_command)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
 
 from stepladder.agents import is_agent_file
+from stepladder.cli.declarations import ERR, OptionGroup, given, number_option, option, path_of, say
 from stepladder.cli.options import (
-    ERR,
     AgentName,
     Api,
     ApiName,
@@ -31,9 +31,6 @@ from stepladder.cli.options import (
     ModelName,
     SharedTopK,
     SharedWorldSeed,
-    given,
-    path_of,
-    say,
 )
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
@@ -54,10 +51,10 @@ from stepladder.pipeline.stage import POLICY, REWARD
 
 
 @dataclass(frozen=True, slots=True)
-class AgentOptions:
+class AgentOptions(OptionGroup):
     """Agent, model, data and limits. None: take it from the run, or else the default."""
 
-    panel: ClassVar[str] = "Agent, model and data"
+    panel = "Agent, model and data"
 
     agent: AgentName = None
     engine: EngineName = None
@@ -77,43 +74,49 @@ class AgentOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOptions:
+class SamplingOptions(OptionGroup):
     """Sampling and guided inference: sample several candidates and choose."""
 
-    panel: ClassVar[str] = "Sampling and guided inference"
+    panel = "Sampling and guided inference"
 
     temperature: Annotated[
-        float | None,
-        number_option("--temperature", "0 is greedy", default="0; 1 with --guide", min=0.0),
+        float | None, number_option("--temperature", "0 is greedy.", default="0; 1 with --guide", min=0.0)
     ] = None
     top_p: Annotated[float, number_option("--top-p", "Nucleus sampling.", min=0.0, max=1.0)] = 1.0
     guide: Annotated[
         str | None,
-        option("--guide", "NAME", "Sample several candidates and choose by: prm (the run's newest reward model), a reward model folder, "
-            "gold (the gold judge) or vote (the most common answer)."),
+        option(
+            "--guide",
+            "NAME",
+            "Sample several candidates and choose by: prm (the run's newest reward model), a reward model folder, "
+            "gold (the gold judge) or vote (the most common answer).",
+        ),
     ] = None
     n: Annotated[
-        int | None,
-        number_option("--n", "With --guide: candidates per step or per question", default="8", min=1),
+        int | None, number_option("--n", "With --guide: candidates per step or per question.", default="8", min=1)
     ] = None
     strategy: Annotated[
         str | None,
-        option("--strategy", "NAME", "With --guide: actions [dim](default)[/], beam, trajectories or mcts."),
+        option("--strategy", "NAME", "With --guide: actions, beam, trajectories or mcts.", default="actions"),
     ] = None
     aggregate: Annotated[
         str | None,
-        option("--aggregate", "NAME", "With --strategy beam or trajectories: min [dim](default)[/], mean or last of the step scores."),
+        option(
+            "--aggregate",
+            "NAME",
+            "With --strategy beam or trajectories: min, mean or last of the step scores.",
+            default="min",
+        ),
     ] = None
     weighted: Annotated[
-        bool,
-        typer.Option("--weighted", help="With --guide: multiply each score by the number of equal candidates."),
+        bool, typer.Option("--weighted", help="With --guide: multiply each score by the number of equal candidates.")
     ] = False
-    beams: Annotated[
-        int | None, number_option("--beams", "With --strategy beam: beam width", default="2", min=1)
-    ] = None
+    beams: Annotated[int | None, number_option("--beams", "With --strategy beam: beam width.", default="2", min=1)] = (
+        None
+    )
     simulations: Annotated[
         int | None,
-        number_option("--simulations", "With --strategy mcts: simulations per question", default="32", min=1),
+        number_option("--simulations", "With --strategy mcts: simulations per question.", default="32", min=1),
     ] = None
 
     def guide_config(self) -> GuideConfig | None:
@@ -224,8 +227,10 @@ def _shared_config(run: Path | None, options: AgentOptions) -> SharedConfig:
     elif options.model is not None and (trained_as := agent_of(expand_path(options.model))) is not None:
         plain = {"agent": trained_as}
     if options.data is not None:  # replaces the question files of the run
-        for key, value in (("train", None), ("dev", None), ("test", None), ("holdout", 0), ("warmup", 0)):
-            plain = with_value(plain, ["data", key], value)
+        for key in ("train", "dev", "test"):
+            plain = with_value(plain, ["data", key], None)
+        for key in ("holdout", "warmup"):
+            plain = with_value(plain, ["data", key], 0)
     typed = {
         "agent": options.agent,
         "data.name": options.data,

@@ -9,7 +9,8 @@ import typer
 
 from stepladder import __version__
 from stepladder.cli.agent_options import AgentOptions, AgentSetup, SamplingOptions
-from stepladder.cli.options import ERR, OUT, AsJson, RunPath, Seed, path_of, say, takes_groups
+from stepladder.cli.declarations import ERR, OUT, argument, number_option, option, path_option, say, takes_groups
+from stepladder.cli.options import AsJson, RunPath, Seed
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import dumps
 from stepladder.core.requests import Algorithm
@@ -28,12 +29,7 @@ from stepladder.retrieval.factory import retriever_info
 @takes_groups
 def ask_command(
     *,
-    question: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="QUESTION", help="The question", default="an example from the data", show_default=False
-        ),
-    ] = None,
+    question: Annotated[str | None, argument("QUESTION", "The question.", default="an example from the data")] = None,
     run: RunPath = None,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -71,19 +67,16 @@ def eval_command(
     *,
     run: RunPath = None,
     split: Annotated[
-        str | None,
-        option("--split", "NAME", "train, dev or test", default="test, or the only one"),
+        str | None, option("--split", "NAME", "train, dev or test.", default="test, or the only one")
     ] = None,
     limit: Annotated[int | None, number_option("--limit", "Only the first questions.", min=1)] = None,
     seed: Seed = 0,
     out_folder: Annotated[
-        Path | None,
-        path_option("--out", "DIR", "Save summary, scores and trajectories here."),
+        Path | None, path_option("--out", "DIR", "Save summary, scores and trajectories here.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing evaluation.")] = False,
     against: Annotated[
-        Path | None,
-        path_option("--against", "DIR", "A saved evaluation to compare with, paired."),
+        Path | None, path_option("--against", "DIR", "A saved evaluation to compare with, paired.")
     ] = None,
     as_json: AsJson = False,
     options: AgentOptions,

@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stepladder.cli.options import OUT, Overrides, RunOut, Seed, Update
+from stepladder.cli.declarations import OUT, number_option
+from stepladder.cli.options import Overrides, RunOut, Seed, Update
 from stepladder.cli.recipes import interruptible
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
@@ -50,8 +51,7 @@ def demo_command(
         Size, typer.Option("--size", help="small: minutes on a laptop. large: trains longer and scores higher.")
     ] = Size.small,
     minutes: Annotated[
-        float | None,
-        number_option("--minutes", "Duration of reinforcement learning.", min=0.1, max=100_000),
+        float | None, number_option("--minutes", "Minutes of reinforcement learning.", min=0.1, max=100_000)
     ] = None,
     overrides: Overrides = None,
     update: Update = False,
@@ -106,7 +106,9 @@ def _answer(context: RunContext, policy: str, question: Question, seed: int) -> 
     printer.question(question)
 
     def job() -> Algorithm[Trajectory]:
-        return watch_states(episode(context.agent, question, context.episode(), seed_of(seed, question.id)), printer.show)
+        return watch_states(
+            episode(context.agent, question, context.episode(), seed_of(seed, question.id)), printer.show
+        )
 
     with context.engine(policy) as engine:
         (outcome,) = Driver(engine, context.retriever).run([job])

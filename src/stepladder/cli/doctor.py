@@ -14,7 +14,8 @@ import typer
 from packaging.requirements import Requirement
 
 from stepladder import __version__
-from stepladder.cli.options import AsJson, say
+from stepladder.cli.declarations import say
+from stepladder.cli.options import AsJson
 from stepladder.core.extras import install_command
 from stepladder.core.trace_printer import printable
 

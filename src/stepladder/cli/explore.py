@@ -3,10 +3,20 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepladder.cli.declarations import (
+    OptionGroup,
+    given,
+    listed,
+    number_option,
+    option,
+    path_option,
+    say,
+    takes_groups,
+)
 from stepladder.cli.options import (
     AgentName,
     DataName,
@@ -17,11 +27,6 @@ from stepladder.cli.options import (
     SharedTopK,
     SharedWorldSeed,
     StageOptions,
-    given,
-    listed,
-    path_of,
-    say,
-    takes_groups,
 )
 from stepladder.cli.recipes import add_stage, extend_recipe, missing_input, new_recipe, read_recipe, run_and_print
 from stepladder.core.errors import StepladderError
@@ -38,27 +43,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeOptions:
+class JudgeOptions(OptionGroup):
     """Options of a language model as judge."""
 
-    panel: ClassVar[str] = "Language model as judge"
+    panel = "Language model as judge"
 
     judge_model: Annotated[
-        str | None,
-        option("--judge-model", "NAME", "The judge: its model name on a server, or a local model folder."),
+        str | None, option("--judge-model", "NAME", "The judge: its model name on a server, or a local model folder.")
     ] = None
     judge_url: Annotated[
-        str | None,
-        option("--judge-url", "URL", "URL of its OpenAI-compatible server", default="OpenAI's"),
+        str | None, option("--judge-url", "URL", "URL of its OpenAI-compatible server.", default="OpenAI's")
     ] = None
     budget: Annotated[
-        str | None,
-        option("--budget", "AMOUNT", "Hard spending limit over all attempts: 5usd, 300ktok, 2Mtok."),
+        str | None, option("--budget", "AMOUNT", "Hard spending limit over all attempts: 5usd, 300ktok, 2Mtok.")
     ] = None
-    prices: Annotated[
-        Path | None,
-        path_option("--prices", "FILE", "YAML file with more model prices."),
-    ] = None
+    prices: Annotated[Path | None, path_option("--prices", "FILE", "YAML file with more model prices.")] = None
     estimate_only: Annotated[
         bool, typer.Option("--dry-run", help="Print the estimated cost of the judge and stop.")
     ] = False
@@ -72,56 +71,57 @@ class JudgeOptions:
         return typed
 
 
+@dataclass(frozen=True, slots=True)
+class NewRunOptions(OptionGroup):
+    """Options that only a new run takes."""
+
+    panel = "New run (with --out)"
+
+    model: ExploringModel = None
+    agent: AgentName = None
+    data: DataName = None
+    index: IndexName = None
+    topk: SharedTopK = None
+    world_seed: SharedWorldSeed = None
+    seed: Annotated[int | None, number_option("--seed", "Random seed.", default=0)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions(OptionGroup):
+    """Settings of the tree search."""
+
+    questions: Questions = None
+    preset: Annotated[str | None, option("--preset", "NAME", f"Default search settings: {listed(PRESETS)}.")] = None
+    simulations: Annotated[int | None, number_option("--simulations", "Simulations per tree.", min=1)] = None
+    width: Annotated[int | None, number_option("--width", "Children sampled per node.", min=1)] = None
+    temperature: Annotated[
+        float | None, number_option("--temperature", "Sampling temperature of the children.", min=0.0)
+    ] = None
+    evaluate: Annotated[str | None, option("--evaluate", "NAME", "How leaves are valued: rollout, gold or llm.")] = None
+
+
 @takes_groups
 def explore_command(
     *,
     run: RunToExtendOrNone = None,
-    folder: Annotated[
-        Path | None, path_option("--out", "DIR", "Folder of a new run, instead of --run.")
-    ] = None,
-    model: ExploringModel = None,
-    agent: AgentName = None,
-    data: DataName = None,
-    index: IndexName = None,
-    topk: SharedTopK = None,
-    world_seed: SharedWorldSeed = None,
-    seed: Annotated[int | None, number_option("--seed", "Random seed.")] = None,
-    questions: Questions = None,
-    preset: Annotated[
-        str | None, option("--preset", "NAME", f"Default search settings: {listed(PRESETS)}.")
-    ] = None,
-    simulations: Annotated[int | None, number_option("--simulations", "Simulations per tree.", min=1)] = None,
-    width: Annotated[int | None, number_option("--width", "Children sampled per node.", min=1)] = None,
-    temperature: Annotated[
-        float | None, number_option("--temperature", "Sampling temperature of the children.", min=0.0)
-    ] = None,
-    evaluate: Annotated[
-        str | None, option("--evaluate", "NAME", "How leaves are valued: rollout, gold or llm.")
-    ] = None,
-    judge: JudgeOptions,
+    folder: Annotated[Path | None, path_option("--out", "DIR", "Folder of a new run, instead of --run.")] = None,
+    search: SearchOptions,
     stage: StageOptions,
+    start: NewRunOptions,
+    judge: JudgeOptions,
 ) -> None:
     """Grow search trees with MCTS. --set changes any other setting of the stage."""
-    llm = judge.settings()
-    entry = given(
-        kind="explore",
-        preset=preset,
-        questions=questions,
-        simulations=simulations,
-        width=width,
-        temperature=temperature,
-        evaluate=evaluate or ("llm" if llm else None),
-        llm=llm or None,
-    )
+    entry = {"kind": "explore", **search.typed()}
+    if llm := judge.settings():
+        entry = {"evaluate": "llm", **entry, "llm": llm}
     if (run is None) == (folder is None):
         raise StepladderError("give either --run DIR to extend a run, or --out DIR to start one")
     name = stage.name or "explore"
-    start = given(model=model, agent=agent, data=data, index=index, topk=topk, world_seed=world_seed, seed=seed)
     if run is None:
-        recipe = read_recipe(new_recipe("explore", {name: entry}, **start), name, stage.overrides)
-    elif start:
-        option = next(iter(start)).replace("_", "-")
-        raise StepladderError(f"--{option} was set when the run {run} was started: leave it out")
+        recipe = read_recipe(new_recipe("explore", {name: entry}, **start.typed()), name, stage.overrides)
+    elif typed := start.typed():
+        flag = next(iter(typed)).replace("_", "-")
+        raise StepladderError(f"--{flag} was set when the run {run} was started: leave it out")
     else:
         recipe = extend_recipe(run, name, entry, stage.overrides)
     if judge.estimate_only:
@@ -138,21 +138,22 @@ def pairs_command(
     run: Annotated[Path, path_option("--run", "DIR", "A run with trees.")],
     judge: Annotated[
         str | None,
-        option("--judge", "NAME", "What ranks the steps: spre (default), mc or q (tree values), gold, or llm (a language model)."),
+        option(
+            "--judge",
+            "NAME",
+            "What ranks the steps: spre, mc or q (tree values), gold, or llm (a language model).",
+            default="spre",
+        ),
     ] = None,
     margin: Annotated[
         float | None, number_option("--margin", "Minimum difference of values, or of scores (--mode score).")
     ] = None,
-    balance: Annotated[
-        str | None, option("--balance", "KEYS", "Balance pairs by: kind, depth or kind,depth.")
-    ] = None,
+    balance: Annotated[str | None, option("--balance", "KEYS", "Balance pairs by: kind, depth or kind,depth.")] = None,
     mode: Annotated[
-        str | None,
-        option("--mode", "NAME", "Question to the model: choice (default), ranking or score."),
+        str | None, option("--mode", "NAME", "Question to the model: choice, ranking or score.", default="choice")
     ] = None,
     order: Annotated[
-        str | None,
-        option("--order", "NAME", "Order of steps in the prompt: made, reversed or both (default)."),
+        str | None, option("--order", "NAME", "Order of steps in the prompt: made, reversed or both.", default="both")
     ] = None,
     judge_options: JudgeOptions,
     stage: StageOptions,

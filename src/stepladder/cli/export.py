@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from stepladder.agents import is_agent_file
-from stepladder.cli.options import OUT, AsJson, listed, path_of, say
+from stepladder.cli.declarations import OUT, argument, listed, number_option, option, path_of, path_option, say
+from stepladder.cli.options import AsJson
 from stepladder.cli.recipes import missing_input
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.records import read_records
@@ -25,21 +26,16 @@ _LOW_FRACTION = 0.9
 
 
 def export_command(
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A run with pairs, or a RAG-ProGuide file (.json, .jsonl, .gz).")
-    ],
-    folder: Annotated[Path, typer.Argument(parser=path_of, help="Folder to write.", metavar="DIR")],
+    source: Annotated[str, argument("SOURCE", "A run with pairs, or a RAG-ProGuide file (.json, .jsonl, .gz).")],
+    folder: Annotated[Path, argument("DIR", "Folder to write.", parser=path_of)],
     to: Annotated[
-        str,
-        option("--to", "FORMAT", "; ".join(f"{name}: {each.summary}" for name, each in EXPORTS.items())),
+        str, option("--to", "FORMAT", "; ".join(f"{name}: {each.summary}" for name, each in EXPORTS.items()))
     ],
     model: Annotated[
-        str | None,
-        option("--model", "NAME", "Model to train, for formats with a training configuration."),
+        str | None, option("--model", "NAME", "Model to train, for formats with a training configuration.")
     ] = None,
     name: Annotated[
-        str | None,
-        option("--name", "NAME", "The run's stage with the pairs", default="the newest"),
+        str | None, option("--name", "NAME", "The run's stage with the pairs.", default="the newest")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -75,13 +71,10 @@ def _pair_folder(path: Path, name: str | None) -> Path:
 
 
 def adapter_command(
-    run: Annotated[
-        Path, typer.Argument(parser=path_of, metavar="RUN", help="A run, or the folder of a trained model.")
-    ],
+    run: Annotated[Path, argument("RUN", "A run, or the folder of a trained model.", parser=path_of)],
     out: Annotated[Path, path_option("--out", "DIR", "Adapter folder.")],
     base: Annotated[
-        str | None,
-        option("--base", "NAME", "The model before training", default="the policy of the run's recipe"),
+        str | None, option("--base", "NAME", "The model before training.", default="the policy of the run's recipe")
     ] = None,
     rank: Annotated[
         int, number_option("--rank", "LoRA rank: a higher one keeps more and takes more space.", min=1)

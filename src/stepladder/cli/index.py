@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from stepladder.cli.options import OUT, AsJson, Rerank, TopK, WorldSeed, given, listed, path_of, say
+from stepladder.cli.declarations import OUT, argument, given, listed, number_option, option, path_of, path_option, say
+from stepladder.cli.options import AsJson, Rerank, TopK, WorldSeed
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage
 from stepladder.core.trace_printer import printable
@@ -24,9 +25,7 @@ from stepladder.retrieval.index.registry import INDEX_KINDS
 
 app = typer.Typer(help="Build an index from a corpus, search it, inspect it.", no_args_is_help=True)
 
-IndexLocation = Annotated[
-    str, typer.Argument(metavar="INDEX", help="Index folder, or URLs of search servers joined by commas.")
-]
+IndexLocation = Annotated[str, argument("INDEX", "Index folder, or URLs of search servers joined by commas.")]
 
 
 def load_passages(data: str, world_seed: int) -> Sequence[Passage]:
@@ -41,35 +40,26 @@ def load_passages(data: str, world_seed: int) -> Sequence[Passage]:
 def index_build(
     corpus: Annotated[
         str,
-        typer.Argument(
-            metavar="CORPUS",
-            help="A file, folder or pattern (.jsonl, .parquet, .tsv, .txt, .md); or the passages of data sets: "
+        argument(
+            "CORPUS",
+            "A file, folder or pattern (.jsonl, .parquet, .tsv, .txt, .md); or the passages of data sets: "
             f"{listed((*DATA_SETS, *PUBLISHED))}; join several with +.",
         ),
     ],
     folder: Annotated[Path, path_option("--out", "DIR", "Index folder.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing index.")] = False,
     words: Annotated[int, number_option("--words", "Words per passage of a split text.", min=1)] = 100,
-    overlap: Annotated[
-        int, number_option("--overlap", "Words shared with the previous passage.", min=0)
-    ] = 20,
+    overlap: Annotated[int, number_option("--overlap", "Words shared with the previous passage.", min=0)] = 20,
     kind: Annotated[
-        str,
-        option("--kind", "NAME", f"{listed(INDEX_KINDS)}; bm25 combines with any other: bm25+hnsw."),
+        str, option("--kind", "NAME", f"{listed(INDEX_KINDS)}; bm25 combines with any other: bm25+hnsw.")
     ] = "bm25",
     encoder: Annotated[
-        str | None,
-        option("--encoder", "NAME", "Embedding model: a folder or a Hugging Face name", default="minilm"),
+        str | None, option("--encoder", "NAME", "Embedding model: a folder or a Hugging Face name.", default="minilm")
     ] = None,
-    device: Annotated[
-        str | None, option("--device", "NAME", "Device of the encoder: auto, cpu, cuda.")
-    ] = None,
-    memory: Annotated[
-        str, option("--memory", "SIZE", "Memory limit of the build, without the encoder.")
-    ] = "4GB",
+    device: Annotated[str | None, option("--device", "NAME", "Device of the encoder: auto, cpu, cuda.")] = None,
+    memory: Annotated[str, option("--memory", "SIZE", "Memory limit of the build, without the encoder.")] = "4GB",
     changes: Annotated[
-        list[str] | None,
-        option("--set", "NAME=VALUE", "Any other setting of the index: k1=0.9, pooling=cls ..."),
+        list[str] | None, option("--set", "NAME=VALUE", "Any other setting of the index: k1=0.9, pooling=cls ...")
     ] = None,
     world_seed: WorldSeed = 0,
     as_json: AsJson = False,
@@ -103,7 +93,7 @@ def index_build(
 @app.command("search")
 def index_search(
     location: IndexLocation,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="The search query.")],
+    query: Annotated[str, argument("QUERY", "The search query.")],
     topk: TopK = 3,
     rerank: Rerank = None,
     as_json: AsJson = False,

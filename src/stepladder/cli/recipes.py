@@ -14,7 +14,8 @@ from typing import Any
 
 import typer
 
-from stepladder.cli.options import ERR, OUT, StageOptions, path_of, say
+from stepladder.cli.declarations import ERR, OUT, path_of, say
+from stepladder.cli.options import StageOptions
 from stepladder.core.errors import StepladderError
 from stepladder.data import DATA_SETS
 from stepladder.pipeline import run_recipe

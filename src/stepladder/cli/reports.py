@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from stepladder.cli.options import ERR, OUT, AsJson, Overrides, Update, check_writable_file, path_of, say
+from stepladder.cli.declarations import (
+    ERR,
+    OUT,
+    argument,
+    check_writable_file,
+    number_option,
+    option,
+    path_of,
+    path_option,
+    say,
+)
+from stepladder.cli.options import AsJson, Overrides, Update
 from stepladder.cli.recipes import interruptible
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace_printer import printable
@@ -18,11 +29,8 @@ from stepladder.reporting.studies.study_runner import run_study
 
 
 def report_command(
-    run: Annotated[Path, typer.Argument(parser=path_of, metavar="RUN", help="A run, finished or not.")],
-    out: Annotated[
-        Path | None,
-        path_option("--out", "FILE", "Where to write it", default="RUN/report.html"),
-    ] = None,
+    run: Annotated[Path, argument("RUN", "A run, finished or not.", parser=path_of)],
+    out: Annotated[Path | None, path_option("--out", "FILE", "Where to write it.", default="RUN/report.html")] = None,
 ) -> None:
     """Write an HTML report of a run: results, curves, search trees, transcripts. It works without a network."""
     check_writable_file("--out", out)
@@ -33,30 +41,18 @@ def report_command(
 def compare_command(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN",
-            help=r"Runs, or folders of `eval --out`: \[LABEL=]PATH\[:STAGE]. Of a run, the last evaluation of its "
+        argument(
+            "RUN",
+            r"Runs, or folders of `eval --out`: \[LABEL=]PATH\[:STAGE]. Of a run, the last evaluation of its "
             "policy is used; :STAGE selects another one, :* all of them. Runs that differ only in their seed, or have "
             "the same label, form one arm.",
-            show_default=False,
         ),
     ],
-    metric: Annotated[
-        str, option("--metric", "NAME", "Metric of the differences: f1, em, searches ...")
-    ] = "f1",
-    against: Annotated[
-        str | None,
-        option("--against", "LABEL", "The reference arm", default="the first"),
-    ] = None,
-    stage: Annotated[
-        str | None, option("--stage", "NAME", "Evaluation to use of runs without :STAGE.")
-    ] = None,
-    sort: Annotated[
-        str | None, option("--sort", "METRIC", "Sort arms by a metric, highest first.")
-    ] = None,
-    html: Annotated[
-        Path | None, path_option("--html", "FILE", "Write an HTML page with charts.")
-    ] = None,
+    metric: Annotated[str, option("--metric", "NAME", "Metric of the differences: f1, em, searches ...")] = "f1",
+    against: Annotated[str | None, option("--against", "LABEL", "The reference arm.", default="the first")] = None,
+    stage: Annotated[str | None, option("--stage", "NAME", "Evaluation to use of runs without :STAGE.")] = None,
+    sort: Annotated[str | None, option("--sort", "METRIC", "Sort arms by a metric, highest first.")] = None,
+    html: Annotated[Path | None, path_option("--html", "FILE", "Write an HTML page with charts.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs on their common questions: scores with intervals, paired differences, cost."""
@@ -87,17 +83,12 @@ def compare_command(
 
 
 def study_command(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="The study", default="list all of them", show_default=False),
-    ] = None,
-    folder: Annotated[
-        Path, path_option("--out", "DIR", "Folder of all studies; each has a subfolder.")
-    ] = Path("studies"),
+    name: Annotated[str | None, argument("NAME", "The study.", default="list all of them")] = None,
+    folder: Annotated[Path, path_option("--out", "DIR", "Folder of all studies; each has a subfolder.")] = Path(
+        "studies"
+    ),
     seeds: Annotated[int, number_option("--seeds", "Number of seeds: 0, 1, 2 ...", min=1)] = 5,
-    jobs: Annotated[
-        int, number_option("--jobs", "Concurrent runs, which share cores and GPU.", min=1)
-    ] = 1,
+    jobs: Annotated[int, number_option("--jobs", "Concurrent runs, which share cores and GPU.", min=1)] = 1,
     overrides: Overrides = None,
     update: Update = False,
     as_json: AsJson = False,

@@ -5,13 +5,25 @@ from contextlib import ExitStack, closing, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
 
 from stepladder.cli.agent_options import AgentOptions, AgentSetup, SamplingOptions
+from stepladder.cli.declarations import (
+    ERR,
+    OptionGroup,
+    argument,
+    listed,
+    number_option,
+    option,
+    path_of,
+    path_option,
+    say,
+    takes_groups,
+)
 from stepladder.cli.index import load_passages
-from stepladder.cli.options import ERR, Rerank, WorldSeed, listed, path_of, say, takes_groups
+from stepladder.cli.options import Rerank, WorldSeed
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.io.auth_token import read_token
@@ -47,17 +59,22 @@ _LIMITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ListenOptions:
+class ListenOptions(OptionGroup):
     """Where a server listens, and who may connect."""
 
-    panel: ClassVar[str] = "Server"
+    panel = "Server"
 
-    host: Annotated[
-        str, option("--host", "ADDRESS", "Address to listen on; 0.0.0.0 means all interfaces.")
-    ] = "127.0.0.1"
+    host: Annotated[str, option("--host", "ADDRESS", "Address to listen on; 0.0.0.0 means all interfaces.")] = (
+        "127.0.0.1"
+    )
     token_file: Annotated[
         Path | None,
-        path_option("--token-file", "FILE", "File with the bearer token that clients must send", default="STEPLADDER_TOKEN, if set"),
+        path_option(
+            "--token-file",
+            "FILE",
+            "File with the bearer token that clients must send.",
+            default="STEPLADDER_TOKEN, if set",
+        ),
     ] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow requests from other machines without a token.")
@@ -71,13 +88,9 @@ _PORT = number_option("--port", "Port; 0 takes a free one.", min=0, max=65535, r
 @takes_groups
 def serve_command(
     *,
-    index: Annotated[
-        str, typer.Argument(metavar="INDEX", help=f"Index folder, or data sets: {listed(DATA_SETS)}, hotpotqa ...")
-    ],
+    index: Annotated[str, argument("INDEX", f"Index folder, or data sets: {listed(DATA_SETS)}, hotpotqa ...")],
     port: Annotated[int, _PORT] = 8000,
-    device: Annotated[
-        str, option("--device", "NAME", "Device of the query encoder: cpu, auto, cuda.")
-    ] = "cpu",
+    device: Annotated[str, option("--device", "NAME", "Device of the query encoder: cpu, auto, cuda.")] = "cpu",
     rerank: Rerank = None,
     world_seed: WorldSeed = 0,
     listen: ListenOptions,
@@ -123,20 +136,14 @@ def serve_agent_command(
     *,
     run: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="RUN",
-            parser=path_of,
-            help="A run: serve its newest policy with its agent, data, index and limits.",
-            show_default=False,
-        ),
+        argument("RUN", "A run: serve its newest policy with its agent, data, index and limits.", parser=path_of),
     ] = None,
     run_option: Annotated[
         Path | None, typer.Option("--run", parser=path_of, hidden=True, help="The same as RUN.")
     ] = None,
     mcp: Annotated[bool, typer.Option("--mcp", help="Serve MCP over stdin and stdout instead of HTTP.")] = False,
     name: Annotated[
-        str | None,
-        option("--name", "NAME", "Model name for clients", default="the name of the run or model"),
+        str | None, option("--name", "NAME", "Model name for clients.", default="the name of the run or model")
     ] = None,
     port: Annotated[int, _PORT] = 8001,
     options: AgentOptions,

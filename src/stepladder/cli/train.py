@@ -7,6 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
+from stepladder.cli.declarations import (
+    OptionGroup,
+    argument,
+    given,
+    listed,
+    number_option,
+    option,
+    path_option,
+    takes_groups,
+)
 from stepladder.cli.options import (
     AGENTS_HELP,
     AsJson,
@@ -22,10 +32,6 @@ from stepladder.cli.options import (
     TopK,
     Update,
     WorldSeed,
-    given,
-    listed,
-    path_of,
-    takes_groups,
 )
 from stepladder.cli.recipes import add_stage, new_recipe, read_recipe, run_and_print, stages_before
 from stepladder.core.errors import StepladderError
@@ -39,28 +45,25 @@ app = typer.Typer(help="Train with one stage: sft starts a run, the others exten
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingOptions:
+class TrainingOptions(OptionGroup):
     """Options of every training stage."""
 
-    num_train_epochs: Annotated[
-        float | None, number_option("--num-train-epochs", "Passes over the training data.")
-    ] = None
+    num_train_epochs: Annotated[float | None, number_option("--num-train-epochs", "Passes over the training data.")] = (
+        None
+    )
     learning_rate: Annotated[float | None, number_option("--learning-rate", "Peak learning rate.")] = None
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter instead of all weights.")] = False
 
     def settings(self) -> dict[str, Any]:
         """The settings that were given."""
-        return given(
-            num_train_epochs=self.num_train_epochs,
-            learning_rate=self.learning_rate,
-            lora={} if self.lora else None,
-        )
+        settings = self.typed()
+        if settings.pop("lora"):
+            settings["lora"] = {}
+        return settings
 
 
 def run_command(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help=f"A recipe file (.yaml), or one of: {listed(shipped())}.")
-    ],
+    recipe: Annotated[str, argument("RECIPE", f"A recipe file (.yaml), or one of: {listed(shipped())}.")],
     folder: RunOut,
     overrides: Overrides = None,
     update: Update = False,
@@ -70,63 +73,55 @@ def run_command(
     run_and_print(load_recipe(recipe, overrides or ()), folder, update, as_json)
 
 
+@dataclass(frozen=True, slots=True)
+class SFTRunOptions(OptionGroup):
+    """Model, agent and data of a new run."""
+
+    model: Policy = "nano"
+    agent: Annotated[str, option("--agent", "NAME", f"Agent to imitate: {AGENTS_HELP}.")] = "prorag-brief"
+    data: Annotated[
+        str, option("--data", "NAME", f"{listed(DATA_SETS)}, a published data set, or a folder or file of questions.")
+    ] = "atlas"
+    dev: Annotated[Path | None, path_option("--dev", "FILE", "Dev questions, if --data is a question file.")] = None
+    index: IndexName = None
+    topk: TopK = 1
+    world_seed: WorldSeed = 0
+    seed: Seed = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationOptions(OptionGroup):
+    """Settings of the demonstrations."""
+
+    questions: Questions = None
+    source: Annotated[
+        str | None, option("--source", "NAME", "Source of the demonstrations: gold, mined, bootstrap or teacher.")
+    ] = None
+    teacher_url: Annotated[
+        str | None, option("--teacher-url", "URL", "URL of the teacher's OpenAI-compatible server.")
+    ] = None
+    teacher_model: Annotated[
+        str | None, option("--teacher-model", "NAME", "The teacher's model name on that server.")
+    ] = None
+
+
 @app.command("sft")
 @takes_groups
 def train_sft_command(
     *,
     folder: RunOut,
-    model: Policy = "nano",
-    agent: Annotated[
-        str, option("--agent", "NAME", f"Agent to imitate: {AGENTS_HELP}.")
-    ] = "prorag-brief",
-    data: Annotated[
-        str,
-        option("--data", "NAME", f"{listed(DATA_SETS)}, a published data set, or a folder or file of questions to train on."),
-    ] = "atlas",
-    dev: Annotated[
-        Path | None,
-        path_option("--dev", "FILE", "Dev questions, if --data is a question file."),
-    ] = None,
-    index: IndexName = None,
-    topk: TopK = 1,
-    world_seed: WorldSeed = 0,
-    questions: Questions = None,
-    source: Annotated[
-        str | None,
-        option("--source", "NAME", "Source of the demonstrations: gold, mined, bootstrap or teacher."),
-    ] = None,
-    teacher_url: Annotated[
-        str | None,
-        option("--teacher-url", "URL", "URL of the teacher's OpenAI-compatible server."),
-    ] = None,
-    teacher_model: Annotated[
-        str | None, option("--teacher-model", "NAME", "The teacher's model name on that server.")
-    ] = None,
-    seed: Seed = 0,
+    start: SFTRunOptions,
+    demonstrations: DemonstrationOptions,
+    training: TrainingOptions,
     overrides: Overrides = None,
     update: Update = False,
     as_json: AsJson = False,
-    training: TrainingOptions,
 ) -> None:
     """Supervised fine-tuning on demonstrations. --set changes any other setting of the stage."""
-    entry = given(
-        questions=questions,
-        source=source or ("teacher" if teacher_url or teacher_model else None),
-        teacher_url=teacher_url,
-        teacher_model=teacher_model,
-    )
-    recipe = new_recipe(
-        "sft",
-        {"sft": entry | training.settings()},
-        model=model,
-        agent=agent,
-        data=data,
-        dev=dev,
-        index=index,
-        topk=topk,
-        world_seed=world_seed,
-        seed=seed,
-    )
+    entry = demonstrations.typed() | training.settings()
+    if demonstrations.teacher_url or demonstrations.teacher_model:
+        entry.setdefault("source", "teacher")
+    recipe = new_recipe("sft", {"sft": entry}, **start.typed())
     run_and_print(read_recipe(recipe, "sft", overrides), folder, update, as_json)
 
 
@@ -137,12 +132,16 @@ def train_prm_command(
     run: RunToExtend,
     objective: Annotated[
         str | None,
-        option("--objective", "NAME", "What to learn: pairs (default: which of two steps is better), or from trees: verdicts (of the gold "
-            "judge), values (of each step) or outcome (the reward of the whole episode)."),
+        option(
+            "--objective",
+            "NAME",
+            "What to learn: pairs (which of two steps is better), or from trees: verdicts (of the gold "
+            "judge), values (of each step) or outcome (the reward of the whole episode).",
+            default="pairs",
+        ),
     ] = None,
     model: Annotated[
-        str | None,
-        option("--model", "NAME", "Initial model, such as nano-critic", default="the newest policy"),
+        str | None, option("--model", "NAME", "Initial model, such as nano-critic.", default="the newest policy")
     ] = None,
     training: TrainingOptions,
     stage: StageOptions,
@@ -160,11 +159,14 @@ def train_rft_command(
     num_generations: NumGenerations = None,
     threshold: Annotated[
         str | None,
-        option("--threshold", "NUMBER|none", "Minimum reward model score of every step (default: 0); none uses no reward model."),
+        option(
+            "--threshold",
+            "NUMBER|none",
+            "Minimum reward model score of every step; none uses no reward model.",
+            default="0",
+        ),
     ] = None,
-    keep: Annotated[
-        int | None, number_option("--keep", "Maximum trajectories to keep per question.", min=1)
-    ] = None,
+    keep: Annotated[int | None, number_option("--keep", "Maximum trajectories to keep per question.", min=1)] = None,
     training: TrainingOptions,
     stage: StageOptions,
 ) -> None:
@@ -182,15 +184,17 @@ def train_dpo_command(
     run: RunToExtend,
     pairs: Annotated[
         Path | None,
-        path_option("--pairs", "FILE", "Pairs in the format of RAG-ProGuide or Stepladder (a file or a folder) "
-            "[dim](default: the run's newest pairs)[/]"),
+        path_option(
+            "--pairs",
+            "FILE",
+            "Pairs in the format of RAG-ProGuide or Stepladder (a file or a folder).",
+            default="the run's newest pairs",
+        ),
     ] = None,
     beta: Annotated[
         float | None, number_option("--beta", "KL coefficient: how close the policy stays to the reference.")
     ] = None,
-    loss_type: Annotated[
-        str | None, option("--loss-type", "NAME", "sigmoid [dim](default)[/] or ipo.")
-    ] = None,
+    loss_type: Annotated[str | None, option("--loss-type", "NAME", "sigmoid or ipo.", default="sigmoid")] = None,
     training: TrainingOptions,
     stage: StageOptions,
 ) -> None:
@@ -210,13 +214,16 @@ def train_grpo_command(
     run: RunToExtend,
     mode: Annotated[
         str | None,
-        option("--mode", "NAME", "Rewards: dual (default: the answer, and each step by the reward model), outcome (the answer only), "
-            "process (steps only) or tree (each step by the answers below it)."),
+        option(
+            "--mode",
+            "NAME",
+            "Rewards: dual (the answer, and each step by the reward model), outcome (the answer only), "
+            "process (steps only) or tree (each step by the answers below it).",
+            default="dual",
+        ),
     ] = None,
     questions: Questions = None,
-    num_generations: Annotated[
-        int | None, number_option("--num-generations", "Episodes per question.", min=2)
-    ] = None,
+    num_generations: Annotated[int | None, number_option("--num-generations", "Episodes per question.", min=2)] = None,
     training: TrainingOptions,
     stage: StageOptions,
 ) -> None:
@@ -230,8 +237,7 @@ def prm_command(
     *,
     run: RunToExtend,
     split: Annotated[
-        str | None,
-        option("--split", "NAME", "Split of the questions: test [dim](default)[/], dev or train."),
+        str | None, option("--split", "NAME", "Split of the questions: test, dev or train.", default="test")
     ] = None,
     questions: Questions = None,
     num_generations: NumGenerations = None,

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from stepladder.cli.options import OUT, AsJson, path_of, say
+from stepladder.cli.declarations import OUT, argument, path_option, say
+from stepladder.cli.options import AsJson
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.records import dumps
@@ -22,16 +23,9 @@ from stepladder.reporting.tree_text import print_tree
 def tree_command(
     run: Annotated[Path, path_option("--run", "DIR", "A run with trees.")],
     question_id: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="QUESTION-ID",
-            help="[dim](default: the tree with the most right and wrong answers)[/]",
-            show_default=False,
-        ),
+        str | None, argument("QUESTION-ID", "The question.", default="the tree with the most right and wrong answers")
     ] = None,
-    svg: Annotated[
-        Path | None, path_option("--svg", "FILE", "Write the tree as SVG.")
-    ] = None,
+    svg: Annotated[Path | None, path_option("--svg", "FILE", "Write the tree as SVG.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a search tree: its steps, their values and the verdicts of the gold judge."""

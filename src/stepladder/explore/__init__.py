@@ -1,1 +1,1 @@
-"""Ways to walk through the states of a question."""
+"""Algorithms that explore a question: episodes, tree search, guided inference."""

@@ -1,9 +1,9 @@
-"""Trees by branching off: play some episodes to their ends, then go on differently from states along their way.
+"""Trees by branching: roll out some episodes, then sample other continuations from states along them.
 
-In: an agent, a question, how many episodes to begin with, how many branches to add. Out (as the generator's return
-value): a `Tree` whose ends have their rewards. Every end is one sample of what all states before it are worth, and
-what branches share is written once: online RL gets values of single steps for less than the price of as many separate
-episodes (TreePS-RAG, Tree-GRPO).
+In: an agent, a question, the number of episodes (stems) and of branches. Out (as the generator's return value): a
+`Tree` whose terminal nodes have rewards. Every terminal node is one sample of the values of all states before it, and
+shared prefixes are generated once: online RL gets step values for less than the cost of as many separate episodes
+(TreePS-RAG, Tree-GRPO).
 """
 
 import random
@@ -16,12 +16,12 @@ from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Node, Question, Trajectory, Tree
 from stepladder.driver.gather import gather
-from stepladder.explore.episode import EpisodeConfig, begin, take_step
+from stepladder.explore.episode import EpisodeConfig, initial_state, run_to_end
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """An episode that went on from a node: which one, and the whole trajectory to its end."""
+    """An episode that continues from a node: the node, and the complete trajectory."""
 
     origin: int
     trajectory: Trajectory
@@ -32,60 +32,54 @@ def branching(
 ) -> Algorithm[Tree]:
     """A tree with `stems` episodes from the question and `branches` more from states along them.
 
-    Branches are shared equally by the stems; each begins at a state drawn among those between the ends of its stem.
+    Branches are distributed evenly over the stems; each starts at a random state inside its stem.
     """
     if stems < 1 or branches < 0:
-        raise ValueError(f"stems is {stems} and branches is {branches}; there must be at least one stem")
-    start = yield from begin(agent, question, settings, seed)
-    played = yield from gather(
-        _play_on(agent, start, settings, seed_of(seed, "stem", number)) for number in range(stems)
+        raise ValueError(f"stems is {stems} and branches is {branches}; at least one stem is needed")
+    start = yield from initial_state(agent, question, settings, seed)
+    episodes = yield from gather(
+        run_to_end(agent, start, settings, seed_of(seed, "stem", number)) for number in range(stems)
     )
-    grown = _Grown(start, seed)
-    whole = [grown.add(_Branch(0, trajectory)) for trajectory in _kept(played, grown)]
+    builder = _TreeBuilder(start, seed)
+    paths = [builder.add(_Branch(0, trajectory)) for trajectory in _finished(episodes, builder)]
     rng = random.Random(seed_of(seed, "branch"))
-    states_of = [path[1:-1] or path[:1] for path in whole]  # from the question itself would be another stem
-    origins = [rng.choice(states_of[number % len(whole)]) for number in range(branches)] if whole else []
-    states = {node: grown.state(node) for node in set(origins)}
+    states_of = [path[1:-1] or path[:1] for path in paths]  # a branch from the root would be another stem
+    origins = [rng.choice(states_of[number % len(paths)]) for number in range(branches)] if paths else []
+    states = {node: builder.state(node) for node in set(origins)}
     continued = yield from gather(
-        _play_on(agent, states[origin], settings, seed_of(seed, "branch", number))
+        run_to_end(agent, states[origin], settings, seed_of(seed, "branch", number))
         for number, origin in enumerate(origins)
     )
     for origin, result in zip(origins, continued, strict=True):
-        for trajectory in _kept([result], grown):
-            grown.add(_Branch(origin, trajectory))
-    return grown.tree()
+        for trajectory in _finished([result], builder):
+            builder.add(_Branch(origin, trajectory))
+    return builder.tree()
 
 
-def _play_on(agent: Agent, state: Trajectory, settings: EpisodeConfig, seed: int) -> Algorithm[Trajectory]:
-    while state.stop is None:
-        state = yield from take_step(agent, state, settings, seed_of(seed, len(state.steps)))
-    return state
-
-
-def _kept(results: Iterable[Trajectory | Exception], grown: "_Grown") -> list[Trajectory]:
-    """Those that came to an end; the others are counted."""
+def _finished(results: Iterable[Trajectory | Exception], builder: "_TreeBuilder") -> list[Trajectory]:
+    """The finished episodes; the others are counted as failures."""
     found = list(results)
     kept = [each for each in found if isinstance(each, Trajectory) and each.steps]
-    grown.failures += len(found) - len(kept)
+    builder.failures += len(found) - len(kept)
     errors = [each for each in found if isinstance(each, Exception)]
-    if errors and not kept and not grown.whole:
+    if errors and not kept and not builder.paths:
         raise errors[0]
     return kept
 
 
-class _Grown:
-    """A tree in the making."""
+class _TreeBuilder:
+    """Builds a tree from branches."""
 
     def __init__(self, start: Trajectory, seed: int) -> None:
         self.start = start
         self.seed = seed
         self.nodes: list[Node] = [Node(0, None, None)]
         self.failures = 0
-        #: The ids of the nodes of each branch, from the root to its end.
-        self.whole: list[Sequence[int]] = []
+        #: The node ids of each branch, from the root to its end.
+        self.paths: list[Sequence[int]] = []
 
     def add(self, branch: _Branch) -> Sequence[int]:
-        """Put a branch into the tree, behind the node that it went on from; all its nodes, from the root."""
+        """Add a branch behind its origin; returns its node ids from the root."""
         steps = branch.trajectory.steps
         path = self._path(branch.origin)
         for step in steps[len(path) - 1 :]:
@@ -95,11 +89,11 @@ class _Grown:
         self.nodes[end.id] = replace(end, stop=branch.trajectory.stop, reward=score(branch.trajectory).f1)
         for node in path:
             self.nodes[node] = replace(self.nodes[node], visits=self.nodes[node].visits + 1)
-        self.whole.append(path)
+        self.paths.append(path)
         return path
 
     def state(self, node: int) -> Trajectory:
-        """The unfinished trajectory to a node."""
+        """The trajectory to a node, without a stop reason."""
         steps = tuple(step for each in self._path(node) if (step := self.nodes[each].step) is not None)
         return replace(self.start, steps=steps)
 
@@ -110,9 +104,9 @@ class _Grown:
         return path[::-1]
 
     def tree(self) -> Tree:
-        """What has grown. A node's value is the mean reward of the ends below it."""
+        """The finished tree. The value of a node is the mean reward of the terminal nodes below it."""
         sums = [0.0] * len(self.nodes)
-        for path in self.whole:
+        for path in self.paths:
             for node in path:
                 sums[node] += self.nodes[path[-1]].reward or 0.0
         nodes = tuple(replace(node, value=sums[node.id] / max(node.visits, 1)) for node in self.nodes)

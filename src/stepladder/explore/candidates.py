@@ -1,7 +1,7 @@
-"""Several steps sampled from one state, to choose among.
+"""Candidate steps sampled from one state.
 
-In: an agent, a state, seeds. Out (as the generator's return value): `Candidate`s, of which no two do the same. They
-keep the order in which they were drawn, so that what is chosen depends on the seeds alone.
+In: an agent, a state, seeds. Out (as the generator's return value): `Candidate`s with distinct actions, in the order of
+the seeds, so that a choice among them depends on the seeds alone.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from stepladder.explore.episode import EpisodeConfig, propose_step, take_step
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A step that may be gone on from."""
+    """A state with one sampled step."""
 
-    #: The state with the step. Without a new one the model had no room to write anything.
+    #: Without a new step if the context window was full.
     trajectory: Trajectory
-    #: How many of the samples do the same.
+    #: The number of samples with this action.
     count: int
 
     @property
-    def is_sound(self) -> bool:
-        """Whether something was written, and in the grammar."""
+    def is_well_formed(self) -> bool:
+        """Whether a step was written in the agent's format."""
         steps = self.trajectory.steps
         return (
             self.trajectory.stop is not StopReason.CONTEXT_LIMIT
@@ -41,17 +41,17 @@ def candidates(
     settings: EpisodeConfig,
     seeds: Sequence[int],
     *,
-    searched: bool = True,
+    retrieve: bool = True,
 ) -> Algorithm[list[Candidate]]:
-    """One sample a seed, equal actions once. `searched`: whether queries are searched for at once.
+    """One sample per seed; equal actions become one candidate. `retrieve`: also retrieve the passages of queries.
 
-    Samples that fail are left out; where all do, the first error is raised.
+    Failed samples are dropped; if all fail, the first error is raised.
     """
-    draw = take_step if searched else propose_step
-    made = yield from gather(draw(agent, state, settings, seed) for seed in seeds)
-    kept = [each for each in made if isinstance(each, Trajectory)]
+    sample = take_step if retrieve else propose_step
+    sampled = yield from gather(sample(agent, state, settings, seed) for seed in seeds)
+    kept = [each for each in sampled if isinstance(each, Trajectory)]
     if not kept:
-        raise next(each for each in made if isinstance(each, Exception))
+        raise next(each for each in sampled if isinstance(each, Exception))
     distinct: dict[tuple[str, str], Trajectory] = {}
     counts: dict[tuple[str, str], int] = {}
     for each in kept:
@@ -62,6 +62,6 @@ def candidates(
 
 
 def action_key(action: Action) -> tuple[str, str]:
-    """What makes two actions the same, however the thoughts before them are worded."""
+    """Equal for actions that count as the same; thoughts do not matter."""
     plain = "" if action.kind is ActionKind.MALFORMED else normalize(action.content)
     return action.kind.value, plain or action.content

@@ -1,16 +1,16 @@
-"""Guided inference: sample more than one needs, and let a scorer choose. Any policy, any scorer, no training.
+"""Guided inference: sample several candidates and let a step scorer choose. Any policy, any scorer, no training.
 
-    actions        n samples of every step; go on with the one that scores best (RAG-Gym)
-    beam           n samples of every step from each of the best states so far; keep the best of all
-    trajectories   n whole episodes; the one whose steps score best
-    mcts           a search tree, its leaves and ends valued by the scorer; the most visited way down
-    vote           n whole episodes; the most common answer. Needs no scorer
+    actions        n samples per step; continue with the best-scored one (RAG-Gym)
+    beam           n samples per step from each state of the beam; keep the best of all
+    trajectories   n episodes; the one with the best step scores
+    mcts           a tree search whose leaves and ends are valued by the scorer; the most visited path
+    vote           n episodes; the most common answer. Needs no scorer
 
-In: an agent, a question, settings, a `Guide`, a seed. Out (as the generator's return value): the `Trajectory` that was
-chosen. What was thrown away is not in it: `metered` counts what everything together cost.
+In: an agent, a question, settings, a `Guide`, a seed. Out (as the generator's return value): the chosen `Trajectory`.
+Discarded samples are not part of it; `metered` counts the total cost.
 
-Steps outside the grammar are never chosen while there are others. Of equal scores the action that was sampled most
-often goes first, then the one that was sampled first.
+Malformed steps are chosen only if there are no others. Ties go to the action that was sampled most often, then to the
+one that was sampled first.
 """
 
 from collections import Counter
@@ -25,8 +25,8 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver.gather import gather
 from stepladder.explore.candidates import Candidate, candidates
-from stepladder.explore.episode import EpisodeConfig, begin, episode, look_up, take_step
-from stepladder.explore.mcts import MCTSConfig, search
+from stepladder.explore.episode import EpisodeConfig, episode, initial_state, retrieve_passages, run_to_end
+from stepladder.explore.mcts import MCTSConfig, mcts_search
 
 Strategy = Literal["actions", "beam", "trajectories", "mcts", "vote"]
 Aggregate = Literal["min", "mean", "last"]
@@ -34,47 +34,49 @@ Aggregate = Literal["min", "mean", "last"]
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """How to choose."""
+    """How candidates are sampled and chosen."""
 
     strategy: Strategy = "actions"
-    #: Samples of a step (actions, beam, mcts) or of the whole episode (trajectories, vote).
+    #: Samples per step (actions, beam, mcts) or episodes (trajectories, vote).
     n: int = 8
-    #: Beam: states that are kept.
+    #: Beam: the beam width.
     beams: int = 2
-    #: Beam and trajectories: what the scores of a trajectory's steps make of it.
+    #: Beam and trajectories: how step scores are aggregated.
     aggregate: Aggregate = "min"
-    #: Multiply a score by the samples that say the same: what the policy thinks counts beside what the scorer thinks.
-    #: With many samples the highest score alone finds what fools the scorer.
+    #: Multiply a score by the number of equal samples, so that the policy's preference counts as well. With many
+    #: samples the highest score alone tends to find errors of the scorer.
     weighted: bool = False
-    #: MCTS: simulations a question.
+    #: MCTS: simulations per question.
     simulations: int = 32
-    #: Whether a query's results must be at hand when it is scored. A judge may look at them; a reward model does not,
-    #: and then only queries that are chosen cost a search.
-    searched: bool = False
+    #: Whether the passages of a query are retrieved before it is scored. A judge may read them; a reward model does
+    #: not, and then only chosen queries cost a search.
+    retrieve_first: bool = False
 
     def __post_init__(self) -> None:
         if min(self.n, self.beams, self.simulations) < 1:
             raise ValueError("n, beams and simulations must be at least 1")
 
-    def worth(self, scores: Sequence[float]) -> float:
-        """What the scores of its steps make of a trajectory."""
+    def aggregated(self, scores: Sequence[float]) -> float:
+        """The score of a trajectory from the scores of its steps."""
         if self.aggregate == "mean":
             return sum(scores) / len(scores)
         return min(scores) if self.aggregate == "min" else scores[-1]
 
 
-def guided(agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int) -> Algorithm[Trajectory]:
-    """Answer one question. `settings.sampling` says how samples are drawn."""
+def guided_search(
+    agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int
+) -> Algorithm[Trajectory]:
+    """Answer one question. Candidates are sampled with `settings.sampling`."""
     return (yield from _STRATEGIES[guide.strategy](agent, question, settings, guide, seed))
 
 
 def _by_actions(
     agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
-    state = yield from begin(agent, question, settings, seed)
+    state = yield from initial_state(agent, question, settings, seed)
     while state.stop is None:
         seeds = [seed_of(seed, len(state.steps), draw) for draw in range(guide.n)]
-        found = yield from candidates(agent, state, settings, seeds, searched=guide.searched)
+        found = yield from candidates(agent, state, settings, seeds, retrieve=guide.retrieve_first)
         scored = yield from _scored(found, replace(guide, aggregate="last"))
         state = yield from _complete(scored[0].candidate.trajectory, settings, guide)
     return state
@@ -83,29 +85,29 @@ def _by_actions(
 def _by_beam(
     agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
-    start = yield from begin(agent, question, settings, seed)
+    start = yield from initial_state(agent, question, settings, seed)
     depth = 0
     ends: list[_Scored] = []
     open_states: list[Trajectory] = [start]
     while open_states:
-        grown = yield from gather(
+        sampled = yield from gather(
             candidates(
                 agent,
                 state,
                 settings,
-                [seed_of(seed, depth, place, draw) for draw in range(guide.n)],
-                searched=guide.searched,
+                [seed_of(seed, depth, index, draw) for draw in range(guide.n)],
+                retrieve=guide.retrieve_first,
             )
-            for place, state in enumerate(open_states)
+            for index, state in enumerate(open_states)
         )
-        found = [each for some in grown if not isinstance(some, Exception) for each in some]
+        found = [each for some in sampled if not isinstance(some, Exception) for each in some]
         if not found and not ends:
-            raise next(each for each in grown if isinstance(each, Exception))
+            raise next(each for each in sampled if isinstance(each, Exception))
         scored = yield from _scored(found, guide)
         best = sorted([*ends, *scored], key=lambda each: each.rank)[: guide.beams]
         ends = [each for each in best if each.candidate.trajectory.stop is not None]
-        going_on = [each.candidate.trajectory for each in best if each.candidate.trajectory.stop is None]
-        completed = yield from gather(_complete(state, settings, guide) for state in going_on)
+        unfinished = [each.candidate.trajectory for each in best if each.candidate.trajectory.stop is None]
+        completed = yield from gather(_complete(state, settings, guide) for state in unfinished)
         open_states = [each for each in completed if isinstance(each, Trajectory)]
         if not ends and not open_states:  # every search has failed
             raise next(each for each in completed if isinstance(each, Exception))
@@ -116,22 +118,22 @@ def _by_beam(
 def _by_trajectories(
     agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
-    played = yield from _episodes(agent, question, settings, guide.n, seed)
-    alike = Counter(_answer_key(each) for each in played)
-    scored = yield from _scored([Candidate(each, alike[_answer_key(each)]) for each in played], guide)
+    episodes = yield from _episodes(agent, question, settings, guide.n, seed)
+    counts = Counter(map(_answer_key, episodes))
+    scored = yield from _scored([Candidate(each, counts[_answer_key(each)]) for each in episodes], guide)
     return scored[0].candidate.trajectory
 
 
 def _by_vote(
     agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
-    played = yield from _episodes(agent, question, settings, guide.n, seed)
-    winner, _ = Counter(map(_answer_key, played)).most_common(1)[0]
-    return next(each for each in played if _answer_key(each) == winner)
+    episodes = yield from _episodes(agent, question, settings, guide.n, seed)
+    winner, _ = Counter(map(_answer_key, episodes)).most_common(1)[0]
+    return next(each for each in episodes if _answer_key(each) == winner)
 
 
 def _answer_key(trajectory: Trajectory) -> str:
-    """What makes two answers the same."""
+    """Equal for answers that count as the same."""
     answer = trajectory.answer or ""
     return normalize(answer) or answer
 
@@ -139,7 +141,7 @@ def _answer_key(trajectory: Trajectory) -> str:
 def _by_search(
     agent: Agent, question: Question, settings: EpisodeConfig, guide: Guide, seed: int
 ) -> Algorithm[Trajectory]:
-    tree = yield from search(
+    tree = yield from mcts_search(
         agent,
         question,
         MCTSConfig(
@@ -148,7 +150,7 @@ def _by_search(
             simulations=guide.simulations,
             width=guide.n,
             depth=settings.max_steps,
-            c=1.0,  # values are probabilities, and there are few simulations
+            c=1.0,  # few simulations, and values are probabilities
             evaluate="score",
             ends="score",
         ),
@@ -158,11 +160,8 @@ def _by_search(
     node = tree.nodes[0]
     while visited := [child for child in children_by_node[node.id] if child.visits]:
         node = max(visited, key=lambda child: (child.visits, child.value))
-    trajectory = tree.trajectory(node)
     greedy = replace(settings, sampling=Sampling(max_tokens=settings.sampling.max_tokens))
-    while trajectory.stop is None:  # the simulations ended before the episode did
-        trajectory = yield from take_step(agent, trajectory, greedy, 0)
-    return trajectory
+    return (yield from run_to_end(agent, tree.trajectory(node), greedy, seed=0))  # if the tree did not reach an end
 
 
 _STRATEGIES = {
@@ -176,39 +175,39 @@ _STRATEGIES = {
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """A candidate with its worth; `rank` sorts the best first."""
+    """A candidate with its score; `rank` sorts the best first."""
 
     candidate: Candidate
-    worth: float
+    score: float
 
     @property
     def rank(self) -> tuple[bool, float, int]:
-        return not self.candidate.is_sound, -self.worth, -self.candidate.count
+        return not self.candidate.is_well_formed, -self.score, -self.candidate.count
 
 
 def _scored(found: Sequence[Candidate], guide: Guide) -> Algorithm[list[_Scored]]:
-    """The candidates from best to worst. Those outside the grammar are last; a single one needs no score."""
-    sound = [each for each in found if each.is_sound]
-    asked = sound if len(sound) > 1 or guide.strategy == "beam" else []
-    scores = (yield [Score(each.trajectory) for each in asked]) if asked else []
-    worths = {
-        id(each): guide.worth(scores) * (each.count if guide.weighted else 1)
-        for each, scores in zip(asked, scores, strict=True)
+    """The candidates from best to worst. Malformed ones are last; a single candidate needs no score."""
+    well_formed = [each for each in found if each.is_well_formed]
+    compared = well_formed if len(well_formed) > 1 or guide.strategy == "beam" else []
+    step_scores = (yield [Score(each.trajectory) for each in compared]) if compared else []
+    scores = {
+        id(each): guide.aggregated(own) * (each.count if guide.weighted else 1)
+        for each, own in zip(compared, step_scores, strict=True)
     }
-    return sorted((_Scored(each, worths.get(id(each), 0.0)) for each in found), key=lambda each: each.rank)
+    return sorted((_Scored(each, scores.get(id(each), 0.0)) for each in found), key=lambda each: each.rank)
 
 
 def _complete(state: Trajectory, settings: EpisodeConfig, guide: Guide) -> Algorithm[Trajectory]:
-    """The state with what its newest query found, if nobody has searched for it yet."""
-    return state if guide.searched else (yield from look_up(state, settings))
+    """The state with the passages of its newest query."""
+    return state if guide.retrieve_first else (yield from retrieve_passages(state, settings))
 
 
 def _episodes(
     agent: Agent, question: Question, settings: EpisodeConfig, n: int, seed: int
 ) -> Algorithm[list[Trajectory]]:
-    """Whole episodes; those that fail are left out unless all do. Such as have an answer come first."""
-    played = yield from gather(episode(agent, question, settings, seed_of(seed, draw)) for draw in range(n))
-    kept = [each for each in played if isinstance(each, Trajectory)]
+    """The episodes with an answer, or all if none has one. Failed episodes are dropped unless all fail."""
+    sampled = yield from gather(episode(agent, question, settings, seed_of(seed, draw)) for draw in range(n))
+    kept = [each for each in sampled if isinstance(each, Trajectory)]
     if not kept:
-        raise next(each for each in played if isinstance(each, Exception))
+        raise next(each for each in sampled if isinstance(each, Exception))
     return [each for each in kept if each.answer is not None] or kept

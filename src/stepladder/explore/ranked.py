@@ -1,8 +1,8 @@
-"""RAG-Gym's process data: several actions at every step, the best by a scorer gone on with, the others kept beside it.
+"""RAG-Gym's process data: sample several actions per step, continue with the best-scored one, keep the others.
 
-In: an agent, a question, settings, a seed. Out (as the generator's return value): a `Tree` of one branch with all its
-siblings: the chosen actions are what to imitate, best and worst of a state make a pair, and every action has its score.
-A node's value is its score, its visits are the samples that said the same.
+In: an agent, a question, settings, a seed. Out (as the generator's return value): a `Tree` of one branch with the
+siblings of every node. The branch is a demonstration, the best and the worst action of a state make a preference pair.
+The value of a node is its score, its visits are the number of equal samples.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from stepladder.core.requests import Algorithm, Score
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import ActionKind, Node, Question, Tree
 from stepladder.explore.candidates import Candidate, candidates
-from stepladder.explore.episode import EpisodeConfig, begin
+from stepladder.explore.episode import EpisodeConfig, initial_state
 from stepladder.explore.mcts import outcome
 
 #: The name of the score in `Node.scores`.
@@ -22,7 +22,7 @@ RANK = "rank"
 
 @dataclass(frozen=True, slots=True)
 class RankedConfig:
-    """How many actions to sample; `episode` says how."""
+    """How many actions to sample, and how."""
 
     episode: EpisodeConfig
     n: int = 10
@@ -33,27 +33,27 @@ class RankedConfig:
 
 
 def ranked(agent: Agent, question: Question, settings: RankedConfig, seed: int) -> Algorithm[Tree]:
-    """Play one question, the best action at every step."""
+    """Run one episode with the best action at every step."""
     if not question.answers:
-        raise StepladderError(f"question {question.id!r} has no answers: nothing tells a good end from a bad one")
-    state = yield from begin(agent, question, settings.episode, seed)
+        raise StepladderError(f"question {question.id!r} has no answers: the episode cannot be rewarded")
+    state = yield from initial_state(agent, question, settings.episode, seed)
     root = Node(0, None, None, visits=settings.n)
-    nodes, place = [root], root
+    nodes, current = [root], root
     given = state.given
     while state.stop is None:
         seeds = [seed_of(seed, len(state.steps), draw) for draw in range(settings.n)]
         found = yield from candidates(agent, state, settings.episode, seeds)
         written = [each for each in found if len(each.trajectory.steps) > len(state.steps)]
-        if not written:  # no room was left
+        if not written:  # the context window is full
             break
         scores = yield [Score(each.trajectory) for each in written]
         made = [
-            _node(len(nodes) + number, place.id, each, float(score[-1]))
+            _node(len(nodes) + number, current.id, each, float(score[-1]))
             for number, (each, score) in enumerate(zip(written, scores, strict=True))
         ]
         nodes += made
-        place = max(made, key=lambda node: (_sound(node), node.value, node.visits))
-        state = written[place.id - made[0].id].trajectory
+        current = max(made, key=lambda node: (_is_well_formed(node), node.value, node.visits))
+        state = written[current.id - made[0].id].trajectory
     return Tree(question, agent.name, tuple(nodes), given, seed)
 
 
@@ -73,18 +73,18 @@ def _node(number: int, parent: int, candidate: Candidate, score: float) -> Node:
 
 
 def best_branch(tree: Tree) -> tuple[Node, ...]:
-    """The nodes from the root down, the best child at every node: by rank or, in a search tree, by visits and value."""
+    """The path of best children from the root: by rank or, in a search tree, by visits and value."""
 
-    def standing(node: Node) -> tuple[bool, float, float]:
+    def sort_key(node: Node) -> tuple[bool, float, float]:
         rank = node.scores.get(RANK)
-        return (_sound(node), node.visits, node.value) if rank is None else (_sound(node), rank, node.visits)
+        return (_is_well_formed(node), *((node.visits, node.value) if rank is None else (rank, node.visits)))
 
     children_by_node = tree.children_by_node()
     path = [tree.nodes[0]]
     while children := children_by_node[path[-1].id]:
-        path.append(max(children, key=standing))
+        path.append(max(children, key=sort_key))
     return tuple(path)
 
 
-def _sound(node: Node) -> bool:
+def _is_well_formed(node: Node) -> bool:
     return node.step is not None and node.step.action.kind is not ActionKind.MALFORMED

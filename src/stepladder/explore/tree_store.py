@@ -1,7 +1,7 @@
-"""Trees on disk, each added whole when it is done. A run that was killed goes on with what is there.
+"""Trees on disk. Each is appended atomically when it is finished, so a killed run can resume.
 
-In: trees. Out: `trees.jsonl.gz`, a tree a line, in the order they were done; any tool that reads gzip reads it. Every
-tree is a gzip member of its own, so that a tree that was cut off while it was written can be told and is taken off.
+In: trees. Out: `trees.jsonl.gz`, one tree per line in the order they were finished; any gzip tool reads it. Every tree
+is a gzip member of its own, so that an incomplete last tree can be detected and removed.
 """
 
 import gzip
@@ -17,20 +17,20 @@ from stepladder.core.io.files import WriteError
 from stepladder.core.io.records import RecordError, dumps, loads
 from stepladder.core.trace import TraceError, Tree
 
-#: Trees say many things many times: little effort saves most of the room.
-_EFFORT = 3
-_READ = 1 << 20
+#: Trees are repetitive: a low level saves most of the space.
+_COMPRESSION_LEVEL = 3
+_CHUNK = 1 << 20
 
 
 class TreeFile:
-    """The trees of an exploration, for this process alone while it is open.
+    """The trees of an exploration, locked for this process while it is open.
 
-    Opening makes the file where there is none, and takes off what a killed process left unfinished at the end.
+    Opening creates the file if necessary, and removes an incomplete last tree that a killed process left.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        #: Questions whose trees are there.
+        #: The ids of the questions whose trees are in the file.
         self.ids: set[str] = set()
         self._end = 0
         try:
@@ -48,13 +48,13 @@ class TreeFile:
             raise
 
     def _lock(self) -> None:
-        import fcntl  # not on Windows, where the rest can still be used
+        import fcntl  # not available on Windows, where the rest still works
 
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StepladderError(
-                f"{self.path}: another process adds trees to it; wait until it is done, or choose another file"
+                f"{self.path}: another process adds trees to it; wait until it has finished, or use another file"
             ) from error
 
     def __enter__(self) -> "TreeFile":
@@ -66,23 +66,23 @@ class TreeFile:
         self._file.close()
 
     def add(self, tree: Tree) -> None:
-        """Write a tree. It is on disk when this returns; when it raises, nothing of it is."""
+        """Append a tree. It is on disk when this returns; if it raises, the file is unchanged."""
         if tree.question.id in self.ids:
-            raise ValueError(f"the tree of {tree.question.id!r} is there already")
-        member = gzip.compress((dumps(tree) + "\n").encode(), _EFFORT, mtime=0)
+            raise ValueError(f"the tree of {tree.question.id!r} is already in the file")
+        member = gzip.compress((dumps(tree) + "\n").encode(), _COMPRESSION_LEVEL, mtime=0)
         try:
             rest = memoryview(member)
             while rest:
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except BaseException as error:
-            with suppress(OSError):  # what cannot be taken off now is taken off when the file is next opened
+            with suppress(OSError):  # otherwise it is removed when the file is opened again
                 self._file.truncate(self._end)
             if not isinstance(error, OSError):
                 raise
             raise WriteError(
                 f"{self.path}: a tree could not be written: {error.strerror or error}. The {len(self.ids):,} trees "
-                "before it are kept, and the same command goes on from them"
+                "before it are kept: run the same command to resume"
             ) from error
         self._end += len(member)
         self.ids.add(tree.question.id)
@@ -91,17 +91,17 @@ class TreeFile:
 def read_trees(path: Path) -> Iterator[Tree]:
     """The trees of a file, one at a time."""
     if not path.is_file():
-        raise RecordError(f"{path}: there is no such file")
-    whole = 0
-    for tree, whole_so_far in _members(path):
+        raise RecordError(f"{path}: no such file")
+    complete = 0
+    for tree, end in _members(path):
         yield tree
-        whole = whole_so_far
-    if path.stat().st_size > whole:
-        raise RecordError(f"{path}: the file ends in the middle of a tree; the command that made it goes on from there")
+        complete = end
+    if path.stat().st_size > complete:
+        raise RecordError(f"{path}: the last tree is incomplete; run the command that made the file again to resume")
 
 
 def _members(path: Path) -> Iterator[tuple[Tree, int]]:
-    """The whole trees of a file, each with the place where it ends. What is cut off at the end is left out."""
+    """The complete trees of a file, each with its end offset. An incomplete last tree is ignored."""
     with path.open("rb") as file:
         end, rest = 0, b""
         while True:
@@ -109,15 +109,15 @@ def _members(path: Path) -> Iterator[tuple[Tree, int]]:
             pieces = []
             size = 0
             while not unpacker.eof:
-                chunk = rest or file.read(_READ)
+                chunk = rest or file.read(_CHUNK)
                 if not chunk:
                     return
                 try:
                     pieces.append(unpacker.decompress(chunk))
                 except zlib.error as error:
                     raise RecordError(
-                        f"{path}: damaged at byte {end:,}: {error}. What stands before that byte is whole: cut the "
-                        "file there, or delete it, and explore again"
+                        f"{path}: damaged at byte {end:,}: {error}. The trees before that byte are complete: truncate "
+                        "the file there, or delete it, and explore again"
                     ) from error
                 rest = unpacker.unused_data
                 size += len(chunk) - len(rest)

@@ -70,7 +70,7 @@ class GuideConfig(Config):
             self.aggregate,
             self.weighted,
             self.simulations,
-            searched=self.by == "gold",
+            retrieve_first=self.by == "gold",
         )
 
     @contextmanager

@@ -15,11 +15,26 @@ If the question is not in the data, as with published pairs, the prompt is not c
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
 
 from stepladder.agents.base import Agent, neutralize
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import read_records
 from stepladder.core.trace import Author, Pair, Question, Segment, Trajectory
 from stepladder.engines.transformers.tokenization import Encoding
+
+
+def read_pairs(
+    pairs: Sequence[Pair] | str | PathLike[str], held_out: Sequence[Pair] = ()
+) -> tuple[Iterable[Pair], Iterable[Pair]]:
+    """Training and held-out pairs: as given, of a file, or of a folder with `train.jsonl` and `dev.jsonl`."""
+    if not isinstance(pairs, str | PathLike):
+        return pairs, held_out
+    path = Path(pairs)
+    if path.is_dir():
+        return read_records(path / "train.jsonl", Pair), read_records(path / "dev.jsonl", Pair)
+    return read_records(path, Pair), held_out
 
 
 @dataclass(frozen=True, slots=True)

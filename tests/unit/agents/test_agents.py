@@ -281,6 +281,17 @@ def test_mistakes_in_an_agent_file_name_the_line(tmp_path: Path) -> None:
     assert make_agent(str(path)).name == "cot"
 
 
+def test_reading_a_recipe_does_not_execute_its_agent_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
+    recipe = Recipe.read({"agent": str(path), "stages": {"oracle": {"kind": "eval", "policy": "oracle"}}})
+    assert recipe.shared.agent == str(path)
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(StepladderError, match="found 0"):
+        make_agent(recipe.shared.agent)
+    assert (tmp_path / "ran").exists()
+
+
 def test_a_run_is_not_played_with_another_agent_than_it_was_made_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

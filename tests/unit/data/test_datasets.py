@@ -97,7 +97,9 @@ def test_titles_find_gold_passages_in_the_corpus_or_in_the_context(folder: Path)
     context = {"context": {"title": ["Rain"], "content": [["Rain is a film."]]}}
     (alone,) = load_questions(write(folder / "alone.jsonl", line("q", **titled, **context)))
     assert alone.gold_passages == (("Rain",),)
-    assert list(load_dataset(str(folder / "alone.jsonl")).passages or ()) == [Passage("Rain", "Rain", "Rain is a film.")]
+    assert list(load_dataset(str(folder / "alone.jsonl")).passages or ()) == [
+        Passage("Rain", "Rain", "Rain is a film.")
+    ]
 
 
 def test_chains_are_made_of_texts_in_the_corpus(folder: Path) -> None:

@@ -53,7 +53,7 @@ def test_the_best_of_every_steps_samples_is_taken() -> None:
 
 
 def test_a_judge_that_looks_at_results_gets_them() -> None:
-    outcome, cost, _ = play(Guide(n=16, searched=True), Sampled([GOOD, OTHER]), GoldScorer())
+    outcome, cost, _ = play(Guide(n=16, retrieve_first=True), Sampled([GOOD, OTHER]), GoldScorer())
     assert texts(outcome) == ["Who designed Orm Tower?", "Where was Ada Tarn born?", "Velm"]
     assert cost.searches > 2
 

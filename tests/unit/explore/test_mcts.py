@@ -30,7 +30,7 @@ from stepladder.core.trace import Author, Question, Segment, StopReason, Traject
 from stepladder.driver import Driver, Failure
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.explore.mcts import MCTSConfig, outcome, mcts_search
+from stepladder.explore.mcts import MCTSConfig, mcts_search, outcome
 from stepladder.explore.tree_runner import explore
 from stepladder.explore.tree_store import TreeFile, read_trees
 from stepladder.explore.values import discounted, monte_carlo
@@ -368,7 +368,9 @@ def test_trees_depend_neither_on_batch_size_nor_on_concurrency(selection: Any) -
     def forest(in_flight: int, max_batch: int, threads: int, remembered: int) -> list[str]:
         engine = ScriptedEngine(stroll, max_batch=max_batch, concurrency=threads)
         driver = Driver(engine, WordRetriever(), in_flight=in_flight, generation_cache=remembered)
-        done = driver.run([lambda each=each: mcts_search(AGENT, each, settings, seed_of(1, each.id)) for each in questions])
+        done = driver.run(
+            [lambda each=each: mcts_search(AGENT, each, settings, seed_of(1, each.id)) for each in questions]
+        )
         assert all(each.value is not None for each in done)
         return [dumps(each.value) for each in done if each.value is not None]
 

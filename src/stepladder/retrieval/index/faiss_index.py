@@ -86,7 +86,7 @@ def check_memory(layout: Layout, count: int, dimensions: int, memory: int) -> No
         )
     if layout is Layout.ivfpq and count < _MIN_TRAINING:
         raise StepladderError(
-            f"ivfpq trains its compression on the vectors and needs at least {_MIN_TRAINING:,} passages, not {count:,}: "
+            f"ivfpq trains its compression on the vectors; {count:,} passages are too few (minimum {_MIN_TRAINING:,}): "
             "use the kind flat, which is fast at this size"
         )
 

@@ -1,1 +1,1 @@
-"""The search server, which speaks the protocol of Search-R1."""
+"""The search server, with Search-R1's protocol."""

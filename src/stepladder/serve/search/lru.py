@@ -1,4 +1,4 @@
-"""The most recently used values, as many as fit: bounded by their number and by their bytes."""
+"""An LRU cache, limited by entries and bytes."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -9,39 +9,39 @@ Value = TypeVar("Value")
 
 
 class LRUCache(Generic[Key, Value]):
-    """A cache that lets go of what was not used for longest.
+    """A cache that evicts the least recently used entries.
 
-    >>> recent = LRUCache[str, str](entries=2, capacity=100)
+    >>> cache = LRUCache[str, str](entries=2, capacity=100)
     >>> for key in "abc":
-    ...     recent.put(key, key.upper(), size=10)
-    >>> recent.get("a"), recent.get("c"), recent.size
+    ...     cache.put(key, key.upper(), size=10)
+    >>> cache.get("a"), cache.get("c"), cache.size
     (None, 'C', 20)
     """
 
     def __init__(self, entries: int, capacity: int) -> None:
-        """Keep so many values at most, of so many bytes together. 0 of either keeps none."""
+        """`entries` and `capacity` (in bytes) are the limits. 0 of either disables the cache."""
         self._entries, self._capacity = entries, capacity
-        #: The most recently used last, each with its size.
-        self._kept: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
-        #: Bytes of what is kept.
+        #: Most recently used last, each with its size.
+        self._items: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+        #: Total size in bytes.
         self.size = 0
 
     def get(self, key: Key) -> Value | None:
-        """The value, which is now the most recently used; None when it is not kept."""
-        found = self._kept.get(key)
+        """The value, which becomes the most recently used; None if it is not cached."""
+        found = self._items.get(key)
         if found is None:
             return None
-        self._kept.move_to_end(key)
+        self._items.move_to_end(key)
         return found[0]
 
     def put(self, key: Key, value: Value, size: int) -> None:
-        """Keep a value of so many bytes; one that alone is larger than the capacity is not kept."""
-        _, before = self._kept.pop(key, (None, 0))
+        """Cache a value of `size` bytes, unless it exceeds the capacity on its own."""
+        _, before = self._items.pop(key, (None, 0))
         self.size -= before
         if size > self._capacity:
             return
-        self._kept[key] = value, size
+        self._items[key] = value, size
         self.size += size
-        while len(self._kept) > self._entries or self.size > self._capacity:
-            _, (_, freed) = self._kept.popitem(last=False)
+        while len(self._items) > self._entries or self.size > self._capacity:
+            _, (_, freed) = self._items.popitem(last=False)
             self.size -= freed

@@ -1,11 +1,11 @@
-"""Searches of many requests, merged into batches: the heart of the search server.
+"""Dynamic batching of search queries across requests.
 
-In: queries of requests, on an event loop (`SearchQueue.ask`). Out: a `PendingSearch` each, ready when all are answered.
+In: queries of requests, on an event loop (`SearchBatcher.submit`). Out: one `PendingSearch` per request.
 
-Whatever has queued up while a batch was being searched goes into the next one: alone a query waits for nobody, and
-under load batches are full. Equal queries are searched once, also while the first of them is under way, and the most
-recent results are kept. The searching is done by as many threads as the retriever takes calls at once; they are
-daemons, so that a search that hangs cannot keep a server from ending.
+Queries that arrive during a search form the next batch: a single query never waits, and under load batches are full.
+Equal queries are searched once, also while the first one is in progress, and results are kept in an LRU cache. Worker
+threads, as many as the retriever's concurrency, run the searches. They are daemon threads, so that a hanging search
+cannot block the server's shutdown.
 """
 
 import asyncio
@@ -27,79 +27,81 @@ from stepladder.serve.http.server_metrics import Metrics
 from stepladder.serve.http.timeouts import QueueFull
 from stepladder.serve.search.lru import LRUCache
 
-#: How long the threads are waited for at the end, in seconds.
-_LAST_WAIT = 2.0
-#: Bytes that Python needs beside the text, for a result and for a passage in it.
+#: Seconds to wait for the threads at shutdown.
+_JOIN_SECONDS = 2.0
+#: Python's memory overhead per result and per passage, in bytes.
 _RESULT_BYTES, _PASSAGE_BYTES = 800, 130
 
 log = logging.getLogger(__name__)
 
 
 class SearchMetrics(Metrics):
-    """What a search server counts."""
+    """The Prometheus metrics of a search server."""
 
     def __init__(self) -> None:
         buckets = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-        super().__init__("stepladder_retrieve_seconds", "Time to answer POST /retrieve, waiting included.", buckets)
+        super().__init__("stepladder_retrieve_seconds", "Latency of POST /retrieve, including queueing.", buckets)
         registry = self.registry
-        self.queries = Counter("stepladder_queries", "Queries asked.", registry=registry)
+        self.queries = Counter("stepladder_queries", "Queries received.", registry=registry)
         self.cache_hits = Counter("stepladder_cache_hits", "Queries answered from the cache.", registry=registry)
-        self.shared = Counter("stepladder_shared", "Queries that joined an equal one.", registry=registry)
-        self.dropped = Counter("stepladder_dropped", "Queries nobody waited for any more.", registry=registry)
+        self.shared = Counter("stepladder_shared", "Queries merged with an equal query in progress.", registry=registry)
+        self.dropped = Counter(
+            "stepladder_dropped", "Queries dropped: client disconnected.", registry=registry
+        )
         self.failed = Counter("stepladder_failed", "Queries whose search failed.", registry=registry)
         self.batch_size = Histogram(
             "stepladder_batch_size",
-            "Queries a batch.",
+            "Queries per batch.",
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
             registry=registry,
         )
-        self.queue_length = Gauge("stepladder_queue_length", "Queries that wait for a search.", registry=registry)
-        self.cache_bytes = Gauge("stepladder_cache_bytes", "Bytes of the results that are kept.", registry=registry)
+        self.queue_length = Gauge("stepladder_queue_length", "Queries waiting for a search.", registry=registry)
+        self.cache_bytes = Gauge("stepladder_cache_bytes", "Size of the result cache in bytes.", registry=registry)
 
 
 @dataclass(slots=True, eq=False)
 class _Search:
-    """One query on its way."""
+    """One query in progress."""
 
     query: str
     k: int
-    #: Searches are taken in the order of their numbers.
+    #: Searches are started in the order of their numbers.
     number: int
-    begun: bool = False
+    started: bool = False
     found: EncodedHits | None = None
-    tickets: "set[PendingSearch]" = field(default_factory=set)
+    waiters: "set[PendingSearch]" = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
 class PendingSearch:
-    """What one request waits for."""
+    """The searches of one request."""
 
     searches: list[_Search]
-    #: Searches that are not answered yet.
-    missing: int
-    #: True when none is missing; False when nobody waits any more.
+    #: Number of unfinished searches.
+    remaining: int
+    #: Resolves to True when all searches are finished, to False when the request is abandoned.
     ready: asyncio.Future[bool]
 
-    def leave(self) -> None:
-        """Wait no longer."""
+    def abandon(self) -> None:
+        """Stop waiting."""
         if not self.ready.done():
             self.ready.set_result(False)
 
     @property
     def results(self) -> list[EncodedHits] | None:
-        """What was found for each query, in order; None when a search failed."""
+        """The hits of each query, in order; None if a search failed."""
         found = [search.found for search in self.searches if search.found is not None]
         return found if len(found) == len(self.searches) else None
 
 
 def _bytes(query: str, found: EncodedHits) -> int:
-    """About how much memory a result takes that is kept."""
-    written = sum(len(document) + len(score) for document, score in found)
-    return _RESULT_BYTES + 4 * len(query) + len(found) * _PASSAGE_BYTES + written
+    """The approximate memory of a cached result."""
+    content = sum(len(document) + len(score) for document, score in found)
+    return _RESULT_BYTES + 4 * len(query) + len(found) * _PASSAGE_BYTES + content
 
 
 class SearchBatcher:
-    """Queries of all requests. `start` it on the event loop on which it is asked."""
+    """Batches the queries of all requests. Call `start` on the event loop that submits queries."""
 
     def __init__(
         self, retriever: Retriever, *, max_waiting: int, cache_entries: int, cache_bytes: int, metrics: SearchMetrics
@@ -108,23 +110,23 @@ class SearchBatcher:
         self._max_waiting = max_waiting
         self._metrics = metrics
         self._numbers = count()
-        #: Answered. Like `_open`, touched on the event loop alone.
+        #: Finished searches. Like `_open`, used on the event loop only.
         self._cache: LRUCache[tuple[str, int], _Search] = LRUCache(cache_entries, cache_bytes)
-        #: Not answered yet.
+        #: Unfinished searches.
         self._open: dict[tuple[str, int], _Search] = {}
-        #: Guards what follows, which the threads share, and whether a search has begun.
+        #: Guards the fields below, which the threads share, and `_Search.started`.
         self._changed = threading.Condition()
-        #: Not begun yet, by k: a batch has one k.
+        #: Searches that have not started, by k: a batch has one k.
         self._waiting: dict[int, OrderedDict[str, _Search]] = {}
         self._length = 0
-        self._seconds_a_query = 0.0
+        self._seconds_per_query = 0.0
         self._closed = False
         self._threads: list[threading.Thread] = []
         metrics.queue_length.set_function(lambda: self._length)
         metrics.cache_bytes.set_function(lambda: self._cache.size)
 
     def start(self) -> None:
-        """Begin to search."""
+        """Start the worker threads."""
         self._loop = asyncio.get_running_loop()
         for number in range(self._retriever.concurrency):
             thread = threading.Thread(target=self._work, name=f"search {number}", daemon=True)
@@ -132,19 +134,19 @@ class SearchBatcher:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """End the threads; one that is in the middle of a search is left behind after a moment."""
+        """Stop the threads; one that does not finish its search in time is abandoned."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join(_LAST_WAIT)
+            thread.join(_JOIN_SECONDS)
             if thread.is_alive():
-                log.warning("a search did not end and was left behind")
+                log.warning("a search did not finish and was abandoned")
 
     # --- On the event loop ------------------------------------------------------------------------------
 
-    def ask(self, queries: Sequence[str], k: int) -> PendingSearch:
-        """Queue the queries of a request, if there is room. `drop` the ticket when nobody waits for it any more."""
+    def submit(self, queries: Sequence[str], k: int) -> PendingSearch:
+        """Queue the queries of a request; raises `QueueFull`. Call `cancel` if the request is abandoned."""
         searches: dict[str, _Search] = {}
         fresh: list[_Search] = []
         for query in queries:
@@ -157,27 +159,27 @@ class SearchBatcher:
             searches[query] = known
         if fresh:
             self._enqueue(fresh)
-        ticket = PendingSearch([searches[query] for query in queries], 0, self._loop.create_future())
+        pending = PendingSearch([searches[query] for query in queries], 0, self._loop.create_future())
         for search in searches.values():
             if search.found is None:
-                search.tickets.add(ticket)
-                ticket.missing += 1
+                search.waiters.add(pending)
+                pending.remaining += 1
         self._metrics.queries.inc(len(queries))
-        if kept := len(searches) - ticket.missing:
-            self._metrics.cache_hits.inc(kept)
-        if shared := len(queries) - len(searches) + ticket.missing - len(fresh):
+        if cached := len(searches) - pending.remaining:
+            self._metrics.cache_hits.inc(cached)
+        if shared := len(queries) - len(searches) + pending.remaining - len(fresh):
             self._metrics.shared.inc(shared)
-        return ticket
+        return pending
 
-    def drop(self, ticket: PendingSearch) -> None:
-        """Nobody waits for a ticket any more: what has not begun, and nobody else asked for, is not searched."""
-        if not ticket.missing:
+    def cancel(self, pending: PendingSearch) -> None:
+        """Drop the searches of an abandoned request that have not started and that no other request waits for."""
+        if not pending.remaining:
             return
         with self._changed:
-            for search in ticket.searches:
-                search.tickets.discard(ticket)
-                if search.found is None and not search.tickets and not search.begun:
-                    search.begun = True  # never again: the query may stand in the ticket twice
+            for search in pending.searches:
+                search.waiters.discard(pending)
+                if search.found is None and not search.waiters and not search.started:
+                    search.started = True  # drop it once: the request may contain the query twice
                     group = self._waiting[search.k]
                     del group[search.query], self._open[search.query, search.k]
                     if not group:
@@ -188,7 +190,7 @@ class SearchBatcher:
     def _enqueue(self, fresh: list[_Search]) -> None:
         with self._changed:
             if self._length + len(fresh) > self._max_waiting:
-                seconds = self._length * self._seconds_a_query / self._retriever.concurrency
+                seconds = self._length * self._seconds_per_query / self._retriever.concurrency
                 raise QueueFull("queries", self._length, seconds)
             for search in fresh:
                 self._waiting.setdefault(search.k, OrderedDict())[search.query] = search
@@ -206,24 +208,24 @@ class SearchBatcher:
                 self._metrics.failed.inc()
             else:
                 self._cache.put(key, search, _bytes(search.query, found))
-            for ticket in search.tickets:
-                ticket.missing -= 1
-                if not ticket.missing and not ticket.ready.done():
-                    ticket.ready.set_result(True)
-            search.tickets.clear()
+            for pending in search.waiters:
+                pending.remaining -= 1
+                if not pending.remaining and not pending.ready.done():
+                    pending.ready.set_result(True)
+            search.waiters.clear()
 
     # --- In the threads ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while batch := self._take():
-            began = perf_counter()
+            started = perf_counter()
             results = self._search([search.query for search in batch], batch[0].k)
-            self._seconds_a_query = (perf_counter() - began) / len(batch)
-            with suppress(RuntimeError):  # the loop has ended meanwhile: nobody is left to hear the answer
+            self._seconds_per_query = (perf_counter() - started) / len(batch)
+            with suppress(RuntimeError):  # the event loop has been closed
                 self._loop.call_soon_threadsafe(self._deliver, batch, results)
 
     def _take(self) -> list[_Search]:
-        """The next batch, led by the query that has waited longest; empty at the end."""
+        """The next batch, starting with the oldest query; empty at shutdown."""
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
@@ -232,7 +234,7 @@ class SearchBatcher:
             k, group = min(self._waiting.items(), key=lambda item: next(iter(item[1].values())).number)
             batch = [group.popitem(last=False)[1] for _ in range(min(len(group), self._retriever.max_batch))]
             for search in batch:
-                search.begun = True
+                search.started = True
             if not group:
                 del self._waiting[k]
             self._length -= len(batch)
@@ -241,13 +243,13 @@ class SearchBatcher:
             return batch
 
     def _search(self, queries: list[str], k: int) -> list[EncodedHits | None]:
-        """What was found for each query; None where the search failed. A batch that fails is searched in halves."""
+        """The hits of each query; None if its search failed. A batch that fails is retried in halves."""
         try:
             results = self._retriever.search(queries, k)
             if len(results) != len(queries):
                 raise StepladderError(f"{len(queries)} queries got {len(results)} results")
             return [encode_hits(passages) for passages in results]
-        except Exception:  # a query that breaks the retriever fails alone, and the server goes on
+        except Exception:  # a query that breaks the retriever must not affect others
             if len(queries) == 1:
                 log.exception("the search for %.200r (k=%d) failed", queries[0], k)
                 return [None]

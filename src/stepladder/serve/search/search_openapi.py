@@ -1,8 +1,8 @@
-"""The search server's interface as an OpenAPI schema, with the limits of the server that shows it.
+"""The OpenAPI schema of the search server, with its limits.
 
-In: the server's settings. Out: plain data. It declares what `wire.py` reads and writes and what `gate.py` refuses; the
-server does not read requests by it, because the length of a body is checked before it is parsed. The tests hold the
-server to it.
+In: the server's settings. Out: plain data. It declares the requests and replies of `remote/protocol.py` and the errors
+of `http/app.py`. The server does not validate requests with it, because the length of a body is checked before it is
+parsed; the tests check that both agree.
 """
 
 from typing import Any
@@ -11,26 +11,26 @@ from stepladder import __version__
 from stepladder.retrieval.remote.limits import ServerConfig
 
 _TEXT = {"type": "string"}
-_WHOLE = {"type": "integer", "minimum": 0}
+_NON_NEGATIVE = {"type": "integer", "minimum": 0}
 
 
 def openapi_schema(settings: ServerConfig) -> dict[str, Any]:
-    """The schema of a server with these settings; a token is part of it where one is set."""
-    everywhere = {"503": _error("The server is ending: ask another, or try again.", {"Retry-After": _WHOLE})}
+    """The schema of a server with these settings, including authentication if a token is set."""
+    common = {"503": _error("The server is shutting down: retry, or use another.", {"Retry-After": _NON_NEGATIVE})}
     if settings.token is not None:
-        everywhere["401"] = _error("The token is missing or wrong.", {"WWW-Authenticate": _TEXT})
-    free = {status: reply for status, reply in everywhere.items() if status != "401"}
+        common["401"] = _error("The token is missing or wrong.", {"WWW-Authenticate": _TEXT})
+    public = {status: reply for status, reply in common.items() if status != "401"}
     search = {
-        "200": _json("What was found, a list a query in the order of the queries, best first.", _REPLY),
-        "408": _error("The body did not come in time."),
+        "200": _json("One list of passages per query, in the order of the queries, best first.", _REPLY),
+        "408": _error("The body was not received in time."),
         "413": _error(f"The body is longer than {settings.max_body_bytes} bytes."),
-        "422": _error("The request cannot be answered; the detail says why."),
-        "429": _error("Too many queries wait.", {"Retry-After": _WHOLE}),
+        "422": _error("The request is invalid; see the detail."),
+        "429": _error("The queue is full.", {"Retry-After": _NON_NEGATIVE}),
         "500": _error("The search failed."),
-        **everywhere,
+        **common,
     }
     body = {"required": True, "content": {"application/json": {"schema": _request(settings)}}}
-    health = _json("The server answers.", _object(status={"const": "ok"}))
+    health = _json("The server is up.", _object(status={"const": "ok"}))
     schema: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Stepladder search", "version": __version__},
@@ -43,17 +43,11 @@ def openapi_schema(settings: ServerConfig) -> dict[str, Any]:
                     "responses": search,
                 }
             },
-            "/health": {"get": _get("health", "Whether the server answers.", {"200": health, **free}, security=[])},
-            "/info": {
-                "get": _get(
-                    "info", "The index, the limits, the version.", {"200": _json("All of it.", _INFO), **everywhere}
-                )
-            },
-            "/metrics": {
-                "get": _get("metrics", "Figures for Prometheus.", {"200": _METRICS, **everywhere}),
-            },
+            "/health": {"get": _get("health", "Health check.", {"200": health, **public}, security=[])},
+            "/info": {"get": _get("info", "Index, limits and version.", {"200": _json("The info.", _INFO), **common})},
+            "/metrics": {"get": _get("metrics", "Prometheus metrics.", {"200": _METRICS, **common})},
             "/openapi.json": {
-                "get": _get("openapi", "This schema.", {"200": _json("It.", {"type": "object"}), **everywhere})
+                "get": _get("openapi", "This schema.", {"200": _json("The schema.", {"type": "object"}), **common})
             },
         },
     }
@@ -64,7 +58,7 @@ def openapi_schema(settings: ServerConfig) -> dict[str, Any]:
 
 
 def _request(settings: ServerConfig) -> dict[str, Any]:
-    """The body of POST /retrieve. Other keys are passed over, as Search-R1 does."""
+    """The body of POST /retrieve. Unknown keys are ignored, as by Search-R1."""
     query = {"type": "string", "maxLength": settings.max_characters}
     return {
         "type": "object",
@@ -74,12 +68,12 @@ def _request(settings: ServerConfig) -> dict[str, Any]:
                 "type": ["integer", "null"],
                 "minimum": 1,
                 "maximum": settings.max_topk,
-                "description": f"Passages a query; {settings.topk} where it is null or not given.",
+                "description": f"Passages per query; the default is {settings.topk}.",
             },
             "return_scores": {
                 "type": "boolean",
                 "default": False,
-                "description": "Whether a passage comes as its document with its score, or as its document alone.",
+                "description": "Whether to return documents with scores, or documents alone.",
             },
         },
         "required": ["queries"],
@@ -91,12 +85,12 @@ def _object(**properties: object) -> dict[str, Any]:
 
 
 def _lists(item: dict[str, Any]) -> dict[str, Any]:
-    """For each query a list of such passages."""
+    """One list of such passages per query."""
     return _object(result={"type": "array", "items": {"type": "array", "items": item}})
 
 
 _DOCUMENT = _object(
-    id=_TEXT, contents={"type": "string", "description": "The title in quotation marks, a line break, the text."}
+    id=_TEXT, contents={"type": "string", "description": "The title in quotes, a line break, the text."}
 )
 _REPLY = {"anyOf": [_lists(_DOCUMENT), _lists(_object(document=_DOCUMENT, score={"type": ["number", "null"]}))]}
 _INFO = _object(index={"type": "object"}, limits={"type": "object"}, version=_TEXT)

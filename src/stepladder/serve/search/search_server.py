@@ -1,17 +1,16 @@
-"""A search server: any retriever behind Search-R1's protocol, made for many clients at once.
+"""A search server: any retriever behind Search-R1's protocol, for many concurrent clients.
 
-In: a retriever, limits, and what `/info` shall tell about the index. Out: an application (`make_app`), or a server that
-runs until it is asked to end (`serve`).
+In: a retriever, limits, and the index information for `/info`. Out: an ASGI application (`make_app`), or a running
+server (`serve`).
 
-    POST /retrieve       the search, see wire.py
+    POST /retrieve       the search, see remote/protocol.py
     GET  /health         {"status": "ok"}, for load balancers; needs no token
-    GET  /info           the index, the limits, the version
-    GET  /metrics        for Prometheus
-    GET  /openapi.json   all of this as a schema, with the limits of this server
+    GET  /info           index, limits and version
+    GET  /metrics        Prometheus metrics
+    GET  /openapi.json   the OpenAPI schema, with the limits of this server
 
-Every error is JSON, {"detail": "..."}: 401 without the token, 408 for a body that does not come, 413 and 422 for what
-cannot be answered, 429 with Retry-After when the queue is full, 503 while the server ends. SIGTERM or Ctrl-C lets it
-answer what is under way first.
+Errors are JSON, {"detail": "..."}: 401 without the token, 408 if the body is late, 413 and 422 for invalid requests,
+429 with Retry-After when the queue is full, 503 during shutdown. SIGTERM and Ctrl-C finish requests in progress first.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -32,9 +31,9 @@ from stepladder.serve.search.search_openapi import openapi_schema
 
 
 def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, object], *, local: bool = False) -> Gate:
-    """The server as an ASGI application; `info` describes the index. `local`: web pages are kept out."""
+    """The server as an ASGI application; `info` describes the index. `local`: reject requests from web pages."""
     metrics = SearchMetrics()
-    queue = SearchBatcher(
+    batcher = SearchBatcher(
         retriever,
         max_waiting=settings.max_waiting,
         cache_entries=settings.cache_entries,
@@ -46,52 +45,54 @@ def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, ob
     schema = told(openapi_schema(settings))
 
     async def retrieve(receive: Receive) -> Reply:
-        body = await read_body(receive, settings.max_body_bytes, settings.body_seconds, "send fewer queries a request")
+        body = await read_body(
+            receive, settings.max_body_bytes, settings.body_seconds, "send fewer queries per request"
+        )
         try:
-            asked = read_request(body, settings)
-            ticket = queue.ask(asked.queries, asked.k)
+            request = read_request(body, settings)
+            pending = batcher.submit(request.queries, request.k)
         except BadRequest as error:
             raise Refused(422, str(error)) from error
         except QueueFull as error:
             raise error.refusal from error
-        if ticket.missing:
+        if pending.remaining:
             try:
-                with Watch(ticket.leave, receive):
-                    if not await ticket.ready:
+                with Watch(pending.abandon, receive):
+                    if not await pending.ready:
                         return CLIENT_GONE
             finally:
-                queue.drop(ticket)
-        results = ticket.results
+                batcher.cancel(pending)
+        results = pending.results
         if results is None:
-            raise Refused(500, "the search failed; the server's log says why")
-        return Reply(200, write_reply(results, asked.with_scores))
+            raise Refused(500, "the search failed; see the server's log")
+        return Reply(200, write_reply(results, request.with_scores))
 
     async def health(_: Receive) -> Reply:
         return told({"status": "ok"})
 
-    async def tell(_: Receive) -> Reply:
+    async def show_info(_: Receive) -> Reply:
         return about
 
-    async def count(_: Receive) -> Reply:
+    async def show_metrics(_: Receive) -> Reply:
         return Reply(200, metrics.page(), content_type=CONTENT_TYPE)
 
-    async def describe(_: Receive) -> Reply:
+    async def show_schema(_: Receive) -> Reply:
         return schema
 
     @asynccontextmanager
-    async def searching() -> AsyncIterator[None]:
-        queue.start()
+    async def lifespan() -> AsyncIterator[None]:
+        batcher.start()
         yield
-        queue.close()
+        batcher.close()
 
     endpoints = {
         "/retrieve": Endpoint("POST", retrieve),
         "/health": Endpoint("GET", health, public=True),
-        "/info": Endpoint("GET", tell),
-        "/metrics": Endpoint("GET", count),
-        "/openapi.json": Endpoint("GET", describe),
+        "/info": Endpoint("GET", show_info),
+        "/metrics": Endpoint("GET", show_metrics),
+        "/openapi.json": Endpoint("GET", show_schema),
     }
-    return Gate(endpoints, metrics, life=searching, timed="/retrieve", token=token, local=local)
+    return Gate(endpoints, metrics, life=lifespan, timed="/retrieve", token=token, local=local)
 
 
 def serve(
@@ -107,8 +108,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. `announce` is called with the URL when clients can connect.
 
-    Other addresses than this machine's own need a token, unless `insecure` says that everyone may search. Port 0
-    takes a free one.
+    Non-loopback addresses need a token, unless `insecure` is set. Port 0 picks a free port.
     """
     check_host(host, has_token=settings.token is not None, insecure=insecure, may="search")
     app = make_app(retriever, settings, info, local=is_loopback(host) and not insecure)

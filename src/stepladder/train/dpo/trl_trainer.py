@@ -1,26 +1,26 @@
-"""trl's DPOTrainer on pairs of steps: token ids go in as they were stored, and the loss is on the step alone.
+"""trl's DPOTrainer on pairs of steps: stored token ids are used unchanged, and only the step is in the loss.
 
-In: pairs as rows of ids. Out: what `BaseTrainer` writes, with accuracy, reward margin and the divergence from where
-the policy began. trl has the losses and the reference; here is what it would do otherwise: encode text, cut long
-states at the right, write model cards, and report to its makers that it was used.
+In: pairs as rows of ids. Out: what `BaseTrainer` writes, with accuracy, reward margin and the KL divergence from the
+reference. trl computes the losses and keeps the reference model. Overridden: tokenization, truncation on the right, model
+cards and telemetry.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypedDict
 
 import torch
+import trl
 from torch import nn
 from torch.nn.functional import pad
-from trl import DPOTrainer  # type: ignore[attr-defined]
 
 from stepladder.models.length_batches import context_window, padded_width
 from stepladder.train.loop.selected_logits import selected_logits
-from stepladder.train.loop.base_trainer import DevScore, BaseTrainer
+from stepladder.train.loop.base_trainer import BaseTrainer, DevScore, TRLOverrides
 from stepladder.train.transcripts.tokenized import Example
 
-#: MetricsLog by the names that trl gives them.
-_MEASURES = {
+#: Metrics: trl's name -> ours.
+_METRICS = {
     "rewards/accuracies": "accuracy",
     "rewards/margins": "reward_gap",
     "rewards/chosen": "reward_chosen",
@@ -29,11 +29,11 @@ _MEASURES = {
     "logps/rejected": "logp_rejected",
 }
 #: Demonstrations compared with the reference at once.
-_COMPARED_AT_ONCE = 8
+_KL_BATCH = 8
 
 
 class PairRow(TypedDict):
-    """One pair: the state, and the two steps, as token ids."""
+    """One pair: the state and the two steps, as token ids."""
 
     question_id: str
     prompt_ids: list[int]
@@ -41,13 +41,13 @@ class PairRow(TypedDict):
     rejected_ids: list[int]
 
 
-def collate_pairs(rows: Sequence[PairRow], window: int | None = None) -> dict[str, Any]:
-    """Rows as trl wants them: first every state with its chosen step, then every state with its rejected one.
+def collate_pairs(rows: Sequence[PairRow], max_length: int | None = None) -> dict[str, Any]:
+    """Rows in trl's format: first every state with its chosen step, then every state with its rejected step.
 
-    `completion_mask` is 1 on the step alone: neither prompt nor retrieved passages nor earlier steps are in the loss.
+    `completion_mask` is 1 on the step only: prompts, retrieved passages and earlier steps are not in the loss.
     """
     sides = [(row["prompt_ids"], row[side]) for side in ("chosen_ids", "rejected_ids") for row in rows]
-    width = padded_width((len(prompt) + len(step) for prompt, step in sides), window)
+    width = padded_width((len(prompt) + len(step) for prompt, step in sides), max_length)
     ids_BT = torch.zeros(len(sides), width, dtype=torch.long)
     attention_BT = torch.zeros(len(sides), width, dtype=torch.long)
     completion_BT = torch.zeros(len(sides), width, dtype=torch.long)
@@ -64,31 +64,25 @@ def collate_pairs(rows: Sequence[PairRow], window: int | None = None) -> dict[st
     }
 
 
-class PairTrainer(DPOTrainer, BaseTrainer):
-    """DPO, watched."""
+class PairTrainer(TRLOverrides, trl.DPOTrainer, BaseTrainer):  # type: ignore[misc,name-defined]
+    """Step-level DPO."""
 
-    #: The loss below is normalised over the whole update already.
+    #: The loss below is already normalized over the whole update.
     loss_is_scaled_for_ga = True  # type: ignore[assignment] # trl says None, transformers a bool
 
     model: Any
     data_collator: Any
-    #: Pairs that are not learnt from; set by whoever makes a trainer.
+    #: Pairs to evaluate on; set after construction.
     held_out: Sequence[PairRow] = ()
 
     def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-        return dataset  # token ids already
+        return dataset  # already tokenized
 
-    def _send_telemetry(self) -> None:
-        """Training calls nobody."""
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """The run folder says what was done, and how."""
-
-    def weight_of(self, batch: Any) -> float:
+    def loss_weight(self, batch: Any) -> float:
         """Pairs."""
         return len(batch["question_ids"])
 
-    def policy_tokens_of(self, batch: Any) -> float:
+    def count_policy_tokens(self, batch: Any) -> float:
         """The tokens of the steps."""
         return float(batch["completion_mask"].sum())
 
@@ -99,53 +93,53 @@ class PairTrainer(DPOTrainer, BaseTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """trl's loss, a mean over pairs; in training, this batch's share of the mean over the update."""
+        """trl's loss, a mean over pairs; in training this batch's share of the mean over the update."""
         assert not return_outputs
-        known = {name: part for name, part in inputs.items() if name != "question_ids"}  # the model gets what is there
+        known = {name: part for name, part in inputs.items() if name != "question_ids"}  # the rest goes to the model
         loss: torch.Tensor = super().compute_loss(model, known)  # type: ignore[no-untyped-call]
         if num_items_in_batch is None:
             return loss
-        pairs = self.weight_of(inputs)
-        self.noted.update({ours: self._metrics["train"][theirs][-1] * pairs for theirs, ours in _MEASURES.items()})
-        # Gradients are averaged over processes, while each of them has only its share: hence times their number.
+        pairs = self.loss_weight(inputs)
+        self.batch_metrics.update({ours: self._metrics["train"][theirs][-1] * pairs for theirs, ours in _METRICS.items()})
+        # Gradients are averaged over processes, but every process has only its share: hence the factor.
         share: torch.Tensor = loss * pairs / num_items_in_batch * self.accelerator.num_processes
         return share
 
-    def dev_numbers(self) -> DevScore:
-        """Dev questions, played, and how far the policy has come on held-out pairs."""
-        return {**super().dev_numbers(), **self._on_held_out()}
+    def dev_metrics(self) -> DevScore:
+        """Metrics of dev episodes and of held-out pairs."""
+        return {**super().dev_metrics(), **self._pair_metrics()}
 
-    def _on_held_out(self) -> dict[str, float]:
+    def _pair_metrics(self) -> dict[str, float]:
         sums: dict[str, float] = {}
-        with self._as_it_is():
+        with self._eval_mode():
             size = self.args.per_device_train_batch_size
             for start in range(0, len(self.held_out), size):
                 rows = self.held_out[start : start + size]
                 with torch.no_grad():
                     loss = float(self.compute_loss(self.model, self._prepare_inputs(self.data_collator(rows))))
-                seen = {"loss": loss} | {ours: self._metrics["eval"][name][-1] for name, ours in _MEASURES.items()}
-                for name, value in seen.items():
+                found = {"loss": loss} | {ours: self._metrics["eval"][name][-1] for name, ours in _METRICS.items()}
+                for name, value in found.items():
                     sums[name] = sums.get(name, 0.0) + value * len(rows)
             self._metrics["eval"].clear()
         return {name: value / len(self.held_out) for name, value in sums.items()}
 
     def divergence(self, examples: Sequence[Example]) -> float:
-        """KL(policy || reference) a policy token, on transcripts that the policy wrote."""
+        """KL(policy || reference) per policy token, on transcripts of the policy."""
         total, count = 0.0, 0
-        with self._as_it_is():
-            for start in range(0, len(examples), _COMPARED_AT_ONCE):
-                kl, tokens = self._divergence(examples[start : start + _COMPARED_AT_ONCE])
+        with self._eval_mode():
+            for start in range(0, len(examples), _KL_BATCH):
+                kl, tokens = self._divergence(examples[start : start + _KL_BATCH])
                 total, count = total + kl, count + tokens
         return total / max(count, 1)
 
     def _divergence(self, examples: Sequence[Example]) -> tuple[float, int]:
         width = padded_width((len(example.tokens) for example in examples), context_window(self.model))
         ids_BT = torch.zeros(len(examples), width, dtype=torch.long)
-        written_BT = torch.zeros(len(examples), width, dtype=torch.bool)
+        policy_BT = torch.zeros(len(examples), width, dtype=torch.bool)
         for row, example in enumerate(examples):
             ids_BT[row, : len(example.tokens)] = torch.tensor(example.tokens)
-            written_BT[row, : len(example.tokens)] = torch.tensor(example.policy_mask)
-        ids_BT, predicted_BT = ids_BT.to(self.args.device), written_BT[:, 1:].to(self.args.device)
+            policy_BT[row, : len(example.tokens)] = torch.tensor(example.policy_mask)
+        ids_BT, predicted_BT = ids_BT.to(self.args.device), policy_BT[:, 1:].to(self.args.device)
 
         def logprobs(model: Any) -> torch.Tensor:
             return selected_logits(model, ids_BT, pad(predicted_BT, (0, 1))).float().log_softmax(-1)
@@ -158,22 +152,17 @@ class PairTrainer(DPOTrainer, BaseTrainer):
         return float(kl_N.sum()), len(kl_N)
 
     def _reference(self) -> AbstractContextManager[Any]:
-        """Where the policy began: the model without its adapter, or a copy that is not trained."""
-        return _given(self.ref_model) if self.ref_model is not None else _without_adapter(self.model)
+        """The reference: the model without its adapter, or a frozen copy."""
+        return nullcontext(self.ref_model) if self.ref_model is not None else _without_adapter(self.model)
 
     @contextmanager
-    def _as_it_is(self) -> Iterator[None]:
+    def _eval_mode(self) -> Iterator[None]:
         training = self.model.training
         self.model.eval()
         try:
             yield
         finally:
             self.model.train(training)
-
-
-@contextmanager
-def _given(model: Any) -> Iterator[Any]:
-    yield model
 
 
 @contextmanager

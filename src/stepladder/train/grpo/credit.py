@@ -1,8 +1,7 @@
-"""What the episodes of one question earned, step by step: rewards first, then advantages.
+"""Credit assignment: rewards and advantages for the episodes of one question.
 
-In: the episodes of a question, or a tree of them, and scores of their steps. Out: `CreditedEpisode` rows: a trajectory, an
-advantage for each of its steps, and which of them are learnt from in this row. Arithmetic only; `advantage.py` has the
-formulas.
+In: the episodes of a question, or a tree of them, and step scores. Out: `CreditedEpisode`s: a trajectory, one advantage
+per step, and a loss mask. `advantage.py` has the formulas.
 """
 
 from collections.abc import Sequence
@@ -26,24 +25,24 @@ from stepladder.train.grpo.config import GRPOConfig, RewardConfig
 
 @dataclass(frozen=True, slots=True)
 class CreditedEpisode:
-    """One episode and what it teaches."""
+    """One episode with its credit."""
 
     trajectory: Trajectory
-    #: What its end earned.
+    #: Of the outcome.
     reward: float
-    #: One a step.
+    #: One per step.
     advantages: tuple[float, ...]
-    #: One a step: false where another row has the same step and teaches it.
-    learns: tuple[bool, ...]
+    #: One entry per step: false if another episode of the tree has the same step in the loss.
+    loss_mask: tuple[bool, ...]
 
     @property
-    def teaches(self) -> bool:
-        """Whether there is anything to learn from it."""
-        return any(advantage and learns for advantage, learns in zip(self.advantages, self.learns))
+    def has_signal(self) -> bool:
+        """Whether any step in the loss has an advantage other than 0."""
+        return any(advantage and masked for advantage, masked in zip(self.advantages, self.loss_mask))
 
 
 def outcome_reward(trajectory: Trajectory, settings: RewardConfig) -> float:
-    """What an episode earned: for its answer, and for keeping the format to the end."""
+    """The reward of an episode: for its answer, and for keeping the format to the end."""
     f1 = score(trajectory).f1
     kept = trajectory.stop is StopReason.ANSWERED
     answer = settings.f1_weight * f1 if f1 >= settings.min_f1 else 0.0
@@ -51,7 +50,7 @@ def outcome_reward(trajectory: Trajectory, settings: RewardConfig) -> float:
 
 
 def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: RewardConfig) -> list[float]:
-    """What each step earned: its score, a logit, brought between 0 and 1, and for keeping the format."""
+    """One reward per step: the sigmoid of its score, and for keeping the format."""
     return [
         sigmoid(score)
         + (-settings.step_format_bonus if step.action.kind is ActionKind.MALFORMED else settings.step_format_bonus)
@@ -62,59 +61,59 @@ def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: Rewa
 def credit_group(
     group: Sequence[Trajectory], scores: Sequence[Sequence[float]] | None, settings: GRPOConfig
 ) -> list[CreditedEpisode]:
-    """The episodes of one question. `scores` of their steps are needed unless the answer alone counts."""
+    """Credit the episodes of one question. Step `scores` are needed unless the mode is `outcome`."""
     rewards = [outcome_reward(trajectory, settings.rewards) for trajectory in group]
     outcome = outcome_advantages(rewards)
-    nothing = [np.zeros(len(trajectory.steps)) for trajectory in group]
+    zeros = [np.zeros(len(trajectory.steps)) for trajectory in group]
     if settings.mode == "outcome":
-        advantages = dual_advantages(outcome, nothing, 0.0)
+        advantages = dual_advantages(outcome, zeros, 0.0)
     else:
         assert scores is not None
-        steps = _by_scores(group, scores, settings)
+        steps = _step_advantages(group, scores, settings)
         dual = settings.mode == "dual"
         advantages = dual_advantages(outcome, steps, settings.process_weight) if dual else steps
     return [_row(*each, [True] * len(each[0].steps)) for each in zip(group, rewards, advantages, strict=True)]
 
 
-def _by_scores(group: Sequence[Trajectory], scores: Sequence[Sequence[float]], settings: GRPOConfig) -> list[Floats]:
-    """What each step earned by its own score; 0 where that does not count."""
-    answers_count = settings.grade_answers or settings.mode == "process"
-    places = [
-        [place for place, step in enumerate(each.steps) if answers_count or step.action.kind is not ActionKind.ANSWER]
+def _step_advantages(group: Sequence[Trajectory], scores: Sequence[Sequence[float]], settings: GRPOConfig) -> list[Floats]:
+    """The advantages of steps by their own scores; 0 for steps that are not graded."""
+    grade_answers = settings.grade_answers or settings.mode == "process"
+    graded = [
+        [index for index, step in enumerate(each.steps) if grade_answers or step.action.kind is not ActionKind.ANSWER]
         for each in group
     ]
     rewards = [step_rewards(each, found, settings.rewards) for each, found in zip(group, scores, strict=True)]
     found = process_advantages(
-        [[earned[place] for place in own] for earned, own in zip(rewards, places)],
-        [[len(each.steps[place].written.tokens) for place in own] for each, own in zip(group, places)],
+        [[reward[index] for index in own] for reward, own in zip(rewards, graded)],
+        [[len(each.steps[index].written.tokens) for index in own] for each, own in zip(group, graded)],
         settings.normalize,
-        [[_label(place, each.steps[place]) for place in own] for each, own in zip(group, places)],
+        [[_label(index, each.steps[index]) for index in own] for each, own in zip(group, graded)],
         min_std=settings.min_std,
     )
-    whole = [np.zeros(len(each.steps)) for each in group]
-    for advantages, own, some in zip(whole, places, found):
+    all_steps = [np.zeros(len(each.steps)) for each in group]
+    for advantages, own, some in zip(all_steps, graded, found):
         advantages[own] = some
-    return whole
+    return all_steps
 
 
-def _label(place: int, step: Step) -> tuple[int, str] | None:
-    """Whom a step is compared with: those of its kind at its place. One that broke the format is compared with all."""
-    return None if step.action.kind is ActionKind.MALFORMED else (place, step.action.kind.value)
+def _label(index: int, step: Step) -> tuple[int, str] | None:
+    """The peers of a step: those of its kind at its position. A malformed step is compared with all."""
+    return None if step.action.kind is ActionKind.MALFORMED else (index, step.action.kind.value)
 
 
 def credit_tree(tree: Tree, settings: GRPOConfig) -> list[CreditedEpisode]:
-    """The branches of a tree. A step that several of them share has one value, and is learnt from once, in the first.
+    """Credit the branches of a tree. A shared step has one value and is in the loss once, in the first branch.
 
-    Where branches are credited as a whole, what they share is learnt from in each: it earns what they earn together.
+    With `branches` credit, shared steps are in the loss of each branch.
     """
-    ends = [node for node in tree.nodes if node.stop is not None]
-    branches = {node.id: tree.branch(node)[1:] for node in ends}
-    trajectories = {node.id: tree.trajectory(node) for node in ends}
+    leaves = [node for node in tree.nodes if node.stop is not None]
+    branches = {node.id: tree.branch(node)[1:] for node in leaves}
+    trajectories = {node.id: tree.trajectory(node) for node in leaves}
     rewards = {each: outcome_reward(trajectory, settings.rewards) for each, trajectory in trajectories.items()}
     once = settings.tree.credit != "branches"
     if once:
-        parents, standing = [node.parent for node in tree.nodes], settings.tree.credit == "steps"
-        by_node = gain_advantages(parents, [rewards.get(node.id) for node in tree.nodes], standing=standing)
+        parents, relative = [node.parent for node in tree.nodes], settings.tree.credit == "steps"
+        by_node = gain_advantages(parents, [rewards.get(node.id) for node in tree.nodes], relative_to_root=relative)
         advantages = [np.array([by_node[node.id] for node in branches[each]]) for each in branches]
     else:
         stems = [branch[0].id for branch in branches.values()]
@@ -123,11 +122,11 @@ def credit_tree(tree: Tree, settings: GRPOConfig) -> list[CreditedEpisode]:
     seen: set[int] = set()
     rows: list[CreditedEpisode] = []
     for each, found in zip(branches, advantages, strict=True):
-        learns = [not (once and node.id in seen) for node in branches[each]]
+        loss_mask = [not (once and node.id in seen) for node in branches[each]]
         seen.update(node.id for node in branches[each])
-        rows.append(_row(trajectories[each], rewards[each], found, learns))
+        rows.append(_row(trajectories[each], rewards[each], found, loss_mask))
     return rows
 
 
-def _row(trajectory: Trajectory, reward: float, advantages: Floats, learns: Sequence[bool]) -> CreditedEpisode:
-    return CreditedEpisode(trajectory, reward, tuple(float(each) for each in advantages), tuple(learns))
+def _row(trajectory: Trajectory, reward: float, advantages: Floats, loss_mask: Sequence[bool]) -> CreditedEpisode:
+    return CreditedEpisode(trajectory, reward, tuple(float(each) for each in advantages), tuple(loss_mask))

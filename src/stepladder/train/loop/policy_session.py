@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+from torch import nn
+
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Trajectory
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.evaluate.evaluator import evaluate
-from stepladder.models.loading import DTYPES, quiet_libraries
+from stepladder.models.loading import DTYPES, load_model, quiet_libraries
 from stepladder.train.loop.base_trainer import DevScore
 from stepladder.train.loop.compute import Compute, Precision, prepare_compute
 from stepladder.train.loop.config import PolicyTrainingConfig
@@ -73,6 +76,11 @@ class PolicySession:
             }
 
         return score
+
+    def reference_model(self) -> nn.Module:
+        """A second copy of the initial policy, in fp32."""
+        model, _ = load_model(self.policy.source, self.policy.tokenizer, torch.float32)
+        return model.to(self.compute.device).eval()
 
     def save(self, checkpoint: Path | None) -> Path:
         """Write the weights of a checkpoint, or the initial ones without, as `policy/`."""

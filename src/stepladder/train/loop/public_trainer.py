@@ -10,11 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from stepladder.agents import Agent, make_agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.step_scorer import StepScorer
+from stepladder.core.trace import Question
 from stepladder.data import DataSet, open_data
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.base import ScorerOptions
@@ -61,7 +62,7 @@ class PublicTrainer(ABC, Generic[SomeConfig, Report]):
     def _train(self, policy: str, context: TrainingContext, config: SomeConfig) -> Report:
         """Call the `train_*` function."""
 
-    def _questions(self, data: DataSet) -> tuple[Any, ...]:
+    def _questions(self, data: DataSet) -> tuple[Question, ...]:
         """The questions of the training context."""
         return data.split("train")
 
@@ -112,6 +113,11 @@ class PublicTrainer(ABC, Generic[SomeConfig, Report]):
             return scorer
         folder = None if scorer is None else os.fspath(scorer)
         return make_scorer(name, ScorerOptions(folder, self.device, self.dtype, retokenize))
+
+
+def all_questions(data: DataSet) -> tuple[Question, ...]:
+    """The questions of all splits."""
+    return tuple(question for split in data.questions.values() for question in split)
 
 
 def _new_folder(kind: str) -> Path:

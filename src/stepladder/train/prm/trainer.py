@@ -13,7 +13,7 @@ the same.
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,12 @@ from stepladder.judges.prm.reward_model import (
 )
 from stepladder.models.length_batches import context_window
 from stepladder.models.loading import DTYPES, context_limit_of, quiet_libraries
-from stepladder.preferences.pairs import read_pairs
+from stepladder.preferences.pair_checks import read_pairs
 from stepladder.train.loop.base_trainer import BaseTrainer, DevScore
 from stepladder.train.loop.compute import Compute, prepare_compute
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.policy import add_lora
-from stepladder.train.loop.public_trainer import PublicTrainer
+from stepladder.train.loop.public_trainer import PublicTrainer, all_questions
 from stepladder.train.loop.training_loop import learning_rate_for, report_line, run_training, training_numbers
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import PRMBatch, PRMExample, collate_examples
@@ -81,7 +81,7 @@ class PRMTrainer(PublicTrainer[PRMConfig, PRMReport]):
     config_class = PRMConfig
 
     def _questions(self, data: DataSet) -> tuple[Question, ...]:
-        return data.split("train") if self.pairs is None else tuple(data.all_questions())
+        return data.split("train") if self.pairs is None else all_questions(data)
 
     def _train(self, policy: str, context: TrainingContext, config: PRMConfig) -> PRMReport:
         if config.objective == "pairs":
@@ -94,7 +94,7 @@ class PRMTrainer(PublicTrainer[PRMConfig, PRMReport]):
             sample = partial(
                 policy_episodes,
                 context,
-                lambda: closing(make_engine("transformers", context.agent, model=policy, device=context.device)),
+                lambda: closing(make_engine("transformers", context.agent, model=policy, device=context.device, dtype=context.dtype)),
                 num_generations=config.num_generations,
                 temperature=config.temperature,
                 label="Episodes",
