@@ -45,7 +45,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepladder.data.atlas.articles import write_library
-from stepladder.data.atlas.tables.catalogue import RELATIONS, TYPES
+from stepladder.data.atlas.catalogue import RELATIONS, TYPES
 from stepladder.data.atlas.world import World
 from stepladder.retrieval.index.build import build_index, open_index
 from stepladder.retrieval.index.manifest import index_info

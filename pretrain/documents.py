@@ -22,7 +22,7 @@ from pretrain.styles import AGENT_TAGS, ANSWER, FRAME, GIVEN, PASSAGE, PLAIN_TAG
 from stepladder.core.decomposition import fill_references
 from stepladder.core.trace import Hop, Question
 from stepladder.data.atlas import Atlas, generate_atlas
-from stepladder.data.atlas.tables.catalogue import RELATIONS
+from stepladder.data.atlas.catalogue import RELATIONS
 
 #: Worlds of these seeds are for pre-training; the default world is seed 0.
 FIRST_WORLD = 1_000_000

@@ -22,7 +22,7 @@ from stepladder.data.atlas.name_generator import Namer
 from stepladder.data.atlas.question_sampler import QuestionSampler
 from stepladder.data.atlas.questions import MIX
 from stepladder.data.atlas.splits import SplitFacts, split_of
-from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES, wordings
+from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES, wordings
 from stepladder.data.atlas.world import World
 from stepladder.retrieval.index.bm25 import tokenize
 from tests.support import ROOT

@@ -28,7 +28,7 @@ from stepladder.core.trace import (
 )
 from stepladder.data.atlas import Atlas
 from stepladder.data.atlas.schema import Relation
-from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES
+from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.world import Entity
 from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig, episode

@@ -109,17 +109,17 @@ def test_a_step_is_worth_what_it_gains_and_where_it_stands() -> None:
     gained = np.array([0, 1 / 2 - 1 / 3, 0 - 1 / 3, 1 - 1 / 2, 0 - 1 / 2])
     standing = np.array([1 / 3, 1 / 2, 0, 1, 0]) - 1 / 3
     expected = (gained + standing) / spread
-    assert gain_advantages(PARENTS, REWARDS, standing=True).tolist() == pytest.approx(expected)
+    assert gain_advantages(PARENTS, REWARDS, relative_to_root=True).tolist() == pytest.approx(expected)
 
 
 def test_behind_the_last_parting_of_branches_only_the_standing_is_left() -> None:
     parents, rewards = [*PARENTS, 3], [None, None, 0.0, None, 0.0, 1.0]  # 3 goes on to 5, where it ends
     assert gain_advantages(parents, rewards)[5] == 0
-    assert gain_advantages(parents, rewards, standing=True)[5] == pytest.approx((1 - 1 / 3) / np.std([1, 0, 0]))
+    assert gain_advantages(parents, rewards, relative_to_root=True)[5] == pytest.approx((1 - 1 / 3) / np.std([1, 0, 0]))
 
 
 def test_a_tree_whose_ends_are_alike_teaches_nothing() -> None:
-    assert not gain_advantages(PARENTS, [None, None, 1.0, 1.0, 1.0], standing=True).any()
+    assert not gain_advantages(PARENTS, [None, None, 1.0, 1.0, 1.0], relative_to_root=True).any()
     assert not gain_advantages(PARENTS, [None, None, 1.0, 1.0, 1.0]).any()
     assert not gain_advantages([None], [None]).any()
 

@@ -110,8 +110,8 @@ def test_by_the_outcome_all_steps_of_an_episode_earn_the_same() -> None:
     assert [row.reward for row in rows] == [3, 1, 1, -1]
     root = math.sqrt(2)
     assert advantages(rows) == [pytest.approx(each) for each in ([root] * 3, [0] * 3, [0] * 3, [-root])]
-    assert [row.teaches for row in rows] == [True, False, False, True]
-    assert all(all(row.learns) for row in rows)
+    assert [row.has_signal for row in rows] == [True, False, False, True]
+    assert all(all(row.loss_mask) for row in rows)
 
 
 #: Two steps of 2 and 1 tokens that earn 1.0, and a malformed one of 1 token that earns 0.25.
@@ -183,9 +183,9 @@ def test_an_answer_may_be_left_to_the_outcome() -> None:
 
 def test_a_group_without_any_difference_teaches_nothing_by_its_outcome_but_may_by_its_steps() -> None:
     group = [ended(step(QUERY), step(ANSWER, "Velm")), ended(step(QUERY), step(ANSWER, "Velm"))]
-    assert not any(row.teaches for row in credit_group(group, None, settings(mode="outcome")))
-    assert not any(row.teaches for row in credit_group(group, [[0, 0], [0, 0]], settings(mode="dual")))
-    assert all(row.teaches for row in credit_group(group, [[GOOD, BAD], [BAD, GOOD]], settings(mode="dual")))
+    assert not any(row.has_signal for row in credit_group(group, None, settings(mode="outcome")))
+    assert not any(row.has_signal for row in credit_group(group, [[0, 0], [0, 0]], settings(mode="dual")))
+    assert all(row.has_signal for row in credit_group(group, [[GOOD, BAD], [BAD, GOOD]], settings(mode="dual")))
 
 
 # --- trees ----------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_step_of_a_tree_earns_what_it_adds_and_is_learnt_from_once() -> None:
         pytest.approx([(1 - 5 / 3) / spread]),
         pytest.approx([search, -1 / spread]),
     ]
-    assert [row.learns for row in rows] == [(True, True), (True,), (False, True)]
+    assert [row.loss_mask for row in rows] == [(True, True), (True,), (False, True)]
     assert [row.trajectory.answer for row in rows] == ["Velm", "Oss", "Oss"]
 
 
@@ -227,7 +227,7 @@ def test_a_step_of_a_tree_earns_how_its_branch_stands_too() -> None:
         pytest.approx([2 * (1 - 5 / 3) / spread]),
         pytest.approx([search, (-1 + 1 - 5 / 3) / spread]),
     ]
-    assert [row.learns for row in rows] == [(True, True), (True,), (False, True)]
+    assert [row.loss_mask for row in rows] == [(True, True), (True,), (False, True)]
 
 
 def test_branches_earn_what_their_ends_do_and_what_they_share_is_learnt_from_in_each() -> None:
@@ -239,7 +239,7 @@ def test_branches_earn_what_their_ends_do_and_what_they_share_is_learnt_from_in_
         pytest.approx([-1 / root]),
         pytest.approx([-1 / root - 1] * 2),
     ]
-    assert all(all(row.learns) for row in rows)
+    assert all(all(row.loss_mask) for row in rows)
 
 
 def test_a_tree_whose_ends_are_alike_teaches_nothing() -> None:
@@ -248,7 +248,7 @@ def test_a_tree_whose_ends_are_alike_teaches_nothing() -> None:
     for credit in ("steps", "gains", "branches"):
         rows = credit_tree(replace(alike, nodes=tuple(nodes)), settings(mode="tree", tree={"credit": credit}))
         assert len(rows) == 3
-        assert not any(row.teaches for row in rows)
+        assert not any(row.has_signal for row in rows)
 
 
 # --- the episodes of an update --------------------------------------------------------------------------------------
@@ -369,8 +369,8 @@ def test_an_episode_that_breaks_is_counted_and_replaced_by_one_that_teaches_noth
     assert len(found.rows) == 4
     assert found.measures["failed"] == 1
     blank = found.rows[-1]
-    assert not blank.teaches
-    assert not any(blank.learns)
+    assert not blank.has_signal
+    assert not any(blank.loss_mask)
     assert len(blank.advantages) == len(blank.trajectory.steps)
     # The others are measured and credited without it: 3, 1, -1.
     assert found.measures["reward"] == pytest.approx(1.0)
@@ -426,7 +426,7 @@ def test_the_rows_of_a_tree_are_as_many_as_samples() -> None:
     engine = Counted(lambda sample, number: FOUR[0][number])
     found = rollouts(engine, mode="tree", tree={"stems": 1}).play(QUESTIONS[:1], seed=0)
     assert len(found.rows) == 4
-    assert sum(sum(row.learns) for row in found.rows) == engine.asked < 12, "what is shared is written and learnt once"
+    assert sum(sum(row.loss_mask) for row in found.rows) == engine.asked < 12, "what is shared is written and learnt once"
     assert "step_score" not in found.measures
 
 

@@ -118,7 +118,7 @@ def taught(trainer: EpisodeTrainer) -> list[CreditedEpisode]:
     assert trainer.played is not None
     rows, samples = trainer.played.rows, trainer.rollouts.settings.num_generations
     groups = [rows[start : start + samples] for start in range(0, len(rows), samples)]
-    return [row for group in groups if any(each.teaches for each in group) for row in group]
+    return [row for group in groups if any(each.has_signal for each in group) for row in group]
 
 
 def test_a_row_is_the_tokens_that_the_engine_saw_and_marks_those_of_the_policy(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_row_is_the_tokens_that_the_engine_saw_and_marks_those_of_the_policy(t
         row = token_row(credited)
         segments = credited.trajectory.context()
         assert row["ids"] == [token for segment in segments for token in segment.tokens]
-        assert row["learns"] == [int(part.author is Author.POLICY) for part in segments for _ in part.tokens]
+        assert row["loss_mask"] == [int(part.author is Author.POLICY) for part in segments for _ in part.tokens]
         spread = [
             advantage
             for step, advantage in zip(credited.trajectory.steps, credited.advantages, strict=True)
@@ -174,7 +174,7 @@ def test_only_the_words_of_the_policy_have_a_gradient(tmp_path: Path, lora: Any)
         places = {}
         for ids in found:
             row = next(each for each in rows if list(ids[: len(each["ids"])]) == each["ids"])
-            places[ids] = [place - 1 for place, learns in enumerate(row["learns"]) if learns]
+            places[ids] = [place - 1 for place, learns in enumerate(row["loss_mask"]) if learns]
         return places
 
     found = learnt_positions(batch)
@@ -191,7 +191,7 @@ def logps(model: Any, row: dict[str, list[Any]], temperature: float) -> Any:
     """Log-probs of the tokens to learn from: one text a call, plain log-softmax."""
     ids = torch.tensor([row["ids"]])
     found = (model(input_ids=ids).logits[0, :-1] / temperature).log_softmax(-1)
-    return found.gather(1, ids[0, 1:, None])[:, 0][torch.tensor(row["learns"][1:]) > 0]
+    return found.gather(1, ids[0, 1:, None])[:, 0][torch.tensor(row["loss_mask"][1:]) > 0]
 
 
 def grpo_loss(policy: Any, old: Sequence[torch.Tensor], rows: Sequence[CreditedEpisode], settings: GRPOConfig) -> torch.Tensor:
@@ -202,7 +202,7 @@ def grpo_loss(policy: Any, old: Sequence[torch.Tensor], rows: Sequence[CreditedE
         new = logps(policy, row, settings.temperature)
         with torch.no_grad():
             start = logps(tiny_model(), row, settings.temperature)
-        gain = torch.tensor([each for each, learns in zip(row["advantages"], row["learns"]) if learns])
+        gain = torch.tensor([each for each, learns in zip(row["advantages"], row["loss_mask"]) if learns])
         ratio = (new - before).exp()
         clipped = ratio.clamp(1 - settings.epsilon, 1 + high)
         divergence = ratio * ((start - new).exp() - (start - new) - 1)  # an estimate by what the old weights wrote
@@ -279,7 +279,7 @@ def test_with_lora_the_reference_is_the_base_model(tmp_path: Path) -> None:
     assert trainer.played is not None
     for number, credited in enumerate(trainer.played.rows):
         row = token_row(credited)
-        found = batch["ref_per_token_logps"][number, : len(row["ids"]) - 1][torch.tensor(row["learns"][1:]) > 0]
+        found = batch["ref_per_token_logps"][number, : len(row["ids"]) - 1][torch.tensor(row["loss_mask"][1:]) > 0]
         torch.testing.assert_close(found, logps(tiny_model(), row, 1.0), rtol=0, atol=1e-5)
         with torch.no_grad():
             assert not torch.allclose(found, logps(trainer.model, row, 1.0), atol=1e-2)
@@ -674,7 +674,7 @@ def test_what_earned_more_becomes_likelier(tmp_path: Path) -> None:
     def logp(model: Any, text: str) -> float:
         prompt = PRORAG.render(Trajectory(QUESTIONS[0], PRORAG.name))[0].text
         ids = list((prompt + text).encode())
-        row = {"ids": ids, "learns": [0] * len(prompt) + [1] * len(text)}
+        row = {"ids": ids, "loss_mask": [0] * len(prompt) + [1] * len(text)}
         with torch.no_grad():
             return float(logps(model, row, 1.0).sum())
 

@@ -224,22 +224,22 @@ def test_trouble_that_comes_and_goes_around_its_limit_is_one_alarm() -> None:
 
 def test_standing_alarms_are_those_whose_trouble_has_not_passed() -> None:
     rows = two_troubles()
-    assert Monitors(MonitorConfig(), rows[:30]).standing == []
-    assert len(Monitors(MonitorConfig(), rows[:45]).standing) == 1
-    assert Monitors(MonitorConfig(), rows[:75]).standing == []
+    assert Monitors(MonitorConfig(), rows[:30]).active == []
+    assert len(Monitors(MonitorConfig(), rows[:45]).active) == 1
+    assert Monitors(MonitorConfig(), rows[:75]).active == []
     guards = Monitors(MonitorConfig(), rows)
-    assert guards.standing == guards.raised[-1:]
+    assert guards.active == guards.raised[-1:]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 31, 33, 50, 79, 83, 120])
 def test_a_resumed_run_raises_what_an_uninterrupted_one_does(cut: int) -> None:
     rows = two_troubles()
     guards = Monitors(MonitorConfig())
-    raised = [alarm for row in rows for alarm in guards.look(row)]
+    raised = [alarm for row in rows for alarm in guards.check(row)]
     assert raised == guards.raised
     resumed = Monitors(MonitorConfig(), rows[:cut])
-    assert [alarm for row in rows[cut:] for alarm in resumed.look(row)] == [a for a in raised if a.step > cut]
-    assert (resumed.raised, resumed.standing) == (raised, guards.standing)
+    assert [alarm for row in rows[cut:] for alarm in resumed.check(row)] == [a for a in raised if a.step > cut]
+    assert (resumed.raised, resumed.active) == (raised, guards.active)
 
 
 SWITCHES = {

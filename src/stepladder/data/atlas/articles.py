@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Passage
+from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.literals import Value
-from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.world import Entity, Fact, World
 
 #: Facts of related entities are added until an article has this many words.

@@ -8,11 +8,11 @@ different objects are sampled like pairs with the same object.
 import random
 
 from stepladder.data.atlas.articles import Library
+from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.literals import Value
 from stepladder.data.atlas.phrasing import DraftQuestion, FactPath, Link, Outline, Pointer, Topic
 from stepladder.data.atlas.schema import Relation
 from stepladder.data.atlas.splits import GUESSABLE, SplitFacts
-from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.world import World
 
 _COMPARED = tuple((kind, relation) for kind in TYPES for relation in RELATIONS_OF[kind] if relation.compare is not None)

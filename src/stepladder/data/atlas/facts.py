@@ -10,10 +10,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from stepladder.data.atlas import literals as values
+from stepladder.data.atlas.catalogue import RELATIONS
 from stepladder.data.atlas.literals import Value
 from stepladder.data.atlas.name_generator import STYLES, Namer
 from stepladder.data.atlas.population import Draft
-from stepladder.data.atlas.tables.catalogue import RELATIONS
 
 Object = int | Value
 Facts = dict[str, Object]

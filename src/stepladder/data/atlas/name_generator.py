@@ -9,8 +9,8 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from stepladder.data.atlas.catalogue import WORDING_WORDS
 from stepladder.data.atlas.literals import MONTHS
-from stepladder.data.atlas.tables.catalogue import WORDING_WORDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from stepladder.core.trace import Hop
 from stepladder.data.atlas.articles import OFTEN_DESCRIBED, Library
+from stepladder.data.atlas.catalogue import TYPES
 from stepladder.data.atlas.facts import Object
-from stepladder.data.atlas.tables.catalogue import TYPES
 from stepladder.data.atlas.world import Entity, Fact, World
 
 #: The facts of a question, in order: passage id of the subject, name of the relation.

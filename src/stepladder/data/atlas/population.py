@@ -9,8 +9,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from stepladder.data.atlas.catalogue import TYPES
 from stepladder.data.atlas.name_generator import COMPANY_SUFFIXES, STYLES, Namer
-from stepladder.data.atlas.tables.catalogue import TYPES
 
 #: Occupations with their weights. Relations select people by occupation.
 OCCUPATIONS: dict[str, int] = {

@@ -13,10 +13,10 @@ import random
 
 from stepladder.core.errors import StepladderError
 from stepladder.data.atlas.articles import Library
+from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.comparisons import ComparisonSampler
 from stepladder.data.atlas.phrasing import Chain, DraftQuestion, Outline, Pointer
 from stepladder.data.atlas.splits import GUESSABLE, SplitFacts
-from stepladder.data.atlas.tables.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.world import Fact, World
 
 #: Types with at least two predicates, which can meet two conditions.

@@ -7,10 +7,10 @@ which finds facts of one split.
 import random
 
 from stepladder.core.seeding import seed_of
+from stepladder.data.atlas.catalogue import RELATIONS, TYPES
 from stepladder.data.atlas.literals import Value
 from stepladder.data.atlas.phrasing import FactPath, Link
 from stepladder.data.atlas.schema import Relation
-from stepladder.data.atlas.tables.catalogue import RELATIONS, TYPES
 from stepladder.data.atlas.world import Fact, World
 
 #: Percentage of the facts in each split.

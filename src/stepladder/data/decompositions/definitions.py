@@ -59,19 +59,19 @@ def truncated(sentence: str) -> str:
     return f"{head.rstrip(' ,;:')} ..." if len(parts) > _MAX_WORDS else head.rstrip(" .")
 
 
-def subject_noun(text: str) -> str:
+def head_noun(text: str) -> str:
     """The noun for the subject of a passage; empty if the first sentence has none.
 
-    >>> subject_noun("Ada Orm (born 1900) was a Velmish film director and painter.")
+    >>> head_noun("Ada Orm (born 1900) was a Velmish film director and painter.")
     'director'
     """
     return next(reversed(_noun_phrase(text)), "")
 
 
-def subject_phrase(text: str) -> str:
+def noun_phrase(text: str) -> str:
     """The noun for the subject with the words before it, at most three words; empty if the first sentence has none.
 
-    >>> subject_phrase("Ada Orm (born 1900) was a Velmish film director and painter.")
+    >>> noun_phrase("Ada Orm (born 1900) was a Velmish film director and painter.")
     'Velmish film director'
     """
     return " ".join(_noun_phrase(text)[-3:])

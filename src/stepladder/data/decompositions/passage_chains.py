@@ -12,13 +12,7 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from stepladder.core.trace import Hop
-from stepladder.data.decompositions.definitions import (
-    first_sentence,
-    is_person,
-    subject_noun,
-    subject_phrase,
-    truncated,
-)
+from stepladder.data.decompositions.definitions import first_sentence, head_noun, is_person, noun_phrase, truncated
 from stepladder.data.decompositions.entity_names import mentions, same_name, without_suffix, words
 from stepladder.data.decompositions.gold_passages import GoldPassage
 from stepladder.data.decompositions.phrases import split_question
@@ -60,7 +54,7 @@ def _comparison(text: str, answer: str, golds: Sequence[GoldPassage]) -> tuple[H
 
 
 def _what_is(gold: GoldPassage, text: str) -> str:
-    noun = subject_noun(gold.text)
+    noun = head_noun(gold.text)
     in_question = noun and any(word in (noun, f"{noun}s", f"{noun[:-1]}ies") for word in words(text))
     who = _question_word(gold)
     return f"{who} is {f'the {noun} ' if in_question else ''}{without_suffix(gold.title)}?"
@@ -115,7 +109,7 @@ def _plausibility(text: str, answers: Sequence[str], first: GoldPassage, second:
 
 
 def _bridge_questions(text: str, first: GoldPassage, bridge: GoldPassage) -> tuple[str, str]:
-    phrase, name = subject_phrase(bridge.text) or "one", without_suffix(first.title)
+    phrase, name = noun_phrase(bridge.text) or "one", without_suffix(first.title)
     if not mentions(text, first.title):
         return f"Which {phrase} is meant in the question: {text}", f"About #1: {text}"
     if questions := split_question(text, name, bridge.text, _question_word(bridge)):

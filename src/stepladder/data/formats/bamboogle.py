@@ -10,15 +10,8 @@ from pathlib import Path
 from stepladder.core.io.jsonl import Line, preview
 from stepladder.core.trace import Question
 from stepladder.data.dataset import LazyPassages, LoadedSplit, collect
-from stepladder.data.formats.base import (
-    PublishedSet,
-    QuestionFormat,
-    clean_answers,
-    read_id,
-    read_question,
-    string_list,
-)
-from stepladder.data.formats.rows import rows
+from stepladder.data.formats.base import PublishedSet, QuestionFormat
+from stepladder.data.formats.rows import clean_answers, read_id, read_question, rows, string_list
 
 
 def _read(path: Path, _corpus: LazyPassages | None) -> LoadedSplit:

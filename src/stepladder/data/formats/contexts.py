@@ -52,7 +52,7 @@ def gold_passage(title: str, ids: tuple[str, ...], numbers: list[int], context: 
     return GoldPassage(title, ids, " ".join(filter(None, sentences)), " ".join(filter(None, supporting)))
 
 
-def evidence_triples(data: Mapping[str, Any], line: Line) -> list[Triple]:
+def read_triples(data: Mapping[str, Any], line: Line) -> list[Triple]:
     """Evidence as subject, relation, object."""
     triples: list[Triple] = []
     for each in data.get("evidences") or ():

@@ -16,27 +16,21 @@ they are available (`decompositions/passage_chains.py`). Out: `Question`s. A que
 error that names the file and the line.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from stepladder.core.io.jsonl import Line, preview, read_lines
-from stepladder.core.trace import Hop, Passage, Question
+from stepladder.core.trace import Hop, Question
 from stepladder.data.dataset import LazyPassages, LoadedSplit
 from stepladder.data.decompositions.gold_passages import GoldPassage, Groups, gold_groups, with_aliases
 from stepladder.data.decompositions.passage_chains import chain_hops
 from stepladder.data.decompositions.triples import triple_hops
-from stepladder.data.formats.base import QuestionFormat, clean_answers, string_list
-from stepladder.data.formats.contexts import (
-    context_of,
-    context_passages,
-    evidence_triples,
-    gold_passage,
-    supporting_facts,
-)
+from stepladder.data.formats.base import QuestionFormat
+from stepladder.data.formats.contexts import context_of, context_passages, gold_passage, read_triples, supporting_facts
 from stepladder.data.formats.musique import as_question, hop_kind
 from stepladder.data.formats.passage_lookup import PassageLookup, look_up
-from stepladder.data.formats.rows import QuestionFileError
+from stepladder.data.formats.rows import QuestionFileError, clean_answers, string_list
 from stepladder.data.formats.twowiki import is_comparison
 
 __all__ = ["FORMAT", "QuestionFileError", "load_questions"]
@@ -72,7 +66,7 @@ def _question(key: str, line: Line, lookup: PassageLookup) -> Question:
     kind = metadata.get("type")
     kind = kind if isinstance(kind, str) else hop_kind(key)
     hops = _annotated_hops(metadata, golds, line)
-    if not hops and (triples := evidence_triples(metadata, line)):
+    if not hops and (triples := read_triples(metadata, line)):
         hops = triple_hops(text, answers, triples, golds, is_comparison=is_comparison(kind))
     elif not hops:
         hops = chain_hops(text, answers, golds, kind)
@@ -141,12 +135,10 @@ def _annotated_hops(metadata: dict[str, Any], golds: Sequence[GoldPassage], line
     return tuple(Hop(as_question(hop["question"]), hop["answer"], group) for hop, group in zip(hops, passages))
 
 
-def _read(path: Path, corpus: LazyPassages | None) -> LoadedSplit:
-    return LoadedSplit(load_questions(path, corpus), {})
-
-
-def _passages(line: Line) -> Iterable[Passage]:
-    return context_passages(line, _metadata(line))
-
-
-FORMAT = QuestionFormat("FlashRAG", frozenset({"question", "golden_answers"}), _read, priority=50, passages=_passages)
+FORMAT = QuestionFormat(
+    "FlashRAG",
+    frozenset({"question", "golden_answers"}),
+    lambda path, corpus: LoadedSplit(load_questions(path, corpus), {}),
+    priority=50,
+    passages=lambda line: context_passages(line, _metadata(line)),
+)

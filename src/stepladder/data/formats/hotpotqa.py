@@ -9,15 +9,9 @@ from stepladder.core.io.jsonl import Line
 from stepladder.core.trace import Question
 from stepladder.data.decompositions.gold_passages import gold_groups
 from stepladder.data.decompositions.passage_chains import chain_hops
-from stepladder.data.formats.base import (
-    PublishedSet,
-    QuestionFormat,
-    clean_answers,
-    read_id,
-    read_question,
-    read_rows,
-)
+from stepladder.data.formats.base import PublishedSet, QuestionFormat, read_rows
 from stepladder.data.formats.contexts import context_of, context_passages, gold_passages, supporting_facts
+from stepladder.data.formats.rows import clean_answers, read_id, read_question
 
 
 def _question(line: Line) -> Question:

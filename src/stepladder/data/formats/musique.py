@@ -13,22 +13,15 @@ no answers.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from hashlib import blake2b
 
 from stepladder.core.io.jsonl import Line, preview
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.decompositions.gold_passages import with_aliases
 from stepladder.data.decompositions.wikidata_relations import relation_question
-from stepladder.data.formats.base import (
-    PublishedSet,
-    QuestionFormat,
-    clean_answers,
-    passage_id,
-    read_id,
-    read_question,
-    read_rows,
-    string_list,
-)
+from stepladder.data.formats.base import PublishedSet, QuestionFormat, read_rows
+from stepladder.data.formats.rows import clean_answers, read_id, read_question, string_list
 
 _HOP_KIND = re.compile(r"(\dhop\d?)__")
 
@@ -78,11 +71,8 @@ def _paragraphs(line: Line) -> Iterator[tuple[object, Passage]]:
         if texts is None:
             raise line.wrong(f"'paragraphs' should have 'title' and 'paragraph_text' for each; found {preview(each)}")
         title, text = (part.strip() for part in texts)
-        yield each.get("idx"), Passage(passage_id(title, text), title, text)
-
-
-def _passages(line: Line) -> Iterable[Passage]:
-    return (passage for _, passage in _paragraphs(line))
+        digest = blake2b(text.encode("utf-8", "replace"), digest_size=4).hexdigest()  # paragraphs have no ids
+        yield each.get("idx"), Passage(f"{title}#{digest}", title, text)
 
 
 FORMAT = QuestionFormat(
@@ -90,7 +80,7 @@ FORMAT = QuestionFormat(
     frozenset({"question", "paragraphs"}),
     read_rows(_question),
     priority=40,
-    passages=_passages,
+    passages=lambda line: (passage for _, passage in _paragraphs(line)),
     published=PublishedSet(
         "musique",
         "https://github.com/StonyBrookNLP/musique (download_data.sh)",

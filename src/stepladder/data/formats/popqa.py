@@ -8,15 +8,8 @@ import json
 
 from stepladder.core.io.jsonl import Line, preview
 from stepladder.core.trace import Hop, Question
-from stepladder.data.formats.base import (
-    PublishedSet,
-    QuestionFormat,
-    clean_answers,
-    read_id,
-    read_question,
-    read_rows,
-    string_list,
-)
+from stepladder.data.formats.base import PublishedSet, QuestionFormat, read_rows
+from stepladder.data.formats.rows import clean_answers, read_id, read_question, string_list
 
 
 def _question(line: Line) -> Question:

@@ -1,4 +1,4 @@
-"""Read the rows of a question file, one at a time.
+"""Read the rows of a question file, one at a time, and the fields that all formats have.
 
 In: a list of JSON objects (`.json`), one JSON object per line (`.jsonl`), or a table with a header line (`.csv`,
 `.tsv`), plain or gzipped. Out: the rows, each with its number. A JSON list is parsed incrementally: the largest
@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.jsonl import Line, parse_object, preview, raw_lines, without_surrogates
@@ -55,6 +56,35 @@ def rows(path: Path) -> Iterator[Line]:
         yield line
     if line is None:
         raise QuestionFileError(f"{path}: the file is empty; expected questions")
+
+
+def read_id(line: Line, *keys: str) -> str:
+    """The id of a row, from the first of these keys that it has."""
+    value = next((line.data[key] for key in keys if line.data.get(key) is not None), None)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise line.wrong(f"{keys[0]!r} should be a non-empty string, found {preview(value)}")
+    return value
+
+
+def read_question(line: Line) -> str:
+    """The text of a question, which must not be blank."""
+    text = line.text("question").strip()
+    if not text:
+        raise line.wrong("'question' is blank")
+    return text
+
+
+def string_list(value: object) -> list[str] | None:
+    """The value if it is a list of strings, else None."""
+    return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else None
+
+
+def clean_answers(*answers: Any) -> tuple[str, ...]:
+    """Accepted answers, stripped, without blanks and duplicates."""
+    texts = (str(answer).strip() for answer in answers if answer is not None)
+    return tuple(dict.fromkeys(text for text in texts if text))
 
 
 def _json_lines(path: Path) -> Iterator[Line]:

@@ -15,22 +15,9 @@ from stepladder.core.trace import Hop, Question
 from stepladder.data.dataset import LazyPassages, LoadedSplit, collect
 from stepladder.data.decompositions.gold_passages import gold_groups
 from stepladder.data.decompositions.triples import triple_hops
-from stepladder.data.formats.base import (
-    PublishedSet,
-    QuestionFormat,
-    clean_answers,
-    read_id,
-    read_question,
-    string_list,
-)
-from stepladder.data.formats.contexts import (
-    context_of,
-    context_passages,
-    evidence_triples,
-    gold_passages,
-    supporting_facts,
-)
-from stepladder.data.formats.rows import QuestionFileError, rows
+from stepladder.data.formats.base import PublishedSet, QuestionFormat
+from stepladder.data.formats.contexts import context_of, context_passages, gold_passages, read_triples, supporting_facts
+from stepladder.data.formats.rows import QuestionFileError, clean_answers, read_id, read_question, rows, string_list
 
 _ALIASES_FILE = "id_aliases.json"
 
@@ -66,7 +53,7 @@ def _question(line: Line, aliases: Aliases) -> Question:
     text, kind = read_question(line), data.get("type")
     kind = kind if isinstance(kind, str) else ""
     answers = clean_answers(data.get("answer"), *aliases.get(str(data.get("answer_id")), ()))
-    hops = triple_hops(text, answers, evidence_triples(data, line), golds, is_comparison=is_comparison(kind))
+    hops = triple_hops(text, answers, read_triples(data, line), golds, is_comparison=is_comparison(kind))
     hops = _with_aliases(hops, data, aliases)
     return Question(read_id(line, "_id", "id"), text, answers, hops, gold_groups(golds), kind)
 

@@ -1,23 +1,22 @@
-"""Monitors against the ways in which reinforcement learning of a search agent collapses.
+"""Monitors that detect the ways in which GRPO training of a search agent collapses.
 
-In: one row of numbers an update, as it goes into the curves. Out: named alarms, each with what was seen, where it began
-and what to try. Pure logic: the training loop measures, and decides what an alarm means.
+In: one row of metrics per update, as in the metrics log. Out: named alarms, each with the value, the update at which the
+trouble started, and what to try. Pure logic: the trainer measures, and decides what an alarm means.
 
-    column              what it is                                          alarm
+    column              meaning                                             alarm
     valid               share of episodes without a malformed step          format_collapse
     f1, step_score      mean F1, or `reward`; mean score of a step, 0 to 1  reward_hacking
     repeated            share of steps that repeat a query or are empty     reward_hacking
-    entropy             nats a token of the policy                          entropy_collapse
-    kl                  KL a token to where the policy began                kl_blow_up
-    searches            searches an episode                                 no_searches, endless
+    entropy             nats per policy token                               entropy_collapse
+    kl                  KL divergence from the reference per token          kl_blow_up
+    searches            searches per episode                                no_searches, endless
     step_limit          share of episodes that ended at the step limit      endless
     logprob_gap_mean    |log-prob in the engine - in the trainer|           logprob_mismatch
 
-Trends compare the mean of the latest window of updates with that of an earlier one: the first, or for F1 the best.
-A change counts when it passes its limit and is also larger than chance makes it. How much chance there is in a number
-is estimated from the differences between neighbouring updates, which a slow trend hardly touches. Absolute limits (kl,
-logprob_gap, valid_floor) need two updates in a row, since one strange token can spoil one. A column that a row does
-not have was not measured, and windows reach over the gap.
+Trends compare the mean of the latest window of updates with that of an earlier one: the first, or for F1 the best. A
+change raises an alarm if it passes its limit and is statistically significant. The noise of a metric is estimated from
+the differences between neighboring updates, which a slow trend hardly affects. Absolute limits (kl, logprob_gap,
+valid_floor) need two updates in a row, since one outlier token can distort one. Windows skip rows without the column.
 """
 
 import math
@@ -35,89 +34,89 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.train.grpo.monitor_config import MonitorConfig
 
-#: The file of them in a stage's folder.
+#: The file of alarms in a stage's folder.
 ALARMS = "alarms.jsonl"
 
-#: The numbers of an update: its `step`, counted from 1, and whatever was measured.
+#: The metrics of an update: its `step`, counted from 1, and what was measured.
 Row = Mapping[str, float]
 
 
 class AlarmName(StrEnum):
-    """Every way a run can be seen to go wrong."""
+    """Every detected failure."""
 
-    FORMAT_COLLAPSE = "format_collapse"  # the policy forgets its agent's grammar
-    REWARD_HACKING = "reward_hacking"  # it pleases the reward model instead of answering
-    ENTROPY_COLLAPSE = "entropy_collapse"  # it always writes the same
-    KL_BLOW_UP = "kl_blow_up"  # it is far from where it began
+    FORMAT_COLLAPSE = "format_collapse"  # the policy loses its agent's format
+    REWARD_HACKING = "reward_hacking"  # step scores rise while answers get worse
+    ENTROPY_COLLAPSE = "entropy_collapse"  # its outputs hardly vary
+    KL_BLOW_UP = "kl_blow_up"  # it is far from the reference
     NO_SEARCHES = "no_searches"  # it answers from memory
-    ENDLESS = "endless"  # it does not come to an answer
-    LOGPROB_MISMATCH = "logprob_mismatch"  # what is trained is not what was sampled from
+    ENDLESS = "endless"  # it does not reach an answer
+    LOGPROB_MISMATCH = "logprob_mismatch"  # the trained model is not the one that was sampled from
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Trouble, and the update at which it was noticed."""
+    """A detected failure, and the update at which it was detected."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     step: int
     name: AlarmName
-    #: One sentence: what was seen, what it was before, what to try.
+    #: One sentence: the value, the earlier value, what to try.
     message: str
     value: float
-    #: What the value should have kept to.
+    #: The limit that the value passed.
     limit: float
-    #: The first update whose numbers show the trouble.
+    #: The first update whose metrics show the failure.
     since: int
     #: Whether the alarm ended the run.
     stopped: bool
 
 
 class Monitors:
-    """Looks at every update of a run. The same rows give the same alarms, however often the run was resumed."""
+    """Checks every update of a run. The same rows give the same alarms, however often the run was resumed."""
 
     def __init__(self, settings: MonitorConfig, rows: Iterable[Row] = ()) -> None:
-        """Go on from the rows of the updates already made; their alarms are in `raised`."""
+        """Continue from the rows of earlier updates; their alarms are in `raised`."""
         self.settings = settings
         #: Every alarm so far.
         self.raised: list[Alarm] = []
         self._rows: list[Row] = []
-        self._standing: dict[AlarmName, Alarm] = {}
+        self._active: dict[AlarmName, Alarm] = {}
         self._quiet: Counter[AlarmName] = Counter()
         for row in rows:
-            self.look(row)
+            self.check(row)
 
     @property
-    def standing(self) -> list[Alarm]:
-        """The alarms whose trouble has not passed. It has when nothing was seen of it for a window of updates."""
-        return list(self._standing.values())
+    def active(self) -> list[Alarm]:
+        """The alarms that are not over. An alarm is over after a window of updates without a sign of it."""
+        return list(self._active.values())
 
-    def look(self, row: Row) -> list[Alarm]:
-        """The alarms that the next update raises. One that still stands is not raised again."""
+    def check(self, row: Row) -> list[Alarm]:
+        """The alarms that the next update raises. An active alarm is not raised again."""
         self._rows.append(row)
         new: list[Alarm] = []
         for name, rule in _RULES.items():
             sign = rule(self.settings, self._rows)
             self._quiet[name] = 0 if sign else self._quiet[name] + 1
             if self._quiet[name] >= self.settings.window:
-                self._standing.pop(name, None)
-            if sign and name not in self._standing:
+                self._active.pop(name, None)
+            if sign and name not in self._active:
                 step, stops = int(row["step"]), self.settings.stop
                 alarm = Alarm(step, name, sign.message, sign.value, sign.limit, sign.since, stops)
-                self._standing[name] = alarm
+                self._active[name] = alarm
                 new.append(alarm)
         self.raised += new
         return new
 
 
 def last_good(rows: Iterable[Row], alarms: Iterable[Alarm]) -> int | None:
-    """The newest update whose weights showed no trouble: keep its checkpoint, or the newest one before it.
+    """The newest update whose weights showed no failure: roll back to its checkpoint, or to the newest before it.
 
-    The numbers of update n are of episodes that were sampled before it, with the weights that update n - 1 left. If the
-    first numbers that show trouble are those of update b, the weights after b - 1 are spoilt, and those after b - 2 are
-    the newest that were seen to do well. For a trend, b is the first update of its latest window; for a fall of F1
-    that makes reward hacking, the one behind F1's best window. Of several alarms the earliest counts. Without alarms
-    it is the last update; None when trouble is as old as the run.
+    The metrics of update n are of episodes that were sampled with the weights of update n - 1. If the first metrics that
+    show the failure are those of update b, the weights after b - 1 are bad, and those after b - 2 are the newest known to
+    be good. For a trend, b is the first update of its latest window; for a drop of F1 that indicates reward hacking, the
+    one behind F1's best window. Of several alarms the earliest counts. Without alarms it is the last update; None if
+    the failure is as old as the run.
     """
     steps = sorted({int(row["step"]) for row in rows})
     since = [alarm.since for alarm in alarms]
@@ -132,7 +131,7 @@ _ALARM = TypeAdapter(Alarm)
 
 
 def write_alarms(path: Path, alarms: Sequence[Alarm]) -> None:
-    """Write all alarms of a run (`Monitors.raised`) to `alarms.jsonl`: when there are new ones, and on resuming."""
+    """Write all alarms of a run (`Monitors.raised`) to `alarms.jsonl`."""
     with atomic_file(path, what="alarms") as file:
         file.writelines(_ALARM.dump_json(alarm).decode() + "\n" for alarm in alarms)
 
@@ -142,7 +141,7 @@ def read_alarms(path: Path) -> list[Alarm]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        raise StepladderError(f"{path}: there is no such file; a run with guards writes it") from None
+        raise StepladderError(f"{path}: no such file; a grpo stage writes it") from None
     alarms: list[Alarm] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -154,12 +153,12 @@ def read_alarms(path: Path) -> list[Alarm]:
     return alarms
 
 
-# --- what is seen ---------------------------------------------------------------------------------------
+# --- changes -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """What a rule saw."""
+    """A rule that applies."""
 
     value: float
     limit: float
@@ -173,8 +172,8 @@ class _Change:
 
     before: float
     now: float
-    #: The difference that chance alone could make.
-    chance: float
+    #: A larger difference is statistically significant.
+    noise: float
     #: First and last update of each window.
     updates_before: tuple[int, int]
     updates_now: tuple[int, int]
@@ -184,85 +183,85 @@ class _Change:
         return f"from {self.before:.3g} in updates {a}-{b} to {self.now:.3g} in updates {c}-{d}"
 
     def rose_to(self, limit: float) -> bool:
-        """Whether the number rose above a limit, and not by chance."""
-        return self.now > limit and self.now - self.before > self.chance
+        """Whether the metric rose above a limit, significantly."""
+        return self.now > limit and self.now - self.before > self.noise
 
     def below(self, limit: float, what: str, advice: str) -> _Sign | None:
-        """The sign that the number fell below a limit, if it did, and not by chance."""
-        if self.now < limit and self.before - self.now > self.chance:
+        """The sign that the metric fell below a limit, if it did, significantly."""
+        if self.now < limit and self.before - self.now > self.noise:
             return _Sign(self.now, limit, self.updates_now[0], f"{what} fell {self}: {advice}")
         return None
 
     def above(self, limit: float, what: str, advice: str) -> _Sign | None:
-        """The sign that it rose above a limit."""
+        """The sign that the metric rose above a limit, if it did, significantly."""
         if self.rose_to(limit):
             return _Sign(self.now, limit, self.updates_now[0], f"{what} rose {self}: {advice}")
         return None
 
 
 def _measured(rows: Iterable[Row], *columns: str) -> list[Row]:
-    """The rows that have numbers in all the columns."""
+    """The rows with finite values in all the columns."""
     return [row for row in rows if all(math.isfinite(row.get(column, math.nan)) for column in columns)]
 
 
 def _change(settings: MonitorConfig, measured: Sequence[Row], column: str, start: int = 0) -> _Change:
-    """From the window that begins at row `start` to the latest, which must not overlap."""
+    """From the window that starts at row `start` to the latest; they must not overlap."""
     window = settings.window
     values = np.array([row[column] for row in measured])
-    # Neighbours differ by two draws of the noise: half the mean square of their differences is its variance.
+    # Neighbors differ by two draws of the noise: half the mean square of their differences is its variance.
     variance = np.mean(np.diff(values) ** 2) / 2
     error = math.sqrt(variance * 2 / window)  # of the difference between the means of two windows
     steps = [int(row["step"]) for row in measured]
     return _Change(
         before=float(values[start : start + window].mean()),
         now=float(values[-window:].mean()),
-        chance=settings.noise * error,
+        noise=settings.noise * error,
         updates_before=(steps[start], steps[start + window - 1]),
         updates_now=(steps[-window], steps[-1]),
     )
 
 
 def _from_start(settings: MonitorConfig, rows: Sequence[Row], column: str) -> _Change | None:
-    """From the first window to the latest; None before there are two."""
+    """From the first window to the latest; None before there are two windows."""
     measured = _measured(rows, column)
     return _change(settings, measured, column) if len(measured) >= 2 * settings.window else None
 
 
-# --- the rules: settings and all rows so far in, a sign of trouble out -------------------------------------
+# --- rules: settings and all rows so far in, a sign out ---------------------------------------------------
 
 
 def _format_collapse(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     what = "the share of valid transcripts"
-    advice = "lower the learning rate, hold the policy closer to its beginning (KL), or reward the format more"
+    advice = "lower learning_rate, raise beta, or raise rewards.format_bonus"
     measured, floor = _measured(rows, "valid"), settings.valid_floor
     if floor is not None and len(measured) > 2:
         start = float(np.mean([row["valid"] for row in measured[:-2][: settings.window]]))
         value, since = measured[-1]["valid"], int(measured[-2]["step"])
         if start >= 2 * floor and all(row["valid"] < floor for row in measured[-2:]):
-            return _Sign(value, floor, since, f"{what} fell from {start:.3g} at first to {value:.3g}: {advice}")
+            return _Sign(value, floor, since, f"{what} fell from {start:.3g} to {value:.3g}: {advice}")
     if settings.valid_drop is not None and (change := _from_start(settings, rows, "valid")):
         return change.below(change.before - settings.valid_drop, what, advice)
     return None
 
 
 def _reward_hacking(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
-    return _pleasing_steps(settings, rows) or _repeated_steps(settings, rows)
+    return _scores_without_answers(settings, rows) or _repeated_steps(settings, rows)
 
 
-def _pleasing_steps(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
-    """Step scores rise while F1 falls. F1 may have risen before it fell, so it is held against its best window."""
+def _scores_without_answers(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
+    """Step scores rise while F1 falls. F1 may have risen first, so it is compared with its best window."""
     outcome = "f1" if any("f1" in row for row in rows) else "reward"
     measured, window = _measured(rows, outcome, "step_score"), settings.window
     if settings.f1_drop is None or len(measured) < 2 * window:
         return None
     means = sliding_window_view([row[outcome] for row in measured[:-window]], window).mean(axis=-1)
-    best = len(means) - 1 - int(np.argmax(means[::-1]))  # the latest of equals: the trouble came after it
+    best = len(means) - 1 - int(np.argmax(means[::-1]))  # the latest of equals
     scores = _change(settings, measured, "step_score", best)
     if not scores.rose_to(scores.before + settings.step_score_rise):
         return None
     answers = _change(settings, measured, outcome, best)
     what = f"while step scores rose from {scores.before:.3g} to {scores.now:.3g}, {outcome}"
-    advice = "weigh step scores less, train the reward model on newer steps, or lower the learning rate"
+    advice = "lower process_weight, train the PRM on newer steps, or lower learning_rate"
     sign = answers.below(answers.before - settings.f1_drop, what, advice)
     return sign and replace(sign, since=int(measured[best + window]["step"]))
 
@@ -270,22 +269,22 @@ def _pleasing_steps(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | Non
 def _repeated_steps(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     if settings.repeated_rise is None or not (change := _from_start(settings, rows, "repeated")):
         return None
-    advice = "weigh step scores less, or teach the reward model that repeated and empty steps are bad"
+    advice = "lower process_weight, or train the PRM to reject repeated and empty steps"
     return change.above(change.before + settings.repeated_rise, "the share of repeated or empty steps", advice)
 
 
 def _entropy_collapse(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     if settings.entropy_share is None or not (change := _from_start(settings, rows, "entropy")):
         return None
-    advice = "lower the learning rate, sample at a higher temperature, or use harder questions"
+    advice = "lower learning_rate, sample at a higher temperature, or use harder questions"
     return change.below(settings.entropy_share * change.before, "entropy", advice)
 
 
 def _no_searches(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     if settings.searches_share is None or not (change := _from_start(settings, rows, "searches")):
         return None
-    advice = "use questions that need a search, or hold the policy closer to its beginning (KL)"
-    return change.below(settings.searches_share * change.before, "searches an episode", advice)
+    advice = "use questions that need a search, or raise beta"
+    return change.below(settings.searches_share * change.before, "searches per episode", advice)
 
 
 def _endless(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
@@ -294,13 +293,13 @@ def _endless(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
     if settings.step_limit is not None and (change := _from_start(settings, rows, "step_limit")):
         sign = change.above(settings.step_limit, "the share of episodes that end at the step limit", advice)
     if not sign and settings.most_searches is not None and (change := _from_start(settings, rows, "searches")):
-        sign = change.above(settings.most_searches, "searches an episode", advice)
+        sign = change.above(settings.most_searches, "searches per episode", advice)
     return sign
 
 
 def _kl_blow_up(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
-    advice = "lower the learning rate, or weigh the KL penalty more"
-    return _beyond(settings.kl, rows, "kl", "KL a token to where the policy began", advice)
+    advice = "lower learning_rate, or raise beta"
+    return _beyond(settings.kl, rows, "kl", "the KL divergence from the reference per token", advice)
 
 
 def _logprob_mismatch(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
@@ -310,7 +309,7 @@ def _logprob_mismatch(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | N
 
 
 def _beyond(limit: float | None, rows: Sequence[Row], column: str, what: str, advice: str) -> _Sign | None:
-    """Two updates in a row above a limit. What is not a number is above every limit."""
+    """Two updates in a row above a limit. NaN is above every limit."""
     last = [row for row in rows if column in row][-2:]
     if limit is None or len(last) < 2 or any(row[column] <= limit for row in last):
         return None

@@ -1,1 +1,0 @@
-"""Entity types and relations of an Atlas world, as data."""
