@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pretrain.mistakes import Mistakes
 from pretrain.source import Source
 from pretrain.styles import FRAME, GIVEN, Document, Style
-from stepladder.core.decomposition import fill_references
+from stepladder.oracle.decomposition import fill_references
 from stepladder.core.trace import Question
 
 #: The weight of a verdict in the loss. Nothing else has any.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pretrain.checks import Checks
 from pretrain.source import Source
 from pretrain.styles import AGENT_TAGS, ANSWER, FRAME, GIVEN, PASSAGE, PLAIN_TAGS, Document, Style, tidy
-from stepladder.core.decomposition import fill_references
+from stepladder.oracle.decomposition import fill_references
 from stepladder.core.trace import Hop, Question
 from stepladder.data.atlas import Atlas, generate_atlas
 from stepladder.data.atlas.catalogue import RELATIONS

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from pretrain.source import Source
 from stepladder.core.answer_metrics import normalize
-from stepladder.core.decomposition import fill_references, references
+from stepladder.oracle.decomposition import fill_references, references
 from stepladder.core.trace import Hop, Passage
-from stepladder.oracle.corruptions import garbled
+from stepladder.oracle.corruptions import garble
 
 #: Most words of a name that is looked for in a question.
 _LONGEST_NAME = 4
@@ -48,7 +48,7 @@ class Mistakes:
 
     def _garbled(self, text: str) -> str:
         for _ in range(20):
-            found = garbled(text, self._other(text), self.rng)
+            found = garble(text, self._other(text), self.rng)
             if self.avoid.isdisjoint(re.findall(r"[^\W\d_]+", found.lower())):
                 return found
         return self.any_name()

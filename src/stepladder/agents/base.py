@@ -12,7 +12,7 @@ removes them, and only text that the policy wrote is parsed.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Trajectory
 
@@ -50,6 +50,16 @@ class Agent(ABC):
     def searches(self) -> bool:
         """Whether the agent needs a retriever: it has query actions or an opening query."""
         return ActionKind.QUERY in self.kinds or type(self).opening_query is not Agent.opening_query
+
+
+_AgentT = TypeVar("_AgentT", bound=Agent)
+
+
+def brief(agent: type[_AgentT], **prompts: object) -> type[_AgentT]:
+    """A variant of an agent without instructions, for a model trained on its format: short prompts, fast training."""
+    summary = f"{agent.name} without instructions, for a model trained on its format"
+    attributes = {"__module__": agent.__module__, "name": f"{agent.name}-brief", "summary": summary, **prompts}
+    return type(f"{agent.__name__}Brief", (agent,), attributes)
 
 
 def malformed(text: str, problem: str) -> Action:

@@ -12,7 +12,7 @@ the final answer, a valid transcript is (S Q R S A)* S F:
 
 from typing import ClassVar
 
-from stepladder.agents.base import malformed
+from stepladder.agents.base import brief, malformed
 from stepladder.agents.transcript import TranscriptAgent
 from stepladder.core.trace import Action, ActionKind, Trajectory
 
@@ -51,9 +51,4 @@ class ProRAG(TranscriptAgent):
         return action
 
 
-class ProRAGBrief(ProRAG):
-    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
-
-    name: ClassVar[str] = "prorag-brief"
-    summary: ClassVar[str] = "prorag without instructions, for a model trained on its format"
-    prompt: ClassVar[str] = "Question: {question}\n"
+ProRAGBrief = brief(ProRAG, prompt="Question: {question}\n")

@@ -14,7 +14,15 @@ is line-based, so retrieved text is kept on lines that cannot be mistaken for a 
 import re
 from typing import ClassVar
 
-from stepladder.agents.base import Agent, environment_segment, malformed, one_line, prompt_segment, render_passages
+from stepladder.agents.base import (
+    Agent,
+    brief,
+    environment_segment,
+    malformed,
+    one_line,
+    prompt_segment,
+    render_passages,
+)
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
 PROMPT = """Answer the question with the help of a search engine. Take turns of two lines:
@@ -78,9 +86,4 @@ class ReAct(Agent):
         return f"Thought: {thought}{full_stop}\nAction: {_KEYWORDS[action.kind]}[{content}]\n"
 
 
-class ReActBrief(ReAct):
-    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
-
-    name: ClassVar[str] = "react-brief"
-    summary: ClassVar[str] = "react without instructions, for a model trained on its format"
-    prompt: ClassVar[str] = "Question: {question}\n"
+ReActBrief = brief(ReAct, prompt="Question: {question}\n")

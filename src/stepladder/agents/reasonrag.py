@@ -6,6 +6,7 @@ queries and evidence so far. A step is free thought and then exactly one block, 
 
 from typing import ClassVar
 
+from stepladder.agents.base import brief
 from stepladder.agents.prompted import PromptedAgent, Prompts, brief_prompts
 from stepladder.core.trace import ActionKind
 
@@ -61,9 +62,4 @@ class ReasonRAG(PromptedAgent):
     }
 
 
-class ReasonRAGBrief(ReasonRAG):
-    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
-
-    name: ClassVar[str] = "reasonrag-brief"
-    summary: ClassVar[str] = "reasonrag without instructions, for a model trained on its format"
-    prompts: ClassVar[Prompts] = brief_prompts("{history}")
+ReasonRAGBrief = brief(ReasonRAG, prompts=brief_prompts("{history}"))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from json_repair import repair_json
 
-from stepladder.agents.base import malformed, one_line
+from stepladder.agents.base import brief, malformed, one_line
 from stepladder.agents.prompted import PromptedAgent, Prompts, State
 from stepladder.agents.search_o1 import BRIEF
 from stepladder.core.trace import Action, ActionKind, Trajectory
@@ -111,12 +111,7 @@ class ReSearch(PromptedAgent):
         return json.dumps({**fields, self.tag_of[action.kind]: action.content}, ensure_ascii=False) + "\n"
 
 
-class ReSearchBrief(ReSearch):
-    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
-
-    name: ClassVar[str] = "research-brief"
-    summary: ClassVar[str] = "research without instructions, for a model trained on its format"
-    prompts: ClassVar[Prompts] = BRIEF
+ReSearchBrief = brief(ReSearch, prompts=BRIEF)
 
 
 def _read_object(text: str) -> dict[str, str] | str:

@@ -6,6 +6,7 @@ the query becomes part of the history. A step is free thought and then `<search>
 
 from typing import ClassVar
 
+from stepladder.agents.base import brief
 from stepladder.agents.prompted import PromptedAgent, Prompts, brief_prompts
 from stepladder.core.trace import ActionKind
 
@@ -58,9 +59,4 @@ class SearchO1(PromptedAgent):
     }
 
 
-class SearchO1Brief(SearchO1):
-    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
-
-    name: ClassVar[str] = "search-o1-brief"
-    summary: ClassVar[str] = "search-o1 without instructions, for a model trained on its format"
-    prompts: ClassVar[Prompts] = BRIEF
+SearchO1Brief = brief(SearchO1, prompts=BRIEF)

@@ -12,6 +12,7 @@ transcript is (T S I)* T A:
 
 from typing import ClassVar
 
+from stepladder.agents.base import brief
 from stepladder.agents.transcript import TranscriptAgent
 from stepladder.core.trace import ActionKind
 
@@ -33,9 +34,4 @@ class SearchR1(TranscriptAgent):
     tag_of: ClassVar[dict[ActionKind, str]] = {ActionKind.QUERY: "search", ActionKind.ANSWER: "answer"}
 
 
-class SearchR1Brief(SearchR1):
-    """Without instructions, for a model trained on the format: shorter contexts, faster training."""
-
-    name: ClassVar[str] = "search-r1-brief"
-    summary: ClassVar[str] = "search-r1 without instructions, for a model trained on its format"
-    prompt: ClassVar[str] = "Question: {question}\n"
+SearchR1Brief = brief(SearchR1, prompt="Question: {question}\n")

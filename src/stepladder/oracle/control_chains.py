@@ -37,7 +37,7 @@ Turn = tuple[Action, tuple[Passage, ...]]
 CHAINS = ("gold", "shuffled", "truncated", "answer_first")
 
 
-def variants(agent: Agent, trajectory: Trajectory, rng: random.Random) -> dict[str, Trajectory]:
+def control_variants(agent: Agent, trajectory: Trajectory, rng: random.Random) -> dict[str, Trajectory]:
     """The control chains of a gold trajectory, in the order of `CHAINS`. `rng` draws the order of the shuffled one.
 
     All of them, gold as well, are rendered and written anew, so that their segments are alike: none has token ids.
@@ -54,9 +54,9 @@ def variants(agent: Agent, trajectory: Trajectory, rng: random.Random) -> dict[s
         "truncated": iter([_joined(units[:-1], answer)] if len(units) > 1 else []),
         "answer_first": iter([[answer]] if units else []),
     }
-    found = {"gold": rebuilt(agent, trajectory, turns_of(trajectory.steps))}
+    found = {"gold": rebuild_trajectory(agent, trajectory, turns_of(trajectory.steps))}
     for name, chains in candidates.items():
-        candidate = (rebuilt(agent, trajectory, turns_of(chain)) for chain in chains)
+        candidate = (rebuild_trajectory(agent, trajectory, turns_of(chain)) for chain in chains)
         spoilt = next((chain for chain in candidate if _is_faulty(chain)), None)
         if spoilt is not None:
             found[name] = spoilt
@@ -74,7 +74,7 @@ def control_chains(
     """The control chains of every question whose gold decomposition the search allows to play, by their names."""
     chains: dict[str, list[Trajectory]] = {name: [] for name in CHAINS}
     for gold in gold_chains(agent, questions, retriever, settings, seed=seed):
-        for name, chain in variants(agent, gold, random.Random(seed_of(seed, gold.question.id))).items():
+        for name, chain in control_variants(agent, gold, random.Random(seed_of(seed, gold.question.id))).items():
             chains[name].append(chain)
     return chains
 
@@ -119,7 +119,7 @@ def turns_of(steps: Sequence[Step]) -> list[Turn]:
     return [(step.action, step.passages) for step in steps]
 
 
-def rebuilt(agent: Agent, origin: Trajectory, turns: Sequence[Turn]) -> Trajectory:
+def rebuild_trajectory(agent: Agent, origin: Trajectory, turns: Sequence[Turn]) -> Trajectory:
     """Actions with the passages they found as one trajectory in the agent's own format, ended or not."""
     chain = Trajectory(origin.question, origin.agent, given=origin.given, seed=origin.seed)
     for action, passages in turns:

@@ -20,9 +20,9 @@ from dataclasses import replace
 
 from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import normalize
-from stepladder.core.decomposition import fill_references, references
+from stepladder.oracle.decomposition import fill_references, references
 from stepladder.core.trace import Action, ActionKind, Passage, Question, Trajectory
-from stepladder.oracle.control_chains import Turn, rebuilt, turns_of
+from stepladder.oracle.control_chains import Turn, rebuild_trajectory, turns_of
 from stepladder.retrieval.base import Retriever
 
 _READINGS = (ActionKind.SUB_ANSWER, ActionKind.EVIDENCE)
@@ -30,10 +30,10 @@ _READINGS = (ActionKind.SUB_ANSWER, ActionKind.EVIDENCE)
 _TELLING = re.compile(r"[A-Z][\w'-]*(?: [A-Z][\w'-]*)*|\d[\d,.]*\d|\d")
 
 
-def garbled(text: str, other: str, rng: random.Random) -> str:
+def garble(text: str, other: str, rng: random.Random) -> str:
     """A text that begins or ends rightly and goes astray: in digits, in letters, by a word too many or too few.
 
-    >>> garbled("Ada Orm", "Tollen Vask", random.Random(5))
+    >>> garble("Ada Orm", "Tollen Vask", random.Random(5))
     'Ada Oren'
     """
     digits = [place for place, character in enumerate(text) if character.isdigit()]
@@ -68,13 +68,13 @@ class Corruptor:
         self.templates = [hop.question for hop in hops if len(references(hop.question)) == 1]
         self.names = [hop.answer for hop in hops if hop.answer.strip()]
 
-    def spoil(self, gold: Trajectory, count: int) -> list[Trajectory]:
+    def corrupt(self, gold: Trajectory, count: int) -> list[Trajectory]:
         """Up to `count` chains, each with a mistake drawn at random; where there is none to make, fewer."""
         kinds: list[Callable[[Trajectory], list[Turn] | None]] = [
             *(self.misread, self.astray, self.again, self.early, self.ended_wrong)
         ]
         made = [self.rng.choice(kinds)(gold) for _ in range(count)]
-        return [rebuilt(self.agent, gold, turns) for turns in made if turns]
+        return [rebuild_trajectory(self.agent, gold, turns) for turns in made if turns]
 
     def misread(self, gold: Trajectory) -> list[Turn] | None:
         """Up to the search that follows from a wrong reading."""
@@ -172,7 +172,7 @@ class Corruptor:
         """Something else in a passage, or the right thing half copied."""
         for _ in range(10):
             told = self._telling(passages) if self.rng.random() < 0.5 else ""
-            wrong = told or garbled(right, self.rng.choice(self.names), self.rng)
+            wrong = told or garble(right, self.rng.choice(self.names), self.rng)
             if normalize(wrong) and normalize(wrong) != normalize(right):
                 return wrong
         return self.rng.choice(self.names)

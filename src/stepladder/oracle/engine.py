@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from stepladder.core.decomposition import answerable, fill_references, hop_answers, is_conclusion, supports
+from stepladder.oracle.decomposition import answerable, fill_references, hop_answers, is_conclusion, supports
 from stepladder.core.errors import BackendError
 from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.core.seeding import seed_of
@@ -54,7 +54,7 @@ class OracleEngine(Engine):
         if request.trajectory is None:
             return BackendError("the gold engine plays trajectories; this request has none")
         trajectory = request.trajectory
-        looks_first = self.agent.opening_query(trajectory.question) is not None
+        has_opening_query = self.agent.opening_query(trajectory.question) is not None
         thoughts = Thoughts()
         if self.seed is not None:
             step = seed_of(self.seed, trajectory.question.id, trajectory.seed, len(trajectory.steps))
@@ -62,8 +62,8 @@ class OracleEngine(Engine):
         action = gold_action(
             trajectory,
             self.agent.kinds,
-            looks_first=looks_first,
-            plans_anew=not self.agent.remembers_thoughts,
+            has_opening_query=has_opening_query,
+            repeats_plan=not self.agent.remembers_thoughts,
             thoughts=thoughts,
         )
         text = self.agent.write(action, trajectory)
@@ -74,18 +74,18 @@ def gold_action(
     trajectory: Trajectory,
     kinds: frozenset[ActionKind],
     *,
-    looks_first: bool = False,
-    plans_anew: bool = False,
+    has_opening_query: bool = False,
+    repeats_plan: bool = False,
     thoughts: Thoughts = Thoughts(),  # noqa: B008 - frozen
 ) -> Action:
     """What a perfect policy does next, with the kinds of action it has.
 
-    `looks_first`: it was given passages. `plans_anew`: it does not see its earlier thoughts, so every search comes with
+    `has_opening_query`: it was given passages. `repeats_plan`: it does not see its earlier thoughts, so every search comes with
     the whole plan.
     """
     question = trajectory.question
     if ActionKind.QUERY not in kinds:
-        known = not looks_first or answerable(question, trajectory.given)
+        known = not has_opening_query or answerable(question, trajectory.given)
         return _answer(question, known, thoughts, _recollection(question))
 
     plan = _plan(trajectory)
@@ -104,7 +104,7 @@ def gold_action(
     if plan and plan[-1].found is None:
         due = plan[-1]
         planned = thoughts.plan([hop.question for hop in question.hops] or [question.text])
-        begins = plans_anew or not trajectory.queries
+        begins = repeats_plan or not trajectory.queries
         return Action(ActionKind.QUERY, due.query, planned if begins else thoughts.next(due.number))
     return _answer(question, True, thoughts, _conclusion(question))
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepladder.core.answer_metrics import covers, normalize
-from stepladder.core.decomposition import fill_references, hop_answers, is_conclusion, references, supports
+from stepladder.oracle.decomposition import fill_references, hop_answers, is_conclusion, references, supports
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.oracle.lexicon import KIND_OF, STOP_WORDS, WEAK_WORDS, is_familiar, kinds_conflict, same_word, stem
 from stepladder.oracle.wording import (

@@ -1,7 +1,7 @@
-"""The exact judge: does a step ask for, extract or conclude what the gold decomposition still needs, given the history?
+"""The gold judge: does a step ask for, extract or conclude what the gold decomposition still needs, given the history?
 
-In: trajectories or trees. Out: a `Verdict` for each step (`history.py` has the rules); `GoldJudge` makes preferences of
-them, `GoldScorer` scores. It asks no model.
+In: trajectories or trees. Out: a `Verdict` per step (`step_rules.py` has the rules). `GoldJudge` turns verdicts into
+preferences, `GoldScorer` into scores. No model is called.
 """
 
 from collections.abc import Sequence
@@ -16,38 +16,38 @@ __all__ = ["Fault", "GoldJudge", "GoldScorer", "Verdict", "judge", "judge_step",
 
 
 def judge(trajectory: Trajectory) -> tuple[Verdict | None, ...]:
-    """One verdict a step; None where the question's annotation cannot tell."""
-    return History(trajectory.question, trajectory.given).follow(trajectory.steps)
+    """One verdict per step; None where the annotation of the question does not decide."""
+    return History(trajectory.question, trajectory.given).judge_all(trajectory.steps)
 
 
 def judge_step(trajectory: Trajectory, index: int) -> Verdict | None:
-    """The verdict on one step, given those before it."""
+    """The verdict on one step, given the steps before it."""
     steps = trajectory.steps
-    return History(trajectory.question, trajectory.given).follow(steps[: range(len(steps))[index] + 1])[-1]
+    return History(trajectory.question, trajectory.given).judge_all(steps[: range(len(steps))[index] + 1])[-1]
 
 
 def judge_tree(tree: Tree) -> list[Verdict | None]:
-    """The verdict on the step to every node, by its id. Histories that branches share are followed once."""
+    """The verdict on the step of every node, by node id. Shared prefixes are judged once."""
     histories: list[History] = []
     found: list[Verdict | None] = []
     for node in tree.nodes:
         history = History(tree.question, tree.given) if node.parent is None else histories[node.parent].copy()
-        found.append(None if node.step is None else history.take(node.step))
+        found.append(None if node.step is None else history.judge(node.step))
         histories.append(history)
     return found
 
 
 class GoldJudge:
-    """Prefers every good step to every faulty sibling. Asks no model."""
+    """Prefers every good step to every faulty sibling. Calls no model."""
 
     name = "gold"
 
     def __init__(self) -> None:
-        #: The last tree and its verdicts: one tree is asked about once for every family of siblings.
+        #: The last tree and its verdicts: `prefer` is called once per group of siblings of a tree.
         self._last: tuple[Tree, list[Verdict | None]] | None = None
 
     def prefer(self, tree: Tree, siblings: Sequence[Node]) -> Algorithm[list[Preference]]:
-        """Good over faulty, each with each; values 1 and 0; the reason is the fault."""
+        """All pairs of a good and a faulty step, with values 1 and 0; the reason is the fault."""
         yield from ()
         if self._last is None or self._last[0] is not tree:
             self._last = tree, judge_tree(tree)
@@ -62,7 +62,7 @@ class GoldJudge:
 
 
 class GoldScorer(StepScorer):
-    """Scores steps by their verdict: 1 good, 0 faulty, 0.5 where the judge cannot tell."""
+    """Scores steps by their verdict: 1 good, 0 faulty, 0.5 if there is no verdict."""
 
     max_batch = 1024
     concurrency = 1
@@ -77,7 +77,7 @@ class GoldScorer(StepScorer):
         ]
 
     def score_logits(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
-        """For each trajectory, one logit per step; 0 where the judge cannot tell."""
+        """For each trajectory, one logit per step; 0 if there is no verdict."""
         return [tuple(self.good_logit * (2 * value - 1) for value in values) for values in self.score(trajectories)]
 
 

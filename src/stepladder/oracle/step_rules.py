@@ -1,24 +1,23 @@
-"""What an episode knows so far, and what the gold decomposition says about its next step.
+"""The rules of the gold judge: what an episode knows so far, and whether its next step is good.
 
-In: a question and steps, one after the other. Out: a `Verdict` for each, good or with a named fault; None for a
-step that the question's annotation cannot judge.
+In: a question and steps, one after the other. Out: a `Verdict` for each, good or with a named fault; None for a step
+that the annotation of the question does not decide.
 
-A hop is *in view* once a passage that states it was found, *stated* once a sub-answer or evidence gave its answer, and
-*known* when it is either. With a decomposition:
+A hop is *retrieved* once a passage that states it was found, *stated* once a sub-answer or evidence gave its answer,
+and *known* if it is either. With a decomposition:
 
-    query       good when it asks for a hop that is not answered yet and whose references are all known
-    sub-answer  good when it answers the query before it and the hop is in view; "unknown" is good when it is not. What
-                replies to a query for no hop, and states none, cannot be judged: nobody says what the reply should be
-    evidence    the same, but the answer may stand inside a longer text
-                An answer that is a whole sentence need not be repeated: most of its words do, or a good part of it
-    answer      good when it is right and all hops that need a search are in view
+    query       good if it asks for a hop that is not answered yet and whose references are all known
+    sub-answer  good if it answers its query and the hop is retrieved; "unknown" is good if the hop is not retrieved. A
+                sub-answer to a query for no hop that states no hop has no verdict: its right answer is not annotated
+    evidence    the same, but the answer may be part of a longer text
+                Answers that are whole sentences count as given if most of their words are
+    answer      good if it is right and all hops that need a search are retrieved
 
-An honest "unknown" concludes nothing, but it is the best reply to a search that found nothing, so it is no fault. The
-final answer is: it gives up while something is still to be found. Whether a reply is good depends on its query only
-in what was asked: a right reply to a needless query is good, the fault was the query's.
+"unknown" is the best reply to a search without results, so it is not a fault. As final answer it is one: the episode
+gives up while something can still be found. A right sub-answer to a redundant query is good; only the query is faulty.
 
-Without a decomposition, a query is good when it finds a gold passage that was not found before, and an answer when it
-is right and all of them were found. Without gold passages, only answers can be judged, and queries that repeat.
+Without a decomposition a query is good if it finds a new gold passage, and an answer if it is right and all gold
+passages were found. Without gold passages only answers and repeated queries are judged.
 """
 
 import re
@@ -28,28 +27,28 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepladder.core.answer_metrics import covers, normalize, score_answer, token_overlap
-from stepladder.core.decomposition import answerable, is_conclusion, references, supports
+from stepladder.oracle.decomposition import answerable, is_conclusion, references, supports
 from stepladder.core.trace import ActionKind, Passage, Question, Step
 from stepladder.oracle.query_matching import Decomposition
 
 
 class Fault(StrEnum):
-    """What is wrong with a step."""
+    """The kind of error of a step."""
 
-    REDUNDANT = "redundant"  # asks for or states what is already known, or repeats a query
-    PREMATURE = "premature"  # asks for a hop, or answers, before what that needs is known
-    UNSUPPORTED = "unsupported"  # right, but nothing found so far says so: a guess
-    WRONG = "wrong"  # asks for or states what the question does not need
+    REDUNDANT = "redundant"  # asks for or states what is known, or repeats a query
+    PREMATURE = "premature"  # asks for a hop, or answers, before its prerequisites are known
+    UNSUPPORTED = "unsupported"  # right, but no retrieved passage says so: a guess
+    WRONG = "wrong"  # asks for or states something that the question does not need
     MALFORMED = "malformed"  # not in the agent's format
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gold decomposition says about a step."""
+    """The judgment of a step."""
 
     good: bool
     fault: Fault | None = None
-    #: The hop the step is about, from 1; None when it is about none, or about the whole.
+    #: The hop that the step is about (from 1); None for no hop, or for the whole question.
     hop: int | None = None
     reason: str = ""
 
@@ -59,23 +58,23 @@ class Verdict:
         return float(self.good)
 
 
-_NOTHING_SAID = re.compile(
+_SAYS_UNKNOWN = re.compile(
     r"\b(unknown|unclear|nothing|none|no (answer|information|mention|evidence|passage)|cannot)\b"
     r"|(\bnot|n['’]t) (there|know|known|found|given|stated?|say|said|tell|mention|mentioned|specified|provided?)\b",
     re.IGNORECASE,
 )
 
 
-#: A sub-answer of more words than this tells what a passage says, rather than naming something.
+#: Answers with more words than this are sentences rather than names.
 _NAME_WORDS = 8
 
 
-def _retells(text: str, answer: str, *, whole: bool) -> bool:
-    """Whether a text says what a whole sentence says, in much of its words; `whole`: and says nothing else."""
+def _paraphrases(text: str, answer: str, *, exact: bool) -> bool:
+    """Whether a text repeats an answer that is a sentence, in most of its words; `exact`: and nothing else."""
     if len(normalize(answer).split()) <= _NAME_WORDS:
         return False
     f1, precision, recall = token_overlap(text, answer)
-    if not whole:
+    if not exact:
         return recall >= 0.6
     return f1 >= 0.5 or (precision >= 0.8 and len(normalize(text).split()) >= 4)
 
@@ -89,34 +88,34 @@ def _bad(fault: Fault, hop: int | None, reason: str) -> Verdict:
 
 
 class History:
-    """What an episode has asked, found and stated so far; judges the next step and takes it in."""
+    """What an episode has asked, retrieved and stated so far. Judges the next step and adds it."""
 
     def __init__(self, question: Question, given: Sequence[Passage]) -> None:
         self.question = question
         self.decomposition = Decomposition(question)
-        #: Hops that need no search, from 1.
+        #: Numbers (from 1) of the hops that need no search.
         self.conclusions = [n for n, hop in enumerate(question.hops, start=1) if is_conclusion(hop, question)]
-        self.found: tuple[Passage, ...] = tuple(given)
+        self.passages: tuple[Passage, ...] = tuple(given)
         self.queries: frozenset[str] = frozenset()
-        #: Numbers of hops, from 1: asked for by some query, stated rightly, stated by a passage found.
+        #: Numbers of hops (from 1): asked for by a query, stated correctly, stated by a retrieved passage.
         self.asked: frozenset[int] = frozenset()
         self.stated: frozenset[int] = frozenset()
-        self.in_view: frozenset[int] = self._held(self.found)
+        self.retrieved: frozenset[int] = self._stated_by(self.passages)
         #: The hop that the last query asked for.
-        self.due: int | None = None
-        #: Whether the agent writes sub-answers or evidence: what is in view has then still to be stated.
-        self.reads = False
+        self.target: int | None = None
+        #: Whether the agent writes sub-answers or evidence: retrieved hops must then also be stated.
+        self.extracts = False
 
     def copy(self) -> "History":
-        """One that can go on differently; nothing inside is changed in place."""
+        """An independent copy; a shallow one suffices because no attribute is changed in place."""
         return copy(self)
 
-    def follow(self, steps: Sequence[Step]) -> tuple[Verdict | None, ...]:
-        """Judge and take in one step after the other."""
-        return tuple(self.take(step) for step in steps)
+    def judge_all(self, steps: Sequence[Step]) -> tuple[Verdict | None, ...]:
+        """Judge and add one step after the other."""
+        return tuple(self.judge(step) for step in steps)
 
-    def take(self, step: Step) -> Verdict | None:
-        """The verdict on a step, which then belongs to the history."""
+    def judge(self, step: Step) -> Verdict | None:
+        """The verdict on a step, which is then part of the history."""
         action = step.action
         if action.kind is ActionKind.MALFORMED:
             return _bad(Fault.MALFORMED, None, action.problem or "not in the agent's format")
@@ -124,50 +123,51 @@ class History:
             return self._answer(action.content)
         if action.kind is ActionKind.QUERY:
             return self._query(action.content, step.passages)
-        self.reads = True
-        return self._reading(action.content, whole=action.kind is ActionKind.SUB_ANSWER) if self.question.hops else None
+        self.extracts = True
+        exact = action.kind is ActionKind.SUB_ANSWER
+        return self._extraction(action.content, exact=exact) if self.question.hops else None
 
-    def _held(self, passages: Sequence[Passage]) -> frozenset[int]:
+    def _stated_by(self, passages: Sequence[Passage]) -> frozenset[int]:
         """The hops that passages state."""
         hops = enumerate(self.question.hops, start=1)
         return frozenset(number for number, hop in hops if number not in self.conclusions and supports(hop, passages))
 
     @property
     def _known(self) -> frozenset[int]:
-        """The hops whose answers can be built upon."""
-        return self.stated | self._backed
+        """The hops whose answers later hops can use."""
+        return self.stated | self._supported
 
     @property
-    def _backed(self) -> frozenset[int]:
-        """The hops that are in view, and the conclusions that can be drawn from what is known."""
-        backed = self.in_view
+    def _supported(self) -> frozenset[int]:
+        """The retrieved hops, and the conclusions that follow from known hops."""
+        supported = self.retrieved
         for number in self.conclusions:
-            if (self.stated | backed).issuperset(references(self.question.hops[number - 1].question)):
-                backed |= {number}
-        return backed
+            if (self.stated | supported).issuperset(references(self.question.hops[number - 1].question)):
+                supported |= {number}
+        return supported
 
     # --- queries
 
     def _query(self, query: str, found: tuple[Passage, ...]) -> Verdict | None:
         text = normalize(query)
         repeated = text in self.queries
-        before = self.found
+        before = self.passages
         self.queries |= {text}
-        self.found += found
+        self.passages += found
         if not self.question.hops:
-            return self._search(before, found, repeated)
-        asked = self.decomposition.asked(query, found)
-        verdict = self._asking(asked.hop if asked else None, repeated)
-        self.in_view |= self._held(found)
-        self.due = asked.hop if asked else None
-        if asked is not None:
-            self.asked |= {asked.hop}
-            if verdict.good and not asked.named and not supports(self.question.hops[asked.hop - 1], found):
-                return _bad(Fault.WRONG, asked.hop, "does not name what it asks about, though that is known")
+            return self._query_by_results(before, found, repeated)
+        match = self.decomposition.match(query, found)
+        verdict = self._query_for_hop(match.hop if match else None, repeated)
+        self.retrieved |= self._stated_by(found)
+        self.target = match.hop if match else None
+        if match is not None:
+            self.asked |= {match.hop}
+            if verdict.good and not match.named and not supports(self.question.hops[match.hop - 1], found):
+                return _bad(Fault.WRONG, match.hop, "does not name what it asks about, though that is known")
         return verdict
 
-    def _asking(self, number: int | None, repeated: bool) -> Verdict:
-        """The verdict on a query that asks for a hop, with what was known before."""
+    def _query_for_hop(self, number: int | None, repeated: bool) -> Verdict:
+        """The verdict on a query that asks for a hop, given what was known before."""
         if repeated:
             return _bad(Fault.REDUNDANT, number, "the same query was made before")
         if number is None:
@@ -179,12 +179,14 @@ class History:
             return _bad(Fault.PREMATURE, number, f"asks for #{number} before #{missing[0]} is known")
         if number in self.conclusions:
             return _bad(Fault.REDUNDANT, number, "asks for what is only left to conclude")
-        if number in self.in_view and (number in self.stated | self.asked or not self.reads):
+        if number in self.retrieved and (number in self.stated | self.asked or not self.extracts):
             return _bad(Fault.REDUNDANT, number, f"#{number} was found before")
         return _good(number, f"asks for #{number}")
 
-    def _search(self, before: Sequence[Passage], found: Sequence[Passage], repeated: bool) -> Verdict | None:
-        """The verdict on a query where there is no decomposition: did it find what was missing?"""
+    def _query_by_results(
+        self, before: Sequence[Passage], found: Sequence[Passage], repeated: bool
+    ) -> Verdict | None:
+        """The verdict on a query without a decomposition: did it find a missing gold passage?"""
         if repeated:
             return _bad(Fault.REDUNDANT, None, "the same query was made before")
         had, new = ({passage.id for passage in passages} for passages in (before, found))
@@ -199,36 +201,36 @@ class History:
 
     # --- sub-answers and evidence
 
-    def _reading(self, text: str, *, whole: bool) -> Verdict | None:
-        """The verdict on a sub-answer (`whole`: it is the answer) or evidence (the answer is in it)."""
-        says = [number for number in range(1, len(self.question.hops) + 1) if self._states(text, number, whole)]
-        # A sub-answer replies to its query. Evidence, and what a query for no hop led to, may help with any.
-        right = [number for number in says if number == self.due] if whole and self.due is not None else says
-        backed = [number for number in right if number in self._backed]
-        needed = [number for number in backed if number == self.due or number not in self.stated]
-        again = [number for number in says if number in self.stated]
+    def _extraction(self, text: str, *, exact: bool) -> Verdict | None:
+        """The verdict on a sub-answer (`exact`: the text is the answer) or evidence (it contains the answer)."""
+        stated = [number for number in range(1, len(self.question.hops) + 1) if self._states(text, number, exact)]
+        # A sub-answer replies to its query. Evidence, and the reply to a query for no hop, may state any hop.
+        right = [number for number in stated if number == self.target] if exact and self.target is not None else stated
+        supported = [number for number in right if number in self._supported]
+        needed = [number for number in supported if number == self.target or number not in self.stated]
+        repeated = [number for number in stated if number in self.stated]
         self.stated |= frozenset(right)
         if needed:
             return _good(needed[0], f"states #{needed[0]}")
-        if right and not backed:
+        if right and not supported:
             return _bad(Fault.UNSUPPORTED, right[0], f"no passage found so far states #{right[0]}")
-        if again:
-            return _bad(Fault.REDUNDANT, again[0], f"#{again[0]} was stated before")
-        if not says and _NOTHING_SAID.search(text):
-            if self.due in self.in_view:
-                return _bad(Fault.WRONG, self.due, f"overlooks what was found for #{self.due}")
-            return _good(self.due, "says that the search did not find it")
-        if self.due is None:
-            return None  # the fault was the query's; the annotation does not have what it asked for
-        return _bad(Fault.WRONG, self.due, "states nothing that was asked for")
+        if repeated:
+            return _bad(Fault.REDUNDANT, repeated[0], f"#{repeated[0]} was stated before")
+        if not stated and _SAYS_UNKNOWN.search(text):
+            if self.target in self.retrieved:
+                return _bad(Fault.WRONG, self.target, f"overlooks what was found for #{self.target}")
+            return _good(self.target, "says that the search did not find it")
+        if self.target is None:
+            return None  # the query was at fault; the annotation has no answer to it
+        return _bad(Fault.WRONG, self.target, "states nothing that was asked for")
 
-    def _states(self, text: str, number: int, whole: bool) -> bool:
-        """Whether a text gives the answer of a hop, on its own or in a text that adds only the hop's own words."""
+    def _states(self, text: str, number: int, exact: bool) -> bool:
+        """Whether a text gives the answer of a hop; `exact`: and adds nothing but words of the hop."""
         hop = self.question.hops[number - 1]
-        if any(_retells(text, answer, whole=whole) for answer in (hop.answer, *hop.aliases)):
-            return whole or number not in self.conclusions
+        if any(_paraphrases(text, answer, exact=exact) for answer in (hop.answer, *hop.aliases)):
+            return exact or number not in self.conclusions
         given = [answer for answer in (hop.answer, *hop.aliases) if covers(text, answer)]
-        if not whole:
+        if not exact:
             return bool(given) and number not in self.conclusions
         return any(self.decomposition.adds_nothing(text, answer, number) for answer in given)
 
@@ -238,17 +240,17 @@ class History:
         if not self.question.answers:
             return None
         right = score_answer(text, self.question.answers).em == 1
-        supported = self._supported()
-        if right and supported is not False:
+        complete = self._has_all_evidence()
+        if right and complete is not False:
             return _good(None, "the right answer")
         if right:
             return _bad(Fault.UNSUPPORTED, None, "right, but not everything it rests on was found")
-        if supported is False:
+        if complete is False:
             return _bad(Fault.PREMATURE, None, "answers before everything it needs was found")
         return _bad(Fault.WRONG, None, "not the answer, though everything it needs was found")
 
-    def _supported(self) -> bool | None:
-        """Whether everything the answer rests on was found; None where nothing is known about that."""
+    def _has_all_evidence(self) -> bool | None:
+        """Whether everything that the answer needs was retrieved; None if that is not annotated."""
         if self.question.hops:
-            return len(self.in_view) + len(self.conclusions) == len(self.question.hops)
-        return answerable(self.question, self.found) if self.question.gold_passages else None
+            return len(self.retrieved) + len(self.conclusions) == len(self.question.hops)
+        return answerable(self.question, self.passages) if self.question.gold_passages else None

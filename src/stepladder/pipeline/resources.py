@@ -5,11 +5,11 @@ current folder and stored absolute, so that a run can be continued from elsewher
 code: an agent file is only executed when `RunContext.agent` is first used.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from rich.console import Console
@@ -29,6 +29,10 @@ from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.factory import absolute_location, load_retriever, with_reranker
 from stepladder.retrieval.index.bm25 import BM25Index
+from stepladder.train.loop.context import TrainingContext
+
+if TYPE_CHECKING:
+    from stepladder.pipeline.stage import Task
 
 #: Names in place of a policy: the initial policy of the recipe, and the oracle, which replays gold decompositions.
 BASE, ORACLE = "base", "oracle"
@@ -204,6 +208,24 @@ class RunContext:
             return EpisodeConfig(limits.max_steps, self.settings.search.k, sampling)
         except ValueError as error:
             raise StepladderError(str(error)) from error
+
+    def training(
+        self, task: "Task", questions: Sequence[Question] | None = None, *, dev: bool = True, search: bool = True
+    ) -> TrainingContext:
+        """The context of a trainer; `questions` defaults to the train split. Without `search` no index is opened."""
+        shared = self.settings
+        return TrainingContext(
+            self.agent,
+            self.split("train") if questions is None else questions,
+            self.split("dev") if dev else (),
+            self.retriever if search else None,
+            self.episode(),
+            task.folder,
+            task.seed,
+            shared.device,
+            shared.dtype,
+            shared.batch_size,
+        )
 
     @contextmanager
     def engine(self, policy: str) -> Iterator[Engine]:

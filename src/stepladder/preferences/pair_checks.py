@@ -116,7 +116,9 @@ class PairCheck:
         prompt = pair.context[0].text
         if pair.depth and len(pair.context) == 1:  # a prompt per step, with a history that is not known here
             return neutralize(question.text) in prompt
-        if self.agent.opening_query(question) is not None:  # a pair does not store the passages found before the first step
+        if (
+            self.agent.opening_query(question) is not None
+        ):  # a pair does not store the passages found before the first step
             return neutralize(question.text) in prompt
         return self.agent.render(Trajectory(question, self.agent.name))[0].text == prompt
 

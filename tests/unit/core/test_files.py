@@ -108,7 +108,7 @@ def test_a_full_disk_is_explained(tmp_path: Path, full: OSError) -> None:
     assert message.startswith(f"could not write the index {tmp_path / 'ix'}: ")
     assert (full.strerror or str(full)) in message
     assert "MB are free on that disk" in message
-    assert message.endswith("Nothing half-written remains.")
+    assert message.endswith("No partial files remains.")
     assert names(tmp_path) == []
 
 

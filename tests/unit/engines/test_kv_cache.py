@@ -113,7 +113,7 @@ def test_more_than_there_is_cannot_be_had() -> None:
     store = store_of(3)
     played(store, text(1))
     pages = store.allocate(3)
-    with pytest.raises(EngineOutOfMemory, match="of 4 pages of 16 tokens 0 are left"):
+    with pytest.raises(EngineOutOfMemory, match="1 pages requested, 0 of 4 are free"):
         store.allocate(1)
     store.release(pages)
     assert len(store.allocate(3)) == 3

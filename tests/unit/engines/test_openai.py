@@ -326,7 +326,7 @@ def test_no_server_at_all(server: Server) -> None:
 
 def test_a_server_that_never_answered_is_not_waited_for_as_long(server: Server) -> None:
     with closing(OpenAIEngine("m", "http://127.0.0.1:9/v1", max_retries=5, backoff=0.01)) as engine:
-        with pytest.raises(BackendDown, match=f"after {FIRST_ATTEMPTS} tries"):
+        with pytest.raises(BackendDown, match=f"after {FIRST_ATTEMPTS} attempts"):
             engine.generate([ask()])
         assert engine.retries == FIRST_ATTEMPTS - 1
 

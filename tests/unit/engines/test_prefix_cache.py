@@ -64,8 +64,8 @@ def test_transcripts_are_the_same_with_and_without_reuse(make: Any, temperature:
     with_reuse = TransformersEngine(make(), tiny_tokenizer())
     without = TransformersEngine(make(), tiny_tokenizer(), prefix_bytes=0)
     assert_alike(play(with_reuse, sampling=sampling), play(without, sampling=sampling))
-    assert len(with_reuse.prefixes) > 0
-    assert len(without.prefixes) == 0
+    assert len(with_reuse.prefix_cache) > 0
+    assert len(without.prefix_cache) == 0
 
 
 #: With room for a few blocks.
@@ -149,7 +149,7 @@ def test_replies_longer_than_was_reserved_for() -> None:
 
 
 def test_rows_that_end_at_different_times_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(decoding.BLOCK_ROWS, "cpu", 4)
+    monkeypatch.setitem(decoding.GROUP_ROWS, "cpu", 4)
     engine = TransformersEngine("tiny", device="cpu")
     lengths = [3, 17, 2, 9, 9, 30, 1, 12, 5, 22, 14]
     requests = [
@@ -324,13 +324,13 @@ def test_what_is_found_is_a_beginning_that_is_there(stored: list[list[list[int]]
     store = PrefixCache(5 * one)
     for sequences in stored:
         store.add(block_of(sequences), dict(enumerate(sequences)))
-        assert store.bytes == sum(block.bytes for block in store._blocks) <= store.capacity
+        assert store.bytes == sum(block.bytes for block in store._caches) <= store.capacity
     found = store.find(tokens)
-    shared = [sum(1 for _ in iter_common(held, tokens)) for rows in store._blocks.values() for held in rows.values()]
+    shared = [sum(1 for _ in iter_common(held, tokens)) for rows in store._caches.values() for held in rows.values()]
     if found is None:
         assert max(shared, default=0) < STRIDE
     else:
-        assert store._blocks[found.block][found.row][: found.length] == tokens[: found.length]
+        assert store._caches[found.kv_cache][found.row][: found.length] == tokens[: found.length]
         assert found.length > max(shared) - STRIDE
 
 
@@ -360,7 +360,7 @@ def test_layers_of_one_size_share_a_tensor_and_others_have_their_own() -> None:
     other = DenseKVCache(2, 40)
     other.copy(block, [1], [2], 16)
     block.reserve(40)
-    block.exchange([0], [2])
+    block.swap([0], [2])
     for number, each in states.items():
         (keys, values), (theirs, _) = (some.layer(number, 3, each, each[..., :2]) for some in (block, other))
         assert keys[:, 0, 0, 0].tolist() == [10 * number + row for row in (2, 1, 0)]

@@ -107,7 +107,7 @@ def test_weights_must_not_change_while_something_is_being_written() -> None:
     with torch.no_grad():
         next(engine.model.parameters()).mul_(1.5)
     session.add({"b": ask("abd", 20)})
-    with pytest.raises(BackendDown, match="changed while it was writing"):
+    with pytest.raises(BackendDown, match="changed during generation"):
         session.step()
 
 
@@ -159,7 +159,7 @@ def test_the_driver_fills_the_place_of_those_that_have_ended() -> None:
         return len(sizes), [outcome.value for outcome in outcomes]
 
     class Batches(TransformersEngine):
-        def open(self) -> None:
+        def open_session(self) -> None:
             return None
 
     joined, said = passes(TransformersEngine("tiny", device="cpu", max_batch=8))
@@ -182,7 +182,7 @@ class Fragile(ScriptedEngine):
             raise MemoryError("too much")
         return super().generate(requests)
 
-    def open(self) -> Session:
+    def open_session(self) -> Session:
         self.sessions += 1
         engine = self
 
@@ -193,7 +193,7 @@ class Fragile(ScriptedEngine):
             def add(self, requests: Mapping[Hashable, Generate]) -> None:
                 self.waiting |= requests
 
-            def work(self) -> dict[Hashable, Any]:
+            def step(self) -> dict[Hashable, Any]:
                 if any("bad" in request.context[0].text for request in self.waiting.values()):
                     raise MemoryError("too much")
                 key = next(iter(self.waiting))
@@ -220,7 +220,7 @@ def test_where_memory_is_short_sessions_have_fewer_rows_from_then_on(caplog: pyt
 
         most = 0
 
-        def open(self) -> Session:
+        def open_session(self) -> Session:
             engine = self
 
             class Some(Session):
@@ -230,7 +230,7 @@ def test_where_memory_is_short_sessions_have_fewer_rows_from_then_on(caplog: pyt
                 def add(self, requests: Mapping[Hashable, Generate]) -> None:
                     self.waiting |= requests
 
-                def work(self) -> dict[Hashable, Any]:
+                def step(self) -> dict[Hashable, Any]:
                     if len(self.waiting) > 3:
                         raise EngineOutOfMemory("full")
                     engine.most = max(engine.most, len(self.waiting))
@@ -276,8 +276,8 @@ def test_memory_that_runs_out_in_a_session_is_told_as_such(monkeypatch: pytest.M
 
 def test_an_engine_that_goes_down_in_a_session_stops_the_run() -> None:
     class Down(Fragile):
-        def open(self) -> Session:
-            session = super().open()
+        def open_session(self) -> Session:
+            session = super().open_session()
 
             def work() -> dict[Hashable, Any]:
                 raise BackendDown("gone")

@@ -80,12 +80,12 @@ def test_requests_join_others_that_are_under_way(engine: VLLMEngine) -> None:
 
 def test_greedy_requests_and_unseeded_engines_ask_for_no_seed(folder: Path, acting: None) -> None:
     loose = VLLMEngine(folder, seeded=False)
-    row = loose.begin({0: prompt("A", sampling=Sampling(temperature=1.0), seed=5)})[0][0]
-    loose._start(row)
+    row = loose.prepare({0: prompt("A", sampling=Sampling(temperature=1.0), seed=5)})[0][0]
+    loose._submit(row)
     assert loose.llm.llm_engine.requests["1"]["params"].seed is None
     strict = VLLMEngine(folder)
-    strict._start(strict.begin({0: prompt("A", sampling=Sampling(temperature=1.0), seed=2**63 + 5)})[0][0])
-    strict._start(strict.begin({0: prompt("A", seed=5)})[0][0])
+    strict._submit(strict.prepare({0: prompt("A", sampling=Sampling(temperature=1.0), seed=2**63 + 5)})[0][0])
+    strict._submit(strict.prepare({0: prompt("A", seed=5)})[0][0])
     assert [each["params"].seed for each in strict.llm.llm_engine.requests.values()] == [5, None]
 
 
@@ -120,7 +120,7 @@ def test_weights_with_lora_are_those_of_the_merged_model() -> None:
 
 def test_the_cache_cannot_be_dropped_while_something_is_written(engine: VLLMEngine) -> None:
     engine.open_session().add({0: prompt("A")})
-    with pytest.raises(BackendDown, match="still writing"):
+    with pytest.raises(BackendDown, match="still has running requests"):
         engine.reset_prefix_cache()
 
 
@@ -133,24 +133,24 @@ def test_adapters_are_changed_without_a_restart(tmp_path: Path, folder: Path, ac
     assert (arguments["enable_lora"], arguments["max_lora_rank"]) == (True, 16)  # vLLM knows no 12
 
     def used() -> str | None:
-        adapted._start(adapted.begin({0: prompt("A")})[0][0])
+        adapted._submit(adapted.prepare({0: prompt("A")})[0][0])
         adapter = list(adapted.llm.llm_engine.requests.values())[-1]["lora"]
         return adapter and adapter.lora_path
 
     assert used() == str(tmp_path / "adapter")
-    first = adapted._adapter
+    first = adapted._lora_request
     adapted.use_adapter(None)
     assert used() is None
     (tmp_path / "other" / "adapter").mkdir(parents=True)
     adapted.use_adapter(tmp_path / "other" / "adapter")
     assert used() == str(tmp_path / "other" / "adapter")
-    assert adapted._adapter.lora_int_id == 2
-    assert adapted._adapter.lora_name != first.lora_name  # vLLM keeps what it has read by that name
+    assert adapted._lora_request.lora_int_id == 2
+    assert adapted._lora_request.lora_name != first.lora_name  # vLLM keeps what it has read by that name
     adapted.use_adapter(tmp_path / "adapter")
-    assert (adapted._adapter.lora_int_id, adapted._adapter.lora_name) == (1, first.lora_name)
+    assert (adapted._lora_request.lora_int_id, adapted._lora_request.lora_name) == (1, first.lora_name)
     os.utime(tmp_path / "adapter" / "adapter_model.safetensors", ns=(1, 1))  # new weights in the same folder
     adapted.use_adapter(tmp_path / "adapter")
-    assert adapted._adapter.lora_int_id == 3
+    assert adapted._lora_request.lora_int_id == 3
 
 
 def test_where_vllm_is_missing_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,4 +243,4 @@ def test_an_agent_that_looks_first_looks_once() -> None:
 def test_a_tree_without_a_stem_is_refused(stems: int, branches: int) -> None:
     failure = run(Watched(), stems=stems, branches=branches).failure
     assert failure is not None
-    assert f"stems is {stems} and branches is {branches}; there must be at least one stem" in failure.reason
+    assert f"stems is {stems} and branches is {branches}; at least one stem is needed" in failure.reason

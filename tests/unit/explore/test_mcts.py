@@ -436,7 +436,7 @@ def test_an_exploration_goes_on_where_it_was_cut(tmp_path: Path) -> None:
     assert run(many(3), cut).made == 3
     with cut.open("ab") as file:  # half of a tree, as a killed process leaves it
         file.write(whole.read_bytes()[:500])
-    with pytest.raises(RecordError, match="in the middle of a tree"):
+    with pytest.raises(RecordError, match="the last tree is incomplete"):
         list(read_trees(cut))
     again = run(many(6), cut)
     assert (again.made, again.known) == (3, 3)
@@ -448,7 +448,7 @@ def test_trees_are_read_by_any_tool_that_reads_gzip(tmp_path: Path) -> None:
     with TreeFile(tmp_path / "trees.jsonl.gz") as file:
         for tree in trees:
             file.add(tree)
-        with pytest.raises(ValueError, match="there already"):
+        with pytest.raises(ValueError, match="already in the file"):
             file.add(trees[0])
     with gzip.open(file.path, "rt", encoding="utf-8") as lines:
         assert [line.rstrip("\n") for line in lines] == [dumps(tree) for tree in trees]
@@ -570,7 +570,7 @@ def test_whatever_ends_a_run_leaves_the_trees_that_were_done(problem: BaseExcept
 
 
 def test_two_questions_of_one_id_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StepladderError, match="1 ids occur again, such as 'q1'"):
+    with pytest.raises(StepladderError, match="1 ids occur more than once, such as 'q1'"):
         run([*many(3), *many(2)[1:]], tmp_path / "trees.jsonl.gz")
 
 

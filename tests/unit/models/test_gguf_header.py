@@ -41,10 +41,10 @@ def test_the_head_of_a_file(whole: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "not GGUF": (lambda data: b"PK\x03\x04" + data[4:], r"is not a GGUF file: it begins with b'PK"),
-    "a pointer": (lambda data: b"version https://git-lfs", "pointer of git-lfs"),
-    "empty": (lambda data: b"", "it is empty. Get it again"),
-    "no head": (lambda data: data[:10], "ends within its head"),
-    "half a head": (lambda data: data[:2000], "ends within its head"),
+    "a pointer": (lambda data: b"version https://git-lfs", "git-lfs pointer"),
+    "empty": (lambda data: b"", "it is empty. Download it again"),
+    "no head": (lambda data: data[:10], "its header is truncated"),
+    "half a head": (lambda data: data[:2000], "its header is truncated"),
     "weights cut off": (
         lambda data: data[:-5000],
         r"has [\d,]+ bytes, and its weights end at [\d,]+\. Get it again",
@@ -68,8 +68,8 @@ def test_damaged_files_are_told_apart(damage: str, whole: Path, tmp_path: Path) 
     ("changed", "message"),
     [
         ({"architecture": "bert"}, "holds a 'bert'; expected a causal language model"),
-        ({"architecture": "t5"}, "holds a 't5'; expected a causal language model"),
-        ({"general__type": "adapter"}, "is of type 'adapter'; expected a whole model"),
+        ({"architecture": "t5"}, "contains a 't5'; expected a causal language model"),
+        ({"general__type": "adapter"}, "is of type 'adapter'; expected a full model"),
         ({"split__count": 3}, "is one of 3 parts"),
         ({"without": ("tokenizer.ggml.tokens",)}, "has no vocabulary"),
         ({"tokenizer__ggml__model": "bert"}, "tokenizer of kind 'bert'; expected gpt2 or llama"),

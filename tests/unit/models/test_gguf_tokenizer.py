@@ -65,7 +65,7 @@ def test_rules_that_are_not_known_are_told(pre: str | None, named: str, caplog: 
     with caplog.at_level(logging.WARNING):
         tokenizer = tokenizer_with(pre=pre)
     assert pieces(tokenizer, "in 2024") == ["in", "Ġ2024"]
-    assert f"small.gguf cuts text by {named}, which is not known here" in caplog.text
+    assert f"small.gguf uses the unknown pre-tokenizer {named}" in caplog.text
 
 
 def test_merges_do_not_cross_what_was_cut() -> None:

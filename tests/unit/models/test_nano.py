@@ -27,7 +27,7 @@ from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.models import BUILT_IN, builtin_folder
 from stepladder.models.loading import load_model
-from stepladder.oracle.corruptions import garbled
+from stepladder.oracle.corruptions import garble
 from stepladder.oracle.engine import OracleEngine
 from tests.support.atlas import cached_atlas
 
@@ -162,7 +162,7 @@ def test_mistakes_are_mistakes(writer: WorldWriter) -> None:
         asked = [hop.question for hop in question.hops if "#" not in hop.question]
         wrong = mistakes.query(1, question.hops, {}, ())
         assert normalize(wrong) not in map(normalize, asked)
-    assert garbled("1,234", "Orm", random.Random(1)) != "1,234"
+    assert garble("1,234", "Orm", random.Random(1)) != "1,234"
 
 
 def test_tidying_moves_spaces_and_nothing_else(writer: WorldWriter) -> None:

@@ -14,7 +14,7 @@ from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeConfig, new_segments
 from stepladder.judges.prm.prm_inputs import PRMInputBuilder
 from stepladder.models.tiny import tiny_tokenizer
-from stepladder.oracle.control_chains import CHAINS, control_chains, variants
+from stepladder.oracle.control_chains import CHAINS, control_chains, control_variants
 from stepladder.oracle.step_judge import Fault, judge
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.prm.prm_data import from_chains
@@ -61,7 +61,7 @@ def faults(trajectory: Trajectory) -> list[Fault | None]:
 
 def test_the_four_chains_of_a_question() -> None:
     agent = make_agent("prorag-brief")
-    made = variants(agent, play(agent), random.Random(0))
+    made = control_variants(agent, play(agent), random.Random(0))
     assert {name: actions(chain) for name, chain in made.items()} == {
         "gold": ["Who designed Orm Tower?", "Ada Tarn", "Where was Ada Tarn born?", "Velm", "Velm"],
         "shuffled": ["Where was Ada Tarn born?", "Velm", "Who designed Orm Tower?", "Ada Tarn", "Velm"],
@@ -78,7 +78,7 @@ def test_the_four_chains_of_a_question() -> None:
 
 def test_thoughts_and_passages_move_with_their_actions() -> None:
     agent = make_agent("prorag-brief")
-    made = variants(agent, play(agent), random.Random(0))
+    made = control_variants(agent, play(agent), random.Random(0))
     kept = {step.action.content: (step.action, step.passages) for step in made["gold"].steps[:-1]}
     for step in made["shuffled"].steps[:-1]:
         assert (step.action, step.passages) == kept[step.action.content]
@@ -91,7 +91,7 @@ def test_thoughts_and_passages_move_with_their_actions() -> None:
 def test_chains_look_as_if_the_policy_had_written_them(name: str) -> None:
     agent = make_agent(name)
     trajectory = play(agent)
-    made = variants(agent, trajectory, random.Random(0))
+    made = control_variants(agent, trajectory, random.Random(0))
     assert tuple(made) == CHAINS
     assert made["gold"] == trajectory
     for chain in made.values():
@@ -112,53 +112,53 @@ def test_a_chain_holds_no_tokens_even_where_the_trajectory_did() -> None:
         )
         for step in trajectory.steps
     ]
-    assert variants(agent, replace(trajectory, steps=tuple(read)), random.Random(0))["gold"] == trajectory
+    assert control_variants(agent, replace(trajectory, steps=tuple(read)), random.Random(0))["gold"] == trajectory
 
 
 def test_one_search_can_only_be_skipped() -> None:
     agent = make_agent("prorag-brief")
     single = Question("q3", "Who designed Orm Tower?", ("Ada Tarn",), QUESTION.hops[:1], QUESTION.gold_passages[:1])
-    assert tuple(variants(agent, play(agent, single), random.Random(0))) == ("gold", "answer_first")
+    assert tuple(control_variants(agent, play(agent, single), random.Random(0))) == ("gold", "answer_first")
 
 
 def test_searches_that_do_not_build_on_each_other_have_no_wrong_order() -> None:
     agent = make_agent("prorag-brief")
-    assert tuple(variants(agent, play(agent, COMPARED), random.Random(0))) == ("gold", "truncated", "answer_first")
+    assert tuple(control_variants(agent, play(agent, COMPARED), random.Random(0))) == ("gold", "truncated", "answer_first")
 
 
 def test_a_search_that_found_more_than_it_was_for_can_be_the_last() -> None:
     agent = make_agent("prorag-brief")
     first, *rest = play(agent).steps
     lucky = replace(play(agent), steps=(replace(first, passages=PASSAGES), *rest))
-    assert tuple(variants(agent, lucky, random.Random(0))) == ("gold", "shuffled", "answer_first")
+    assert tuple(control_variants(agent, lucky, random.Random(0))) == ("gold", "shuffled", "answer_first")
 
 
 def test_an_agent_that_does_not_search_has_nothing_to_spoil() -> None:
     agent = make_agent("cot")
-    assert tuple(variants(agent, play(agent), random.Random(0))) == ("gold",)
+    assert tuple(control_variants(agent, play(agent), random.Random(0))) == ("gold",)
 
 
 def test_the_generator_draws_the_order() -> None:
     agent = make_agent("prorag-brief")
     longest = max(atlas_trajectories("prorag-brief"), key=lambda each: each.question.searches_needed)
-    orders = {tuple(actions(variants(agent, longest, random.Random(seed))["shuffled"])) for seed in range(20)}
+    orders = {tuple(actions(control_variants(agent, longest, random.Random(seed))["shuffled"])) for seed in range(20)}
     assert len(orders) > 5
     assert tuple(actions(longest)) not in orders
-    assert variants(agent, longest, random.Random(3)) == variants(agent, longest, random.Random(3))
+    assert control_variants(agent, longest, random.Random(3)) == control_variants(agent, longest, random.Random(3))
 
 
 def test_only_a_trajectory_that_answers_can_be_spoilt() -> None:
     agent = make_agent("prorag-brief")
     cut = replace(play(agent), steps=play(agent).steps[:2], stop=StopReason.STEP_LIMIT)
     with pytest.raises(ValueError, match="'q1' ends with step_limit"):
-        variants(agent, cut, random.Random(0))
+        control_variants(agent, cut, random.Random(0))
 
 
 def test_on_atlas_gold_is_all_good_and_every_other_chain_has_a_fault() -> None:
     agent, rng = make_agent("prorag-brief"), random.Random(0)
     made: Counter[str] = Counter()
     for trajectory in atlas_trajectories("prorag-brief"):
-        chains = variants(agent, trajectory, rng)
+        chains = control_variants(agent, trajectory, rng)
         made.update(chains.keys())
         assert set(faults(chains.pop("gold"))) == {None}
         assert all(set(faults(chain)) != {None} for chain in chains.values())
@@ -189,7 +189,7 @@ def test_a_reward_model_learns_from_chains_what_the_gold_judge_says(name: str) -
     """Steps that restart the context are examples of their own; together they have every verdict."""
     agent = make_agent(name)
     builder = PRMInputBuilder(Encoding(tiny_tokenizer()), 4096, tiny_tokenizer().pad_token_id)
-    chains = list(variants(agent, play(agent), random.Random(0)).values())
+    chains = list(control_variants(agent, play(agent), random.Random(0)).values())
     examples = list(from_chains(chains, builder))
     assert len(examples) == (len(chains) if name == "prorag-brief" else sum(len(chain.steps) for chain in chains))
     verdicts = [verdict.value for chain in chains for verdict in judge(chain) if verdict is not None]

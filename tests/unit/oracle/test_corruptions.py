@@ -9,8 +9,8 @@ import pytest
 from stepladder.agents import make_agent
 from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.oracle.control_chains import gold_chains, rebuilt
-from stepladder.oracle.corruptions import Corruptor, garbled
+from stepladder.oracle.control_chains import gold_chains, rebuild_trajectory
+from stepladder.oracle.corruptions import Corruptor, garble
 from stepladder.oracle.step_judge import judge
 from stepladder.retrieval.index.bm25 import BM25Index
 from tests.support.atlas import cached_atlas
@@ -31,11 +31,11 @@ def gold(agent: str) -> tuple[Trajectory, ...]:
     return tuple(gold_chains(make_agent(agent), questions, index, EpisodeConfig(max_steps=12, k=1), seed=0))
 
 
-def spoilt(agent: str, kind: str) -> list[Trajectory]:
+def corrupted(agent: str, kind: str) -> list[Trajectory]:
     index, questions = atlas()
-    spoiler = Corruptor(make_agent(agent), index, 1, questions, random.Random(1))
-    made = [(chain, getattr(spoiler, kind)(chain)) for chain in gold(agent)]
-    return [rebuilt(make_agent(agent), chain, turns) for chain, turns in made if turns]
+    corruptor = Corruptor(make_agent(agent), index, 1, questions, random.Random(1))
+    made = [(chain, getattr(corruptor, kind)(chain)) for chain in gold(agent)]
+    return [rebuild_trajectory(make_agent(agent), chain, turns) for chain, turns in made if turns]
 
 
 def verdicts(chains: list[Trajectory]) -> Counter[str]:
@@ -46,7 +46,7 @@ def verdicts(chains: list[Trajectory]) -> Counter[str]:
 @pytest.mark.parametrize("agent", ["prorag-brief", "reasonrag-brief"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_nearly_every_chain_has_a_bad_step_and_good_ones_before_it(agent: str, kind: str) -> None:
-    chains = spoilt(agent, kind)
+    chains = corrupted(agent, kind)
     bad = [chain for chain in chains if any(each is not None and not each.good for each in judge(chain))]
     assert len(chains) > 40
     assert len(bad) > 0.75 * len(chains)
@@ -58,13 +58,13 @@ def test_nearly_every_chain_has_a_bad_step_and_good_ones_before_it(agent: str, k
     [("again", {"redundant"}), ("early", {"premature", "unsupported"}), ("ended_wrong", {"wrong"})],
 )
 def test_mistakes_have_the_faults_they_should(kind: str, faults: set[str]) -> None:
-    assert set(verdicts(spoilt("prorag-brief", kind))) - {"good", "none"} == faults
+    assert set(verdicts(corrupted("prorag-brief", kind))) - {"good", "none"} == faults
 
 
 def test_what_is_written_is_what_the_agent_would_read_back() -> None:
     agent = make_agent("prorag-brief")
     for kind in KINDS:
-        for chain in spoilt("prorag-brief", kind):
+        for chain in corrupted("prorag-brief", kind):
             for number, step in enumerate(chain.steps):
                 before = Trajectory(chain.question, chain.agent, chain.steps[:number])
                 assert agent.parse(step.written.text, before) == step.action
@@ -72,29 +72,29 @@ def test_what_is_written_is_what_the_agent_would_read_back() -> None:
 
 def test_a_changed_search_is_made_anew() -> None:
     index, _ = atlas()
-    for chain in spoilt("prorag-brief", "misread") + spoilt("prorag-brief", "astray"):
+    for chain in corrupted("prorag-brief", "misread") + corrupted("prorag-brief", "astray"):
         for step in chain.steps:
             if step.action.kind is ActionKind.QUERY:
                 assert step.passages == index.search([step.action.content], 1)[0]
 
 
 def test_a_chain_that_is_cut_off_has_not_ended() -> None:
-    ends = {chain.stop for chain in spoilt("prorag-brief", "misread")}
+    ends = {chain.stop for chain in corrupted("prorag-brief", "misread")}
     assert None in ends
-    assert {chain.stop for chain in spoilt("prorag-brief", "early")} == {StopReason.ANSWERED}
+    assert {chain.stop for chain in corrupted("prorag-brief", "early")} == {StopReason.ANSWERED}
 
 
 def test_as_many_as_can_be_made() -> None:
     agent = make_agent("prorag-brief")
     (chain,) = gold_chains(agent, [QUESTION], WordRetriever(), EpisodeConfig(k=1), seed=0)
-    spoiler = Corruptor(agent, WordRetriever(), 1, [QUESTION], random.Random(0))
-    assert len(spoiler.spoil(chain, 6)) == 6
-    assert spoiler.spoil(chain, 0) == []
+    corruptor = Corruptor(agent, WordRetriever(), 1, [QUESTION], random.Random(0))
+    assert len(corruptor.corrupt(chain, 6)) == 6
+    assert corruptor.corrupt(chain, 0) == []
 
 
 @pytest.mark.parametrize("text", ["Ada Orm", "Velm", "1,234", "12 May 1871", "x"])
 def test_garbled_text_is_text(text: str) -> None:
     rng = random.Random(0)
-    found = [garbled(text, "Tollen Vask", rng) for _ in range(50)]
+    found = [garble(text, "Tollen Vask", rng) for _ in range(50)]
     assert all(found)
     assert sum(each != text for each in found) > 45

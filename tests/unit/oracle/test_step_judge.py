@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from stepladder.agents import make_agent
-from stepladder.core.decomposition import fill_references, hop_answers, references, supports
+from stepladder.oracle.decomposition import fill_references, hop_answers, references, supports
 from stepladder.core.requests import Algorithm, Result, Score
 from stepladder.core.step_scorer import check_step_scorer
 from stepladder.core.trace import (
@@ -423,14 +423,14 @@ def test_spoilt_steps_on_atlas_are_found_out_and_their_faults_named() -> None:
     questions = [question for question in atlas.questions["dev"] if question.kind != "intersection"][:24]
     jobs = [partial(episode, agent, question, EpisodeConfig(k=3, max_steps=20), 0) for question in questions]
     played = [outcome.value for outcome in Driver(OracleEngine(agent), index).run(jobs)]
-    spoiler = Corruptor(atlas, index)
+    corruptor = Corruptor(atlas, index)
     made: Counter[str] = Counter()
     missed: list[tuple[str, str, Fault | None]] = []
     for trajectory in played:
         assert trajectory is not None
         if trajectory.answer not in trajectory.question.answers:
             continue  # the search failed the oracle
-        for case in spoiler.cases(trajectory):
+        for case in corruptor.cases(trajectory):
             made[case.how] += 1
             verdict = judge_step(case.trajectory, -1)
             if verdict is None or verdict.fault != case.fault:

@@ -83,17 +83,17 @@ GOOD = {"id": "a", "text": "Good."}
     ("bad", "message"),
     [
         ('{"id": "b", "text": "cut', "not JSON: Unterminated string starting at, at column 21"),
-        ("[" * 100_000, "not JSON that can be read"),
+        ("[" * 100_000, "unreadable JSON"),
         (["b"], r'expected a JSON object, found \["b"\]'),
-        ({"text": "x"}, "'id' should be a string that is not empty, found nothing"),
-        ({"id": " ", "text": "x"}, "'id' should be a string that is not empty, found \" \""),
-        ({"id": 1.5, "text": "x"}, "'id' should be a string that is not empty, found 1.5"),
-        ({"id": True, "text": "x"}, "'id' should be a string that is not empty, found true"),
+        ({"text": "x"}, "'id' should be a non-empty string, found nothing"),
+        ({"id": " ", "text": "x"}, "'id' should be a non-empty string, found \" \""),
+        ({"id": 1.5, "text": "x"}, "'id' should be a non-empty string, found 1.5"),
+        ({"id": True, "text": "x"}, "'id' should be a non-empty string, found true"),
         ({"id": "b", "body": "x"}, "expected 'contents', or 'text' .*; found the keys 'id', 'body'"),
         ({"id": "b", "contents": 7}, "'contents' should be a string, found 7"),
         ({"id": "b", "text": ["x"]}, r"'text' should be a string, found \[\"x\"\]"),
         ({"id": "b", "title": 7, "text": "x"}, "'title' should be a string, found 7"),
-        ({"id": "a", "text": "Again."}, r"id 'a' was used before with another text, at .*corpus.jsonl:1; ids must"),
+        ({"id": "a", "text": "Again."}, r"id 'a' with another text, see .*corpus.jsonl:1; ids must"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, bad: Any, message: str) -> None:
@@ -121,8 +121,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "whole.parquet").read_bytes()[:-20])
     (tmp_path / "notes.docx").write_text("x")
     for path, message in {
-        tmp_path / "none.jsonl": "there is no such file or folder",
-        tmp_path / "cut.jsonl.gz": r"cut off or damaged after line \d+",
+        tmp_path / "none.jsonl": "no such file or folder",
+        tmp_path / "cut.jsonl.gz": r"truncated or corrupt after line \d+",
         tmp_path / "plain.jsonl.gz": "the name says gzip, the content is not",
         tmp_path / "blank.jsonl": "there are no passages. Files read: 1, blank passages: 0",
         tmp_path / "cut.parquet": "cannot be read as Parquet after row 0",
@@ -163,7 +163,7 @@ def test_blank_passages_and_copies_are_left_out_and_counted(tmp_path: Path) -> N
 def test_the_id_of_a_passage_that_was_left_out_is_taken_too(tmp_path: Path) -> None:
     write(tmp_path / "1.jsonl", {"id": "a", "text": "Same."}, {"id": "b", "text": "Same."})
     write(tmp_path / "2.jsonl", {"id": "c", "text": "Fine."}, {"id": "b", "text": "Other."})
-    with pytest.raises(CorpusError, match=r"2\.jsonl:2: id 'b' was used before with another text, at .*1\.jsonl:2"):
+    with pytest.raises(CorpusError, match=r"2\.jsonl:2: duplicate id 'b' with another text, see .*1\.jsonl:2"):
         list(read_corpus(tmp_path))
 
 
@@ -250,11 +250,11 @@ def test_the_byte_that_is_not_utf8_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["1\tText.\tTitle"], ":1: expected the names of the columns, 'id', 'text' and 'title'; found .*Text"),
+        (["1\tText.\tTitle"], ":1: expected a header with 'id', 'text' and 'title'; found .*Text"),
         (["id\ttext\ttitle", '1\t"two\nlines"\tT', "2\tx"], r":4: expected 3 fields \(id, text, title\), found 2"),
-        (["id\ttext\ttitle", '1\t"Heroes" is a song\tT'], r":2: not tab-separated values: .*its own quotes doubled"),
+        (["id\ttext\ttitle", '1\t"Heroes" is a song\tT'], r":2: not tab-separated values: .*inner quotes doubled"),
         (["id\ttext\ttitle", '1\t"open\tT', "2\tx\tT"], r":2: not tab-separated values: unexpected end of data"),
-        (["id\ttext\ttitle", " \tx\tT"], ":2: 'id' should be a string that is not empty"),
+        (["id\ttext\ttitle", " \tx\tT"], ":2: 'id' should be a non-empty string"),
     ],
 )
 def test_a_bad_line_of_a_tsv_file_is_named(tmp_path: Path, lines: list[str], message: str) -> None:
@@ -269,10 +269,10 @@ NOT_UTF8 = pyarrow.StringArray.from_buffers(2, *pyarrow.array([b"fine", b"caf\xe
     ("columns", "message"),
     [
         ({"id": ["a"], "body": ["x"]}, ": expected 'contents', or 'text' .*; found the keys 'id', 'body'"),
-        ({"id": ["a"], "text": [[1.0]]}, "column 'text' should be of strings, found list<"),
-        ({"id": [1.5], "text": ["x"]}, "column 'id' should be of strings, found double"),
-        ({"text": ["x"]}, ":1: 'id' should be a string that is not empty, found nothing"),
-        ({"id": ["a", None], "text": ["x", "y"]}, ":2: 'id' should be a string that is not empty, found nothing"),
+        ({"id": ["a"], "text": [[1.0]]}, "column 'text' should contain strings, found list<"),
+        ({"id": [1.5], "text": ["x"]}, "column 'id' should contain strings, found double"),
+        ({"text": ["x"]}, ":1: 'id' should be a non-empty string, found nothing"),
+        ({"id": ["a", None], "text": ["x", "y"]}, ":2: 'id' should be a non-empty string, found nothing"),
         ({"id": ["a", "b"], "text": NOT_UTF8}, ":2: not UTF-8: byte 0xe9 at position 3"),
     ],
 )
@@ -380,7 +380,7 @@ Splitter = Callable[[Iterable[str], int, int], Iterator[Chunk]]
 
 def fresh_words(pieces: Iterable[Chunk]) -> list[str]:
     """The words of pieces, without those that were carried over."""
-    return [word for piece in pieces for word in piece.text.split()[piece.carried :]]
+    return [word for piece in pieces for word in piece.text.split()[piece.overlap :]]
 
 
 @given(DOCUMENTS | st.text(CHARACTERS, max_size=80), SIZES)
@@ -390,10 +390,10 @@ def test_splitting_loses_no_word_and_no_order(text: str, sizes: tuple[int, int])
     pieces = list(split_text(text.split("\n"), words, overlap))
     assert fresh_words(pieces) == text.split()
     for piece, after in pairwise(pieces):
-        assert 0 <= after.carried <= overlap
-        assert after.text.split()[: after.carried] == piece.text.split()[len(piece.text.split()) - after.carried :]
+        assert 0 <= after.overlap <= overlap
+        assert after.text.split()[: after.overlap] == piece.text.split()[len(piece.text.split()) - after.overlap :]
     for piece in pieces:
-        assert piece.carried < len(piece.text.split()) <= words
+        assert piece.overlap < len(piece.text.split()) <= words
 
 
 @given(DOCUMENTS, SIZES)
@@ -473,5 +473,5 @@ def test_headings_become_titles() -> None:
 
 @pytest.mark.parametrize(("words", "overlap"), [(0, 0), (5, 5), (5, -1)])
 def test_sizes_that_cannot_be(tmp_path: Path, words: int, overlap: int) -> None:
-    with pytest.raises(StepladderError, match=f"passages of {words} words that overlap by {overlap} are not possible"):
+    with pytest.raises(StepladderError, match=f"passages of {words} words with an overlap of {overlap} are not possible"):
         read_corpus(tmp_path, words=words, overlap=overlap)

@@ -129,7 +129,7 @@ def test_long_and_odd_texts_are_cut_not_refused(models: Path) -> None:
 
 def test_an_encoder_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StepladderError, match=r"the encoder '.*empty' cannot be loaded: .*Name minilm"):
+    with pytest.raises(StepladderError, match=r"the encoder '.*empty' cannot be loaded: .*Use minilm"):
         encoder(tmp_path / "empty")
 
 
@@ -201,7 +201,7 @@ def test_layouts_find_what_is_nearest(tmp_path: Path, layout: Layout) -> None:
 
 def test_what_does_not_fit_into_the_memory_is_said_before_the_work() -> None:
     with pytest.raises(
-        StepladderError, match=r"hnsw of 21,000,000 vectors takes about .* or choose the kind flat or ivfpq"
+        StepladderError, match=r"hnsw of 21,000,000 vectors needs about .* or use the kind flat or ivfpq"
     ):
         check_memory(Layout.hnsw, 21_000_000, 384, 4 * 10**9)
     check_memory(Layout.ivfpq, 21_000_000, 384, 4 * 10**9)
@@ -210,7 +210,7 @@ def test_what_does_not_fit_into_the_memory_is_said_before_the_work() -> None:
 
 
 def test_encoding_respects_the_memory(models: Path, tmp_path: Path) -> None:
-    with pytest.raises(StepladderError, match=r"encoding takes about .* allow more \(--memory\)"):
+    with pytest.raises(StepladderError, match=r"encoding needs about .* raise it \(--memory\)"):
         build_index(TOWNS, tmp_path / "ix", "flat", encoder=str(models / "plain"), memory=10**6)
 
 
@@ -218,15 +218,15 @@ def test_another_encoder_than_the_indexs_own_is_noticed(tmp_path: Path) -> None:
     save_encoder(tmp_path / "model")
     build_index(TOWNS, tmp_path / "ix", "flat", encoder=str(tmp_path / "model"), device="cpu")
     open_index(tmp_path / "ix").close()
-    for seed, width, found in ((1, 32, "it gives other vectors"), (0, 16, "it gives 16 numbers, the index has 32")):
+    for seed, width, found in ((1, 32, "its vectors differ"), (0, 16, "it has 16 dimensions, the index has 32")):
         (tmp_path / "model").rename(tmp_path / f"old-{seed}")
         save_encoder(tmp_path / "model", seed, width)
-        with pytest.raises(StepladderError, match=f"was not made with the encoder .*{found}"):
+        with pytest.raises(StepladderError, match=f"was not built with the encoder .*{found}"):
             open_index(tmp_path / "ix")
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [("bm25+bm25", "twice"), ("flat+hnsw", "several"), ("bm25+flt", "'flat'")]
+    ("kind", "message"), [("bm25+bm25", "duplicate"), ("flat+hnsw", "several"), ("bm25+flt", "'flat'")]
 )
 def test_kinds_that_make_no_sense(tmp_path: Path, kind: str, message: str) -> None:
     with pytest.raises(StepladderError, match=message):
@@ -236,7 +236,7 @@ def test_kinds_that_make_no_sense(tmp_path: Path, kind: str, message: str) -> No
 def test_unknown_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(StepladderError, match="Did you mean 'encoder'"):
         build_index(TOWNS, tmp_path / "ix", "bm25+flat", encodr="x")
-    with pytest.raises(StepladderError, match="setting of the kind bm25 'encoder'"):
+    with pytest.raises(StepladderError, match="setting of the index kind bm25 'encoder'"):
         build_index(TOWNS, tmp_path / "ix", encoder="x")
 
 
@@ -326,7 +326,7 @@ def test_what_fails_at_the_very_end_is_not_lost(models: Path, tmp_path: Path, mo
         build_index(corpus, tmp_path / "ix", "flat", encoder=str(models / "plain"), device="cpu", progress=progress)
 
     with monkeypatch.context() as patch:
-        patch.setattr("stepladder.core.io.files._put_folder", lambda *_: 1 / 0)
+        patch.setattr("stepladder.core.io.files._replace_folder", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build()
     told.clear()

@@ -66,7 +66,7 @@ def test_a_client_keeps_to_the_limits_of_its_server(folder: Path) -> None:
 def test_the_token_comes_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(folder, token="sesame") as url:
         monkeypatch.delenv("STEPLADDER_TOKEN", raising=False)
-        with closing(load_retriever(url)) as refused, pytest.raises(StepladderError, match="refused the token"):
+        with closing(load_retriever(url)) as refused, pytest.raises(StepladderError, match="rejected the token"):
             refused.search(["tower"], 1)
         monkeypatch.setenv("STEPLADDER_TOKEN", "sesame")
         with closing(load_retriever(url)) as let_in:

@@ -124,7 +124,7 @@ def test_another_process_keeps_it_to_itself(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout
         assert other.stdout.read(4) == b"open"
-        with pytest.raises(MilvusError, match="is open in another process, and milvus-lite lets in one at a time"):
+        with pytest.raises(MilvusError, match="is open in another process, and milvus-lite allows one at a time"):
             open_index(folder)
         other.communicate(b"\n")
     assert found(folder)
@@ -181,7 +181,7 @@ def test_missing_libraries_are_named(
 def test_more_results_than_milvus_gives_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepladder.retrieval.index.milvus._MAX_RESULTS", 50)
     assert len(found(folder, k=50)[0]) == 50
-    with pytest.raises(StepladderError, match="up to 50 passages a query, not 60"):
+    with pytest.raises(StepladderError, match="up to 50 passages per query, not 60"):
         found(folder, k=60)
 
 
@@ -235,7 +235,7 @@ def test_addresses_that_are_none(tmp_path: Path, uri: str, message: str) -> None
 
 def test_a_server_that_is_down_is_found_before_the_passages_are_encoded(model: Path, tmp_path: Path) -> None:
     told: list[str] = []
-    with pytest.raises(MilvusError, match=r"Milvus at http://127\.0\.0\.1:1: .*See whether it is running"):
+    with pytest.raises(MilvusError, match=r"Milvus at http://127\.0\.0\.1:1: .*Check that it is running"):
         build(TOWNS, tmp_path / "index", model, uri="http://127.0.0.1:1", progress=lambda doing, *_: told.append(doing))
     assert "Encoding passages" not in told
 
@@ -312,7 +312,7 @@ def test_a_server_that_stays_busy_ends_the_build_and_the_next_one_goes_on(
             told.append(done)
             failing.times = 10**9 if len(told) == 2 else 0
 
-    with pytest.raises(MilvusError, match=r"too busy.*tried 6 times; the same command goes on from here"):
+    with pytest.raises(MilvusError, match=r"too busy.*6 attempts; run the same command again"):
         build(corpus, tmp_path / "index", model, uri=server, progress=progress)
     failing.times = 0
     folder = build(corpus, tmp_path / "index", model, uri=server, progress=progress)

@@ -243,7 +243,7 @@ def test_no_answer_in_time_is_trouble_like_others() -> None:
     with scripted(lambda _: slow) as first, scripted(lambda _: ORM) as second:
         with remote(first.url, second.url, timeout=0.2) as retriever:
             assert retriever.search([TOWER], 1)[0][0].id == "p1"
-        said = f"after 2 tries: {first.url}: no answer within 0.2 s"
+        said = f"after 2 attempts: {first.url}: no reply within 0.2 s"
         with remote(first.url, timeout=0.2, retries=1) as retriever, pytest.raises(SearchDown, match=said):
             retriever.search([TOWER], 1)
 
@@ -256,14 +256,14 @@ def test_giving_up_names_every_server_and_its_trouble() -> None:
         pytest.raises(SearchDown) as raised,
     ):
         retriever.search([TOWER], 1)
-    assert "after 5 tries" in str(raised.value)
+    assert "after 5 attempts" in str(raised.value)
     assert f"{gone}: no connection" in str(raised.value)
     assert f"{server.url}: 503: loading" in str(raised.value)
     assert "stepladder serve" in str(raised.value)
 
 
 def test_servers_that_were_never_there_are_given_up_soon() -> None:
-    with remote(nowhere(), retries=100) as retriever, pytest.raises(SearchDown, match=f"after {FIRST_ATTEMPTS} tries"):
+    with remote(nowhere(), retries=100) as retriever, pytest.raises(SearchDown, match=f"after {FIRST_ATTEMPTS} attempts"):
         retriever.search([TOWER], 1)
 
 
@@ -300,25 +300,25 @@ def test_calls_are_spread_evenly() -> None:
 
 def test_the_least_busy_comes_next_and_one_that_failed_is_tried_by_one_call() -> None:
     hosts = LoadBalancer(["a", "b"], backoff=0.0)
-    first, second, third = (hosts.take()[0] for _ in range(3))
+    first, second, third = (hosts.acquire()[0] for _ in range(3))
     assert [host and host.url for host in (first, second, third)] == ["a", "b", "a"]
     assert first is not None
-    hosts.leave(first)
-    hosts.leave(first)
+    hosts.release(first)
+    hosts.release(first)
     assert hosts.failed(first, "broke", {})
-    assert [host and host.url for host in (hosts.take()[0], hosts.take()[0], hosts.take()[0])] == ["a", "b", "b"]
-    hosts.answered(first)
+    assert [host and host.url for host in (hosts.acquire()[0], hosts.acquire()[0], hosts.acquire()[0])] == ["a", "b", "b"]
+    hosts.succeeded(first)
     assert hosts.problems() == []
 
 
 def test_rests_grow_but_failures_of_one_moment_count_once() -> None:
     hosts = LoadBalancer(["a"], backoff=10.0)
-    host, _ = hosts.take()
+    host, _ = hosts.acquire()
     assert host is not None
     for _ in range(50):
         hosts.failed(host, "broke", {})
     assert host.failures == 1
-    taken, rest = hosts.take()
+    taken, rest = hosts.acquire()
     assert taken is None
     assert 0 < rest <= 10
     assert not hosts.failed(host, "busy", {"retry-after": "100000"})
@@ -344,15 +344,15 @@ def test_a_server_that_comes_back_is_used_again() -> None:
 @pytest.mark.parametrize(
     ("urls", "said"),
     [
-        ([], "no URL of a search server was given"),
+        ([], "no search server URL was given"),
         ("localhost:8000", "Did you mean 'http://localhost:8000'"),
         ("", "not the URL of a search server"),
         ("http://", "not the URL of a search server"),
         ("http://localhost:80o0", "not the URL of a search server"),
         ("ftp://localhost/x", "not the URL of a search server"),
-        ("http://me:secret@localhost:8000", "the token apart"),
+        ("http://me:secret@localhost:8000", "the token given separately"),
         ("http://localhost:8000?k=3", "a query"),
-        (["http://a:1", "http://a:1/retrieve"], "http://a:1 is named twice"),
+        (["http://a:1", "http://a:1/retrieve"], "http://a:1 is listed twice"),
     ],
 )
 def test_urls_that_cannot_be_meant_are_refused(urls: Any, said: str) -> None:

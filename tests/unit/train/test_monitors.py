@@ -315,7 +315,7 @@ def test_an_alarm_about_what_is_not_a_number_survives_the_file(tmp_path: Path) -
 
 def test_a_spoilt_file_is_explained(tmp_path: Path) -> None:
     path = tmp_path / "alarms.jsonl"
-    with pytest.raises(StepladderError, match="there is no such file"):
+    with pytest.raises(StepladderError, match="no such file"):
         read_alarms(path)
     write_alarms(path, alarms_of(two_troubles()))
     path.write_text(path.read_text() + '{"step": 3, "name": "fire"}\n')

@@ -22,7 +22,7 @@ def _table(name: str) -> dict[str, Any]:
 
 def _row(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a row, with tuples for lists and a `Comparison` for its wordings."""
-    row = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    row: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     return {**row, "compare": Comparison(**_row(row["compare"]))} if "compare" in row else row
 
 

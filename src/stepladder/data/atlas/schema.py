@@ -1,7 +1,7 @@
 """The schema of an Atlas world: entity types and relations.
 
-`EntityType` and `Relation` are the rows of the tables in `tables/*.yaml`, which `catalogue.py` loads. Every sentence and
-question of a world is generated from their wordings. A wording is a string with these slots:
+`EntityType` and `Relation` are the rows of `tables/*.yaml`, which `catalogue.py` loads. Every sentence
+and question of a world is generated from their wordings. A wording is a string with these slots:
 
     {S} {O}    subject and object of a fact         {T} {aT}   the subject's type, without and with a/an
     {A} {B}    the two sides of a comparison        {aO}       the object with a/an

@@ -1,6 +1,6 @@
-"""The stage `dpo`: direct preference optimisation on pairs of steps. The work is done by train/dpo.py.
+"""The stage `dpo`: direct preference optimization on pairs of steps, by train/dpo.
 
-In: a policy and pairs. Out: a policy for which the better step of a pair has become likelier.
+In: a policy and pairs. Out: a policy for which the better step of a pair is likelier.
 """
 
 from pathlib import Path
@@ -26,31 +26,22 @@ from stepladder.train.dpo.config import DPOConfig
 
 
 def run_dpo(settings: DPOConfig, context: RunContext, task: Task) -> StageResult:
-    """Train on the pairs of an earlier stage, watch the dev split."""
-    from stepladder.train.dpo.trainer import train_dpo  # brings torch, transformers and trl
+    """Train on the pairs of an earlier stage; evaluate on the dev split."""
+    from stepladder.train.dpo.trainer import train_dpo  # imports torch, transformers and trl
 
     pairs = Path(task.inputs[PAIRS])
     report = train_dpo(
-        task.inputs["policy"],
-        context.agent,
+        task.inputs[POLICY],
+        context.training(task, context.all_questions(), dev=bool(settings.dev_questions)),
+        settings,
         read_records(pairs / TRAIN_PAIRS, Pair),
         read_records(pairs / DEV_PAIRS, Pair),
-        context.all_questions(),
-        context.split("dev") if settings.dev_questions else (),
-        context.retriever,
-        context.episode(),
-        settings,
-        task.folder,
-        seed=task.seed,
-        device=context.settings.device,
-        dtype=context.settings.dtype,
-        max_batch=context.settings.batch_size,
     )
-    return StageResult(report.numbers, {"policy": report.policy})
+    return StageResult(report.numbers, {POLICY: report.policy})
 
 
 def check_dpo(settings: DPOConfig, context: RunContext) -> None:
-    """There must be questions to choose a checkpoint by, and an index if the agent searches."""
+    """Requires a dev split and an index, if checkpoints are evaluated by episodes."""
     expect_dev("dpo", settings.dev_questions, context)
     if settings.dev_questions:
         context.check_index()

@@ -1,6 +1,6 @@
-"""The stage `grpo`: reinforcement learning with graded steps. The work is done by train/grpo.py.
+"""The stage `grpo`: reinforcement learning with step-level advantages, by train/grpo.
 
-In: a policy and, where steps are scored by one, a reward model. Out: a policy that has learnt from its own episodes.
+In: a policy and, if steps are scored by one, a reward model. Out: a policy trained on its own episodes.
 """
 
 from collections.abc import Iterable
@@ -16,36 +16,22 @@ from stepladder.train.grpo.config import GRPOConfig
 
 
 def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResult:
-    """Play the train split, learn from what was earned; watch the dev split."""
-    from stepladder.train.grpo.trainer import train_grpo  # brings torch, transformers and trl
+    """Run episodes of the train split and reinforce the better ones; evaluate on the dev split."""
+    from stepladder.train.grpo.trainer import train_grpo  # imports torch, transformers and trl
 
     shared = context.settings
     options = ScorerOptions(task.inputs.get(REWARD), shared.device, shared.dtype, settings.retokenize)
-    reward = make_scorer(settings.scorer, options) if settings.scores_steps else None
-    report = train_grpo(
-        task.inputs["policy"],
-        context.agent,
-        context.split("train"),
-        context.split("dev") if settings.dev_questions else (),
-        context.retriever,
-        context.episode(),
-        reward,
-        settings,
-        task.folder,
-        seed=task.seed,
-        device=shared.device,
-        dtype=shared.dtype,
-        max_batch=shared.batch_size,
-    )
-    return StageResult(report.numbers, {"policy": report.policy})
+    scorer = make_scorer(settings.scorer, options) if settings.scores_steps else None
+    report = train_grpo(task.inputs[POLICY], context.training(task, dev=bool(settings.dev_questions)), settings, scorer)
+    return StageResult(report.numbers, {POLICY: report.policy})
 
 
 def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
-    """There must be questions with answers, others to choose a checkpoint by, an agent whose episodes are one text, and
-    an index if it searches.
+    """Requires answers, a dev split if checkpoints are evaluated, an agent with one context per episode, and an index
+    if it searches.
     """
     if not any(question.answers for question in context.split("train")):
-        raise StepladderError("no question of the split 'train' has an answer: nothing could be earned")
+        raise StepladderError("no question of the split 'train' has an answer: there would be no reward")
     if settings.scores_steps and settings.scorer == "gold" and not any(each.hops for each in context.split("train")):
         raise StepladderError("scorer: gold needs questions with a gold decomposition, and the split 'train' has none")
     from stepladder.train.grpo.rollouts import check_single_context

@@ -1,13 +1,14 @@
-"""The stage `rft`: refinement by rejection sampling. The work is done by train/rft.py.
+"""The stage `rft`: rejection-sampling fine-tuning, by train/rft.
 
-In: a policy and, unless there is no threshold, a reward model. Out: a policy that has learnt from its own good
-transcripts.
+In: a policy and, unless the threshold is null, a reward model. Out: a policy fine-tuned on its own good transcripts.
 """
 
 from collections.abc import Iterable
 
 from stepladder.core.errors import StepladderError
 from stepladder.data.sampling import sample_questions
+from stepladder.judges.base import ScorerOptions
+from stepladder.judges.registry import make_scorer
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, expect_dev
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
@@ -17,38 +18,20 @@ from stepladder.train.rft.filters import FILTERS
 
 
 def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult:
-    """Sample the train split, keep what is right in every step, train on it; watch the dev split."""
-    from stepladder.judges.prm.reward_model import ProcessRewardModel  # brings torch and transformers
-    from stepladder.train.rft.trainer import train_rft
+    """Sample the train split, filter, fine-tune; evaluate on the dev split."""
+    from stepladder.train.rft.trainer import train_rft  # imports torch and transformers
 
     shared = context.settings
-    reward = None
-    if settings.threshold is not None:
-        reward = ProcessRewardModel.load(
-            task.inputs[REWARD], device=shared.device, dtype=shared.dtype, retokenize=settings.retokenize
-        )
-    report = train_rft(
-        task.inputs["policy"],
-        context.agent,
-        context.split("train"),
-        context.split("dev") if settings.dev_questions else (),
-        context.retriever,
-        context.episode(),
-        reward,
-        settings,
-        task.folder,
-        seed=task.seed,
-        device=shared.device,
-        dtype=shared.dtype,
-        max_batch=shared.batch_size,
-    )
-    return StageResult(report.numbers, {"policy": report.policy})
+    options = ScorerOptions(task.inputs.get(REWARD), shared.device, shared.dtype, settings.retokenize)
+    scorer = make_scorer("prm", options) if settings.threshold is not None else None
+    report = train_rft(task.inputs[POLICY], context.training(task, dev=bool(settings.dev_questions)), settings, scorer)
+    return StageResult(report.numbers, {POLICY: report.policy})
 
 
 def check_rft(settings: RFTConfig, context: RunContext) -> None:
-    """There must be questions with answers, others to choose a checkpoint by, and an index if the agent searches."""
+    """Requires answers, a dev split if checkpoints are evaluated, and an index if the agent searches."""
     if not any(question.answers for question in context.split("train")):
-        raise StepladderError("no question of the split 'train' has an answer: no sample could be found right")
+        raise StepladderError("no question of the split 'train' has an answer: no sample is correct")
     expect_dev("rft", settings.dev_questions, context)
     context.check_index()
 

@@ -1,7 +1,6 @@
-"""The stage `sft`: the warm-up, supervised fine-tuning on transcripts. The work is done by train/sft.py.
+"""The stage `sft`: supervised fine-tuning on demonstrations (the warm-up), by train/sft.
 
-In: a policy and, where these are imitated, trees. Out: a policy that has learnt the agent's format and to search step
-by step.
+In: a policy and, with `source: trees`, search trees. Out: a policy that follows the agent's format and searches.
 """
 
 from collections.abc import Iterable
@@ -14,29 +13,17 @@ from stepladder.train.sft.config import SFTConfig
 
 
 def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult:
-    """Train on the train split, watch the dev split."""
-    from stepladder.train.sft.trainer import train_sft  # brings torch and transformers
+    """Fine-tune on demonstrations of the train split; evaluate on the dev split."""
+    from stepladder.train.sft.trainer import train_sft  # imports torch and transformers
 
-    report = train_sft(
-        task.inputs["policy"],
-        context.agent,
-        context.sft_questions(),
-        context.split("dev") if settings.dev_questions else (),
-        context.retriever,
-        context.episode(),
-        settings,
-        task.folder,
-        seed=task.seed,
-        device=context.settings.device,
-        dtype=context.settings.dtype,
-        max_batch=context.settings.batch_size,
-        trees=Path(task.inputs[TREES]) if TREES in task.inputs else None,
-    )
-    return StageResult(report.summary(), {"policy": report.policy})
+    training = context.training(task, context.sft_questions(), dev=bool(settings.dev_questions))
+    trees = Path(task.inputs[TREES]) if TREES in task.inputs else None
+    report = train_sft(task.inputs[POLICY], training, settings, trees)
+    return StageResult(report.numbers, {POLICY: report.policy})
 
 
 def check_sft(settings: SFTConfig, context: RunContext) -> None:
-    """There must be questions to train on, others to choose a checkpoint by, and an index if the agent searches."""
+    """Requires train questions, a dev split if checkpoints are evaluated, and an index if the agent searches."""
     context.sft_questions()
     expect_dev("sft", settings.dev_questions, context)
     context.check_index()
@@ -47,7 +34,12 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
     settings: SFTConfig = stage.settings
     if settings.source == "trees":
         return ()
-    return (each.id for each in sample_questions(stage.context.sft_questions(), settings.questions, stage.seed, balance=settings.balance))
+    return (
+        each.id
+        for each in sample_questions(
+            stage.context.sft_questions(), settings.questions, stage.seed, balance=settings.balance
+        )
+    )
 
 
 STAGE = StageSpec(

@@ -126,9 +126,8 @@ def _load(settings: EncoderConfig, device: torch.device) -> "tuple[SentenceTrans
     prompts = model.prompts
     limit = min(settings.max_tokens or model.max_seq_length or 512, model.max_seq_length or 10**9)
     model.max_seq_length = limit
-    if (
-        isinstance(model[0], Transformer) and limit % _PAD_TO_MULTIPLE_OF == 0
-    ):  # kernels are prepared for each new width
+    if isinstance(model[0], Transformer) and limit % _PAD_TO_MULTIPLE_OF == 0:
+        # Kernels are prepared for each new width.
         padding = {"text": {"pad_to_multiple_of": _PAD_TO_MULTIPLE_OF}}
         model[0].processing_kwargs = {**model[0].processing_kwargs, **padding}
     filled: dict[str, Any] = {

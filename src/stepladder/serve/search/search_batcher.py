@@ -45,9 +45,7 @@ class SearchMetrics(Metrics):
         self.queries = Counter("stepladder_queries", "Queries received.", registry=registry)
         self.cache_hits = Counter("stepladder_cache_hits", "Queries answered from the cache.", registry=registry)
         self.shared = Counter("stepladder_shared", "Queries merged with an equal query in progress.", registry=registry)
-        self.dropped = Counter(
-            "stepladder_dropped", "Queries dropped: client disconnected.", registry=registry
-        )
+        self.dropped = Counter("stepladder_dropped", "Queries dropped: client disconnected.", registry=registry)
         self.failed = Counter("stepladder_failed", "Queries whose search failed.", registry=registry)
         self.batch_size = Histogram(
             "stepladder_batch_size",

@@ -1,6 +1,6 @@
 """Settings of direct preference optimization."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
@@ -13,7 +13,7 @@ class DPOConfig(PolicyTrainingConfig):
     learning_rate auto: 5e-5 below 20M parameters, 5e-6 below 1B, else 1e-6 (ReasonRAG's); with LoRA 5e-6.
     """
 
-    renamed = {**PolicyTrainingConfig.renamed, "loss": "loss_type"}
+    renamed: ClassVar[dict[str, str]] = {**PolicyTrainingConfig.renamed, "loss": "loss_type"}
 
     #: Strength of the KL penalty: the larger, the closer the policy stays to the reference.
     beta: PositiveFloat = 0.3

@@ -1,8 +1,8 @@
 """trl's DPOTrainer on pairs of steps: stored token ids are used unchanged, and only the step is in the loss.
 
 In: pairs as rows of ids. Out: what `BaseTrainer` writes, with accuracy, reward margin and the KL divergence from the
-reference. trl computes the losses and keeps the reference model. Overridden: tokenization, truncation on the right, model
-cards and telemetry.
+reference. trl computes the losses and keeps the reference model. Overridden: tokenization, truncation on the right,
+model cards and telemetry.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.functional import pad
 
 from stepladder.models.length_batches import context_window, padded_width
-from stepladder.train.loop.selected_logits import selected_logits
 from stepladder.train.loop.base_trainer import BaseTrainer, DevScore, TRLOverrides
+from stepladder.train.loop.selected_logits import selected_logits
 from stepladder.train.transcripts.tokenized import Example
 
 #: Metrics: trl's name -> ours.
@@ -100,7 +100,9 @@ class PairTrainer(TRLOverrides, trl.DPOTrainer, BaseTrainer):  # type: ignore[mi
         if num_items_in_batch is None:
             return loss
         pairs = self.loss_weight(inputs)
-        self.batch_metrics.update({ours: self._metrics["train"][theirs][-1] * pairs for theirs, ours in _METRICS.items()})
+        self.batch_metrics.update(
+            {ours: self._metrics["train"][theirs][-1] * pairs for theirs, ours in _METRICS.items()}
+        )
         # Gradients are averaged over processes, but every process has only its share: hence the factor.
         share: torch.Tensor = loss * pairs / num_items_in_batch * self.accelerator.num_processes
         return share

@@ -1,7 +1,7 @@
 """Advantages of trajectories and steps, from rewards and scores. Pure functions on arrays.
 
-Shape suffixes: G trajectories of one question (a group), S steps of a trajectory, N nodes of a tree. Steps of a group are
-lists of G arrays of S numbers, because trajectories differ in length.
+Shape suffixes: G trajectories of one question (a group), S steps of a trajectory, N nodes of a tree. Steps of a group
+are lists of G arrays of S numbers, because trajectories differ in length.
 
     outcome_advantages    the answer's reward relative to the group (GRPO, Search-R1)
     process_advantages    step scores relative to the group, by tokens (ProRAG), by steps, or among peers
@@ -122,15 +122,17 @@ def gain_advantages(
 ) -> Floats:
     """The value of each node minus its parent's, divided by the standard deviation of all leaves; 0 at the root.
 
-    Behind the last branching point the gain is 0. With `relative_to_root`, the value of a node minus the root's is added,
-    so that every step is credited with the outcome of its branch.
+    Behind the last branching point the gain is 0. With `relative_to_root`, the value of a node minus the root's is
+    added, so that every step is credited with the outcome of its branch.
     """
     values = node_values(parents_N, rewards_N)
     leaves = np.array([reward for reward in rewards_N if reward is not None], dtype=np.float64)
     std = float(leaves.std()) if leaves.size else 0.0
     if std <= _ZERO_STD:
         return np.zeros(len(parents_N))
-    parent_values = np.array([values[node] if parent is None else values[parent] for node, parent in enumerate(parents_N)])
+    parent_values = np.array(
+        [values[node] if parent is None else values[parent] for node, parent in enumerate(parents_N)]
+    )
     gains: Floats = (values - parent_values + (values - values[0] if relative_to_root else 0.0)) / std
     return gains
 

@@ -1,6 +1,6 @@
 """Settings of GRPO."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -39,7 +39,7 @@ class GRPOConfig(PolicyTrainingConfig):
     learning_rate auto: 1e-4 below 20M parameters, 1e-5 below 1B, else 1e-6; with LoRA 1e-5 (ProRAG's).
     """
 
-    renamed = {
+    renamed: ClassVar[dict[str, str]] = {
         **PolicyTrainingConfig.renamed,
         "passes": "num_iterations",
         "kl": "beta",
@@ -52,10 +52,10 @@ class GRPOConfig(PolicyTrainingConfig):
         "guards": "monitors",
         "vllm_memory": "vllm_gpu_memory_utilization",
     }
-    renamed_values = {"scorer": {"model": "prm"}}
+    renamed_values: ClassVar[dict[str, dict[str, str]]] = {"scorer": {"model": "prm"}}
 
-    #: `dual`: outcome and step advantages (ProRAG). `outcome`: the answer alone (Search-R1). `process`: the steps alone.
-    #: `tree`: steps by the answers of the branches below them, without a PRM.
+    #: `dual`: outcome and step advantages (ProRAG). `outcome`: the answer alone (Search-R1). `process`: the steps
+    #: alone. `tree`: steps by the answers of the branches below them, without a PRM.
     mode: Literal["dual", "outcome", "process", "tree"] = "dual"
     #: Train questions.
     questions: PositiveInt = 256

@@ -75,7 +75,9 @@ def credit_group(
     return [_row(*each, [True] * len(each[0].steps)) for each in zip(group, rewards, advantages, strict=True)]
 
 
-def _step_advantages(group: Sequence[Trajectory], scores: Sequence[Sequence[float]], settings: GRPOConfig) -> list[Floats]:
+def _step_advantages(
+    group: Sequence[Trajectory], scores: Sequence[Sequence[float]], settings: GRPOConfig
+) -> list[Floats]:
     """The advantages of steps by their own scores; 0 for steps that are not graded."""
     grade_answers = settings.grade_answers or settings.mode == "process"
     graded = [

@@ -1,7 +1,7 @@
 """Monitors that detect the ways in which GRPO training of a search agent collapses.
 
-In: one row of metrics per update, as in the metrics log. Out: named alarms, each with the value, the update at which the
-trouble started, and what to try. Pure logic: the trainer measures, and decides what an alarm means.
+In: one row of metrics per update, as in the metrics log. Out: named alarms, each with the value, the update at which
+the trouble started, and what to try. Pure logic: the trainer measures, and decides what an alarm means.
 
     column              meaning                                             alarm
     valid               share of episodes without a malformed step          format_collapse
@@ -112,11 +112,11 @@ class Monitors:
 def last_good(rows: Iterable[Row], alarms: Iterable[Alarm]) -> int | None:
     """The newest update whose weights showed no failure: roll back to its checkpoint, or to the newest before it.
 
-    The metrics of update n are of episodes that were sampled with the weights of update n - 1. If the first metrics that
-    show the failure are those of update b, the weights after b - 1 are bad, and those after b - 2 are the newest known to
-    be good. For a trend, b is the first update of its latest window; for a drop of F1 that indicates reward hacking, the
-    one behind F1's best window. Of several alarms the earliest counts. Without alarms it is the last update; None if
-    the failure is as old as the run.
+    The metrics of update n are of episodes that were sampled with the weights of update n - 1. If the first metrics
+    that show the failure are those of update b, the weights after b - 1 are bad, and those after b - 2 are the newest
+    known to be good. For a trend, b is the first update of its latest window; for a drop of F1 that indicates reward
+    hacking, the one behind F1's best window. Of several alarms the earliest counts. Without alarms it is the last
+    update; None if the failure is as old as the run.
     """
     steps = sorted({int(row["step"]) for row in rows})
     since = [alarm.since for alarm in alarms]

@@ -1,259 +1,232 @@
-"""Reinforcement learning with graded steps (ProRAG, stage 4), and its rivals: the answer alone, steps alone, trees.
+"""GRPO with step-level advantages (ProRAG, stage 4), and its baselines: outcome only, process only, trees.
 
-In: a policy, questions with answers, and a reward model where steps are scored by one. Out, in one folder:
+In: a policy, a `TrainingContext` with answered questions, and a step scorer if steps are scored. Out, in one folder:
 
-    curves.jsonl    one row an update (loss, reward, F1, entropy, searches, seconds by part ...), one a dev score
-    alarms.jsonl    what the guards noticed
-    checkpoints/    the newest and the best, to resume from, and one to go back to after an alarm
-    policy/         the best by dev F1, which may be the policy as it came, or the last; after an alarm that stopped
-                    the run, one from before the trouble
+    curves.jsonl    one row per update (loss, reward, F1, entropy, searches, seconds by part ...) and per dev evaluation
+    alarms.jsonl    the alarms of the monitors
+    checkpoints/    the newest and the best, to resume from, and one to roll back to after an alarm
+    policy/         the best by dev F1 (or the initial policy), or the last; after an alarm that stopped the run, one
+                    from before the failure
 
-Each update plays some questions several times with the policy as it is and makes likelier what earned more than the
-other episodes of its question did. `credit.py` says what is earned, `rollouts.py` plays, `grpo_trainer.py` updates.
+Each update runs several episodes per question with the current policy and reinforces those with more reward than the
+others of their question. `credit.py` assigns credit, `rollouts.py` generates, `trl_trainer.py` updates.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import trl
 from datasets import Dataset  # type: ignore[import-untyped]
-from torch import nn
 from transformers import TrainingArguments
 
-from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
-from stepladder.driver import Driver, OutcomeCallback
-from stepladder.explore.episode import EpisodeConfig
+from stepladder.data.sampling import sample_questions
+from stepladder.driver import Driver
 from stepladder.judges.prm.reward_model import ProcessRewardModel, check_same_tokenizer
-from stepladder.models.loading import DTYPES, load_model, pick_dtype, quiet_libraries
-from stepladder.retrieval.base import Retriever
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
 from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer, out_of_time
-from stepladder.train.loop.checkpoints import Checkpoints
-from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.metrics_log import MetricsLog, Row
-from stepladder.train.loop.policy import Policy, check_target_modules, load_policy, peft_config, write_policy
-from stepladder.train.loop.rollout_engine import make_rollout_engine
-from stepladder.train.loop.training_loop import Compute, best_checkpoint, training_numbers, fit, prepare_compute
 from stepladder.train.loop.base_trainer import BaseTrainer
-from stepladder.data.sampling import sample_questions
-from stepladder.train.transcripts.fine_tune import dev_player
+from stepladder.train.loop.checkpoints import Checkpoints
+from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.metrics_log import MetricsLog, Row
+from stepladder.train.loop.policy import peft_config
+from stepladder.train.loop.policy_session import PolicySession, open_policy
+from stepladder.train.loop.public_trainer import PublicTrainer
+from stepladder.train.loop.training_loop import (
+    TrainingReport,
+    best_checkpoint,
+    learning_rate_for,
+    run_training,
+    training_numbers,
+)
 
-#: Most batches of episodes between checkpoints: what a kill loses, and how closely an alarm can be gone back on.
+#: The most batches of episodes between checkpoints: what a kill loses, and the granularity of a rollback.
 _SAVE_EVERY = 5
+#: Learning rates below 20M parameters, below 1B and above, and with LoRA: small, because the signal of an update is
+#: noisy and the next episodes depend on it.
+_RATES, _LORA_RATE = (1e-4, 1e-5, 1e-6), 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingReport:
-    """What came of the training."""
+@dataclass
+class GRPOTrainer(PublicTrainer[GRPOConfig, TrainingReport]):
+    """GRPO: `GRPOTrainer(policy, scorer="runs/nano/prm/reward", args=GRPOConfig(num_generations=8)).train()`."""
 
-    #: A model folder.
-    policy: Path
-    numbers: dict[str, object]
+    #: A step scorer, or the folder of a PRM, for the modes `dual` and `process`.
+    scorer: str | os.PathLike[str] | StepScorer | None = None
+
+    kind = "grpo"
+    config_class = GRPOConfig
+
+    def _train(self, policy: str, context: TrainingContext, config: GRPOConfig) -> TrainingReport:
+        scorer = None
+        if config.scores_steps:
+            scorer = self._open_scorer(self.scorer, config.scorer, retokenize=config.retokenize)
+        return train_grpo(policy, context, config, scorer)
 
 
 def train_grpo(
-    model: str | Path,
-    agent: Agent,
-    questions: Sequence[Question],
-    dev: Sequence[Question],
-    retriever: Retriever | None,
-    episode: EpisodeConfig,
-    reward: StepScorer | None,
-    settings: GRPOConfig,
-    folder: Path,
-    *,
-    seed: int,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_batch: int = 64,
-    watch: OutcomeCallback | None = None,
+    policy: str | Path, context: TrainingContext, config: GRPOConfig, scorer: StepScorer | None
 ) -> TrainingReport:
-    """Train a policy by its own episodes; the same call goes on where an earlier one was killed."""
-    place = prepare_compute(settings, seed, device, "grpo")
-    pick_dtype(dtype, place.device)
-    with quiet_libraries():
-        policy = load_policy(model, None, bf16=place.bf16 and settings.lora is not None, device=place.device)
-        if settings.lora is not None:
-            check_target_modules(policy.model, settings.lora, model)
-        engine, playing = make_rollout_engine(
-            policy, place, max_batch, vllm_gpu_memory_utilization=settings.vllm_gpu_memory_utilization if settings.engine == "vllm" else None
-        )
-        if settings.needs_reward_model and isinstance(reward, ProcessRewardModel):
-            check_same_tokenizer(engine.encoding, reward)
-        chosen = _chosen(questions, settings, seed, place.processes.num_processes)
+    """Train a policy on its own episodes. `scorer`: for modes that score steps."""
+    memory = config.vllm_gpu_memory_utilization if config.engine == "vllm" else None
+    with open_policy(
+        policy, context, config, "grpo", trl_adds_lora=True, vllm_gpu_memory_utilization=memory
+    ) as session:
+        if config.needs_reward_model and isinstance(scorer, ProcessRewardModel):
+            check_same_tokenizer(session.engine.encoding, scorer)
+        questions = _choose_questions(context, config, session.compute.processes.num_processes)
         rollouts = Rollouts(
-            Driver(engine, retriever),
-            agent,
-            episode,
-            settings,
-            reward,
-            playing=playing,
-            scoring=lambda: place.autocast,
+            Driver(session.engine, context.retriever),
+            context.agent,
+            context.episode,
+            config,
+            scorer,
+            generating=session.generating,
+            scoring=lambda: session.compute.autocast,
         )
-        order, updates = schedule(len(chosen), settings, seed)
-        asked = sample_questions(dev, settings.dev_questions, seed)
-        play = dev_player(engine, agent, asked, retriever, episode, seed, playing, plays_on=True)
+        order, updates = schedule(len(questions), config, context.seed)
+        dev_eval = session.dev_evaluator(config.dev_questions, keep_cache=True)
 
         def trainer(arguments: TrainingArguments) -> BaseTrainer:
             return EpisodeTrainer(
-                policy.model,
+                session.policy.model,
                 args=arguments,
                 rollouts=rollouts,
-                reference=_reference(policy, settings, place),
-                questions={question.id: question for question in chosen},
-                train_dataset=Dataset.from_dict({"prompt": [chosen[place].id for place in order]}),
-                eval_dataset=Dataset.from_dict({"prompt": [chosen[0].id]}),  # only asked whether it is there
-                processing_class=policy.tokenizer,
-                peft_config=None if settings.lora is None else peft_config(settings.lora, "CAUSAL_LM"),
+                reference=session.reference_model() if config.beta and config.lora is None else None,
+                questions={question.id: question for question in questions},
+                train_dataset=Dataset.from_dict({"prompt": [questions[index].id for index in order]}),
+                eval_dataset=Dataset.from_dict({"prompt": [questions[0].id]}),  # only its presence matters
+                processing_class=session.policy.tokenizer,
+                peft_config=None if config.lora is None else peft_config(config.lora, "CAUSAL_LM"),
             )
 
-        alarms = _alarms(folder)
-        checkpoints = Checkpoints(folder / "checkpoints")
-        curves = MetricsLog(folder / "curves.jsonl", upto=max(checkpoints.complete, default=0))
-        if checkpoints.complete and (any(alarm.stopped for alarm in alarms) or out_of_time(curves, settings)):
-            # An earlier call came to this end, and was killed behind it.
-            checkpoint = best_checkpoint(checkpoints, curves)
+        alarms = _read_alarms(context.folder)
+        checkpoints = Checkpoints(context.folder / "checkpoints")
+        metrics = MetricsLog(context.folder / "curves.jsonl", last_step=max(checkpoints.complete, default=0))
+        if checkpoints.complete and (any(alarm.stopped for alarm in alarms) or out_of_time(metrics, config)):
+            # An earlier call reached this end and was killed after it.
+            checkpoint = best_checkpoint(checkpoints, metrics)
         else:
-            curves, checkpoint = fit(
+            metrics, checkpoint = run_training(
                 trainer,
                 None,
-                settings,
-                settings.learning_rate if settings.learning_rate != "auto" else _lr_for(policy.model, settings.lora),
-                folder,
-                place,
+                config,
+                learning_rate_for(config, session.policy.model, _RATES, _LORA_RATE),
+                context,
+                session.compute,
                 updates=updates,
-                an_epoch=max(len(chosen) * settings.num_generations // settings.batch_size, 1) * settings.num_iterations,
-                save_every=_save_every(settings),
-                dev_score=play,
-                eval_on_start=settings.eval_on_start,
-                watch=watch,
+                updates_per_epoch=max(len(questions) * config.num_generations // config.batch_size, 1)
+                * config.num_iterations,
+                save_steps=_save_steps(config),
+                dev_eval=dev_eval,
                 arguments=trl.GRPOConfig,  # type: ignore[attr-defined]
-                **_grpo_arguments(settings, policy),
+                **_grpo_arguments(config, session),
             )
-            alarms = _alarms(folder)
-        kept = checkpoint
+            alarms = _read_alarms(context.folder)
         stopped = [alarm for alarm in alarms if alarm.stopped]
         if stopped:
-            kept = rollback_checkpoint(checkpoints, curves, stopped)
-        if place.processes.is_main_process:
-            write_policy(folder / "policy", policy, kept, DTYPES.get(dtype, policy.dtype))
-        place.processes.wait_for_everyone()
-    return TrainingReport(folder / "policy", _numbers(curves, settings, len(chosen), alarms, kept))
+            checkpoint = rollback_checkpoint(checkpoints, metrics, stopped)
+        session.save(checkpoint)
+    return TrainingReport(context.folder / "policy", _numbers(metrics, config, len(questions), alarms, checkpoint))
 
 
-def schedule(questions: int, settings: GRPOConfig, seed: int) -> tuple[list[int], int]:
-    """Which questions are played, update by update, and how many updates that makes.
+def schedule(questions: int, config: GRPOConfig, seed: int) -> tuple[list[int], int]:
+    """The indices of the questions, update by update, and the number of updates.
 
-    Every epoch is a shuffle of its own; what does not fill an update comes in the next one.
+    Every epoch is a shuffle of its own; questions that do not fill an update come in the next one.
     """
-    an_update = settings.batch_size // settings.num_generations
-    batches = max(math.floor(settings.num_train_epochs * questions / an_update), 1)
+    per_update = config.batch_size // config.num_generations
+    batches = max(math.floor(config.num_train_epochs * questions / per_update), 1)
     rng = np.random.default_rng(seed_of(seed, "order"))
     order: list[int] = []
-    while len(order) < batches * an_update:
+    while len(order) < batches * per_update:
         order += rng.permutation(questions).tolist()
-    return order[: batches * an_update], batches * settings.num_iterations
+    return order[: batches * per_update], batches * config.num_iterations
 
 
-def _save_every(settings: GRPOConfig) -> int:
-    """Updates between checkpoints: whole batches of episodes, and at every dev score."""
-    scored = math.ceil(settings.eval_steps / settings.num_iterations) if settings.eval_steps else _SAVE_EVERY
-    return min(scored, _SAVE_EVERY) * settings.num_iterations
+def _save_steps(config: GRPOConfig) -> int:
+    """Updates between checkpoints: whole batches of episodes, and at every dev evaluation."""
+    batches = math.ceil(config.eval_steps / config.num_iterations) if config.eval_steps else _SAVE_EVERY
+    return min(batches, _SAVE_EVERY) * config.num_iterations
 
 
-def _chosen(questions: Sequence[Question], settings: GRPOConfig, seed: int, processes: int) -> list[Question]:
-    answerable = [question for question in questions if question.answers]
+def _choose_questions(context: TrainingContext, config: GRPOConfig, processes: int) -> list[Question]:
+    answerable = [question for question in context.questions if question.answers]
     if not answerable:
-        raise StepladderError(f"none of {len(questions):,} questions has an answer: nothing could be earned")
-    chosen = sample_questions(answerable, settings.questions, seed, balance=settings.balance)
-    an_update = settings.batch_size // settings.num_generations
-    if an_update % processes:
+        raise StepladderError(f"none of {len(context.questions):,} questions has an answer: there would be no reward")
+    chosen = sample_questions(answerable, config.questions, context.seed, balance=config.balance)
+    per_update = config.batch_size // config.num_generations
+    shown = f"(batch_size {config.batch_size} by num_generations {config.num_generations})"
+    if per_update % processes:
         raise StepladderError(
-            f"an update plays {an_update} questions (batch {settings.batch_size} by samples {settings.num_generations}), which "
-            f"{processes} processes cannot share: take a batch that is a multiple of {settings.num_generations * processes}"
+            f"an update has {per_update} questions {shown}, which {processes} processes cannot share: set batch_size "
+            f"to a multiple of {config.num_generations * processes}"
         )
-    if len(chosen) < an_update:
+    if len(chosen) < per_update:
         raise StepladderError(
-            f"{len(chosen)} questions have an answer, but an update plays {an_update} (batch {settings.batch_size} by "
-            f"samples {settings.num_generations}); lower batch or raise samples"
+            f"{len(chosen)} questions have an answer, but an update needs {per_update} {shown}; lower batch_size or "
+            "raise num_generations"
         )
     return chosen
 
 
-def _reference(policy: Policy, settings: GRPOConfig, place: Compute) -> nn.Module | None:
-    """The policy as it came, if it is held to that. With LoRA it is what is left without the adapter."""
-    if not settings.beta or settings.lora is not None:
-        return None
-    model, _ = load_model(policy.source, policy.tokenizer, torch.float32)
-    return model.to(place.device).eval()
-
-
-def _grpo_arguments(settings: GRPOConfig, policy: Policy) -> dict[str, Any]:
-    """What trl's configuration has beyond the trainer's."""
+def _grpo_arguments(config: GRPOConfig, session: PolicySession) -> dict[str, Any]:
+    """trl's arguments beyond those of every trainer."""
     return {
-        "num_generations": settings.num_generations,
-        "generation_batch_size": settings.batch_size,
-        "num_iterations": settings.num_iterations,
-        "shuffle_dataset": False,  # the order is made above: the same after a resume
-        "temperature": settings.temperature,
-        "beta": settings.beta if settings.lora is not None else 0.0,  # else the reference is ours
-        "epsilon": settings.epsilon,
-        "epsilon_high": settings.epsilon_high,
+        "num_generations": config.num_generations,
+        "generation_batch_size": config.batch_size,
+        "num_iterations": config.num_iterations,
+        "shuffle_dataset": False,  # `schedule` made the order: the same after a resume
+        "temperature": config.temperature,
+        "beta": config.beta if config.lora is not None else 0.0,  # without LoRA the reference is ours
+        "epsilon": config.epsilon,
+        "epsilon_high": config.epsilon_high,
         "loss_type": "dapo",  # the mean over all tokens of the update
-        "max_completion_length": None,  # nothing is cut: limits are the episode's
+        "max_completion_length": None,  # nothing is truncated: the episode has its own limits
         "gradient_checkpointing": False,
-        "use_cache": policy.model.config.use_cache,  # the trainer puts it into the policy's configuration
+        "use_cache": session.policy.model.config.use_cache,  # the trainer writes it into the policy's configuration
     }
 
 
-def _alarms(folder: Path) -> list[Alarm]:
+def _read_alarms(folder: Path) -> list[Alarm]:
     path = folder / ALARMS
     return read_alarms(path) if path.exists() else []
 
 
 def _numbers(
-    curves: MetricsLog, settings: GRPOConfig, questions: int, alarms: Sequence[Alarm], kept: Path | None
+    metrics: MetricsLog, config: GRPOConfig, questions: int, alarms: Sequence[Alarm], checkpoint: Path | None
 ) -> dict[str, object]:
-    rows = curves.updates
-    played = rows[:: settings.num_iterations]  # the other updates learnt from the same episodes
-    window = min(5, max(len(played) // 2, 1))  # single updates say little: their questions differ
+    rows = metrics.updates
+    fresh = rows[:: config.num_iterations]  # the other updates use the same episodes
+    window = min(5, max(len(fresh) // 2, 1))  # single updates are noisy: their questions differ
 
     def mean(name: str, some: Sequence[Row]) -> float:
         return float(np.mean([row[name] for row in some]))
 
     numbers: dict[str, object] = {
-        "mode": settings.mode,
-        "questions": min(questions, len(played) * settings.batch_size // settings.num_generations),
-        "episodes": len(played) * settings.batch_size,
-        "tokens_sampled": round(sum(row["written"] for row in played)),
+        "mode": config.mode,
+        "questions": min(questions, len(fresh) * config.batch_size // config.num_generations),
+        "episodes": len(fresh) * config.batch_size,
+        "tokens_sampled": round(sum(row["written"] for row in fresh)),
         "alarms": [alarm.name for alarm in alarms],
         "stopped_by": next((alarm.name for alarm in alarms if alarm.stopped), None),
-        "out_of_time": out_of_time(curves, settings),
-        "kept_update": 0 if kept is None else int(kept.name.removeprefix("checkpoint-")),
-        "dropped_groups": mean("dropped_groups", played),
+        "out_of_time": out_of_time(metrics, config),
+        "kept_update": 0 if checkpoint is None else int(checkpoint.name.removeprefix("checkpoint-")),
+        "dropped_groups": mean("dropped_groups", fresh),
     }
     for name in ("reward", "f1"):
-        numbers |= {f"first_{name}": mean(name, played[:window]), f"last_{name}": mean(name, played[-window:])}
+        numbers |= {f"first_{name}": mean(name, fresh[:window]), f"last_{name}": mean(name, fresh[-window:])}
     for part in ("rollout", "scoring", "update"):
         numbers[f"{part}_seconds"] = round(sum(row[f"{part}_seconds"] for row in rows), 2)
-    return {**numbers, **training_numbers(curves)}
-
-
-def _lr_for(model: nn.Module, lora: LoraConfig | None) -> float:
-    """Small steps: the episodes of an update say little, and the next ones come from what they left."""
-    if lora is not None:
-        return 1e-5
-    parameters = sum(weights.numel() for weights in model.parameters())
-    return 1e-4 if parameters < 20e6 else 1e-5 if parameters < 1e9 else 1e-6
+    return {**numbers, **training_numbers(metrics)}

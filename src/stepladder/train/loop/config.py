@@ -1,6 +1,6 @@
 """Settings shared by all trainers: duration, learning rate, precision, LoRA."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -10,7 +10,12 @@ from stepladder.core.config import Config
 class LoraConfig(Config):
     """Train low-rank adapters beside the frozen weights. They are merged into the weights at the end."""
 
-    renamed = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "target_modules"}
+    renamed: ClassVar[dict[str, str]] = {
+        "rank": "r",
+        "alpha": "lora_alpha",
+        "dropout": "lora_dropout",
+        "targets": "target_modules",
+    }
 
     r: PositiveInt = 16
     lora_alpha: PositiveFloat = 32
@@ -22,7 +27,7 @@ class LoraConfig(Config):
 class TrainingConfig(Config):
     """Settings of any training stage."""
 
-    renamed = {
+    renamed: ClassVar[dict[str, str]] = {
         "epochs": "num_train_epochs",
         "lr": "learning_rate",
         "batch": "batch_size",
@@ -66,7 +71,7 @@ class TrainingConfig(Config):
 class PolicyTrainingConfig(TrainingConfig):
     """Settings of stages that train a policy. Checkpoints are evaluated by episodes on dev questions."""
 
-    renamed = {**TrainingConfig.renamed, "score_first": "eval_on_start"}
+    renamed: ClassVar[dict[str, str]] = {**TrainingConfig.renamed, "score_first": "eval_on_start"}
 
     #: Dev questions used to select the best checkpoint by F1; with 0 the last checkpoint is kept.
     dev_questions: NonNegativeInt = 60

@@ -42,7 +42,9 @@ def _activation_bytes(config: Any, device: torch.device) -> float:
     return float(numbers * (2 if device.type == "cuda" else 4))
 
 
-def split_microbatches(batch: Mapping[str, Any], lengths_B: torch.Tensor, max_tokens: int | None) -> Iterator[dict[str, Any]]:
+def split_microbatches(
+    batch: Mapping[str, Any], lengths_B: torch.Tensor, max_tokens: int | None
+) -> Iterator[dict[str, Any]]:
     """Microbatches of at most `max_tokens`, short rows first. Values that are not per row are in every microbatch.
 
     A longer row is a microbatch of its own.

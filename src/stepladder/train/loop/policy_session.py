@@ -1,7 +1,7 @@
 """A policy in training, with the engine that generates with it: what SFT, RFT, DPO and GRPO start and end with.
 
-In: a model, a `TrainingContext` and settings. Out: a `PolicySession`, which evaluates the policy on dev questions during
-training and writes the selected checkpoint as `policy/` at the end.
+In: a model, a `TrainingContext` and settings. Out: a `PolicySession`, which evaluates the policy on dev questions
+during training and writes the selected checkpoint as `policy/` at the end.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -101,7 +101,7 @@ def open_policy(
     trl_adds_lora: bool = False,
     vllm_gpu_memory_utilization: float | None = None,
 ) -> Iterator[PolicySession]:
-    """Load a policy for training. `kind` is part of the seed. `trl_adds_lora`: LoRA is configured, but not added yet."""
+    """Load a policy for training. `kind` is part of the seed. `trl_adds_lora`: trl's trainer adds the LoRA adapters."""
     compute = prepare_compute(config, context, kind)
     bf16 = compute.bf16 and config.lora is not None
     with quiet_libraries():

@@ -1,7 +1,7 @@
 """Log-probs and entropies of the tokens in the loss only.
 
-In: a causal model, rows of token ids padded on the right, and a loss mask. Out: two tensors of the mask's shape, 0 where
-the mask is 0. Rows of similar length are computed together, to reduce padding.
+In: a causal model, rows of token ids padded on the right, and a loss mask. Out: two tensors of the mask's shape, 0
+where the mask is 0. Rows of similar length are computed together, to reduce padding.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Settings of process reward model training."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +22,7 @@ class PRMConfig(TrainingConfig):
     learning_rate auto: 5e-4 below 20M parameters, 1e-4 below 1B, else 2e-5; with LoRA 2e-4.
     """
 
-    renamed = {
+    renamed: ClassVar[dict[str, str]] = {
         **TrainingConfig.renamed,
         "spoilt": "corruptions",  # word-check: ignore
         "centre": "center_rewards_coefficient",
@@ -69,5 +69,7 @@ class PRMConfig(TrainingConfig):
                 f"not '{self.objective}'"
             )
         if self.corruptions and not self.chains:
-            raise ValueError("corruptions is the number of corrupted copies of each gold trajectory: set chains as well")
+            raise ValueError(
+                "corruptions is the number of corrupted copies of each gold trajectory: set chains as well"
+            )
         return self

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stepladder.core.trace import Question
+from stepladder.data.sampling import sample_questions
 from stepladder.preferences.pairs import dev_questions
 from stepladder.train.prm.config import PRMConfig
-from stepladder.data.sampling import sample_questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,9 @@ class PRMQuestions:
     chained: tuple[Question, ...]
 
 
-def choose_questions(config: PRMConfig, questions: Sequence[Question], explored: Iterable[str], seed: int) -> PRMQuestions:
+def choose_questions(
+    config: PRMConfig, questions: Sequence[Question], explored: Iterable[str], seed: int
+) -> PRMQuestions:
     """A seeded choice; episodes are sampled only of questions that the gold judge can judge."""
     judged = [question for question in questions if question.hops or question.gold_passages]
     played = sample_questions(judged, config.episodes, seed) if config.episodes else []

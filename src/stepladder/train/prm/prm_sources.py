@@ -106,16 +106,14 @@ def _from_trees(
     return train, dev, {**counts, "scored_steps": steps, "held_out_steps": held_out_steps}
 
 
-def _gold_and_corrupted(
-    config: PRMConfig, context: TrainingContext, questions: Sequence[Question]
-) -> list[Trajectory]:
+def _gold_and_corrupted(config: PRMConfig, context: TrainingContext, questions: Sequence[Question]) -> list[Trajectory]:
     """Gold trajectories, their control variants, and copies with one mistake each."""
     agent, retriever, episode = context.agent, context.retriever, context.episode
     control = control_chains(agent, questions, retriever, episode, seed=context.seed)
     # fixed label: renaming it would change every run
     rng = random.Random(seed_of(context.seed, "spoilt"))  # word-check: ignore
     corruptor = Corruptor(agent, retriever, episode.k, questions, rng)
-    corrupted = [each for gold in control["gold"] for each in corruptor.spoil(gold, config.corruptions)]
+    corrupted = [each for gold in control["gold"] for each in corruptor.corrupt(gold, config.corruptions)]
     return [chain for each in control.values() for chain in each] + corrupted
 
 

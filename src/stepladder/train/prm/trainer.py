@@ -94,7 +94,9 @@ class PRMTrainer(PublicTrainer[PRMConfig, PRMReport]):
             sample = partial(
                 policy_episodes,
                 context,
-                lambda: closing(make_engine("transformers", context.agent, model=policy, device=context.device, dtype=context.dtype)),
+                lambda: closing(
+                    make_engine("transformers", context.agent, model=policy, device=context.device, dtype=context.dtype)
+                ),
                 num_generations=config.num_generations,
                 temperature=config.temperature,
                 label="Episodes",

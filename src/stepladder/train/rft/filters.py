@@ -1,7 +1,7 @@
 """The filters of rejection sampling.
 
-In: trajectories, with step scores or without. Out: a `FilterResult`: the kept trajectories, the filter that rejected each
-other one, how many passed each filter, and at which step the rejected ones fail. Pure functions.
+In: trajectories, with step scores or without. Out: a `FilterResult`: the kept trajectories, the filter that rejected
+each other one, how many passed each filter, and at which step the rejected ones fail. Pure functions.
 """
 
 from collections import Counter
@@ -48,8 +48,8 @@ class FilterResult:
         last = next(name for name in FILTERS if not passed[name])
         advice = {
             "answered": "the policy reaches no answer: train sft longer, or raise episode.max_steps",
-            "right_answer": "the policy answers none of these questions: use a higher num_generations, more questions, a "
-            "lower min_f1, or a better policy",
+            "right_answer": "the policy answers none of these questions: use a higher num_generations, more questions, "
+            "a lower min_f1, or a better policy",
             "good_steps": f"no transcript with a correct answer has all scores at {threshold} or above: lower the "
             "threshold, set it to null to use no PRM, or train a better one",
         }

@@ -1,4 +1,4 @@
-"""Rejection-sampling fine-tuning (ProRAG, stage 3): train on the policy's own transcripts that are correct in every step.
+"""Rejection-sampling fine-tuning (ProRAG, stage 3): train on the policy's own transcripts without a bad step.
 
 In: a policy, a `TrainingContext` with answered questions, a step scorer. Out, in one folder:
 

@@ -14,9 +14,9 @@ class SFTConfig(TranscriptTrainingConfig):
     questions: PositiveInt = 300
     #: Sample equally many questions of each number of searches needed, instead of uniformly.
     balance: bool = False
-    #: Where demonstrations come from. gold: the gold decomposition. mined: a weak decomposition found in the corpus, for
-    #: questions that have only answers. bootstrap: the model itself with few-shot examples. teacher: a model behind a
-    #: server. trees: the best branch of each tree that ends with a correct answer; `questions` is ignored.
+    #: Where demonstrations come from. gold: the gold decomposition. mined: a weak decomposition found in the corpus,
+    #: for questions that have only answers. bootstrap: the model itself with few-shot examples. teacher: a model behind
+    #: a server. trees: the best branch of each tree that ends with a correct answer; `questions` is ignored.
     source: Literal["gold", "mined", "bootstrap", "teacher", "trees"] = "gold"
     #: An OpenAI-compatible server and its model name. The key is read from OPENAI_API_KEY.
     teacher_url: str | None = None

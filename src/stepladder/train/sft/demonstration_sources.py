@@ -39,7 +39,7 @@ _ADVICE = {
     "mined": "The index has no passages with the answers that the questions lead to: is it the right one?",
     "teacher": "Try another teacher_model, a higher num_generations, or a lower min_f1.",
     "trees": "No best branch ends with a correct answer: use a better policy or judge, more questions, a lower min_f1.",
-    "bootstrap": "The model answers none correctly yet: try a higher num_generations, a lower min_f1, or another source.",
+    "bootstrap": "The model answers none correctly: try a higher num_generations, a lower min_f1, or another source.",
 }
 
 

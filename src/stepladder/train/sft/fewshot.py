@@ -1,8 +1,8 @@
 """Few-shot prompts, for models that have not been trained on an agent's format yet.
 
-In: any agent. Out: `FewShot`, the same agent with demonstrations before its prompt, to generate with; and `strip`, which
-removes them from a trajectory, so that training sees the agent's own prompt. The demonstrations are episodes of the
-oracle, rendered by the agent, over a corpus of a few invented passages.
+In: any agent. Out: `FewShot`, the same agent with demonstrations before its prompt, to generate with; and `strip`,
+which removes them from a trajectory, so that training sees the agent's own prompt. The demonstrations are episodes of
+the oracle, rendered by the agent, over a corpus of a few invented passages.
 """
 
 from dataclasses import replace

@@ -1,16 +1,15 @@
 """Weak decompositions: hops found in the corpus, for questions that have only answers.
 
 In: a question with its answers, and an index to search. Out: the question with hops, if a path to the answer is found:
-a passage retrieved by the question contains the answer (one hop), or such a passage and one with the answer mention each
-other's titles (two hops). Questions that choose between entities they name are skipped. The labels are noisy, since an
-answer may occur in a passage for other reasons, but they suffice to learn how to search.
+a passage retrieved by the question contains the answer (one hop), or such a passage and one with the answer mention
+each other's titles (two hops). Questions that choose between entities they name are skipped. The labels are noisy,
+since an answer may occur in a passage for other reasons, but they suffice to learn how to search.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from stepladder.core.decomposition import mentions
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm, Retrieve
 from stepladder.core.trace import Hop, Passage, Question
@@ -18,6 +17,7 @@ from stepladder.data.decompositions.entity_names import mentions as is_named
 from stepladder.data.decompositions.gold_passages import GoldPassage
 from stepladder.data.decompositions.passage_chains import chain_hops
 from stepladder.driver import Driver, OutcomeCallback
+from stepladder.oracle.decomposition import mentions
 from stepladder.retrieval.base import Retriever
 
 #: Passages considered as the first hop, and as the last.

@@ -96,8 +96,8 @@ def _fitting_examples(
         )
     if too_long:
         print(
-            f"skipped {too_long:,} of {len(examples):,} transcripts: longer than the context window of {limit:,} tokens "
-            f"(up to {max(lengths):,})",
+            f"skipped {too_long:,} of {len(examples):,} transcripts: longer than the context window of {limit:,} "
+            f"tokens (up to {max(lengths):,})",
             file=sys.stderr,
         )
     return fitting, too_long

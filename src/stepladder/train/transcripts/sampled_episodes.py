@@ -1,7 +1,7 @@
 """Several episodes per question, sampled once and stored in a folder.
 
-In: an engine, an agent, questions. Out: trajectories, those of a question in a row. The folder has one file per chunk of
-questions, each written atomically; after a kill, existing chunks are not sampled again.
+In: an engine, an agent, questions. Out: trajectories, those of a question in a row. The folder has one file per chunk
+of questions, each written atomically; after a kill, existing chunks are not sampled again.
 """
 
 from collections.abc import Callable, Sequence
