@@ -19,11 +19,10 @@ __version__ = "0.2.0"
 #: Public names by the module that defines them.
 _PUBLIC = {
     "stepladder.reporting.interactive.run": ("Run", "load_run", "run"),
-    "stepladder.reporting.interactive.policy": ("Policy", "evaluate", "load_policy"),
+    "stepladder.reporting.interactive.policy": ("Policy", "evaluate", "load_policy", "load_prm"),
     "stepladder.reporting.compare": ("compare",),
     "stepladder.data": ("load_dataset",),
     "stepladder.retrieval.factory": ("load_retriever",),
-    "stepladder.judges.prm.reward_model": ("load_prm",),
     "stepladder.core.trace": ("Pair", "Question", "Step", "Trajectory", "Tree"),
     "stepladder.core.requests": ("Generate", "Retrieve", "Score"),
     "stepladder.core.step_scorer": ("StepScorer", "check_step_scorer"),
@@ -31,7 +30,8 @@ _PUBLIC = {
     "stepladder.oracle.agent_check": ("check_agent",),
     "stepladder.engines.base": ("Engine", "check_engine"),
     "stepladder.retrieval.base": ("Retriever", "check_retriever"),
-    "stepladder.judges.base": ("Judge", "check_judge"),
+    "stepladder.judges.base": ("Judge",),
+    "stepladder.judges.judge_check": ("check_judge",),
     "stepladder.driver": ("Driver",),
     "stepladder.explore.mcts": ("mcts_search",),
     "stepladder.explore.guided": ("guided_search",),

@@ -1,18 +1,17 @@
-"""Control chains: a gold trajectory, and the same one spoilt in a known way, to see what a reward model notices.
+"""Control chains: a gold trajectory and copies of it that are corrupted in a known way, to test reward models.
 
-In: an agent and a gold trajectory. Out: chains by name, as the agent's policy would have written them:
+In: an agent and a gold trajectory. Out: trajectories (chains) by name, as the agent's policy would have written them:
 
-    gold            as it was
-    shuffled        the searches in another order, each with what was read from it
-    truncated       the last search left out, the answer given all the same
-    answer_first    nothing but the answer
+    gold            unchanged
+    shuffled        the searches in another order, each with its extraction
+    truncated       without the last search, but with the answer
+    answer_first    the answer only
 
-A chain counts as spoilt only when the gold judge finds a fault in it; where it finds none, the name is missing. One
-search is neither shuffled nor truncated, and two numbers that are only compared may be looked up in any order.
+A corrupted chain is included only if the gold judge finds a fault in it. A single search can be neither shuffled nor
+truncated, and two numbers to be compared may be looked up in any order.
 
-Actions move with their thoughts and with the passages that their search found; nothing is reworded. The plan, which a
-gold trajectory thinks before its first search, is therefore wherever that search is, and a chain may begin with
-"Now 2.". A reward model can notice this as well as the order itself.
+Actions move with their thoughts and passages; nothing is reworded. The plan in the thought before the first search
+moves with that search, so a chain may start with "Now 2.". A reward model can detect this as well as the order itself.
 """
 
 import random
@@ -30,22 +29,22 @@ from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import judge
 from stepladder.retrieval.base import Retriever
 
-#: What was done, and what it found.
+#: An action and the passages it retrieved.
 Turn = tuple[Action, tuple[Passage, ...]]
 
-#: The names of the chains, the spoilt ones last.
+#: The names of the chains, the corrupted ones last.
 CHAINS = ("gold", "shuffled", "truncated", "answer_first")
 
 
 def control_variants(agent: Agent, trajectory: Trajectory, rng: random.Random) -> dict[str, Trajectory]:
     """The control chains of a gold trajectory, in the order of `CHAINS`. `rng` draws the order of the shuffled one.
 
-    All of them, gold as well, are rendered and written anew, so that their segments are alike: none has token ids.
+    All of them, gold included, are rendered again, so that none has token ids.
     """
     if trajectory.answer is None:
         raise ValueError(
             f"the trajectory of {trajectory.question.id!r} ends with {trajectory.stop or 'nothing'}; "
-            "control chains are made of one that ends with an answer"
+            "control chains need one that ends with an answer"
         )
     *steps, answer = trajectory.steps
     units = _units(steps)
@@ -57,9 +56,9 @@ def control_variants(agent: Agent, trajectory: Trajectory, rng: random.Random) -
     found = {"gold": rebuild_trajectory(agent, trajectory, turns_of(trajectory.steps))}
     for name, chains in candidates.items():
         candidate = (rebuild_trajectory(agent, trajectory, turns_of(chain)) for chain in chains)
-        spoilt = next((chain for chain in candidate if _is_faulty(chain)), None)
-        if spoilt is not None:
-            found[name] = spoilt
+        corrupted = next((chain for chain in candidate if _is_faulty(chain)), None)
+        if corrupted is not None:
+            found[name] = corrupted
     return found
 
 
@@ -71,7 +70,7 @@ def control_chains(
     *,
     seed: int,
 ) -> dict[str, list[Trajectory]]:
-    """The control chains of every question whose gold decomposition the search allows to play, by their names."""
+    """The control chains, by name, of every question whose gold decomposition the search can answer."""
     chains: dict[str, list[Trajectory]] = {name: [] for name in CHAINS}
     for gold in gold_chains(agent, questions, retriever, settings, seed=seed):
         for name, chain in control_variants(agent, gold, random.Random(seed_of(seed, gold.question.id))).items():
@@ -87,14 +86,14 @@ def gold_chains(
     *,
     seed: int,
 ) -> list[Trajectory]:
-    """The gold decomposition of every question, played, as far as the search finds what it needs."""
+    """The oracle's trajectories of all questions that it answers correctly."""
     jobs = [partial(episode, agent, question, settings, 0) for question in questions if question.hops]
     outcomes = Driver(OracleEngine(agent, seed), retriever).run(jobs)
     return [gold for each in outcomes if (gold := each.value) is not None and gold.answer in gold.question.answers]
 
 
 def _units(steps: Sequence[Step]) -> list[list[Step]]:
-    """Every query with the steps that read what it found."""
+    """Every query with the extraction steps that follow it."""
     units: list[list[Step]] = []
     for step in steps:
         if step.action.kind is ActionKind.QUERY or not units:
@@ -104,7 +103,7 @@ def _units(steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _other_orders(units: list[list[Step]], rng: random.Random) -> Iterator[Sequence[list[Step]]]:
-    """Every order but the given one, at random. A gold decomposition has few searches, so they can be listed."""
+    """All other orders, shuffled. A gold decomposition has few searches, so they can be enumerated."""
     others = list(permutations(units))[1:]
     rng.shuffle(others)
     return iter(others)
@@ -115,12 +114,12 @@ def _joined(units: Sequence[list[Step]], answer: Step) -> list[Step]:
 
 
 def turns_of(steps: Sequence[Step]) -> list[Turn]:
-    """The actions of some steps, with the passages that they found."""
+    """The actions of steps, with the passages they retrieved."""
     return [(step.action, step.passages) for step in steps]
 
 
 def rebuild_trajectory(agent: Agent, origin: Trajectory, turns: Sequence[Turn]) -> Trajectory:
-    """Actions with the passages they found as one trajectory in the agent's own format, ended or not."""
+    """Render actions and their passages as a trajectory in the agent's format, finished or not."""
     chain = Trajectory(origin.question, origin.agent, given=origin.given, seed=origin.seed)
     for action, passages in turns:
         read, restarts = new_segments(chain, agent.render(chain))

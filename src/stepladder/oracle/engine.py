@@ -1,11 +1,10 @@
-"""The gold engine: plays a question's gold decomposition through an agent's own format. It proves the plumbing.
+"""The oracle engine: replays the gold decomposition of a question in the format of an agent, as an upper bound.
 
-In: requests with their trajectory. Out: the text a perfect policy would write next. It knows which sub-question
-comes next, but not more than the search returned: a sub-answer is given only when a gold passage of its hop was
-found, else the oracle says "unknown". Evidence is what was asked with what the passage answers. Its mistakes are
-therefore retrieval's. Without a decomposition it searches with the question itself, and needs every gold passage.
-Agents that cannot search are played from memory: there the oracle simply knows the answer. With a seed, the thoughts
-before its actions are worded variously, for training.
+In: requests with their trajectory. Out: the text that a perfect policy would write next. The oracle sees the next
+sub-question, but no more evidence than was retrieved: it gives a sub-answer only if a gold passage of the hop was
+found, and "unknown" otherwise. Its mistakes are therefore retrieval errors. Evidence is the sub-question with its
+answer. Without a decomposition it searches with the question itself and needs every gold passage. For agents that
+cannot search it gives the gold answer. With a seed, its thoughts are worded in varied ways, for training data.
 """
 
 import random
@@ -13,19 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from stepladder.oracle.decomposition import answerable, fill_references, hop_answers, is_conclusion, supports
 from stepladder.core.errors import BackendError
 from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, Trajectory
 from stepladder.engines.base import Engine
+from stepladder.oracle.decomposition import answerable, fill_references, hop_answers, is_conclusion, supports
 from stepladder.oracle.thoughts import Thoughts
 
 UNKNOWN = "unknown"
 
 
 class Writer(Protocol):
-    """What the oracle needs of an agent."""
+    """The methods of an agent that the oracle needs."""
 
     kinds: ClassVar[frozenset[ActionKind]]
     remembers_thoughts: ClassVar[bool]
@@ -36,23 +35,23 @@ class Writer(Protocol):
 
 
 class OracleEngine(Engine):
-    """Writes what the gold decomposition wants next, in the format of one agent."""
+    """Writes the next step of the gold decomposition, in the format of one agent."""
 
-    name = "gold"
+    name = "oracle"
     max_batch = 4096
 
     def __init__(self, agent: Writer, seed: int | None = None) -> None:
-        """`seed`: word the thoughts variously, differently for every step; without one they are always the same."""
+        """`seed`: draw the wording of the thoughts, anew for every step; without one it is always the same."""
         self.agent = agent
         self.seed = seed
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
-        """One gold step a request."""
+        """One gold step per request."""
         return [self._next_step(request) for request in requests]
 
     def _next_step(self, request: Generate) -> Generation | BackendError:
         if request.trajectory is None:
-            return BackendError("the gold engine plays trajectories; this request has none")
+            return BackendError("the oracle engine needs the trajectory of a request; this one has none")
         trajectory = request.trajectory
         has_opening_query = self.agent.opening_query(trajectory.question) is not None
         thoughts = Thoughts()
@@ -78,10 +77,10 @@ def gold_action(
     repeats_plan: bool = False,
     thoughts: Thoughts = Thoughts(),  # noqa: B008 - frozen
 ) -> Action:
-    """What a perfect policy does next, with the kinds of action it has.
+    """The next action of a perfect policy, among the kinds of action it has.
 
-    `has_opening_query`: it was given passages. `repeats_plan`: it does not see its earlier thoughts, so every search comes with
-    the whole plan.
+    `has_opening_query`: it was given passages. `repeats_plan`: it does not see its earlier thoughts, so every search
+    starts with the whole plan.
     """
     question = trajectory.question
     if ActionKind.QUERY not in kinds:
@@ -89,23 +88,23 @@ def gold_action(
         return _answer(question, known, thoughts, _recollection(question))
 
     plan = _plan(trajectory)
-    reading = _reading_due(trajectory, kinds)
-    if reading is not None:
+    extraction = _required_extraction(trajectory, kinds)
+    if extraction is not None:
         last = next(step for step in reversed(trajectory.steps) if step.action.kind is ActionKind.QUERY)
-        asked = next((each for each in plan if _alike(each.query, last.action.content)), None)
-        place = next((n for n, each in enumerate(last.passages, start=1) if asked and asked.supports((each,))), None)
-        if reading is ActionKind.EVIDENCE:
-            told = f"{asked.query} {asked.answer}." if asked is not None and place is not None else "Nothing helps."
-            return Action(reading, told, thoughts.read(place))
+        asked = next((each for each in plan if _same_query(each.query, last.action.content)), None)
+        number = next((n for n, each in enumerate(last.passages, start=1) if asked and asked.supports((each,))), None)
+        if extraction is ActionKind.EVIDENCE:
+            evidence = f"{asked.query} {asked.answer}." if asked and number is not None else "Nothing helps."
+            return Action(extraction, evidence, thoughts.read(number))
         answer = asked.answer if asked and asked.found else UNKNOWN
-        return Action(reading, answer, thoughts.read(place if answer != UNKNOWN else None))
+        return Action(extraction, answer, thoughts.read(number if answer != UNKNOWN else None))
     if any(each.found is False for each in plan):
         return _answer(question, False, thoughts)
     if plan and plan[-1].found is None:
-        due = plan[-1]
+        search = plan[-1]
         planned = thoughts.plan([hop.question for hop in question.hops] or [question.text])
-        begins = repeats_plan or not trajectory.queries
-        return Action(ActionKind.QUERY, due.query, planned if begins else thoughts.next(due.number))
+        states_plan = repeats_plan or not trajectory.queries
+        return Action(ActionKind.QUERY, search.query, planned if states_plan else thoughts.next(search.number))
     return _answer(question, True, thoughts, _conclusion(question))
 
 
@@ -113,17 +112,17 @@ def gold_action(
 class _Search:
     """A sub-question of the gold decomposition with its references filled in."""
 
-    #: Its place in the decomposition, from 1.
+    #: Its number in the decomposition, from 1.
     number: int
     query: str
     supports: Callable[[Sequence[Passage]], bool]
     answer: str
-    #: Whether the search found the answer; None when it was not made yet.
+    #: Whether the search found the answer; None if it was not made yet.
     found: bool | None
 
 
 def _plan(trajectory: Trajectory) -> list[_Search]:
-    """The searches of the gold decomposition as far as the trajectory went, and the next one that is due."""
+    """The searches of the gold decomposition that the trajectory has made, and the next one."""
     question = trajectory.question
     made = [step for step in trajectory.steps if step.action.kind is ActionKind.QUERY]
     if not question.hops:
@@ -143,14 +142,14 @@ def _plan(trajectory: Trajectory) -> list[_Search]:
 
 
 def _conclusion(question: Question) -> str:
-    """What is left to conclude when all searches are made, such as which of two numbers is greater; or nothing."""
+    """The conclusion after all searches, such as which of two numbers is greater; may be empty."""
     if not question.hops or not is_conclusion(question.hops[-1], question):
         return ""
     return fill_references(question.hops[-1].question, hop_answers(question))
 
 
 def _recollection(question: Question) -> str:
-    """Every sub-question with its answer, as one thinks it through who need not search; or nothing."""
+    """Every sub-question with its answer: the reasoning of an agent that cannot search; may be empty."""
     known = hop_answers(question)
     return " ".join(f"{fill_references(hop.question, known)} {hop.answer}." for hop in question.hops)
 
@@ -162,18 +161,18 @@ def _search(
     supports: Callable[[Sequence[Passage]], bool],
     made: Sequence[Step],
 ) -> _Search:
-    results = [step.passages for step in made if _alike(step.action.content, query)]
+    results = [step.passages for step in made if _same_query(step.action.content, query)]
     found = bool(answers) and any(map(supports, results)) if results else None
     return _Search(number, query, supports, answers[0] if answers else UNKNOWN, found)
 
 
-def _alike(a: str, b: str) -> bool:
-    """Whether two queries are the same but for brackets, which agents may have made harmless, and space."""
+def _same_query(a: str, b: str) -> bool:
+    """Whether two queries are equal except for whitespace and brackets, which agents may have neutralized."""
     return a.replace("<", "‹").split() == b.replace("<", "‹").split()
 
 
-def _reading_due(trajectory: Trajectory, kinds: frozenset[ActionKind]) -> ActionKind | None:
-    """The kind of step that has to follow a query before anything else, for agents that have one."""
+def _required_extraction(trajectory: Trajectory, kinds: frozenset[ActionKind]) -> ActionKind | None:
+    """The kind of extraction step that must follow a query, for agents that have one."""
     last = trajectory.steps[-1].action.kind if trajectory.steps else None
     if last is ActionKind.QUERY and ActionKind.EVIDENCE in kinds:
         return ActionKind.EVIDENCE

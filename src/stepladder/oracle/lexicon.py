@@ -1,8 +1,8 @@
-"""English words of questions: which of them ask for the same thing, and what kind of thing they ask for.
+"""The lexicon of query matching: synonyms of relation words, and kinds of answers.
 
-Nothing flows in. Out go tables for `asking.py`: relation words that mean the same (`same_word`), nouns that name a
-kind of answer (`KIND_OF`), and which kinds exclude each other (`kinds_conflict`). The tables hold everyday relations,
-those that encyclopedias and multi-hop data sets ask about; a word that is not in them only equals its own stem.
+In: nothing. Out: tables for `query_matching.py`: relation words with the same meaning (`same_word`), nouns that name a
+kind of answer (`KIND_OF`), and kinds that exclude each other (`kinds_conflict`). The tables cover the relations that
+encyclopedias and multi-hop datasets ask about; any other word equals only its own stem.
 """
 
 from functools import lru_cache
@@ -22,7 +22,7 @@ def _listed(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Words that tell nothing about what is asked. That something lies somewhere is told by the kind of the answer.
+#: Words without information about the relation. The kind of answer already shows that a place is asked for.
 STOP_WORDS = _listed(
     """a an the of in on at to by for from with as into than through over during about and or that this these those
     beside besides near behind across along between under above within around which what who whom whose where when how
@@ -116,7 +116,7 @@ for _number, _family in enumerate(_FAMILIES):
     for _word in map(stem, _family.split()):
         _MEMBERSHIPS[_word] = _MEMBERSHIPS.get(_word, frozenset()) | {_number}
 
-#: Compounds that are really two words, one of them a kind of answer.
+#: Compounds of two words, one of them a kind of answer.
 COMPOUNDS = {
     "birthplace": ("place", "birth"),
     "birthdate": ("date", "birth"),
@@ -125,13 +125,13 @@ COMPOUNDS = {
 }
 
 
-def is_familiar(word: str) -> bool:
-    """Whether the tables know what a stem means, so that it can be told apart from other words they know."""
+def has_synonyms(word: str) -> bool:
+    """Whether a stem is in the table of synonyms, so that its meaning differs from that of other entries."""
     return word in _MEMBERSHIPS
 
 
 def same_word(one: str, other: str) -> bool:
-    """Whether two stems ask for the same.
+    """Whether two stems mean the same relation.
 
     >>> same_word(stem("born"), stem("birth")), same_word(stem("born"), stem("died"))
     (True, False)
@@ -183,8 +183,8 @@ RELATION_NOUNS = _listed(f"population height length size label {_ROLES}")
 _ORGANISATIONS = frozenset({"organisation", "company", "university", "club", "museum", "band"})
 _PLACES = _listed("where place city country state county continent river mountain bridge")
 _PLACES |= _ORGANISATIONS - {"band"}
-#: Loose kinds: what each may turn out to be.
-_MAY_BE: dict[str, frozenset[str]] = {
+#: General kinds, and the specific ones that each includes.
+_INCLUDES: dict[str, frozenset[str]] = {
     "who": frozenset({"person"}) | _ORGANISATIONS,
     "organisation": _ORGANISATIONS,
     "where": _PLACES,
@@ -193,11 +193,11 @@ _MAY_BE: dict[str, frozenset[str]] = {
 
 
 def kinds_conflict(one: str | None, other: str | None) -> bool:
-    """Whether an answer cannot be of both kinds. None is any kind.
+    """Whether no answer can be of both kinds. None is any kind.
 
     >>> kinds_conflict("where", "city"), kinds_conflict("where", "time"), kinds_conflict("river", "city")
     (False, True, True)
     """
     if one is None or other is None or one == other:
         return False
-    return other not in _MAY_BE.get(one, frozenset()) and one not in _MAY_BE.get(other, frozenset())
+    return other not in _INCLUDES.get(one, frozenset()) and one not in _INCLUDES.get(other, frozenset())

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepladder.core.answer_metrics import covers, normalize, score_answer, token_overlap
-from stepladder.oracle.decomposition import answerable, is_conclusion, references, supports
 from stepladder.core.trace import ActionKind, Passage, Question, Step
+from stepladder.oracle.decomposition import answerable, is_conclusion, references, supports
 from stepladder.oracle.query_matching import Decomposition
 
 
@@ -183,9 +183,7 @@ class History:
             return _bad(Fault.REDUNDANT, number, f"#{number} was found before")
         return _good(number, f"asks for #{number}")
 
-    def _query_by_results(
-        self, before: Sequence[Passage], found: Sequence[Passage], repeated: bool
-    ) -> Verdict | None:
+    def _query_by_results(self, before: Sequence[Passage], found: Sequence[Passage], repeated: bool) -> Verdict | None:
         """The verdict on a query without a decomposition: did it find a missing gold passage?"""
         if repeated:
             return _bad(Fault.REDUNDANT, None, "the same query was made before")

@@ -1,7 +1,9 @@
-"""What the oracle thinks aloud before each action: the plan first, then where it is in the plan.
+"""The thoughts that the oracle writes before each action: first the plan, then the position in the plan.
 
-In: what an action is about. Out: one short sentence from a few templates. A plan that lists the sub-questions is learnt
-from far fewer transcripts than bare actions are. Varied wordings keep a model from learning one of them by heart.
+In: the subject of an action. Out: one short sentence from a few templates. Plans that list the sub-questions make SFT
+far more sample-efficient than bare actions; varied wordings keep a model from memorizing one of them.
+
+The templates are training data: changing a word changes every run.
 """
 
 import random
@@ -18,7 +20,7 @@ _GIVE_UP = ("What I needed was not found.", "The search did not find it.")
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Draws wordings from a seed; without one it always takes the first."""
+    """Draws wordings from a random generator; without one the first is used."""
 
     rng: random.Random | None = None
 
@@ -35,15 +37,15 @@ class Thoughts:
         return self._pick(_PLAN).format(listed)
 
     def next(self, number: int) -> str:
-        """Before a later search: which sub-question of the plan it is."""
+        """Before a later search: the number of the sub-question in the plan."""
         return self._pick(_NEXT).format(number)
 
     def read(self, number: int | None) -> str:
-        """Before a sub-answer: which passage tells it, or that none does."""
+        """Before a sub-answer: the number of the passage that states it, or that none does."""
         return self._pick(_NOT_THERE) if number is None else self._pick(_READ).format(number)
 
     def conclude(self, conclusion: str, answerable: bool) -> str:
-        """Before the answer: what is to be concluded from the sub-answers, where there is such a thing."""
+        """Before the answer: the conclusion from the sub-answers, if the question has one."""
         if not answerable:
             return self._pick(_GIVE_UP)
         return conclusion or self._pick(_DONE)

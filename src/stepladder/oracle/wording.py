@@ -1,13 +1,13 @@
-"""Reading what a question asks: its names, its kind of answer, and the words that say what is asked.
+"""Parsing of questions: their names, the kind of answer, and the words of the relation.
 
-In: texts. Out: tuples of lower-case words, in which a name can be marked (`mark`), and `Wording`: what is left of a
-marked text, ready to be compared by `agreement`.
+In: texts. Out: tuples of lower-case words in which names can be masked (`mask_name`), and `Wording`: the relation and
+the kind of answer of a masked text, to be compared by `word_overlap`.
 
     >>> words_of("Where was the painter Ada Orm born?")
     ('where', 'was', 'the', 'painter', 'ada', 'orm', 'born')
-    >>> mark(_, [("ada", "orm")])
+    >>> mask_name(_, [("ada", "orm")])
     ('where', 'was', 'the', 'painter', '@', 'born')
-    >>> wording(_)
+    >>> parse_wording(_)
     Wording(words=('born',), kind='where')
 """
 
@@ -20,12 +20,12 @@ from stepladder.oracle.lexicon import COMPOUNDS, KIND_OF, RELATION_NOUNS, STOP_W
 
 Words = tuple[str, ...]
 
-#: Stands for a name.
+#: The mask of a name.
 NAME = "@"
 _WORD = re.compile(r"#\d+|\w+")
 _POSSESSIVE = re.compile(r"['’]s?(?!\w)|(?<!\w)['’]")
 _ARTICLES = frozenset({"the", "a", "an"})
-#: Small words inside names: Letters to Zhenul, Storm over Weka.
+#: Function words inside names: Letters to Zhenul, Storm over Weka.
 _LINKING = _ARTICLES | {
     "of",
     "to",
@@ -44,9 +44,9 @@ _LINKING = _ARTICLES | {
     "di",
 }
 _COPULAS = frozenset({"is", "was", "are", "were"})
-_ASKING = {"who": "who", "whom": "who", "where": "where", "when": "time", "how": "quantity"}
+_QUESTION_WORDS = {"who": "who", "whom": "who", "where": "where", "when": "time", "how": "quantity"}
 _SMALL = "|".join(sorted(STOP_WORDS))
-#: What only says what a name is: the painter @, the football club @, the city of @.
+#: Appositions of a name: the painter @, the football club @, the city of @.
 _APPOSITION = re.compile(
     rf"\bthe (?:(?:{'|'.join(sorted(KIND_OF.keys() - RELATION_NOUNS))}) of"
     rf"|(?!(?:{_SMALL})\b)\w+(?: (?!(?:{_SMALL})\b)\w+)?)(?: the)? {NAME}"
@@ -57,16 +57,16 @@ _MONTH = re.compile(r"january|february|march|april|may|june|july|august|septembe
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """What a text asks, less the names in it."""
+    """The question of a text without its names."""
 
-    #: Stems of the words that say what is asked, in order.
+    #: Stems of the relation words, in order.
     words: Words
-    #: The kind of answer; None when the text does not tell.
+    #: The kind of answer; None if the text does not show it.
     kind: str | None
 
 
 def words_of(text: str) -> Words:
-    """The words of a text in lower case, without accents and possessives; compounds in their parts."""
+    """The words of a text in lower case, without accents and possessives; compounds are split."""
     return tuple(word for found in _WORD.findall(_plain(text).lower()) for word in COMPOUNDS.get(found, (found,)))
 
 
@@ -77,23 +77,23 @@ def _plain(text: str) -> str:
     return _POSSESSIVE.sub("", "".join(char for char in decomposed if not unicodedata.combining(char)))
 
 
-def spelling_of(name: str) -> Words:
+def name_words(name: str) -> Words:
     """The words of a name, without an article in front."""
     words = words_of(name)
     return words[1:] if len(words) > 1 and words[0] in _ARTICLES else words
 
 
 def names_in(text: str) -> list[Words]:
-    """The names in a text: runs of capitalised words and numbers, with small words inside.
+    """The names in a text: runs of capitalized words and numbers, with function words inside.
 
     >>> names_in("Who composed the music for The Road to Noneloka?")
     [('road', 'to', 'noneloka')]
     """
     spans: list[list[str]] = []
-    links: list[str] | None = None  # small words since the last word of a name; None outside of names
-    for place, word in enumerate(_WORD.findall(_plain(text))):
+    links: list[str] | None = None  # function words since the last word of a name; None outside of names
+    for index, word in enumerate(_WORD.findall(_plain(text))):
         small = word.lower()
-        if (word[0].isupper() or word[0].isdigit()) and not (place == 0 and small in STOP_WORDS):
+        if (word[0].isupper() or word[0].isdigit()) and not (index == 0 and small in STOP_WORDS):
             if links is None:
                 spans.append([small])
             else:
@@ -103,11 +103,11 @@ def names_in(text: str) -> list[Words]:
             links.append(small)
         else:
             links = None
-    return [spelling_of(" ".join(span)) for span in spans]
+    return [name_words(" ".join(span)) for span in spans]
 
 
-def mark(words: Words, spellings: Sequence[Words]) -> Words | None:
-    """The words with a name replaced by a mark, in any of its spellings; None when the name is not there."""
+def mask_name(words: Words, spellings: Sequence[Words]) -> Words | None:
+    """The words with a name masked, in any of its spellings; None if the name does not occur."""
     for spelling in sorted(spellings, key=len, reverse=True):
         for start in range(len(words) - len(spelling) + 1):
             if words[start : start + len(spelling)] == spelling:
@@ -119,14 +119,14 @@ def mark(words: Words, spellings: Sequence[Words]) -> Words | None:
     return None
 
 
-def wording(marked: Words) -> Wording:
-    """What marked words ask for."""
-    words = tuple(_APPOSITION.sub(NAME, " ".join(marked)).split())
-    return Wording(content(words), _kind(words))
+def parse_wording(masked: Words) -> Wording:
+    """The relation and the kind of answer of masked words."""
+    words = tuple(_APPOSITION.sub(NAME, " ".join(masked)).split())
+    return Wording(content_words(words), _kind(words))
 
 
-def content(words: Words) -> Words:
-    """Stems of the words that say what is asked: neither names, nor small words, nor mere kinds of answer."""
+def content_words(words: Words) -> Words:
+    """Stems of the relation words: no names, no stop words, no mere kinds of answer."""
     return tuple(
         stem(word)
         for word in words
@@ -135,14 +135,14 @@ def content(words: Words) -> Words:
 
 
 def _kind(words: Words) -> str | None:
-    """The kind of answer that marked words ask for; None when they do not tell."""
-    for place, word in enumerate(words):
+    """The kind of answer that masked words ask for; None if they do not show it."""
+    for index, word in enumerate(words):
         if word in KIND_OF:  # "the city where", "birth date of": a noun instead of a question
             return KIND_OF[word]
-        if word in _ASKING:
-            return _ASKING[word]
+        if word in _QUESTION_WORDS:
+            return _QUESTION_WORDS[word]
         if word in ("which", "what"):
-            rest = words[place + 1 :]
+            rest = words[index + 1 :]
             is_what = bool(rest) and rest[0] in _COPULAS  # "what is the nearest city", not "which city is"
             if is_what:
                 rest = rest[2:] if rest[1:2] and rest[1] in _ARTICLES else rest[1:]
@@ -153,7 +153,7 @@ def _kind(words: Words) -> str | None:
 
 
 def kind_of_answer(answer: str) -> str | None:
-    """What an answer itself shows of its kind: a date or a number.
+    """The kind of an answer as far as its text shows it: a date or a number.
 
     >>> kind_of_answer("4 May 1900"), kind_of_answer("917 metres"), kind_of_answer("Velm")
     ('time', 'quantity', None)
@@ -164,26 +164,26 @@ def kind_of_answer(answer: str) -> str | None:
     return "quantity" if words and words[0].isdigit() and len(words) <= 3 else None
 
 
-# --- Comparing ------------------------------------------------------------------------------------------
+# --- comparison ------------------------------------------------------------------------------------------
 
 
 def weight(words: Sequence[str]) -> float:
-    """How much words say together; those that many relations share count half."""
+    """The total weight of words; words that many relations share count half."""
     return sum(0.5 if word in WEAK_WORDS else 1.0 for word in words)
 
 
-def take(wanted: Sequence[str], left: list[str]) -> float:
-    """Take the wanted words, or synonyms, out of those left, each once; the weight of what was there."""
+def take_matches(wanted: Sequence[str], left: list[str]) -> float:
+    """Remove the wanted words, or synonyms of them, from `left`; returns the weight of those found."""
     taken = 0.0
     for word in wanted:
-        twin = next((other for other in left if same_word(word, other)), None)
-        if twin is not None:
-            left.remove(twin)
-            taken += min(weight([word]), weight([twin]))
+        match = next((other for other in left if same_word(word, other)), None)
+        if match is not None:
+            left.remove(match)
+            taken += min(weight([word]), weight([match]))
     return taken
 
 
-def agreement(some: Sequence[str], others: Sequence[str]) -> float:
-    """How far two texts use the same words, from 0 to 1: the F1 of both by weight."""
+def word_overlap(some: Sequence[str], others: Sequence[str]) -> float:
+    """The weighted F1 of the words of two texts, from 0 to 1; synonyms count as equal."""
     total = weight(some) + weight(others)
-    return 2 * take(some, list(others)) / total if total else 0.0
+    return 2 * take_matches(some, list(others)) / total if total else 0.0

@@ -108,7 +108,7 @@ def test_a_full_disk_is_explained(tmp_path: Path, full: OSError) -> None:
     assert message.startswith(f"could not write the index {tmp_path / 'ix'}: ")
     assert (full.strerror or str(full)) in message
     assert "MB are free on that disk" in message
-    assert message.endswith("No partial files remains.")
+    assert message.endswith("No partial files remain.")
     assert names(tmp_path) == []
 
 
@@ -123,7 +123,7 @@ def test_a_failed_rename_puts_the_old_folder_back(tmp_path: Path, monkeypatch: p
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    message = r"Input/output error.*What was there before is unchanged"
+    message = r"Input/output error.*The previous content is unchanged"
     with pytest.raises(WriteError, match=message), atomic_folder(tmp_path / "ix") as folder:
         (folder / "new").write_text("new")
     assert names(tmp_path) == ["ix"]
@@ -133,9 +133,9 @@ def test_a_failed_rename_puts_the_old_folder_back(tmp_path: Path, monkeypatch: p
 def test_something_else_in_the_way_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(WriteError, match="a file of that name is in the way"), atomic_folder(tmp_path / "file"):
+    with pytest.raises(WriteError, match="a file with that name exists"), atomic_folder(tmp_path / "file"):
         pass
-    with pytest.raises(WriteError, match="a folder of that name is in the way"), atomic_file(tmp_path / "folder"):
+    with pytest.raises(WriteError, match="a folder with that name exists"), atomic_file(tmp_path / "folder"):
         pass
     with pytest.raises(WriteError, match="could not write"), atomic_file(tmp_path / "file" / "below"):
         pass

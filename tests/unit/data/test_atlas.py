@@ -15,6 +15,7 @@ from stepladder.core.errors import UnknownName
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.atlas import SIZES, Atlas, generate_atlas
 from stepladder.data.atlas.articles import write_library
+from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES, wordings
 from stepladder.data.atlas.comparisons import ComparisonSampler
 from stepladder.data.atlas.facts import Object
 from stepladder.data.atlas.literals import MONTHS, Value
@@ -22,7 +23,6 @@ from stepladder.data.atlas.name_generator import Namer
 from stepladder.data.atlas.question_sampler import QuestionSampler
 from stepladder.data.atlas.questions import MIX
 from stepladder.data.atlas.splits import SplitFacts, split_of
-from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES, wordings
 from stepladder.data.atlas.world import World
 from stepladder.retrieval.index.bm25 import tokenize
 from tests.support import ROOT

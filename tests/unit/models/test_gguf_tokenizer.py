@@ -60,7 +60,7 @@ def test_text_is_cut_by_the_rules_that_the_file_names(
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("pre", "named"), [("brand-new", "'brand-new'"), (None, "rules that it does not name")])
+@pytest.mark.parametrize(("pre", "named"), [("brand-new", "'brand-new'"), (None, "(no name)")])
 def test_rules_that_are_not_known_are_told(pre: str | None, named: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         tokenizer = tokenizer_with(pre=pre)

@@ -123,7 +123,11 @@ def test_one_search_can_only_be_skipped() -> None:
 
 def test_searches_that_do_not_build_on_each_other_have_no_wrong_order() -> None:
     agent = make_agent("prorag-brief")
-    assert tuple(control_variants(agent, play(agent, COMPARED), random.Random(0))) == ("gold", "truncated", "answer_first")
+    assert tuple(control_variants(agent, play(agent, COMPARED), random.Random(0))) == (
+        "gold",
+        "truncated",
+        "answer_first",
+    )
 
 
 def test_a_search_that_found_more_than_it_was_for_can_be_the_last() -> None:

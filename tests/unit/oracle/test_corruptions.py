@@ -16,7 +16,7 @@ from stepladder.retrieval.index.bm25 import BM25Index
 from tests.support.atlas import cached_atlas
 from tests.support.samples import QUESTION, WordRetriever
 
-KINDS = ("misread", "astray", "again", "early", "ended_wrong")
+KINDS = ("misread", "detour", "repeat", "early_answer", "wrong_answer")
 
 
 @cache
@@ -55,7 +55,7 @@ def test_nearly_every_chain_has_a_bad_step_and_good_ones_before_it(agent: str, k
 
 @pytest.mark.parametrize(
     ("kind", "faults"),
-    [("again", {"redundant"}), ("early", {"premature", "unsupported"}), ("ended_wrong", {"wrong"})],
+    [("repeat", {"redundant"}), ("early_answer", {"premature", "unsupported"}), ("wrong_answer", {"wrong"})],
 )
 def test_mistakes_have_the_faults_they_should(kind: str, faults: set[str]) -> None:
     assert set(verdicts(corrupted("prorag-brief", kind))) - {"good", "none"} == faults
@@ -72,7 +72,7 @@ def test_what_is_written_is_what_the_agent_would_read_back() -> None:
 
 def test_a_changed_search_is_made_anew() -> None:
     index, _ = atlas()
-    for chain in corrupted("prorag-brief", "misread") + corrupted("prorag-brief", "astray"):
+    for chain in corrupted("prorag-brief", "misread") + corrupted("prorag-brief", "detour"):
         for step in chain.steps:
             if step.action.kind is ActionKind.QUERY:
                 assert step.passages == index.search([step.action.content], 1)[0]
@@ -81,7 +81,7 @@ def test_a_changed_search_is_made_anew() -> None:
 def test_a_chain_that_is_cut_off_has_not_ended() -> None:
     ends = {chain.stop for chain in corrupted("prorag-brief", "misread")}
     assert None in ends
-    assert {chain.stop for chain in corrupted("prorag-brief", "early")} == {StopReason.ANSWERED}
+    assert {chain.stop for chain in corrupted("prorag-brief", "early_answer")} == {StopReason.ANSWERED}
 
 
 def test_as_many_as_can_be_made() -> None:

@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 
 from stepladder.agents import make_agent
-from stepladder.oracle.decomposition import fill_references, hop_answers, references, supports
 from stepladder.core.requests import Algorithm, Result, Score
 from stepladder.core.step_scorer import check_step_scorer
 from stepladder.core.trace import (
@@ -27,11 +26,12 @@ from stepladder.core.trace import (
     Tree,
 )
 from stepladder.data.atlas import Atlas
-from stepladder.data.atlas.schema import Relation
 from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES
+from stepladder.data.atlas.schema import Relation
 from stepladder.data.atlas.world import Entity
 from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig, episode
+from stepladder.oracle.decomposition import fill_references, hop_answers, references, supports
 from stepladder.oracle.engine import OracleEngine
 from stepladder.oracle.step_judge import Fault, GoldJudge, GoldScorer, judge, judge_step, judge_tree
 from stepladder.retrieval.base import Retriever

@@ -1,4 +1,4 @@
-"""Runs side by side: equal questions, seeds as one line, differences that are beyond noise, and what training took."""
+"""Comparing runs: shared questions, seeds as one arm, significant differences, training cost."""
 
 import json
 import re
@@ -196,12 +196,12 @@ def test_the_reference_the_metric_and_the_order_can_be_chosen(tmp_path: Path) ->
     assert searches.differences["b"].difference.mean == -2
     with pytest.raises(StepladderError, match="Did you mean 'f1'"):
         compared(a, metric="f11")
-    with pytest.raises(StepladderError, match=r"unknown line to compare against: 'd'.* Known: a, b"):
+    with pytest.raises(StepladderError, match=r"unknown arm to compare against: 'd'.* Known: a, b"):
         compared(a, b, against="d")
 
 
 def test_a_metric_that_the_data_does_not_tell_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StepladderError, match="'gold_recall' is not known for any of the 2 questions"):
+    with pytest.raises(StepladderError, match="'gold_recall' is unknown for all of the 2 compared questions"):
         compared(saved(tmp_path / "a", rows([1, 0])), metric="gold_recall")
 
 
@@ -216,8 +216,8 @@ def test_only_questions_that_all_have_are_compared_and_the_others_are_counted(tm
     assert found.questions == 2
     assert [line.scores["f1"].mean for line in found.arms] == [0.0, 0.5]
     text = shown(found)
-    assert "a: 2 more questions left out, which not all others have" in text
-    assert "b: 1 questions were not reached and are not compared" in text
+    assert "a: 2 questions excluded, which are not in all evaluations" in text
+    assert "b: 1 questions were not evaluated (interrupted)" in text
 
 
 def test_evaluations_that_share_no_question_are_named(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_evaluations_that_share_no_question_are_named(tmp_path: Path) -> None:
 def test_ids_that_name_different_questions_are_noticed(tmp_path: Path) -> None:
     a = saved(tmp_path / "a", rows([1, 0]))
     b = saved(tmp_path / "b", [replace(row, kind="single") for row in rows([1, 0])])
-    with pytest.raises(StepladderError, match=r"question q0 is another one in .*b .single, 1 searches"):
+    with pytest.raises(StepladderError, match=r"question q0 differs between .*a .bridge, 1 searches. and .*b .single, 1 searches"):
         compared(a, b)
 
 
@@ -342,7 +342,7 @@ def test_mistakes_are_explained(made: Made, tmp_path: Path) -> None:
         compared(str(tmp_path / "nothing"))
     with pytest.raises(StepladderError, match=r"has neither run\.json nor scores\.jsonl"):
         compared(str(tmp_path))
-    with pytest.raises(StepladderError, match="is named twice"):
+    with pytest.raises(StepladderError, match="is given twice"):
         compared(str(made.path), f"{made.path}:after")
     with pytest.raises(StepladderError, match="is one evaluation and has no stages; leave out ':after'"):
         compared(f"{saved(tmp_path / 'a', rows([1]))}:after")
@@ -373,7 +373,7 @@ def test_what_is_not_known_is_a_dash_and_never_0(made: Made) -> None:
     words = shown(found, 140).splitlines()
     assert next(line for line in words if line.startswith("example after")).split()[-3:] == ["3", "0", "1.5"]
     assert next(line for line in words if line.startswith("example before")).split()[-3:] == ["-", "-", "-"]
-    assert "Tokens were not counted by: teacher." in render(found)
+    assert "Tokens not counted: teacher." in render(found)
 
 
 def test_questions_are_counted_once_over_all_that_a_policy_descends_from(tmp_path: Path) -> None:
@@ -564,7 +564,7 @@ def test_questions_are_not_guessed_when_their_file_is_gone(made: Made, tmp_path:
     (tmp_path / "train.jsonl").unlink()
     found = compared(str(made.path))
     assert found.arms[0].training_questions is None
-    assert re.search(r"questions of the stage 'sft' are not\s+known: .*train.jsonl", shown(found, 400))
+    assert re.search(r"questions of the stage 'sft' are\s+unknown: .*train.jsonl", shown(found, 400))
 
 
 # --- the table --------------------------------------------------------------------------------------------------
@@ -583,7 +583,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> RunComparison:
 
 @pytest.mark.parametrize(
     ("width", "last", "missing"),
-    [(120, "min", None), (80, "EM", "searches a question"), (60, "p", "EM"), (34, "F1", "difference")],
+    [(120, "min", None), (80, "EM", "searches per question"), (60, "p", "EM"), (34, "F1", "difference")],
 )
 def test_the_table_leaves_out_its_last_columns_where_there_is_no_room(
     many: RunComparison, width: int, last: str, missing: str | None
@@ -591,12 +591,12 @@ def test_the_table_leaves_out_its_last_columns_where_there_is_no_room(
     text = shown(many, width)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
-    (header,) = [line for line in lines if re.match(r"line +", line)]
+    (header,) = [line for line in lines if re.match(r"arm +", line)]
     assert header.split()[-1] == last
     body = [line for line in lines if re.match(r"recipe-number\d+ x2 ", line)]
     assert len(body) == 15  # one line of text each, none broken
     assert all("0.62 [" in line for line in body)
-    assert (f"no room for: {missing}" in " ".join(text.split())) is (missing is not None)
+    assert (f"columns omitted: {missing}" in " ".join(text.split())) is (missing is not None)
 
 
 def test_labels_are_text_on_a_terminal_too(tmp_path: Path) -> None:
@@ -700,8 +700,8 @@ def test_the_command_prints_a_table_or_json_and_writes_a_page(tmp_path: Path) ->
     page = tmp_path / "page.html"
     machine = run(a, b, "--json", "--html", str(page), "--sort", "f1")
     data = json.loads(machine.stdout)
-    assert (data["questions"], data["reference"], [line["label"] for line in data["lines"]]) == (8, "a", ["b", "a"])
-    better, reference = data["lines"]
+    assert (data["questions"], data["reference"], [arm["label"] for arm in data["arms"]]) == (8, "a", ["b", "a"])
+    better, reference = data["arms"]
     assert reference["difference"] is None
     assert better["difference"]["corrected"] == 2 / 256
     assert better["difference"]["significant"] is True

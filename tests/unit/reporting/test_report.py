@@ -264,7 +264,7 @@ class Page(HTMLParser):
 
 def test_a_finished_run_is_shown_from_results_to_how_it_was_made(made: Made) -> None:
     page = Page(made.page())
-    assert page.ids == ["results", "learning", "reward", "trees", "transcripts", "cost", "origin"]
+    assert page.ids == ["results", "curves", "prm", "trees", "transcripts", "cost", "reproduction"]
     assert [link for link in page.loads if link.startswith("#")] == [f"#{each}" for each in page.ids]
     for words in (
         "seed 7",
@@ -275,7 +275,7 @@ def test_a_finished_run_is_shown_from_results_to_how_it_was_made(made: Made) -> 
         "0.66 [0.50, 0.80] 4 12",  # AUC of sub-answers
         "premature 67% 3",
         "2 of 2 trees",
-        "1 right both times, 2 became right, 1 became wrong, 0 wrong both times",
+        "1 right in both, 2 fixed, 1 regressed, 0 wrong in both",
         "total 9 min 09 s",
         "stepladder run example --set seed=7",
         "torch 9.9",
@@ -321,8 +321,8 @@ def test_a_run_that_was_cut_shows_what_there_is(tmp_path: Path) -> None:
     run.evaluated("before", [broken(each) for each in asked(2)])
     (run.begin("sft") / "curves.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CURVE))
     page = Page(run.page())
-    assert page.ids == ["results", "learning", "cost", "origin"]
-    assert "Begun and not done: sft. Not begun: after, explore, prm" in page.text
+    assert page.ids == ["results", "curves", "cost", "reproduction"]
+    assert "Interrupted: sft. Pending: after, explore, prm" in page.text
     assert "sft 2 updates, not finished" in page.text
 
 
@@ -330,12 +330,12 @@ def test_a_run_of_one_evaluation_has_nothing_to_compare(tmp_path: Path) -> None:
     run = Made(tmp_path / "run", {**RECIPE, "stages": {"eval": {}}})
     run.evaluated("eval", [answered(each, "Velm") for each in asked(2)])
     page = Page(run.page())
-    assert page.ids == ["results", "cost", "origin"]
-    assert "What changed" not in page.text
+    assert page.ids == ["results", "cost", "reproduction"]
+    assert "Paired differences" not in page.text
 
 
 def test_a_run_that_has_only_begun_tells_how(tmp_path: Path) -> None:
-    assert Page(Made(tmp_path / "run").page()).ids == ["origin"]
+    assert Page(Made(tmp_path / "run").page()).ids == ["reproduction"]
 
 
 def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path) -> None:
@@ -356,10 +356,10 @@ def test_whatever_is_a_number_is_drawn(tmp_path: Path) -> None:
     ]  # fmt: skip
     run.learnt("sft", [*rows, {"step": 4, "dev_f1": 0.25, "dev_failed": 0}], TRAINED, "policy")
     page = Page(run.page())
-    assert page.labels == ["loss", "F1", "hue of the sky", "KL from where it began"]
+    assert page.labels == ["loss", "F1", "hue of the sky", "KL from the initial policy"]
     assert "F1 0.111 → 0.444 · dev 0.25" in page.text  # one chart of both
-    assert "not drawn, being no finite numbers: 1" in page.text
-    assert "tokens 5,000 throughout, failed 0 in the end." in page.text
+    assert "1 values are not finite and not drawn" in page.text
+    assert "tokens 5,000 (constant), failed 0 (one value)." in page.text
 
 
 def test_the_kind_of_a_stage_is_told_where_its_name_does_not_tell(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_the_kind_of_a_stage_is_told_where_its_name_does_not_tell(tmp_path: Path
     for stage in run.recipe.stages:
         run.learnt(stage.name, CURVE, TRAINED, "policy")
     text = Page(run.page()).text
-    assert "line begins and where it ends. sft 2 updates" in text
+    assert "last value of the line. sft 2 updates" in text
     assert "warm-up sft, 2 updates" in text
 
 
@@ -384,9 +384,9 @@ def test_where_training_and_dev_measure_other_things_the_chart_says_so(tmp_path:
 
     assert "not comparable" not in page("plain", {"objective": "verdicts"})
     dense = page("dense", {"objective": "verdicts", "dense": 0.5})
-    assert dense.count("not comparable: in training every token of a step counts, and not its end alone.") == 1
+    assert dense.count("not comparable: the training loss includes every token of a step, not only the last.") == 1
     chains = page("chains", {"objective": "verdicts", "chains": 9})
-    assert chains.count("not comparable: in training gold chains and spoilt ones count as well.") == 2
+    assert len(re.findall(r"not comparable: the training (?:loss|error) includes gold and corrupted chains\.", chains)) == 2
 
 
 def test_long_and_noisy_curves_are_thinned_and_smoothed() -> None:
@@ -428,17 +428,17 @@ def test_a_step_of_a_tree_tells_what_it_is_worth() -> None:
     assert good.rollouts == ("F1 1.00 after 1 more step: Velm (2 times)",)
     assert good.shortest == pytest.approx((3 * 0.9**2 + 0) / 4)
     assert (bad.step.good, bad.step.fault, bad.scores) == (False, "wrong", {"leaf": 0.25})
-    assert [(end.earned, end.step.fault) for end in good.children] == [(1.0, "unsupported"), (0.0, "premature")]
+    assert [(end.reward, end.step.fault) for end in good.children] == [(1.0, "unsupported"), (0.0, "premature")]
     assert good.prm == pytest.approx(1 / (1 + math.exp(-1.9)))
     assert [bad.prm, *(end.prm for end in good.children)] == [None, None, pytest.approx(0.0)]
-    assert (tree.answered, tree.right, tree.left_out) == (2, 1, 0)
+    assert (tree.answered, tree.right, tree.pruned) == (2, 1, 0)
 
 
 def test_of_a_large_tree_the_most_visited_steps_are_shown_and_the_others_counted() -> None:
     tree = tree_view(small_tree(), {}, most=2)
     assert [node.step.content for node in tree.children] == ["Who designed Orm Tower?"]
     assert [node.step.content for node in tree.children[0].children] == ["Velm"]
-    assert tree.left_out == 2
+    assert tree.pruned == 2
 
 
 def test_trees_with_right_and_wrong_answers_are_preferred_of_every_number_of_searches() -> None:
@@ -462,8 +462,8 @@ def test_a_step_of_a_tree_is_shown_with_what_the_reward_model_thinks_of_it(made:
     page = Page(text)
     assert "search Who designed Orm Tower? N 4 Q 0.75 S 0.61 PRM 0.50" in page.text
     assert "answer Velm unsupported N 3 F1 1.00 S 0.81 PRM 0.87" in page.text
-    assert text.count('title="what the reward model thinks of this step') == text.count(">PRM 0.") == 8
-    assert "PRM: the reward model's score (stage examined)" in page.text
+    assert text.count('title="PRM score of this step') == text.count(">PRM 0.") == 8
+    assert "PRM: score of the process reward model (stage examined)" in page.text
 
 
 def test_scores_of_other_trees_are_not_shown(made: Made, tmp_path: Path) -> None:
@@ -476,9 +476,9 @@ def test_scores_of_other_trees_are_not_shown(made: Made, tmp_path: Path) -> None
 
 def test_before_is_the_first_evaluation_with_a_valid_transcript(made: Made) -> None:
     page = Page(made.page())
-    assert "From after to refined, the same questions" in page.text
-    assert page.text.count("became right Where was") == 2
-    assert page.text.count("became wrong Where was") == 1
+    assert "after vs. refined on the same questions" in page.text
+    assert page.text.count("fixed Where was") == 2
+    assert page.text.count("regressed Where was") == 1
 
 
 # --- alarms and cost --------------------------------------------------------------------------------------------
@@ -499,7 +499,7 @@ def test_reinforcement_learning_without_alarms_says_so(tmp_path: Path, monkeypat
     run.learnt("grpo", [{"step": 1, "loss": 0.1, "reward": 1.0}, {"step": 2, "loss": 0.2, "reward": 2.0}], {}, "policy")
     page = Page(run.page())
     assert page.labels == ["loss", "reward"]
-    assert "trouble. grpo None." in page.text
+    assert "shows the problem. grpo None." in page.text
 
 
 def test_cost_counts_what_stages_counted_and_no_more(made: Made) -> None:

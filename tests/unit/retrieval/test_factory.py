@@ -98,7 +98,7 @@ def test_commands_search_behind_a_server(folder: Path, capsys: pytest.CaptureFix
 def test_places(tmp_path: Path) -> None:
     assert is_url("https://node:1,http://node:2")
     assert not is_url("httpfolder")
-    with pytest.raises(StepladderError, match="there is no such folder"):
+    with pytest.raises(StepladderError, match="no such folder"):
         load_retriever(str(tmp_path / "none"))
 
 

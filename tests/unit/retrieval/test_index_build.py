@@ -168,7 +168,7 @@ def test_folders_that_are_no_index(tmp_path: Path) -> None:
 
 def test_an_index_of_another_version(tmp_path: Path) -> None:
     edit_manifest(make(tmp_path / "ix"), stepladder_index=99)
-    message = rf"is an index of version 99, this Stepladder reads version {INDEX_VERSION}: build it again"
+    message = rf"is an index of version 99, this Stepladder reads version {INDEX_VERSION}: rebuild it"
     with pytest.raises(IndexFolderError, match=message):
         open_index(tmp_path / "ix")
 

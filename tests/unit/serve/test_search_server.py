@@ -229,7 +229,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         ({"queries": ["a"], "topk": 10**30}, '"topk" must be from 1 to 100'),
         ({"queries": ["a"], "topk": True}, '"topk" must be an integer, found true or false'),
         ({"queries": ["a"], "topk": 3.5}, '"topk" must be an integer, found a decimal number'),
-        ({"queries": ["a"], "topk": "3"}, '"topk" must be a whole number, found a string'),
+        ({"queries": ["a"], "topk": "3"}, '"topk" must be an integer, found a string'),
         ({"queries": ["a"], "return_scores": 1}, '"return_scores" must be true or false, found a number'),
         ({"queries": "a"}, '"queries" must be a list of strings, found a string'),
         ({"queries": None}, '"queries" must be a list of strings, found null'),

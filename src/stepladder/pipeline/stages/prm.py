@@ -62,8 +62,8 @@ def check_prm(settings: PRMConfig, context: RunContext) -> None:
     questions = context.split("train")
     if settings.episodes and not any(question.hops or question.gold_passages for question in questions):
         raise StepladderError(
-            "no question of the split 'train' has a gold decomposition or gold passages, so the gold judge cannot label "
-            "sampled episodes; set episodes to 0"
+            "no question of the split 'train' has a gold decomposition or gold passages, so the gold judge cannot "
+            "label sampled episodes; set episodes to 0"
         )
     if settings.chains and not any(question.hops for question in questions):
         raise StepladderError(

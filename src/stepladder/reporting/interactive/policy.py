@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -22,7 +22,10 @@ from stepladder.explore.episode import episode
 from stepladder.models.adapters import agent_of, is_adapter
 from stepladder.pipeline.resources import DataConfig, RunContext, SharedConfig
 from stepladder.pipeline.run_folder import RunFolder, is_run
-from stepladder.pipeline.stage import POLICY
+from stepladder.pipeline.stage import POLICY, REWARD
+
+if TYPE_CHECKING:
+    from stepladder.judges.prm.reward_model import ProcessRewardModel
 
 #: Keyword arguments of `load_policy`, and the recipe keys that they set.
 _KEYS = {
@@ -142,3 +145,16 @@ def evaluate(
     if result.stopped_by is not None:
         raise result.stopped_by
     return result
+
+
+def load_prm(folder: str | Path, *, device: str = "auto", dtype: str = "auto") -> "ProcessRewardModel":
+    """The process reward model in a folder, or the newest one of a run. Transcripts of other tokenizers are retokenized."""
+    from stepladder.judges.prm.reward_model import ProcessRewardModel  # imports torch
+
+    path = Path(folder)
+    if is_run(path):
+        newest = RunFolder.open(path).newest(REWARD)
+        if newest is None:
+            raise StepladderError(f"the run {path} has no reward model yet")
+        path = newest
+    return ProcessRewardModel.load(path, device=device, dtype=dtype, retokenize=True)

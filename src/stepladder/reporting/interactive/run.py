@@ -21,8 +21,8 @@ from stepladder.explore.tree_store import read_trees
 from stepladder.pipeline.recipe import Recipe, load_recipe, override
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.pipeline.runner import RunReport, run_recipe
-from stepladder.pipeline.stage import EVALUATION, PAIRS, REWARD, TRAIN_PAIRS, TREES
-from stepladder.reporting.interactive.policy import Policy, load_policy
+from stepladder.pipeline.stage import EVALUATION, PAIRS, TRAIN_PAIRS, TREES
+from stepladder.reporting.interactive.policy import Policy, load_policy, load_prm
 from stepladder.reporting.report.run_data import load_run as load_run_data
 
 if TYPE_CHECKING:
@@ -124,10 +124,8 @@ class Run(Showable):
     @cached_property
     def prm(self) -> "ProcessRewardModel":
         """The newest process reward model, loaded on the device of the recipe."""
-        from stepladder.judges.prm.reward_model import ProcessRewardModel  # imports torch
-
         shared = self.recipe.shared
-        return ProcessRewardModel.load(self._newest(REWARD), device=shared.device, dtype=shared.dtype, retokenize=True)
+        return load_prm(self.folder, device=shared.device, dtype=shared.dtype)
 
     def _newest(self, role: str) -> Path:
         path = self.files.newest(role)

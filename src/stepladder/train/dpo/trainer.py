@@ -131,7 +131,7 @@ def _make_trainer(
     session: PolicySession, config: DPOConfig, arguments: Any, rows: Sequence[PairRow], held_out: Sequence[PairRow]
 ) -> PairTrainer:
     policy = session.policy
-    made = PairTrainer(
+    made = PairTrainer(  # type: ignore[call-arg]
         policy.model,
         ref_model=session.reference_model() if config.lora is None else None,
         args=arguments,

@@ -68,7 +68,7 @@ class PairTrainer(TRLOverrides, trl.DPOTrainer, BaseTrainer):  # type: ignore[mi
     """Step-level DPO."""
 
     #: The loss below is already normalized over the whole update.
-    loss_is_scaled_for_ga = True  # type: ignore[assignment] # trl says None, transformers a bool
+    loss_is_scaled_for_ga = True
 
     model: Any
     data_collator: Any
@@ -96,7 +96,7 @@ class PairTrainer(TRLOverrides, trl.DPOTrainer, BaseTrainer):  # type: ignore[mi
         """trl's loss, a mean over pairs; in training this batch's share of the mean over the update."""
         assert not return_outputs
         known = {name: part for name, part in inputs.items() if name != "question_ids"}  # the rest goes to the model
-        loss: torch.Tensor = super().compute_loss(model, known)  # type: ignore[no-untyped-call]
+        loss: torch.Tensor = super().compute_loss(model, known)
         if num_items_in_batch is None:
             return loss
         pairs = self.loss_weight(inputs)

@@ -60,7 +60,7 @@ def token_row(credited: CreditedEpisode) -> dict[str, list[Any]]:
 class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignore[misc,name-defined]
     """GRPO with step-level advantages."""
 
-    loss_is_scaled_for_ga = True  # type: ignore[assignment] # trl says None, transformers a bool
+    loss_is_scaled_for_ga = True
     args: Any
     model: Any
     processing_class: Any
@@ -195,7 +195,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
 
     def training_step(self, model: nn.Module, *arguments: Any) -> torch.Tensor:
         """Without a signal there is no gradient, so that not even the momentum of earlier updates moves the weights."""
-        loss: torch.Tensor = super().training_step(model, *arguments)  # type: ignore[no-untyped-call]
+        loss: torch.Tensor = super().training_step(model, *arguments)
         if not self._has_signal:
             model.zero_grad()
         return loss
@@ -232,7 +232,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
     def _loss(self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
         """The loss of some rows. Their log-probs are also compared with those of the engine."""
         self._loss_mask_BT, self._logps_BT = (inputs["completion_mask"] * inputs["tool_mask"]).bool(), None
-        loss: torch.Tensor = trl.GRPOTrainer.compute_loss(self, model, inputs, False, num_items_in_batch)
+        loss: torch.Tensor = super().compute_loss(model, inputs, False, num_items_in_batch)
         engine = inputs.get("sampling_per_token_logps")
         fresh = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
         if engine is not None and self._logps_BT is not None and fresh and self.temperature == 1:

@@ -22,7 +22,7 @@ from stepladder.judges.base import ScorerOptions
 from stepladder.judges.registry import make_scorer
 from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.factory import open_retriever
+from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.loop.config import TrainingConfig
 from stepladder.train.loop.context import TrainingContext
@@ -100,7 +100,7 @@ class PublicTrainer(ABC, Generic[SomeConfig, Report]):
         opened = (
             BM25Index.from_passages(data.passages or ())
             if self.retriever is None
-            else open_retriever(os.fspath(self.retriever))
+            else load_retriever(os.fspath(self.retriever))
         )
         stack.callback(opened.close)
         return opened
