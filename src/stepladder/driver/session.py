@@ -155,7 +155,7 @@ class DriverSession(Generic[Result]):
             if joining := queue.take_joining():
                 self._count_call(queue)
                 session.add({pending.key: pending.request for pending in joining})  # type: ignore[misc] # all Generate
-            replies = session.work()
+            replies = session.step()
         except BackendDown:
             raise
         except EngineOutOfMemory:

@@ -223,7 +223,7 @@ def test_a_row_that_needs_more_pages_than_there_are_says_so() -> None:
     session = engine.open_session()
     assert session is not None
     session.add({0: Generate((Segment(Author.PROMPT, "abc " * 23),), sampling=Sampling(1.0, 1.0, 90))})
-    with pytest.raises(EngineOutOfMemory, match="pages requested, 1 of 7 are free"):
+    with pytest.raises(EngineOutOfMemory, match="10 pages requested, 6 of 7 are free"):
         session.step()  # until it has ended, which it cannot
     assert not any(engine.prefix_cache._ref_counts)  # type: ignore[union-attr]
 

@@ -76,7 +76,7 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
     episodes = stage.summary.get("episodes")
     if not isinstance(episodes, int):
         raise StepladderError("the summary of this stage does not say how many episodes were rolled out")
-    groups = episodes // settings.samples
+    groups = episodes // settings.num_generations
     if groups < len(chosen):  # the first groups are of distinct questions
         from stepladder.train.grpo.trainer import schedule  # imports torch and trl
 

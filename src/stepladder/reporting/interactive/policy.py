@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from stepladder.agents import is_agent_file
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver
 from stepladder.evaluate.evaluator import Evaluation
 from stepladder.evaluate.evaluator import evaluate as evaluate_policy
 from stepladder.explore.episode import episode
-from stepladder.models.adapters import agent_of, is_adapter
+from stepladder.models.adapters import agent_of
 from stepladder.pipeline.resources import DataConfig, RunContext, SharedConfig
 from stepladder.pipeline.run_folder import RunFolder, is_run
 from stepladder.pipeline.stage import POLICY, REWARD
@@ -110,7 +111,9 @@ def load_policy(model: str | Path | Policy, **settings: Any) -> Policy:
         if newest is None:
             raise StepladderError(f"the run {model} has no trained policy yet")
         model = newest
-    elif is_adapter(Path(model)) and (agent := agent_of(Path(model))) is not None:
+    elif (agent := agent_of(Path(model))) is not None:
+        if is_agent_file(agent) and "agent" not in settings:  # a downloaded adapter must not run code
+            raise StepladderError(f"the adapter {model} names the agent file {agent}: pass agent= to confirm it")
         plain["agent"] = agent
     for name, value in settings.items():
         if name not in _KEYS:
@@ -148,7 +151,7 @@ def evaluate(
 
 
 def load_prm(folder: str | Path, *, device: str = "auto", dtype: str = "auto") -> "ProcessRewardModel":
-    """The process reward model in a folder, or the newest one of a run. Transcripts of other tokenizers are retokenized."""
+    """The process reward model in a folder, or the newest one of a run. Other tokenizers are retokenized."""
     from stepladder.judges.prm.reward_model import ProcessRewardModel  # imports torch
 
     path = Path(folder)

@@ -16,7 +16,7 @@ from stepladder.agents import Agent, make_agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
-from stepladder.data import DataSet, open_data
+from stepladder.data import DataSet, load_dataset
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.base import ScorerOptions
 from stepladder.judges.registry import make_scorer
@@ -74,7 +74,7 @@ class PublicTrainer(ABC, Generic[SomeConfig, Report]):
         if self.output_dir is None:
             self.output_dir = _new_folder(self.kind)
         agent = self.agent if isinstance(self.agent, Agent) else make_agent(os.fspath(self.agent), check_agent)
-        data = self.data if isinstance(self.data, DataSet) else open_data(os.fspath(self.data))
+        data = self.data if isinstance(self.data, DataSet) else load_dataset(os.fspath(self.data))
         dev_questions = getattr(self._config, "dev_questions", 0)
         if dev_questions and "dev" not in data.questions:
             raise StepladderError(f"dev_questions is {dev_questions}, and {data.name} has no dev split: set it to 0")
