@@ -22,7 +22,7 @@ from stepladder.core.requests import Sampling
 from stepladder.core.trace import Question
 from stepladder.train.transcripts import sampled_episodes as sampling
 
-sampling._A_PART = 2
+sampling._CHUNK = 2
 
 def say(request):
     if "Which 2?" in request.context[0].text:
@@ -32,14 +32,14 @@ def say(request):
 asked = [Question(f"q{{number}}", f"Which {{number}}?", ("Velm",)) for number in range(5)]
 settings = EpisodeConfig(sampling=Sampling(temperature=0.8))
 agent, driver = make_agent("direct"), Driver(ScriptedEngine(say))
-sampling.sample_episodes(Path({folder!r}), driver, agent, asked, settings, samples=3, seed=0)
+sampling.sample_episodes(Path({folder!r}), driver, agent, asked, settings, num_generations=3, seed=0)
 """
 
 
 def test_after_a_kill_the_samples_are_those_of_an_undisturbed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampled_episodes, "_A_PART", 2)
+    monkeypatch.setattr(sampled_episodes, "_CHUNK", 2)
     script = KILLED.format(folder=str(tmp_path / "cut"))
     killed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()

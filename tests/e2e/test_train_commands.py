@@ -18,7 +18,7 @@ from stepladder.cli.recipes import finished_inputs
 from stepladder.cli.train import prm_command
 from stepladder.core.io.records import write_records
 from stepladder.core.trace import Action, ActionKind, Author, Pair, Question, Segment, Side, Trajectory
-from stepladder.evaluate.prm.calibration import GradedStep, calibrated, chain_numbers, judged_by_gold, pair_accuracy
+from stepladder.evaluate.prm.calibration import GradedStep, calibration_report, chain_metrics, gold_agreement, pair_accuracy
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
@@ -360,10 +360,10 @@ def examination() -> dict[str, Any]:
         for kind, score, good in (("answer", 2.0, True), ("answer", -1.0, False), ("query", 0.5, True))
     ]
     return {
-        **judged_by_gold(steps),
+        **gold_agreement(steps),
         "pair_accuracy": pair_accuracy([("a", True), ("a", True), ("b", False), ("b", True)]),
-        "calibration": calibrated(steps)[0],
-        "chains": chain_numbers({"gold": [2.0, 1.0], "shuffled": [], "answer_first": [-1.0, 1.5]}),
+        "calibration": calibration_report(steps)[0],
+        "chains": chain_metrics({"gold": [2.0, 1.0], "shuffled": [], "answer_first": [-1.0, 1.5]}),
     }
 
 

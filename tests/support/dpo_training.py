@@ -13,7 +13,9 @@ from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.tiny import tiny_tokenizer
 from stepladder.train.dpo.config import DPOConfig
-from stepladder.train.dpo.trainer import TrainingReport, train_dpo
+from stepladder.train.dpo.trainer import train_dpo
+from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.training_loop import TrainingReport
 from stepladder.train.sft.demonstrations import gold_demonstrations
 from tests.support.samples import QUESTION, WordRetriever
 
@@ -49,7 +51,7 @@ def train(
     pairs: Iterable[Pair] = PAIRS,
     held_out: Iterable[Pair] = HELD_OUT,
 ) -> TrainingReport:
-    return train_dpo(
-        "tiny", AGENT, pairs, held_out, QUESTIONS, QUESTIONS[:1], WordRetriever(), EPISODE, settings, folder,
-        seed=0, device="cpu", watch=watch,
-    )  # fmt: skip
+    context = TrainingContext(
+        AGENT, QUESTIONS, QUESTIONS[:1], WordRetriever(), EPISODE, folder, device="cpu", watch=watch
+    )
+    return train_dpo("tiny", context, settings, pairs, held_out)

@@ -14,7 +14,9 @@ from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.models.tiny import tiny_tokenizer
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.trainer import TrainingReport, train_grpo
+from stepladder.train.grpo.trainer import train_grpo
+from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.training_loop import TrainingReport
 from tests.support.samples import QUESTION, WordRetriever
 
 
@@ -77,8 +79,8 @@ def train(
     agent: Agent | None = None,
     reward: Any = None,
 ) -> TrainingReport:
-    reward = reward or Taste()
-    return train_grpo(
-        "tiny", agent or Loose(), questions, QUESTIONS[:1], WordRetriever(), EPISODE if agent is None else ROOMY,
-        reward, settings, folder, seed=0, device="cpu", watch=watch,
-    )  # fmt: skip
+    episode = EPISODE if agent is None else ROOMY
+    context = TrainingContext(
+        agent or Loose(), questions, QUESTIONS[:1], WordRetriever(), episode, folder, device="cpu", watch=watch
+    )
+    return train_grpo("tiny", context, settings, reward or Taste())

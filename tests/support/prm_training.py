@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stepladder.agents import make_agent
 from stepladder.core.trace import (
     Action,
     ActionKind,
@@ -15,8 +16,10 @@ from stepladder.core.trace import (
 )
 from stepladder.driver import Outcome
 from stepladder.engines.transformers.tokenization import Encoding
+from stepladder.explore.episode import EpisodeConfig
 from stepladder.judges.prm.prm_inputs import PRMInputBuilder
 from stepladder.models.tiny import tiny_tokenizer
+from stepladder.train.loop.context import TrainingContext
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import from_pairs
 from stepladder.train.prm.trainer import PRMReport, train_prm
@@ -68,4 +71,5 @@ def train(
     def examples(builder: PRMInputBuilder) -> Any:
         return from_pairs(PAIRS, builder), from_pairs(HELD_OUT, builder), {}
 
-    return train_prm(model, examples, settings, folder, seed=0, device="cpu", watch=watch)
+    context = TrainingContext(make_agent(AGENT), (), (), None, EpisodeConfig(), folder, device="cpu", watch=watch)
+    return train_prm(model, context, settings, examples)

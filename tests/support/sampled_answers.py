@@ -17,7 +17,7 @@ ASKED = [Question(f"q{number}", f"Which {number}?", ("Velm",)) for number in ran
 def sample(folder: Path, say: Callable[[Generate], str], count: int = 5) -> tuple[list[Trajectory], int]:
     episodes = EpisodeConfig(sampling=Sampling(temperature=0.8))
     driver = Driver(ScriptedEngine(say))
-    return sample_episodes(folder, driver, make_agent("direct"), ASKED[:count], episodes, samples=3, seed=0)
+    return sample_episodes(folder, driver, make_agent("direct"), ASKED[:count], episodes, num_generations=3, seed=0)
 
 
 def by_seed(request: Generate) -> str:

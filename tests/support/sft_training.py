@@ -9,8 +9,10 @@ from stepladder.agents import make_agent
 from stepladder.core.requests import Sampling
 from stepladder.driver import Outcome
 from stepladder.explore.episode import EpisodeConfig
+from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.training_loop import TrainingReport
 from stepladder.train.sft.config import SFTConfig
-from stepladder.train.sft.trainer import TrainingReport, train_sft
+from stepladder.train.sft.trainer import train_sft
 from tests.support.samples import QUESTION, WordRetriever
 
 QUESTIONS = [replace(QUESTION, id=f"q{number}") for number in range(5)]
@@ -26,16 +28,15 @@ def train(
     model: str | Path = "tiny",
     **changes: Any,
 ) -> TrainingReport:
-    return train_sft(
-        model,
+    questions = changes.get("questions", QUESTIONS)
+    context = TrainingContext(
         make_agent("prorag-brief"),
-        changes.get("questions", QUESTIONS),
+        questions,
         QUESTIONS[:1],
         WordRetriever(),
         EPISODE,
-        settings,
         folder,
-        seed=0,
         device="cpu",
         watch=watch,
     )
+    return train_sft(model, context, settings)

@@ -19,7 +19,7 @@ from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.core.trace_printer import TracePrinter, printable
 from stepladder.data import DataSet
 from stepladder.driver.progress import Progress
-from stepladder.evaluate.evaluator import check_free, compare, evaluate, load_scores
+from stepladder.evaluate.evaluator import check_output_folder, compare, evaluate, load_scores
 from stepladder.explore.episode import watch_states
 from stepladder.pipeline.resources import ORACLE
 from stepladder.reporting.eval_table import comparison_line, print_summary
@@ -86,7 +86,7 @@ def eval_command(
     setup = AgentSetup.from_options(run, options, sampling)
     context, shared = setup.context, setup.context.settings
     if out_folder is not None:
-        check_free(out_folder, overwrite=overwrite)
+        check_output_folder(out_folder, overwrite=overwrite)
     other = load_scores(against) if against is not None else None
     split = split or _default_split(context.data)
     questions = context.split(split)[:limit]

@@ -1,1 +1,1 @@
-"""Scores, intervals and tests."""
+"""Evaluation: scores, confidence intervals and significance tests."""

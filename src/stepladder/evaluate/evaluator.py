@@ -1,7 +1,7 @@
-"""Evaluation: play every question once, score it, and say how sure the result is.
+"""Evaluation: run one episode per question, score it, and report confidence intervals.
 
-In: a driver, an agent, questions. Out: an `Evaluation`: one score and one trajectory a question, a summary with 95%
-intervals, and a paired comparison with another evaluation of the same questions. `save` writes a folder with
+In: a driver, an agent, questions. Out: an `Evaluation`: one score and one trajectory per question, a summary with 95%
+confidence intervals, and a paired comparison with another evaluation of the same questions. `save` writes a folder with
 `summary.json`, `scores.jsonl` (the rows) and `trajectories.jsonl`.
 """
 
@@ -33,7 +33,7 @@ _SUMMARY, _SCORES, _TRAJECTORIES = "summary.json", "scores.jsonl", "trajectories
 _VERSION_KEY = "stepladder_evaluation"
 _ROW = TypeAdapter(QuestionScore)
 
-#: What is averaged over questions: its name, and its value for a question (None where it cannot be known).
+#: The metrics that are averaged over questions, and their value for a question (None if unknown).
 METRICS: dict[str, Callable[[QuestionScore], float | None]] = {
     "em": lambda row: row.em,
     "f1": lambda row: row.f1,
@@ -66,9 +66,9 @@ class Summary:
     #: EM and F1 by number of gold hops, and by kind of question.
     by_hops: dict[str, dict[str, float]]
     by_kind: dict[str, dict[str, float]]
-    #: Reasons of failed episodes, with how often each occurred.
+    #: Failed episodes, by reason.
     failures: dict[str, int]
-    #: Questions that were not reached because the run was interrupted; they are in no average.
+    #: Questions that an interrupted run did not reach; they are excluded from all averages.
     cancelled: int
 
     def as_json(self) -> dict[str, Any]:
@@ -79,11 +79,11 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Evaluation(Showable):
-    """Scores of all questions, in their order; the trajectory is None where an episode failed."""
+    """The scores of all questions, in order; the trajectory of a failed episode is None."""
 
     scores: tuple[QuestionScore, ...]
     trajectories: tuple[Trajectory | None, ...]
-    #: Why the run ended before all questions were played: Ctrl-C, or an engine that went down. None when it did not.
+    #: Why the run ended early (Ctrl-C, or an engine that went down); None if it completed.
     stopped_by: Interrupted | BackendDown | None = None
 
     def __repr__(self) -> str:
@@ -91,12 +91,12 @@ class Evaluation(Showable):
         return f"Evaluation({len(self.scores)} questions{f1})"
 
     def summary(self) -> Summary:
-        """Means with intervals, and counts."""
-        return summarise(self.scores)
+        """Means with confidence intervals, and counts."""
+        return summarize(self.scores)
 
     def save(self, folder: Path, settings: dict[str, Any], *, overwrite: bool = False) -> None:
-        """Write summary, rows and trajectories; the folder appears whole or not at all."""
-        check_free(folder, overwrite=overwrite)
+        """Write summary, rows and trajectories atomically."""
+        check_output_folder(folder, overwrite=overwrite)
         with atomic_folder(folder, what="evaluation") as fresh:
             summary = {_VERSION_KEY: 1, **settings, **self.summary().as_json()}
             (fresh / _SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -105,22 +105,22 @@ class Evaluation(Showable):
             write_records(fresh / _TRAJECTORIES, [each for each in self.trajectories if each is not None])
 
 
-def check_free(folder: Path, *, overwrite: bool = False) -> None:
-    """Raise unless an evaluation may be saved there: nothing is, or another evaluation that may be written over."""
+def check_output_folder(folder: Path, *, overwrite: bool = False) -> None:
+    """Raise an error unless the folder is new or empty, or holds an evaluation that may be overwritten."""
     if not folder.exists() and not folder.is_symlink():
         parent = next(each for each in folder.absolute().parents if each.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            raise StepladderError(f"{folder} cannot be written: {parent} is no folder that may be written to")
+            raise StepladderError(f"{folder} cannot be written: {parent} is not a writable folder")
         return
     if not folder.is_dir():
-        raise StepladderError(f"{folder} is a file or a broken link; choose another place for the evaluation")
+        raise StepladderError(f"{folder} is a file or a broken link; choose another folder")
     names = {each.name if each.is_file() else f"{each.name}/" for each in folder.iterdir()}
     if names and not (names <= {_SUMMARY, _SCORES, _TRAJECTORIES} and _is_evaluation(folder)):
-        raise StepladderError(f"{folder} has other files than an evaluation's in it; choose another folder")
+        raise StepladderError(f"{folder} contains files that are not part of an evaluation; choose another folder")
     if Path.cwd().is_relative_to(folder.resolve()):
-        raise StepladderError(f"{folder} is where you are; a folder cannot be replaced from inside")
+        raise StepladderError(f"{folder} is the current directory, which cannot be replaced from inside")
     if names and not overwrite:
-        raise StepladderError(f"{folder} holds an evaluation already; say overwrite (--overwrite) to replace it")
+        raise StepladderError(f"{folder} already contains an evaluation; pass overwrite (--overwrite) to replace it")
 
 
 def _is_evaluation(folder: Path) -> bool:
@@ -140,27 +140,27 @@ def evaluate(
     seed: int = 0,
     watch: OutcomeCallback | None = None,
 ) -> Evaluation:
-    """Play and score every question; with a guide, more is sampled and the driver's scorer chooses.
+    """Run and score every question; with a guide, several candidates are sampled and the driver's scorer chooses.
 
-    When the run ends early, by Ctrl-C or an engine that goes down after it had worked, the questions not reached are
-    marked as cancelled and `stopped_by` says why.
+    If the run ends early (Ctrl-C, or an engine that goes down after it had worked), the remaining questions are marked
+    as cancelled and `stopped_by` holds the reason.
     """
     if not questions:
-        raise StepladderError("there are no questions to evaluate")
+        raise StepladderError("no questions to evaluate")
     for question in questions:
         if not question.answers:
-            raise StepladderError(f"question {question.id!r} has no answers: there is nothing to score against")
+            raise StepladderError(f"question {question.id!r} has no answers: it cannot be scored")
 
     costs = {question.id: Cost() for question in questions}
 
-    def play(question: Question) -> Algorithm[Trajectory]:
+    def run(question: Question) -> Algorithm[Trajectory]:
         own = seed_of(seed, question.id)
         if guide is None:
             return episode(agent, question, settings, own)
         return guided_search(agent, question, settings, guide, own)
 
     def job(question: Question) -> Callable[[], Algorithm[Trajectory]]:
-        return lambda: metered(play(question), costs[question.id])
+        return lambda: metered(run(question), costs[question.id])
 
     stopped_by: Interrupted | BackendDown | None = None
     outcomes: Sequence[Outcome[Trajectory]]
@@ -188,8 +188,8 @@ def _score(question: Question, outcome: Outcome[Trajectory], cost: Cost) -> Ques
     )
 
 
-def summarise(scores: Iterable[QuestionScore]) -> Summary:
-    """Means with intervals over the questions that were reached. Failed episodes count, as zeros."""
+def summarize(scores: Iterable[QuestionScore]) -> Summary:
+    """Means with confidence intervals over the questions that were reached. Failed episodes count as zeros."""
     rows = list(scores)
     reached = [row for row in rows if row.stop is not StopReason.CANCELLED]
     metrics = {}
@@ -219,12 +219,12 @@ def compare(ours: Sequence[QuestionScore], theirs: Sequence[QuestionScore], metr
     ]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if not known:
-        raise StepladderError(f"the two evaluations have no question in common for which '{metric}' is known")
+        raise StepladderError(f"the two evaluations share no question with a known '{metric}'")
     return paired_difference([a for a, _ in known], [b for _, b in known])
 
 
 def load_scores(folder: Path) -> tuple[QuestionScore, ...]:
-    """The rows of an evaluation that was saved."""
+    """The rows of a saved evaluation."""
     path = folder / _SCORES
     if not path.is_file():
         raise StepladderError(f"{folder} is not a saved evaluation: it has no {_SCORES} (`eval --out DIR` writes it)")

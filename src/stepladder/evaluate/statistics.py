@@ -1,10 +1,10 @@
-"""How sure a mean or a difference between two systems is, from the scores of the questions alone.
+"""Confidence intervals of means and of differences between two systems, from scores per question.
 
-In: one number a question. Out: a 95% bootstrap interval of the mean, and for two systems on the same questions the
+In: one number per question. Out: a 95% bootstrap interval of the mean and, for two systems on the same questions, the
 interval of their difference with the p-value of a sign-flip test. Pure numpy, seeded: equal input, equal output.
 
-Neither method assumes a distribution. Both see only the questions at hand: a score that never varied gives an
-interval of no width, which says that the sample shows no variation, not that there is none.
+Neither method assumes a distribution. Both see only the given questions: a constant score gives an interval of zero
+width, which means that the sample shows no variation, not that there is none.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ RESAMPLES = 10_000
 LEVEL = 0.95
 #: With at most this many differing questions all 2^n sign patterns are enumerated.
 EXACT_UP_TO = 16
-#: Numbers drawn at a time; bounds the memory whatever the number of questions.
+#: Numbers drawn at a time, to bound the memory.
 CHUNK = 1 << 20
 
 Values = NDArray[np.float64]
@@ -43,7 +43,7 @@ def interval_text(interval: Interval, digits: int = 3) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The first system less the second, on the same questions."""
+    """The first system minus the second, on the same questions."""
 
     #: Questions that were compared.
     questions: int
@@ -62,24 +62,24 @@ def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float], *, seed: int = 0) -> Comparison:
-    """Compare two systems by their scores on the same questions, `a[i]` and `b[i]` being of the same one.
+    """Compare two systems by their scores on the same questions; `a[i]` and `b[i]` belong to the same question.
 
-    The null hypothesis of the test: which of the two scores of a question is whose is arbitrary, so every sign of
-    every difference is as likely as its opposite. Questions with equal scores have no sign to flip.
+    The null hypothesis of the test: the two scores of a question are exchangeable, so each sign of a difference is as
+    likely as its opposite. Questions with equal scores have no sign to flip.
 
     >>> paired_difference([1, 1, 1, 0], [0, 0, 0, 0]).p_value  # 2 of the 8 sign patterns reach 3
     0.25
     """
     if len(a) != len(b):
-        raise ValueError(f"paired scores must be of the same questions, but there are {len(a)} and {len(b)}")
+        raise ValueError(f"paired scores must belong to the same questions, found {len(a)} and {len(b)} scores")
     differences = _checked(a, "a") - _checked(b, "b")
     return Comparison(len(differences), _bootstrap(differences, seed), _sign_flip(differences[differences != 0], seed))
 
 
 def pooled_share(wins: Sequence[int], tries: Sequence[int], *, seed: int = 0) -> Interval | None:
-    """The share of all tries that were won, with an interval that resamples groups of tries, such as questions.
+    """The share of wins among all tries, with an interval that resamples groups of tries, such as questions.
 
-    `wins[i]` of `tries[i]` belong to one group. None where nothing was tried.
+    `wins[i]` of `tries[i]` belong to one group. None if there are no tries.
 
     >>> pooled_share([3, 1], [3, 1])
     Interval(mean=1.0, low=1.0, high=1.0)
@@ -96,11 +96,11 @@ def pooled_share(wins: Sequence[int], tries: Sequence[int], *, seed: int = 0) ->
 
 
 def _bootstrap(values: Values, seed: int) -> Interval:
-    # The mean of equal numbers can be off by a rounding; a single value or a constant needs no resampling.
+    # The mean of equal numbers can have a rounding error; constants need no resampling.
     if values.min() == values.max():
         return Interval(*[float(values[0])] * 3)
     n, generator = len(values), np.random.default_rng(seed)
-    means = _in_chunks(RESAMPLES, n, lambda rows: values[generator.integers(n, size=(rows, n))].mean(axis=1))
+    means = in_chunks(RESAMPLES, n, lambda rows: values[generator.integers(n, size=(rows, n))].mean(axis=1))
     low, high = np.quantile(means, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return Interval(float(values.mean()), float(low), float(high))
 
@@ -109,21 +109,21 @@ def _sign_flip(differences: Values, seed: int) -> float:
     n = len(differences)
     if n == 0:
         return 1.0
-    # Sums that are equal on paper differ by roundings, so what just misses the observed sum still counts.
+    # Mathematically equal sums can differ by rounding, so there is a small tolerance.
     observed = abs(differences.sum()) - 1e-9 * np.abs(differences).sum()
     if n <= EXACT_UP_TO:
         patterns = np.arange(1 << n)[:, None] >> np.arange(n) & 1
         return float((np.abs((2.0 * patterns - 1) @ differences) >= observed).mean())
     generator = np.random.default_rng(seed)
-    sums = _in_chunks(
+    sums = in_chunks(
         RESAMPLES, n, lambda rows: (2.0 * generator.integers(2, size=(rows, n), dtype=np.int8) - 1) @ differences
     )
-    # The observed pattern is one of those possible: counting it keeps p above 0 (Phipson and Smyth, 2010).
+    # The observed pattern counts as well, which keeps p above 0 (Phipson and Smyth, 2010).
     return float((1 + np.count_nonzero(np.abs(sums) >= observed)) / (1 + RESAMPLES))
 
 
-def _in_chunks(total: int, n: int, draw: Callable[[int], Values]) -> Values:
-    """`draw(rows)` called for `total` rows of n numbers altogether, a bounded number of them at a time."""
+def in_chunks(total: int, n: int, draw: Callable[[int], Values]) -> Values:
+    """The results of `draw(rows)` for `total` rows of n numbers, in chunks of bounded size."""
     rows = max(1, CHUNK // n)
     return np.concatenate([draw(min(rows, total - start)) for start in range(0, total, rows)])
 
@@ -131,9 +131,7 @@ def _in_chunks(total: int, n: int, draw: Callable[[int], Values]) -> Values:
 def _checked(values: Sequence[float], name: str) -> Values:
     if len(values) == 0:
         raise ValueError(f"{name} is empty; a mean needs at least one value")
-    numbers = np.asarray(values, dtype=np.float64)  # None, what a data set cannot tell, becomes NaN
+    numbers = np.asarray(values, dtype=np.float64)  # None (unknown) becomes NaN
     for position in np.flatnonzero(~np.isfinite(numbers)).tolist():
-        raise ValueError(
-            f"{name}[{position}] is {values[position]}; leave out questions for which the metric is not known"
-        )
+        raise ValueError(f"{name}[{position}] is {values[position]}; leave out questions without a known value")
     return numbers

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepladder.evaluate.statistics import Interval, interval_text
-from stepladder.preferences.pair_stats import listed
+from stepladder.preferences.pair_stats import format_counts
 
 if TYPE_CHECKING:
     from stepladder.pipeline.stage import FinishedStage
@@ -42,7 +42,7 @@ def cost_from_summary(stage: "FinishedStage") -> StageCost:
         _first(numbers, ("tokens_read",)),
         _first(numbers, ("tokens_written", "tokens_sampled")),
         _first(numbers, ("tokens",)),
-        listed({name: value for name, value in numbers.get("spend", {}).items() if value is not None}),
+        format_counts({name: value for name, value in numbers.get("spend", {}).items() if value is not None}),
     )
 
 
@@ -55,7 +55,7 @@ def judge_lines(numbers: Numbers) -> dict[str, str]:
     """Requests, problems and spend of an LLM judge."""
     problems = "; ".join(f"{count:,} times {problem}" for problem, count in numbers.get("problems", {}).items())
     spend = {name: value for name, value in numbers.get("spend", {}).items() if value is not None}
-    return {"judge": listed(numbers.get("asked", {})), "problems": problems, "spend": listed(spend)}
+    return {"judge": format_counts(numbers.get("asked", {})), "problems": problems, "spend": format_counts(spend)}
 
 
 def failure_note(numbers: Numbers) -> str:

@@ -70,10 +70,10 @@ class PairStats:
         return {"graded": counts.total(), **found, **agrees}
 
 
-def listed(counts: Mapping[str, float]) -> str:
+def format_counts(counts: Mapping[str, float]) -> str:
     """Counts in one line, less those that are nothing.
 
-    >>> listed({"asked": 1200, "failed": 0, "refused": 2})
+    >>> format_counts({"asked": 1200, "failed": 0, "refused": 2})
     'asked 1,200, refused 2'
     """
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)

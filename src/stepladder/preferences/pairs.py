@@ -105,13 +105,13 @@ def _right_branch(tree: Tree) -> frozenset[int]:
     return frozenset(node.id for node in branch) if branch[-1].reward == 1.0 else frozenset()
 
 
-def are_twins(one: Action, other: Action, overlap: float) -> bool:
+def are_rewordings(one: Action, other: Action, overlap: float) -> bool:
     """Whether two actions say the same in other words, as far as their words tell.
 
     >>> query = lambda text: Action(ActionKind.QUERY, text)
-    >>> are_twins(query("Where was the poet Ada Tarn born?"), query("Where was Ada Tarn, the poet, born?"), 0.9)
+    >>> are_rewordings(query("Where was the poet Ada Tarn born?"), query("Where was Ada Tarn, the poet, born?"), 0.9)
     True
-    >>> are_twins(query("Where was the poet Ada Tarn born?"), query("When was the poet Ada Tarn born?"), 0.9)
+    >>> are_rewordings(query("Where was the poet Ada Tarn born?"), query("When was the poet Ada Tarn born?"), 0.9)
     False
     """
     if one.kind is not other.kind:
@@ -152,7 +152,7 @@ def _unfit(chosen: Node, rejected: Node, rules: PairRules) -> str | None:
     """Why a preference makes no pair to learn from."""
     if _step(chosen).action.kind is ActionKind.MALFORMED:
         return "malformed chosen"
-    if are_twins(_step(chosen).action, _step(rejected).action, rules.twin_overlap):
+    if are_rewordings(_step(chosen).action, _step(rejected).action, rules.twin_overlap):
         return "twins"
     return None
 

@@ -3,7 +3,7 @@
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, judge_lines
 from stepladder.pipeline.stages import STAGES, get_stage
-from stepladder.preferences.pair_stats import listed
+from stepladder.preferences.pair_stats import format_counts
 
 
 def stage_summary(stage: StageRecord) -> StageSummary | None:
@@ -16,4 +16,4 @@ def pair_lines(numbers: Numbers) -> dict[str, str]:
     gold = {f"prefers {each}": (numbers["gold"] or {}).get(each, 0) for each in ("chosen", "rejected", "neither")}
     counts = {"gold judge": gold, **{name: numbers[name] for name in ("kinds", "depths", "margins", "dropped")}}
     counts["split"] = {name: numbers[name] for name in ("train", "dev")}
-    return {**{name: listed(each) for name, each in counts.items()}, **judge_lines(numbers)}
+    return {**{name: format_counts(each) for name, each in counts.items()}, **judge_lines(numbers)}

@@ -15,7 +15,7 @@ from stepladder.core.requests import Generate, Generation
 from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.evaluate.evaluator import Evaluation, check_free, compare, evaluate, load_scores, summarise
+from stepladder.evaluate.evaluator import Evaluation, check_output_folder, compare, evaluate, load_scores, summarize
 from stepladder.oracle.engine import OracleEngine
 from stepladder.reporting.eval_table import comparison_line, print_summary
 from tests.support.samples import WordRetriever
@@ -69,7 +69,7 @@ def test_failed_episodes_count_as_zero_and_say_why(questions: list[Question]) ->
 def test_questions_not_reached_are_in_no_average(questions: list[Question]) -> None:
     scores = by_script(questions, "Velm", "Velm", "Velm", "Oss", "Velm", "Velm").scores
     cut = [*scores[:4], *(replace(row, stop=StopReason.CANCELLED, em=0.0) for row in scores[4:])]
-    summary = summarise(cut)
+    summary = summarize(cut)
     assert (summary.questions, summary.cancelled, summary.metrics["em"].mean) == (4, 2, 0.75)
 
 
@@ -156,11 +156,11 @@ def test_rows_that_cannot_be_averaged_are_refused(questions: list[Question], tmp
 def test_places_that_cannot_be_written_are_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StepladderError, match="is no folder that may be written to"):
-        check_free(tmp_path / "file" / "run")
+        check_output_folder(tmp_path / "file" / "run")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StepladderError, match="broken link"):
-        check_free(tmp_path / "link")
-    check_free(tmp_path / "new" / "run")
+        check_output_folder(tmp_path / "link")
+    check_output_folder(tmp_path / "new" / "run")
 
 
 def test_a_folder_is_not_replaced_from_inside(
@@ -169,7 +169,7 @@ def test_a_folder_is_not_replaced_from_inside(
     by_script(questions, *["Velm"] * 6).save(tmp_path / "run", {})
     monkeypatch.chdir(tmp_path / "run")
     with pytest.raises(StepladderError, match="from inside"):
-        check_free(Path(), overwrite=True)
+        check_output_folder(Path(), overwrite=True)
 
 
 def test_nothing_to_evaluate_or_to_score_against(question: Question) -> None:

@@ -31,10 +31,10 @@ from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.evaluate.prm.calibration import (
     GradedStep,
-    calibrated,
-    chain_numbers,
+    calibration_report,
+    chain_metrics,
     graded_steps,
-    judged_by_gold,
+    gold_agreement,
     pair_accuracy,
 )
 from stepladder.evaluate.prm.tree_scores import read_tree_scores, score_tree, write_tree_scores
@@ -75,7 +75,7 @@ def test_numbers_worked_out_by_hand() -> None:
         step(2.0, True, "a"), step(1.0, True, "b"), step(-1.0, True, "b", "answer"),
         step(-2.0, False, "a", "query", "wrong"), step(0.5, False, "c", "query", "wrong"),
     ]  # fmt: skip
-    numbers = judged_by_gold(steps)
+    numbers = gold_agreement(steps)
     assert numbers["auc"]["mean"] == pytest.approx(5 / 6)  # of the six comparisons, -1 against 0.5 is lost
     assert numbers["auc"]["low"] <= numbers["auc"]["mean"] <= numbers["auc"]["high"]
     assert (numbers["steps"], numbers["questions"], numbers["good"]) == (5, 3, 0.6)
@@ -88,15 +88,15 @@ def test_numbers_worked_out_by_hand() -> None:
 def test_scores_that_promise_too_much_are_rescaled_by_what_other_questions_show() -> None:
     """Scores of +-5 promise 0.993; in truth 3 of 4 hold."""
     steps = [step(5.0 if n % 2 else -5.0, bool(n % 2) == bool(n % 8 > 1), f"q{n}") for n in range(400)]
-    numbers, predictions = calibrated(steps)
-    assert numbers["as it is"]["error"] == pytest.approx(0.993 - 0.75, abs=0.01)
+    numbers, predictions = calibration_report(steps)
+    assert numbers["raw"]["error"] == pytest.approx(0.993 - 0.75, abs=0.01)
     assert numbers["rescaled"]["error"] < 0.06
-    assert numbers["rescaled"]["brier"] < numbers["as it is"]["brier"]
+    assert numbers["rescaled"]["brier"] < numbers["raw"]["brier"]
     assert max(predictions["rescaled"]) < 0.85
 
 
 def test_a_chain_is_as_good_as_its_lowest_step() -> None:
-    numbers = chain_numbers({"gold": [1.0, 2.0, 3.0], "shuffled": [-1.0, 1.5], "truncated": []})
+    numbers = chain_metrics({"gold": [1.0, 2.0, 3.0], "shuffled": [-1.0, 1.5], "truncated": []})
     assert numbers["gold"] == {"chains": 3, "median": 2.0, "passes_0": 1.0}
     assert numbers["shuffled"] == {"chains": 2, "median": 0.25, "passes_0": 0.5, "auc": 5 / 6}
     assert "truncated" not in numbers

@@ -23,7 +23,7 @@ from stepladder.core.trace import (
     Trajectory,
 )
 from stepladder.oracle.engine import gold_action
-from stepladder.preferences.export import EXPORTS, Exported, ExportError, export, read_rag_proguide
+from stepladder.preferences.export import EXPORTS, ExportResult, ExportError, export, read_rag_proguide
 
 #: As ReasonRAG's own script writes them.
 PROGUIDE_FIELDS = [
@@ -61,7 +61,7 @@ def lines(path: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def exported(format: str, pairs: list[Pair], folder: Path) -> Exported:
+def exported(format: str, pairs: list[Pair], folder: Path) -> ExportResult:
     return export(format, {"train": pairs[2:], "dev": pairs[:2]}, folder, source="nano")
 
 

@@ -19,7 +19,7 @@ from stepladder.preferences.pair_stats import PairStats
 from stepladder.preferences.pairs import (
     PairRules,
     TreePairs,
-    are_twins,
+    are_rewordings,
     balanced,
     dev_questions,
     judged_groups,
@@ -108,11 +108,11 @@ def test_a_rewording_is_no_alternative() -> None:
     ],
 )
 def test_twins_are_told_by_words_not_by_letters(one: str, other: str, same: bool) -> None:
-    assert are_twins(Action(QUERY, one), Action(QUERY, other), 0.9) is same
+    assert are_rewordings(Action(QUERY, one), Action(QUERY, other), 0.9) is same
 
 
 def test_actions_of_two_kinds_are_never_twins() -> None:
-    assert not are_twins(Action(QUERY, "Velm"), Action(ANSWER, "Velm"), 0.9)
+    assert not are_rewordings(Action(QUERY, "Velm"), Action(ANSWER, "Velm"), 0.9)
 
 
 def test_a_malformed_step_is_never_chosen() -> None:

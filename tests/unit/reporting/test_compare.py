@@ -344,7 +344,7 @@ def test_mistakes_are_explained(made: Made, tmp_path: Path) -> None:
         compared(str(tmp_path))
     with pytest.raises(StepladderError, match="is given twice"):
         compared(str(made.path), f"{made.path}:after")
-    with pytest.raises(StepladderError, match="is one evaluation and has no stages; leave out ':after'"):
+    with pytest.raises(StepladderError, match="is a single evaluation without stages; remove ':after'"):
         compared(f"{saved(tmp_path / 'a', rows([1]))}:after")
     (made.path / "after" / "stage.json").unlink()
     with pytest.raises(StepladderError, match=r"'after' of the run .* is not done: .*:oracle"):
@@ -709,7 +709,7 @@ def test_the_command_prints_a_table_or_json_and_writes_a_page(tmp_path: Path) ->
     assert data["pairwise"][0]["difference"]["mean"] == 1
     assert "F1 on 8 questions" in Page(page.read_text()).text
     refused = run(a, "--html", str(tmp_path / "no" / "page.html"))
-    assert "give a file in a folder that exists" in str(refused.exception)
+    assert "give a file in an existing folder" in str(refused.exception)
 
 
 # --- the index of recipes ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -190,7 +191,7 @@ EXAMINED = {
         "malformed": {"auc": None, "steps": 8, "faulty": 8},
     },
     "faults": {"premature": {"steps": 3, "below_0": 2 / 3}},
-    "calibration": {"as it is": {"error": 0.125}},
+    "calibration": {"raw": {"error": 0.125}},
 }  # fmt: skip
 CURVE = [{"step": 1, "loss": 2.0, "lr": 0.1}, {"step": 2, "loss": 1.0, "lr": 0.2}]
 
@@ -206,7 +207,7 @@ def made(tmp_path: Path) -> Made:
     run.learnt("prm", CURVE, GRADED, "reward")
     examination = run.begin("examined") / "examination"
     examination.mkdir()
-    picture = reliability_svg("Does a score mean what it says?", {"as it is": [0.2, 0.8]}, [False, True])
+    picture = reliability_svg("Does a score mean what it says?", {"raw": [0.2, 0.8]}, [False, True])
     (examination / "calibration.svg").write_text(picture)
     run.finish("examined", EXAMINED, {"examination": "examination"})
     run.learnt("rft", CURVE, REFINED, "policy")
@@ -271,7 +272,7 @@ def test_a_finished_run_is_shown_from_results_to_how_it_was_made(made: Made) -> 
         "0.50 [0.00, 1.00]",  # F1 of `after`
         "refined after 4 +0.250 [−",  # the paired difference
         "refined before 4 +0.750",
-        "learnt from 9 steps; held out 2",
+        "trained on 9 steps; held out 2",
         "0.66 [0.50, 0.80] 4 12",  # AUC of sub-answers
         "premature 67% 3",
         "2 of 2 trees",

@@ -80,7 +80,7 @@ def waiting_for(tmp_path: Path, study: Study, script: str) -> tuple[list[Job], l
 def test_a_run_that_is_killed_is_told_and_the_others_go_on(study: Study, tmp_path: Path) -> None:
     work, command = waiting_for(tmp_path, study, "os.kill(os.getpid(), 9) if 'seed-0/long' in line else None")
     told = StringIO()
-    with pytest.raises(StepladderError, match=r"1 of 3 runs failed; seed-0 long: ended by SIGKILL"):
+    with pytest.raises(StepladderError, match=r"1 of 3 runs failed; seed-0 long: killed by SIGKILL"):
         run_jobs(work, 1, Console(file=told, width=300), command)
     assert "seed-0 short: done" in told.getvalue()
 
@@ -195,8 +195,8 @@ def test_the_arms_of_the_shipped_studies_make_as_many_updates() -> None:
             for stage in recipe_of(study, 0, arm).stages
             if isinstance(stage.settings, GRPOConfig)
         ]
-        assert len({each.epochs * each.questions * each.samples / each.batch for each in settings}) == 1
-        assert len({(each.batch, each.samples) for each in settings}) == 1
+        assert len({each.num_train_epochs * each.questions * each.num_generations / each.batch_size for each in settings}) == 1
+        assert len({(each.batch_size, each.num_generations) for each in settings}) == 1
         for each in settings:
             order, _ = schedule(each.questions, each, seed=0)
             assert len(set(order)) == each.questions, "every question is played"

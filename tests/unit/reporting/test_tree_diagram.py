@@ -208,7 +208,7 @@ def test_a_picture_is_written(run: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("asked", "hint"), [("q11", "Did you mean q1"), ("2", "Did you mean q2?"), ("zz", "has is q2")]
+    ("asked", "hint"), [("q11", "Did you mean q1"), ("2", "Did you mean q2?"), ("zz", "One of them is q2")]
 )
 def test_an_unknown_id_gets_the_nearest(run: Path, asked: str, hint: str) -> None:
     with pytest.raises(StepladderError, match=re.escape(hint)):

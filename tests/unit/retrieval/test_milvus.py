@@ -253,7 +253,7 @@ def test_a_collection_that_is_not_the_one_that_was_built_is_noticed(model: Path,
         with pytest.raises(MilvusError, match="'towns' has other fields, not of 32"):
             open_index(folder)
     # It is rebuilt under its own name, but not over what is somebody else's.
-    with pytest.raises(MilvusError, match="a collection 'towns' that is not of Stepladder"):
+    with pytest.raises(MilvusError, match="a collection 'towns' that was not created by Stepladder"):
         build(TOWNS, folder, model, uri=server, collection="towns", overwrite=True)
 
 

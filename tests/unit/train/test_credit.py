@@ -317,8 +317,8 @@ FOUR: list[list[str]] = [
 
 def test_what_is_measured_of_a_batch() -> None:
     engine = Counted(lambda sample, number: FOUR[sample][number])
-    found = rollouts(engine, Taste()).play(QUESTIONS[:1], seed=0)
-    told = found.measures
+    found = rollouts(engine, Taste()).generate(QUESTIONS[:1], seed=0)
+    told = found.metrics
     assert [row.reward for row in found.rows] == [3, -1, 1, -1]
     assert told["reward"] == pytest.approx(2 / 4)
     assert told["f1"] == told["em"] == 1 / 4
@@ -344,15 +344,15 @@ def test_steps_that_say_nothing_new_are_counted() -> None:
 
 def test_episodes_that_have_ended_cost_nothing_more_and_scores_are_asked_for_once() -> None:
     engine, taste = Counted(lambda sample, number: FOUR[sample % 4][number]), Taste()
-    found = rollouts(engine, taste, batch_size=8).play(QUESTIONS, seed=0)
+    found = rollouts(engine, taste, batch_size=8).generate(QUESTIONS, seed=0)
     assert [row.trajectory.question.id for row in found.rows] == ["q1"] * 4 + ["q2"] * 4
     assert engine.asked == sum(len(row.trajectory.steps) for row in found.rows) == 24
     assert taste.calls == [8]
 
 
 def test_without_a_reward_model_nothing_is_scored() -> None:
-    found = rollouts(Counted(lambda sample, number: FOUR[sample][number])).play(QUESTIONS[:1], seed=0)
-    assert "step_score" not in found.measures
+    found = rollouts(Counted(lambda sample, number: FOUR[sample][number])).generate(QUESTIONS[:1], seed=0)
+    assert "step_score" not in found.metrics
     with pytest.raises(StepladderError, match="mode 'dual' needs a reward model; without one take outcome or tree"):
         rollouts(Counted(lambda sample, number: ""), mode="dual")
 
@@ -361,19 +361,19 @@ def play_with_one_broken(**changes: Any) -> RolloutBatch:
     def shaky(sample: int, number: int) -> Any:
         return BackendError("busy") if (sample, number) == (1, 1) else FOUR[sample][number]
 
-    return rollouts(Counted(shaky), Taste(), **changes).play(QUESTIONS[:1], seed=0)
+    return rollouts(Counted(shaky), Taste(), **changes).generate(QUESTIONS[:1], seed=0)
 
 
 def test_an_episode_that_breaks_is_counted_and_replaced_by_one_that_teaches_nothing() -> None:
     found = play_with_one_broken()
     assert len(found.rows) == 4
-    assert found.measures["failed"] == 1
+    assert found.metrics["failed"] == 1
     blank = found.rows[-1]
     assert not blank.has_signal
     assert not any(blank.loss_mask)
     assert len(blank.advantages) == len(blank.trajectory.steps)
     # The others are measured and credited without it: 3, 1, -1.
-    assert found.measures["reward"] == pytest.approx(1.0)
+    assert found.metrics["reward"] == pytest.approx(1.0)
     spread = math.sqrt(8 / 3)
     plain = play_with_one_broken(mode="outcome").rows
     assert [row.advantages[0] for row in plain] == pytest.approx([2 / spread, 0, -2 / spread, 0])
@@ -381,10 +381,10 @@ def test_an_episode_that_breaks_is_counted_and_replaced_by_one_that_teaches_noth
 
 def test_a_question_of_which_nothing_is_left_does_not_stop_the_others() -> None:
     engine = Counted(lambda sample, number: BackendError("busy") if sample < 4 else FOUR[sample - 4][number])
-    found = rollouts(engine, Taste(), batch_size=8).play(QUESTIONS, seed=0)
+    found = rollouts(engine, Taste(), batch_size=8).generate(QUESTIONS, seed=0)
     assert [len(row.trajectory.steps) for row in found.rows] == [0, 0, 0, 0, 3, 4, 1, 4]
-    assert found.measures["failed"] == 4
-    assert found.measures["dropped_groups"] == 0.5
+    assert found.metrics["failed"] == 4
+    assert found.metrics["dropped_groups"] == 0.5
     assert [row.trajectory.question.id for row in found.rows] == ["q1"] * 4 + ["q2"] * 4
 
 
@@ -392,7 +392,7 @@ def test_a_question_of_which_nothing_is_left_does_not_stop_the_others() -> None:
 def test_where_everything_breaks_the_reason_is_told(mode: str) -> None:
     dead = rollouts(Counted(lambda sample, number: BackendError("the server is on fire")), mode=mode)
     with pytest.raises(StepladderError, match="every sampled episode failed; the first: the server is on fire"):
-        dead.play(QUESTIONS[:1], seed=0)
+        dead.generate(QUESTIONS[:1], seed=0)
 
 
 @pytest.mark.parametrize("mode", ["outcome", "tree"])
@@ -402,12 +402,14 @@ def test_where_no_prompt_fits_the_window_that_is_told(mode: str) -> None:
             return empty_generation(request.context)
 
     with pytest.raises(StepladderError, match="no sampled episode has a single step: the prompts leave no room"):
-        rollouts(Narrow(lambda request: ""), mode=mode).play(QUESTIONS[:1], seed=0)
+        rollouts(Narrow(lambda request: ""), mode=mode).generate(QUESTIONS[:1], seed=0)
 
 
 def test_a_flat_question_is_counted() -> None:
-    found = rollouts(Counted(lambda sample, _: say("Velm" if sample else "Oss")), batch_size=8).play(QUESTIONS, seed=0)
-    assert found.measures["dropped_groups"] == 0.5
+    found = rollouts(Counted(lambda sample, _: say("Velm" if sample else "Oss")), batch_size=8).generate(
+        QUESTIONS, seed=0
+    )
+    assert found.metrics["dropped_groups"] == 0.5
 
 
 def test_the_same_seed_plays_the_same_and_a_question_that_comes_twice_is_played_anew() -> None:
@@ -415,7 +417,7 @@ def test_the_same_seed_plays_the_same_and_a_question_that_comes_twice_is_played_
         return say(str(request.seed))
 
     def texts(seed: int) -> list[str]:
-        found = rollouts(ScriptedEngine(by_seed), batch_size=8).play([QUESTION, QUESTION], seed)
+        found = rollouts(ScriptedEngine(by_seed), batch_size=8).generate([QUESTION, QUESTION], seed)
         return [row.trajectory.steps[0].written.text for row in found.rows]
 
     assert texts(1) == texts(1)
@@ -424,10 +426,12 @@ def test_the_same_seed_plays_the_same_and_a_question_that_comes_twice_is_played_
 
 def test_the_rows_of_a_tree_are_as_many_as_samples() -> None:
     engine = Counted(lambda sample, number: FOUR[0][number])
-    found = rollouts(engine, mode="tree", tree={"stems": 1}).play(QUESTIONS[:1], seed=0)
+    found = rollouts(engine, mode="tree", tree={"stems": 1}).generate(QUESTIONS[:1], seed=0)
     assert len(found.rows) == 4
-    assert sum(sum(row.loss_mask) for row in found.rows) == engine.asked < 12, "what is shared is written and learnt once"
-    assert "step_score" not in found.measures
+    assert sum(sum(row.loss_mask) for row in found.rows) == engine.asked < 12, (
+        "what is shared is written and learnt once"
+    )
+    assert "step_score" not in found.metrics
 
 
 # --- agents whose episodes are not one text -------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from stepladder.agents import AGENTS, make_agent
+from stepladder.agents import AGENTS, Agent, make_agent
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Hop, Question, Segment, Trajectory
+from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
@@ -19,16 +20,16 @@ from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.oracle.agent_check import check_agent
 from stepladder.oracle.engine import OracleEngine
+from stepladder.retrieval.base import Retriever
+from stepladder.train.loop.context import TrainingContext
 from stepladder.train.sft import demonstration_sources as sources
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.demonstration_sources import load_or_make
-from stepladder.data.sampling import sample_questions
-from stepladder.train.sft.demonstrations import gold_demonstrations, sampled_demonstrations
+from stepladder.train.sft.demonstrations import Demonstrations, gold_demonstrations, sampled_demonstrations
 from stepladder.train.sft.fewshot import FewShot
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
 EPISODE = EpisodeConfig(k=1)
-WARM = replace(EPISODE, sampling=Sampling(1.0))
 RIGHT = "<step>I know.</step><answer>Velm</answer>"
 PLAIN = replace(QUESTION, id="plain", hops=())
 
@@ -53,7 +54,11 @@ class Hot(ScriptedEngine):
 
 def test_questions_are_picked_by_the_seed() -> None:
     questions = [replace(QUESTION, id=str(number)) for number in range(50)]
-    assert sample_questions(questions, 10, seed=1) == sample_questions(questions, 10, seed=1) != sample_questions(questions, 10, seed=2)
+    assert (
+        sample_questions(questions, 10, seed=1)
+        == sample_questions(questions, 10, seed=1)
+        != sample_questions(questions, 10, seed=2)
+    )
     assert len(sample_questions(questions, 80, seed=1)) == 50
 
 
@@ -70,10 +75,12 @@ def test_balanced_questions_need_all_numbers_of_searches() -> None:
 def test_gold_keeps_right_answers_and_counts_the_others() -> None:
     lost = replace(QUESTION, id="lost", hops=(Hop("Who sank?", "Nobody", ("gone",)),), gold_passages=(("gone",),))
     unanswered = replace(QUESTION, id="unanswered", answers=())
-    made = gold_demonstrations(make_agent("prorag"), [QUESTION, PLAIN, lost, unanswered], WordRetriever(), EPISODE, seed=0)
+    made = gold_demonstrations(
+        make_agent("prorag"), [QUESTION, PLAIN, lost, unanswered], WordRetriever(), EPISODE, seed=0
+    )
     assert [trajectory.question.id for trajectory in made.kept] == ["q1"]
     assert made.dropped == {"no_known_answer": 1, "no_decomposition": 1, "not_retrieved": 1}
-    assert made.asked == 4
+    assert made.requested == 4
 
 
 def test_gold_thoughts_vary_with_the_seed() -> None:
@@ -127,12 +134,17 @@ def test_an_agent_with_worked_examples_is_still_an_agent(name: str) -> None:
     assert shown.searches == make_agent(name).searches
 
 
+def sampled(
+    engine: Any, agent: Agent, question: Question, config: SFTConfig, retriever: Retriever | None = None
+) -> Demonstrations:
+    context = TrainingContext(agent, [question], (), retriever, EPISODE, Path("unused"))
+    return sampled_demonstrations(engine, context, config, [question])
+
+
 def test_worked_examples_are_shown_and_leave_no_trace() -> None:
     agent = make_agent("prorag")
     engine = Hot("<step>Ask.</step><subquery>Orm Tower</subquery>", "<step>Read.</step><subanswer>A</subanswer>", RIGHT)
-    made = sampled_demonstrations(
-        engine, agent, [QUESTION], WordRetriever(), EPISODE, samples=1, min_f1=1.0, keep=1, seed=0
-    )
+    made = sampled(engine, agent, QUESTION, SFTConfig(num_generations=1), WordRetriever())
     demonstrations = FewShot(agent).demonstrations
     assert all(request.context[0].text.startswith(demonstrations) for request in engine.asked)
 
@@ -147,16 +159,14 @@ def test_worked_examples_are_shown_and_leave_no_trace() -> None:
 def test_of_the_samples_right_different_ones_are_kept() -> None:
     right = [f"<step>{thought}</step><answer>Velm</answer>" for thought in ("One.", "One.", "Two.", "Three.")]
     engine = Hot(*right, "<answer>x", "no", "<step>Hm.</step><answer>Oss</answer>")
-    made = sampled_demonstrations(engine, make_agent("cot"), [PLAIN], None, WARM, samples=7, min_f1=1.0, keep=2, seed=0)
+    made = sampled(engine, make_agent("cot"), PLAIN, SFTConfig(num_generations=7, keep=2))
     assert [trajectory.steps[0].action.thought for trajectory in made.kept] == ["One.", "Two."]
     assert made.dropped == {"duplicate": 1, "surplus": 1, "malformed": 2, "not_retrieved": 1}
 
 
 def test_an_answer_may_be_right_by_its_f1() -> None:
     engine = Hot("<answer>Velm on Oss</answer>")
-    made = sampled_demonstrations(
-        engine, make_agent("direct"), [PLAIN], None, EPISODE, samples=1, min_f1=0.5, keep=1, seed=0
-    )
+    made = sampled(engine, make_agent("direct"), PLAIN, SFTConfig(num_generations=1, min_f1=0.5))
     assert len(made.kept) == 1
 
 
@@ -225,7 +235,8 @@ def test_a_teacher_is_not_asked_again_and_transcripts_are_made_once(
     settings = SFTConfig(source="teacher", teacher_model="big", num_generations=2)
 
     def make() -> object:
-        return load_or_make(tmp_path, settings, Paid(), make_agent("cot"), [PLAIN], None, EPISODE, seed=0)
+        context = TrainingContext(make_agent("cot"), [PLAIN], (), None, EPISODE, tmp_path)
+        return load_or_make(settings, context, Paid(), [PLAIN])
 
     made = make()
     assert paid.asked == 2
@@ -237,9 +248,8 @@ def test_a_teacher_is_not_asked_again_and_transcripts_are_made_once(
 
 
 def test_no_transcripts_at_all_is_an_error_that_says_why(tmp_path: Path) -> None:
+    context = TrainingContext(make_agent("prorag"), [PLAIN], (), WordRetriever(PASSAGES), EPISODE, tmp_path)
     with pytest.raises(
-        StepladderError, match=r"no transcript .* of 1 asked \(dropped: no_decomposition 1\).*bootstrap"
+        StepladderError, match=r"no demonstrations, of 1 requested \(dropped: no_decomposition 1\).*bootstrap"
     ):
-        load_or_make(
-            tmp_path, SFTConfig(), Paid(), make_agent("prorag"), [PLAIN], WordRetriever(PASSAGES), EPISODE, seed=0
-        )
+        load_or_make(SFTConfig(), context, Paid(), [PLAIN])

@@ -3,10 +3,11 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,16 +24,18 @@ from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
+from stepladder.preferences.pair_checks import PairCheck
 from stepladder.train.dpo import trainer as dpo
 from stepladder.train.dpo.config import DPOConfig
-from stepladder.preferences.pair_checks import PairCheck
 from stepladder.train.dpo.trainer import TrainingReport
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
+from stepladder.train.loop.compute import prepare_compute
 from stepladder.train.loop.config import LoraConfig
+from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.policy import load_policy
-from stepladder.train.loop.training_loop import prepare_compute
+from stepladder.train.loop.policy_session import PolicySession
 from stepladder.train.transcripts.tokenized import Example
-from tests.support.dpo_training import AGENT, ENCODING, HELD_OUT, PAIRS, QUESTIONS, SETTINGS, train
+from tests.support.dpo_training import AGENT, ENCODING, EPISODE, HELD_OUT, PAIRS, QUESTIONS, SETTINGS, train
 from tests.support.training_runs import plain_rows, updates, weights
 
 SHORT = PAIRS[:3]
@@ -130,14 +133,16 @@ def test_log_probabilities_and_rewards_are_those_of_the_step_alone(finished: Tra
 def trainer_for(folder: Path, lora: LoraConfig | None = None, pairs: Sequence[Pair] = PAIRS) -> PairTrainer:
     """A trainer that has done nothing yet."""
     settings = changed(lora=lora)
-    place = prepare_compute(settings, 0, "cpu", "dpo")
+    context = TrainingContext(AGENT, QUESTIONS, (), None, EPISODE, folder, device="cpu")
+    place = prepare_compute(settings, context, "dpo")
     arguments = TrlDPOConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False, max_length=None,
         remove_unused_columns=False, report_to="none", disable_tqdm=True, beta=settings.beta,
     )  # fmt: skip
     with quiet_libraries():
         policy = load_policy("tiny", None, bf16=False, device=place.device)
-        return dpo._trainer(policy, dpo._rows(pairs), (), settings, arguments, place)
+        session = PolicySession(policy, cast(Any, None), nullcontext, place, context)
+        return dpo._make_trainer(session, settings, arguments, dpo._rows(pairs), ())
 
 
 def moved(trainer: PairTrainer) -> PairTrainer:

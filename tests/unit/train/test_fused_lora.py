@@ -14,9 +14,10 @@ from stepladder.agents import make_agent
 from stepladder.core.requests import Sampling
 from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.fused_lora import fuse_lora
 from stepladder.train.loop.base_trainer import BaseTrainer
+from stepladder.train.loop.config import LoraConfig
+from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.fused_lora import fuse_lora
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import train_sft
 from tests.support.lora_models import IDS, check_autocast, far, learnt, made
@@ -105,9 +106,8 @@ def test_a_training_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pyte
 
     def train(folder: Path) -> dict[str, torch.Tensor]:
         agent, episode = make_agent("direct"), EpisodeConfig(sampling=Sampling(max_tokens=20))
-        report = train_sft(
-            "tiny", agent, [QUESTION], (), None, episode, settings, folder, seed=0, device="cpu", watch=lambda _: None
-        )
+        context = TrainingContext(agent, [QUESTION], (), None, episode, folder, device="cpu", watch=lambda _: None)
+        report = train_sft("tiny", context, settings)
         return load_file(report.policy / "model.safetensors")
 
     expected = train(tmp_path / "peft")

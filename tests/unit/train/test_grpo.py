@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -42,12 +43,15 @@ from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts
 from stepladder.train.grpo.trainer import TrainingReport, schedule, train_grpo
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer, token_row
+from stepladder.train.loop import policy_session
 from stepladder.train.loop import rollout_engine as playing
 from stepladder.train.loop.checkpoints import Checkpoints
+from stepladder.train.loop.compute import prepare_compute
 from stepladder.train.loop.config import LoraConfig
+from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, read_metrics
 from stepladder.train.loop.policy import load_policy, peft_config
-from stepladder.train.loop.training_loop import prepare_compute
+from stepladder.train.loop.policy_session import PolicySession
 from tests.support.grpo_training import EPISODE, QUESTIONS, ROOMY, SETTINGS, Loose, Taste, train
 from tests.support.samples import QUESTION, WordRetriever
 from tests.support.training_runs import plain_rows, same_weights, updates, weights
@@ -72,9 +76,11 @@ def trainer_for(
     agent: Agent | None = None,
 ) -> EpisodeTrainer:
     """A trainer that has done nothing yet."""
-    place = prepare_compute(settings, 0, "cpu", "grpo")
+    context = TrainingContext(agent or Loose(), QUESTIONS, (), None, EPISODE, folder, device="cpu")
+    place = prepare_compute(settings, context, "grpo")
     with quiet_libraries():
         policy = load_policy("tiny", None, bf16=False, device=place.device)
+        reference = PolicySession(policy, cast(Any, None), nullcontext, place, context).reference_model()
         driver, likes = Driver(engine(policy.model, policy.tokenizer), WordRetriever()), cast(Any, Taste())
         trainer = EpisodeTrainer(
             policy.model,
@@ -85,7 +91,7 @@ def trainer_for(
             ),
             rollouts=Rollouts(driver, agent or Loose(), EPISODE if agent is None else ROOMY, settings, likes),
             questions={question.id: question for question in QUESTIONS},
-            reference=grpo._reference(policy, settings, place),
+            reference=reference if settings.beta and settings.lora is None else None,
             train_dataset=Dataset.from_dict({"prompt": [question.id for question in QUESTIONS]}),
             processing_class=policy.tokenizer,
             peft_config=None if settings.lora is None else peft_config(settings.lora, "CAUSAL_LM"),
@@ -97,7 +103,7 @@ def trainer_for(
 
 def batch_of(trainer: EpisodeTrainer) -> dict[str, Any]:
     """The tensors of the first update."""
-    settings = trainer.rollouts.settings
+    settings = trainer.rollouts.config
     asked = QUESTIONS[: settings.batch_size // settings.num_generations]
     return trainer._generate_and_score_completions(
         [{"prompt": question.id} for question in asked for _ in range(settings.num_generations)]
@@ -115,8 +121,8 @@ def moved(model: Any, seed: int = 0) -> None:
 
 def taught(trainer: EpisodeTrainer) -> list[CreditedEpisode]:
     """The rows of questions from which there is something to learn."""
-    assert trainer.played is not None
-    rows, samples = trainer.played.rows, trainer.rollouts.settings.num_generations
+    assert trainer.rollout_batch is not None
+    rows, samples = trainer.rollout_batch.rows, trainer.rollouts.config.num_generations
     groups = [rows[start : start + samples] for start in range(0, len(rows), samples)]
     return [row for group in groups if any(each.has_signal for each in group) for row in group]
 
@@ -124,9 +130,9 @@ def taught(trainer: EpisodeTrainer) -> list[CreditedEpisode]:
 def test_a_row_is_the_tokens_that_the_engine_saw_and_marks_those_of_the_policy(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, SETTINGS)
     batch = batch_of(trainer)
-    assert trainer.played is not None
-    assert any(len(row.trajectory.steps) > 1 for row in trainer.played.rows)
-    for credited in trainer.played.rows:
+    assert trainer.rollout_batch is not None
+    assert any(len(row.trajectory.steps) > 1 for row in trainer.rollout_batch.rows)
+    for credited in trainer.rollout_batch.rows:
         row = token_row(credited)
         segments = credited.trajectory.context()
         assert row["ids"] == [token for segment in segments for token in segment.tokens]
@@ -194,7 +200,9 @@ def logps(model: Any, row: dict[str, list[Any]], temperature: float) -> Any:
     return found.gather(1, ids[0, 1:, None])[:, 0][torch.tensor(row["loss_mask"][1:]) > 0]
 
 
-def grpo_loss(policy: Any, old: Sequence[torch.Tensor], rows: Sequence[CreditedEpisode], settings: GRPOConfig) -> torch.Tensor:
+def grpo_loss(
+    policy: Any, old: Sequence[torch.Tensor], rows: Sequence[CreditedEpisode], settings: GRPOConfig
+) -> torch.Tensor:
     """The mean over all tokens to learn from of the clipped gain, less what moving away from the reference costs."""
     losses = []
     high = settings.epsilon if settings.epsilon_high is None else settings.epsilon_high
@@ -276,8 +284,8 @@ def test_with_lora_the_reference_is_the_base_model(tmp_path: Path) -> None:
     moved(trainer.model)
     batch = batch_of(trainer)
     assert trainer.ref_model is None
-    assert trainer.played is not None
-    for number, credited in enumerate(trainer.played.rows):
+    assert trainer.rollout_batch is not None
+    for number, credited in enumerate(trainer.rollout_batch.rows):
         row = token_row(credited)
         found = batch["ref_per_token_logps"][number, : len(row["ids"]) - 1][torch.tensor(row["loss_mask"][1:]) > 0]
         torch.testing.assert_close(found, logps(tiny_model(), row, 1.0), rtol=0, atol=1e-5)
@@ -723,7 +731,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str
 
 def test_questions_without_answers_are_left_out(tmp_path: Path) -> None:
     nobody_knows = [replace(question, answers=()) for question in QUESTIONS]
-    with pytest.raises(StepladderError, match="none of 4 questions has an answer: nothing could be earned"):
+    with pytest.raises(StepladderError, match="none of 4 questions has an answer: there would be no reward"):
         train(tmp_path, questions=nobody_knows)
     with pytest.raises(
         StepladderError,
@@ -774,10 +782,9 @@ def test_a_reward_model_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_mode_that_scores_steps_needs_a_reward_model(tmp_path: Path) -> None:
-    with pytest.raises(StepladderError, match="mode 'process' needs a reward model"):
-        train_grpo(
-            "tiny", Loose(), QUESTIONS, (), None, EPISODE, None, changed(mode="process"), tmp_path, seed=0, device="cpu"
-        )
+    context = TrainingContext(Loose(), QUESTIONS, (), None, EPISODE, tmp_path, device="cpu")
+    with pytest.raises(StepladderError, match="mode 'process' needs a step scorer"):
+        train_grpo("tiny", context, changed(mode="process"), None)
 
 
 # --- in a recipe ----------------------------------------------------------------------------------------------------
@@ -911,7 +918,7 @@ def test_weights_that_lora_freezes_are_bf16_where_training_is(tmp_path: Path, mo
     def in_bf16(*arguments: Any) -> Any:  # also where the processor has none
         return replace(prepare_compute(*arguments), bf16=True)
 
-    monkeypatch.setattr(grpo, "prepare_compute", in_bf16)
+    monkeypatch.setattr(policy_session, "prepare_compute", in_bf16)
     monkeypatch.setattr(EpisodeTrainer, "attach", look)
     with pytest.raises(Stop):
         train(tmp_path, changed(lora=LoraConfig(r=2)))

@@ -17,7 +17,7 @@ from transformers import (
 
 from stepladder.models.tiny import tiny_model
 from stepladder.train.loop import microbatches as parts
-from stepladder.train.loop.microbatches import split_microbatches, max_microbatch_tokens
+from stepladder.train.loop.microbatches import max_microbatch_tokens, split_microbatches
 from stepladder.train.loop.selected_logits import selected_logits
 
 SMALL = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -63,7 +63,9 @@ def test_a_model_whose_output_layer_is_not_called_computes_all() -> None:
 
     torch.manual_seed(0)
     built, (ids_BT, wanted_BT) = Other(LlamaConfig(**SMALL, **HEADS)), rows()
-    assert torch.allclose(selected_logits(built, ids_BT, wanted_BT), built(input_ids=ids_BT).logits[wanted_BT], atol=1e-6)
+    assert torch.allclose(
+        selected_logits(built, ids_BT, wanted_BT), built(input_ids=ids_BT).logits[wanted_BT], atol=1e-6
+    )
 
 
 def test_gradients_are_the_same_and_nothing_stays_behind() -> None:

@@ -47,8 +47,8 @@ from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.resources import RunContext, SharedConfig
 from stepladder.pipeline.stages import Task
 from stepladder.pipeline.stages.prm import STAGE, run_prm
-from stepladder.preferences.pairs import dev_questions
 from stepladder.preferences.pair_checks import PairCheck
+from stepladder.preferences.pairs import dev_questions
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.metrics_log import read_metrics
@@ -57,7 +57,7 @@ from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import collate_examples, from_pairs, from_trees, gold_verdicts, outcomes
 from stepladder.train.prm.prm_losses import centering_loss, ranking_loss, value_loss
 from stepladder.train.prm.prm_questions import choose
-from stepladder.train.prm.trainer import PRMReport, batch_loss, weight_of
+from stepladder.train.prm.trainer import PRMReport, batch_loss, count_targets
 from stepladder.train.sft.demonstrations import gold_demonstrations
 from tests.support.prm_training import (
     AGENT,
@@ -66,9 +66,9 @@ from tests.support.prm_training import (
     PAIRS,
     SETTINGS,
     TOKENIZER,
+    builder,
     pair,
     prompt,
-    builder,
     said,
     train,
 )
@@ -115,7 +115,7 @@ SEVERAL = [
 
 def test_pairs_of_a_state_share_what_is_read_and_every_pair_counts() -> None:
     examples = from_pairs(SEVERAL, builder(), margin=2.0)
-    assert [len(example.readings) for example in examples] == [3, 2, 2, 2]
+    assert [len(example.inputs) for example in examples] == [3, 2, 2, 2]
     assert [len(example.pairs) for example in examples] == [3, 1, 1, 1]
     batch = collate_examples(examples)
     texts = [text_of(batch["input_ids"][row, : column + 1]) for row, column in zip(batch["rows"], batch["columns"])]
@@ -130,10 +130,10 @@ def test_pairs_of_a_state_share_what_is_read_and_every_pair_counts() -> None:
         expected += plain_ranking(better, worse, margin) + 0.1 * (better + worse) ** 2
         right += better > worse
         gaps += better - worse
-    loss, seen = batch_loss(torch.tensor([score_of[text] for text in texts]), batch, centre=0.1)
+    loss, seen = batch_loss(torch.tensor([score_of[text] for text in texts]), batch, centering=0.1)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert seen == {"accuracy": right, "margin": pytest.approx(gaps, rel=1e-5)}
-    assert weight_of(batch) == 6
+    assert count_targets(batch) == 6
 
 
 # --- trees as examples --------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def values_read(examples: Iterable[Any]) -> list[tuple[str, float]]:
     """What is read up to the end of every step, with the value it is to have."""
     found: list[tuple[str, float]] = []
     for example in examples:
-        ends = [text_of(reading.tokens[: end + 1]) for reading in example.readings for end in reading.ends]
+        ends = [text_of(reading.tokens[: end + 1]) for reading in example.inputs for end in reading.ends]
         found += zip(ends, example.values, strict=True)
     return found
 
@@ -211,18 +211,18 @@ def test_the_other_tokens_of_a_step_may_count_together(dense: float) -> None:
         error += abs(1 / (1 + np.exp(-end)) - value)
     assert score_of == {}  # nothing is read that is no part of a step
     scores = np.random.default_rng(0).normal(size=len(texts))
-    loss, seen = batch_loss(torch.tensor(scores, dtype=torch.float32), batch, centre=0.1)
+    loss, seen = batch_loss(torch.tensor(scores, dtype=torch.float32), batch, centering=0.1)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert seen == {"error": pytest.approx(error, rel=1e-5)}
-    assert weight_of(batch) == 4
+    assert count_targets(batch) == 4
 
 
 def test_the_loss_of_values_is_that_of_another_implementation() -> None:
     batch = collate_examples(list(from_trees([small_tree("a"), small_tree("b")], builder(), monte_carlo)))
     scores = np.random.default_rng(0).normal(size=8)
-    loss, seen = batch_loss(torch.tensor(scores, dtype=torch.float32), batch, centre=0.1)
+    loss, seen = batch_loss(torch.tensor(scores, dtype=torch.float32), batch, centering=0.1)
     targets = np.array([2 / 3, 1.0, 0.0, 0.25] * 2)
-    assert weight_of(batch) == 8
+    assert count_targets(batch) == 8
     assert loss.item() == pytest.approx(plain_value(scores, targets).sum(), rel=1e-5)
     assert seen["error"] == pytest.approx(np.abs(1 / (1 + np.exp(-scores)) - targets).sum(), rel=1e-5)
 
@@ -418,7 +418,7 @@ def pair_scores(reward: Path, pairs: Sequence[Pair]) -> list[tuple[float, float]
     return [(one(each, each.chosen), one(each, each.rejected)) for each in pairs]
 
 
-def mean_loss(scores: Iterable[tuple[float, float]], centre: float = SETTINGS.centre) -> float:
+def mean_loss(scores: Iterable[tuple[float, float]], centre: float = SETTINGS.center_rewards_coefficient) -> float:
     return float(np.mean([plain_ranking(a, b, 0.0) + centre * (a + b) ** 2 for a, b in scores]))
 
 
@@ -482,7 +482,7 @@ def test_the_same_seed_gives_the_same_numbers(finished: PRMReport, tmp_path: Pat
 
 def test_the_best_by_held_out_loss_is_the_reward_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = iter((0.5, 0.2, 0.9))
-    monkeypatch.setattr(prm_training, "_held_out_score", lambda *_: lambda: {"loss": next(given)})
+    monkeypatch.setattr(prm_training, "_dev_evaluator", lambda *_: lambda: {"loss": next(given)})
     report = train(tmp_path, changed(num_train_epochs=3))
     assert report.numbers["best_step"] == 4
     checkpoints = Checkpoints(tmp_path / "checkpoints")
@@ -680,9 +680,7 @@ def test_pairs_that_the_policy_would_not_see_today_are_refused_and_counted(tmp_p
 @pytest.mark.parametrize("reason", BAD_PAIRS)
 def test_where_no_pair_is_left_the_reasons_are_named(tmp_path: Path, reason: str) -> None:
     pairs = pair_folder(tmp_path / "pairs", [BAD_PAIRS[reason]] * 2)
-    with pytest.raises(
-        StepladderError, match=rf"no pair of .*train.jsonl can be used \({reason} 2\)\. Make pairs with"
-    ):
+    with pytest.raises(StepladderError, match=rf"no pair of .* can be used \({reason} 2\)\. Make pairs with"):
         stage(tmp_path / "prm", {"pairs": pairs})
 
 

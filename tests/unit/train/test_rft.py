@@ -27,6 +27,7 @@ from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
 from stepladder.reporting.stage_summaries import stage_summary
 from stepladder.train.loop.config import LoraConfig
+from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.rft import trainer as rft
 from stepladder.train.rft.config import RFTConfig
@@ -72,10 +73,10 @@ def test_every_filter_takes_its_own_and_the_counts_tell_how_many_were_left() -> 
         (played("Velm", "a", replace(QUESTION, id="q2")), (1, 1, 1), ""),  # another question counts by itself
     ]
     found = sifted([trajectory for trajectory, _, _ in rows], [scores for _, scores, _ in rows])
-    assert found.failed == [failed for _, _, failed in rows]
+    assert found.rejected_by == [failed for _, _, failed in rows]
     assert found.kept == [trajectory for trajectory, _, failed in rows if not failed], "in their order"
     assert found.solved == {QUESTION.id, "q2"}
-    assert found.left() == {
+    assert found.passed() == {
         "sampled": 9, "answered": 8, "right_answer": 7, "good_steps": 6, "distinct": 4, "kept": 3,
     }  # fmt: skip
 
@@ -99,7 +100,7 @@ def test_where_the_others_fail_is_told_by_the_first_step_below_the_threshold() -
 
 def test_without_scores_nothing_is_asked_of_the_steps() -> None:
     found = sifted([played("Velm"), played("Oss")], None, threshold=100.0)
-    assert (found.failed, found.no_bad_step, dict(found.first_bad_step)) == (["", "right_answer"], 1, {})
+    assert (found.rejected_by, found.no_bad_step, dict(found.first_bad_step)) == (["", "right_answer"], 1, {})
 
 
 @pytest.mark.parametrize(("min_f1", "right"), [(0.5, True), (2 / 3, True), (0.67, False), (1.0, False)])
@@ -135,7 +136,7 @@ def test_where_nothing_is_left_the_error_names_the_filter_and_what_to_change(
 
 @pytest.fixture
 def _parts_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_A_PART", 2)
+    monkeypatch.setattr(sampling, "_CHUNK", 2)
 
 
 @pytest.mark.usefixtures("_parts_of_two")
@@ -203,10 +204,10 @@ EPISODE = EpisodeConfig(sampling=Sampling(max_tokens=40))
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = SFTConfig(num_train_epochs=60, batch_size=2, learning_rate=1e-2, dev_questions=0)
     folder = tmp_path_factory.mktemp("sft")
-    return train_sft(
-        "tiny", make_agent("direct"), QUESTIONS[:2], (), None, EPISODE, settings, folder, seed=0, device="cpu",
-        watch=lambda _: None,
-    ).policy  # fmt: skip
+    context = TrainingContext(
+        make_agent("direct"), QUESTIONS[:2], (), None, EPISODE, folder, device="cpu", watch=lambda _: None
+    )
+    return train_sft("tiny", context, settings).policy
 
 
 def refine(
@@ -217,10 +218,10 @@ def refine(
     watch: Callable[[Outcome[Any]], None] = lambda _: None,
     questions: Sequence[Question] = QUESTIONS,
 ) -> TrainingReport:
-    return train_rft(
-        learnt, make_agent("direct"), questions, QUESTIONS[:2], None, EPISODE, reward, settings, folder,
-        seed=0, device="cpu", watch=watch,
-    )  # fmt: skip
+    context = TrainingContext(
+        make_agent("direct"), questions, QUESTIONS[:2], None, EPISODE, folder, device="cpu", watch=watch
+    )
+    return train_rft(learnt, context, settings, reward)
 
 
 def changed(**changes: Any) -> RFTConfig:
@@ -298,7 +299,7 @@ def test_samples_are_drawn_as_the_settings_say(learnt: Path, tmp_path: Path, mon
 
     def instead(folder: Path, driver: Any, agent: Any, asked: Any, settings: EpisodeConfig, **options: Any) -> None:
         assert settings.sampling == Sampling(temperature=0.7, top_p=0.9, max_tokens=40)
-        assert (len(asked), options["samples"]) == (2, 5)
+        assert (len(asked), options["num_generations"]) == (2, 5)
         raise Stop
 
     monkeypatch.setattr(rft, "sample_episodes", instead)

@@ -34,11 +34,12 @@ from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
+from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import read_metrics
-from stepladder.train.loop.policy import check_target_modules, skip_lora_input_casts, load_policy
-from stepladder.train.loop.rollout_engine import without_autocast, make_rollout_engine
+from stepladder.train.loop.policy import check_target_modules, load_policy, skip_lora_input_casts
+from stepladder.train.loop.policy_session import PolicySession
+from stepladder.train.loop.rollout_engine import make_rollout_engine, without_autocast
 from stepladder.train.loop.training_loop import Compute
-from stepladder.train.sft import trainer as sft
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import TrainingReport, train_sft
 from stepladder.train.transcripts import fine_tune
@@ -68,7 +69,7 @@ def plain_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_warm_up_leaves_a_policy_and_its_history(finished: TrainingReport) -> None:
-    folder, summary = finished.policy.parent, finished.summary()
+    folder, summary = finished.policy.parent, finished.numbers
     assert summary["transcripts"] == summary["asked"] == summary["examples"] == 5
     assert summary["steps"] == 6
     assert summary["last_loss"] < summary["first_loss"]
@@ -87,11 +88,9 @@ def test_what_is_learnt_is_what_an_episode_needs(tmp_path: Path) -> None:
     """The tokens trained on are those an episode reads and writes: two answers, learnt by heart, score 1."""
     questions = [replace(QUESTION, id=name, text=name, answers=(name * 3,)) for name in ("Orm", "Tarn")]
     settings = SFTConfig(num_train_epochs=60, batch_size=2, learning_rate=1e-2, eval_steps=60)
-    report = train_sft(
-        "tiny", make_agent("direct"), questions, questions, None, EpisodeConfig(), settings, tmp_path,
-        seed=0, device="cpu",
-    )  # fmt: skip
-    assert report.summary()["best_dev_f1"] == 1.0
+    context = TrainingContext(make_agent("direct"), questions, questions, None, EpisodeConfig(), tmp_path, device="cpu")
+    report = train_sft("tiny", context, settings)
+    assert report.numbers["best_dev_f1"] == 1.0
 
 
 def test_the_same_seed_gives_the_same_numbers(finished: TrainingReport, tmp_path: Path) -> None:
@@ -159,7 +158,7 @@ def test_a_finished_run_is_not_trained_again(finished: TrainingReport) -> None:
 
     before = weights(finished.policy)
     again = train(finished.policy.parent, watch=never)
-    assert again.summary() == finished.summary()
+    assert again.numbers == finished.numbers
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(again.policy).items())
 
 
@@ -201,9 +200,9 @@ def test_the_best_by_dev_score_is_the_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores: tuple[float, ...], best: int
 ) -> None:
     given = iter(scores)
-    monkeypatch.setattr(sft, "dev_player", lambda *_: lambda: {"f1": next(given)})
+    monkeypatch.setattr(PolicySession, "dev_evaluator", lambda *_: lambda: {"f1": next(given)})
     report = train(tmp_path, changed(SETTINGS, num_train_epochs=3))
-    assert report.summary()["best_step"] == best
+    assert report.numbers["best_step"] == best
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.complete == [best, 9]
     for name, tensor in weights(checkpoints.at(best)).items():
@@ -212,7 +211,7 @@ def test_the_best_by_dev_score_is_the_policy(
 
 def test_lora_is_merged_into_an_ordinary_model(tmp_path: Path) -> None:
     report = train(tmp_path, changed(SETTINGS, lora=LoraConfig(r=2), dev_questions=0))
-    assert "best_step" not in report.summary()
+    assert "best_step" not in report.numbers
     assert not (report.policy / "adapter_config.json").exists()
     with quiet_libraries():
         merged = AutoModelForCausalLM.from_pretrained(report.policy)
@@ -251,7 +250,7 @@ def test_transcripts_beyond_the_window_are_left_out_and_counted(
     short = replace(QUESTION, id="short", answers=("Ada Tarn",), hops=(Hop("Who built it?", "Ada Tarn", ("p1",)),))
     settings = changed(SETTINGS, num_train_epochs=1, dev_questions=0)
     report = train(tmp_path / "run", settings, model=tmp_path / "model", questions=[*QUESTIONS, short])
-    assert (report.summary()["skipped_too_long"], report.summary()["examples"]) == (5, 1)
+    assert (report.numbers["skipped_too_long"], report.numbers["examples"]) == (5, 1)
     assert "5 of 6 transcripts are longer than the model's window of 400 tokens" in capsys.readouterr().err
     with pytest.raises(StepladderError, match=r"none of 5 transcripts fits .* 400 tokens: they have 5\d\d to"):
         train(tmp_path / "none", settings, model=tmp_path / "model")

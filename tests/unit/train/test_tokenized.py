@@ -19,7 +19,7 @@ from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.oracle.engine import OracleEngine
 from stepladder.train.transcripts.collate import collate
 from stepladder.train.transcripts.token_loss import total_weight, weighted_nll
-from stepladder.train.transcripts.tokenized import Example, tokenize_trajectory, token_weights
+from stepladder.train.transcripts.tokenized import Example, token_weights, tokenize_trajectory
 from tests.support.samples import QUESTION, WordRetriever
 
 ENGINE = TransformersEngine(tiny_model(), tiny_tokenizer())

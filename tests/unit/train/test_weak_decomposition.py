@@ -15,8 +15,8 @@ from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.pipeline.resources import DataConfig
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.train.sft.weak_decomposition import decompose_questions, weak_decomposition
 from stepladder.train.sft.demonstrations import gold_demonstrations
+from stepladder.train.sft.weak_decomposition import decompose_questions, weak_decomposition
 
 PASSAGES = (
     Passage("1", "The Glass Orchard", "The Glass Orchard is a novel by the writer Ilse Varn, printed in 1931."),

@@ -1,1 +1,1 @@
-"""How good a process reward model is."""
+"""Evaluation of process reward models."""

@@ -1,7 +1,7 @@
-"""How good a reward model is, in numbers: does it rank good steps above faulty ones, and does it mean what it says?
+"""Metrics of a process reward model: ranking (AUC, pair accuracy) and calibration.
 
-In: steps that the gold judge has graded, with their scores; chains; pairs. Out: plain numbers, with intervals that
-resample questions, because the steps of one question are alike.
+In: steps with scores and verdicts of the gold judge; control chains; pairs. Out: plain numbers. Confidence intervals
+resample questions, because the steps of one question are correlated.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from stepladder.oracle.step_judge import judge
 
 @dataclass(frozen=True, slots=True)
 class GradedStep:
-    """A step with its score, and what the gold judge says of it."""
+    """A step with its score and the verdict of the gold judge."""
 
     question_id: str
     kind: str
@@ -29,7 +29,7 @@ class GradedStep:
 
 
 def graded_steps(trajectories: Sequence[Trajectory], scores: Sequence[Sequence[float]]) -> list[GradedStep]:
-    """Every step that the gold judge can grade."""
+    """All steps with a verdict of the gold judge."""
     return [
         GradedStep(trajectory.question.id, step.action.kind.value, score, verdict.good, verdict.fault or "")
         for trajectory, found in zip(trajectories, scores, strict=True)
@@ -38,8 +38,8 @@ def graded_steps(trajectories: Sequence[Trajectory], scores: Sequence[Sequence[f
     ]
 
 
-def judged_by_gold(steps: Sequence[GradedStep]) -> dict[str, Any]:
-    """AUC over all steps and by kind, how a threshold of 0 does, and how often each fault is noticed there."""
+def gold_agreement(steps: Sequence[GradedStep]) -> dict[str, Any]:
+    """AUC over all steps and by kind of action, accuracy at threshold 0, and the share of each fault below it."""
     labels = [step.good for step in steps]
     numbers: dict[str, Any] = {
         "auc": _auc(steps),
@@ -64,39 +64,39 @@ def judged_by_gold(steps: Sequence[GradedStep]) -> dict[str, Any]:
 
 
 def _auc(steps: Sequence[GradedStep]) -> dict[str, float] | None:
-    """With its interval; None where all steps are good, or all faulty."""
+    """AUC with its interval; None if all steps are good, or all faulty."""
     labels = [step.good for step in steps]
     if len(set(labels)) < 2:
         return None
     return asdict(auc_interval([step.score for step in steps], labels, [step.question_id for step in steps]))
 
 
-def calibrated(steps: Sequence[GradedStep]) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """How far sigmoid(score) is from the share of good steps, as it is and rescaled (Platt); and both predictions.
+def calibration_report(steps: Sequence[GradedStep]) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Calibration of sigmoid(score), raw and after Platt scaling; and the predictions of both.
 
-    The rescaling of a question's steps is learnt from other questions: from the half that it is not in.
+    Platt scaling is cross-fitted: the parameters for one half of the questions are fitted on the other half.
     """
     raw = as_probabilities([step.score for step in steps])
     labels = [step.good for step in steps]
-    half = [seed_of("half", step.question_id) % 2 for step in steps]
+    halves = [seed_of("half", step.question_id) % 2 for step in steps]
     rescaled = list(raw)
-    for mine in (0, 1):
-        others = [(step.score, step.good) for step, side in zip(steps, half) if side != mine]
+    for half in (0, 1):
+        others = [(step.score, step.good) for step, side in zip(steps, halves) if side != half]
         if len({good for _, good in others}) < 2:
             continue
         scale, offset = platt(*map(list, zip(*others)))
-        for place, (step, side) in enumerate(zip(steps, half)):
-            if side == mine:
-                rescaled[place] = as_probabilities([step.score], scale, offset)[0]
-    predictions = {"as it is": raw, "rescaled": rescaled}
+        for index, (step, side) in enumerate(zip(steps, halves)):
+            if side == half:
+                rescaled[index] = as_probabilities([step.score], scale, offset)[0]
+    predictions = {"raw": raw, "rescaled": rescaled}
     return {
         name: {"error": calibration_error(each, labels), "brier": brier(each, labels)}
         for name, each in predictions.items()
     }, predictions
 
 
-def chain_numbers(lowest: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """For each kind of chain, its lowest step's score: the median, the share at 0 or more, and the AUC against gold."""
+def chain_metrics(lowest: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """By kind of chain, from the lowest step score: median, share at 0 or above, and AUC against gold."""
     gold = lowest["gold"]
     numbers: dict[str, Any] = {}
     for name, scores in lowest.items():
@@ -113,7 +113,7 @@ def chain_numbers(lowest: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def pair_accuracy(ranked: Iterable[tuple[str, bool]]) -> dict[str, float] | None:
-    """The share of pairs whose better step is scored higher; in: the question of a pair, and whether it is."""
+    """The share of pairs whose chosen step scores higher. In: question id, and whether it does."""
     wins: dict[str, int] = {}
     tries: dict[str, int] = {}
     for question, right in ranked:

@@ -1,7 +1,7 @@
-"""What a reward model thinks of every step of the trees of a run.
+"""Reward model scores for every step of the trees of a run.
 
-In: a file of trees, and whoever scores trajectories. Out: a file of scores beside the examination of the reward model,
-because trees are grown before it is there. It says by a hash which trees it is of: with others it gives nothing.
+In: a file of trees and a scoring function. Out: a file of scores next to the evaluation of the reward model, because
+trees are grown before it is trained. The file holds a hash of the trees and is ignored for any others.
 """
 
 import hashlib
@@ -16,37 +16,39 @@ from stepladder.core.io.files import atomic_file
 from stepladder.core.trace import Trajectory, Tree
 from stepladder.explore.tree_store import read_trees
 
-#: By node id: the score of the step that led there. The root has none.
+#: The score of the step of each node, by node id. The root has none.
 NodeScores = dict[int, float]
-#: One score a step, for each trajectory.
-ScoreSteps = Callable[[Sequence[Trajectory]], Sequence[Sequence[float]]]
+#: Scores trajectories: for each, one number per step.
+StepScoring = Callable[[Sequence[Trajectory]], Sequence[Sequence[float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class _TreeScores:
-    """The file."""
+    """The content of the file."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     #: A hash of the file of trees.
     trees: str
-    #: By the id of a tree's question.
+    #: By question id.
     scores: dict[str, NodeScores]
 
 
 _FILE = TypeAdapter(_TreeScores)
 
 
-def score_tree(tree: Tree, score: ScoreSteps) -> NodeScores:
-    """The score of every step, in one pass a branch. Branches that share a step agree on it, but for rounding."""
-    leaves = [node for node, family in zip(tree.nodes, tree.children_by_node()) if node.step is not None and not family]
+def score_tree(tree: Tree, score: StepScoring) -> NodeScores:
+    """The score of every step, with one pass per branch. Scores of shared steps agree up to rounding."""
+    leaves = [
+        node for node, children in zip(tree.nodes, tree.children_by_node()) if node.step is not None and not children
+    ]
     found: NodeScores = {}
     for leaf, scores in zip(leaves, score([tree.trajectory(leaf) for leaf in leaves])):
         found |= zip((node.id for node in tree.branch(leaf)[1:]), scores, strict=True)
     return found
 
 
-def write_tree_scores(path: Path, trees: Path, score: ScoreSteps) -> None:
+def write_tree_scores(path: Path, trees: Path, score: StepScoring) -> None:
     """Score every step of the trees in a file."""
     scores = {tree.question.id: score_tree(tree, score) for tree in read_trees(trees)}
     with atomic_file(path, "wb", what="scores of trees") as file:
@@ -54,15 +56,15 @@ def write_tree_scores(path: Path, trees: Path, score: ScoreSteps) -> None:
 
 
 def read_tree_scores(path: Path, trees: Path) -> dict[str, NodeScores]:
-    """By the id of a tree's question, its scores; nothing where there is no such file, or it is of other trees."""
+    """The scores by question id; empty if there is no such file, or if it belongs to other trees."""
     if not path.is_file():
         return {}
     try:
         found = _FILE.validate_json(path.read_bytes())
     except ValidationError as error:
         raise StepladderError(
-            f"{path}: not the scores of trees: {error.errors()[0]['msg']}. Delete the folder that it is in, and the "
-            "command that made it makes it again"
+            f"{path}: not a file of tree scores: {error.errors()[0]['msg']}. Delete its folder and run the command "
+            "that made it again"
         ) from error
     return found.scores if found.trees == _hash(trees) else {}
 

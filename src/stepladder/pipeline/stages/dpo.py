@@ -21,7 +21,7 @@ from stepladder.pipeline.stage import (
     no_questions,
 )
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
-from stepladder.preferences.pair_stats import listed
+from stepladder.preferences.pair_stats import format_counts
 from stepladder.train.dpo.config import DPOConfig
 
 
@@ -55,7 +55,7 @@ def summarize(numbers: Numbers) -> StageSummary:
         f"held out {numbers['held_out_pairs']:,}{measured(numbers, measures, ': ')}",
         {
             "updates": updates(numbers),
-            "refused": listed(numbers["refused"]),
+            "refused": format_counts(numbers["refused"]),
             "dev": measured(numbers, {"dev_f1": "F1", "dev_kl": "KL per token to the initial policy"}),
         },
     )

@@ -41,7 +41,7 @@ from stepladder.pipeline.stage import (
     never,
     no_questions,
 )
-from stepladder.preferences.pair_stats import PairStats, listed
+from stepladder.preferences.pair_stats import PairStats, format_counts
 from stepladder.preferences.pairs import PairRules, TreePairs, balanced, dev_questions, judged_groups, tree_pairs
 
 if TYPE_CHECKING:
@@ -183,11 +183,11 @@ def _chosen(places: list[_Place], settings: PairConfig, seed: int) -> list[_Plac
 
 def _nothing(settings: PairConfig, made: _Made) -> str:
     """Why there are no pairs, and what to do about it."""
-    dropped = listed(_by_count(made.dropped)) or "nothing"
+    dropped = format_counts(_by_count(made.dropped)) or "nothing"
     if made.judged:
         problem = next(iter(made.judged["problems"]), None)
         often = "" if problem is None else f", most often: {problem}"
-        return f"the model found no pair in the trees ({listed(made.judged['asked'])}; dropped: {dropped}){often}"
+        return f"the model found no pair in the trees ({format_counts(made.judged['asked'])}; dropped: {dropped}){often}"
     found = f"judge '{settings.judge}' found no pair in the trees (dropped: {dropped})"
     return f"{found}. {judges().get(settings.judge).advice}"
 

@@ -28,7 +28,7 @@ from stepladder.pipeline.stage import (
     tree_questions,
 )
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
-from stepladder.preferences.pair_stats import listed
+from stepladder.preferences.pair_stats import format_counts
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_questions import choose_questions
 
@@ -87,7 +87,7 @@ def summarize(numbers: Numbers) -> StageSummary:
         f"trained on {numbers[trained]:,} {unit}; held out {numbers[held_out]:,}{measured(numbers, measures, ': ')}",
         {
             "updates": updates(numbers),
-            "refused": listed(numbers.get("refused", {})),
+            "refused": format_counts(numbers.get("refused", {})),
             "truncated histories": unless_zero(numbers.get("histories_cut")),
             "retokenized segments": unless_zero(numbers.get("segments_retokenized")),
         },

@@ -25,7 +25,7 @@ from stepladder.core.io.files import atomic_folder
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair, Question
 from stepladder.data.sampling import sample_questions
-from stepladder.evaluate.prm.calibration import calibrated, chain_numbers, graded_steps, judged_by_gold, pair_accuracy
+from stepladder.evaluate.prm.calibration import calibration_report, chain_metrics, graded_steps, gold_agreement, pair_accuracy
 from stepladder.evaluate.prm.plots import distributions_svg, reliability_svg
 from stepladder.evaluate.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
@@ -89,13 +89,13 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
             f"{task.name}: of {len(steps):,} steps that the gold judge could grade, all are good or all are faulty. "
             "Take more questions or a higher temperature, or questions with a gold decomposition"
         )
-    calibration, predictions = calibrated(steps)
+    calibration, predictions = calibration_report(steps)
     lowest = _lowest_of_chains(context, prm, questions, task.seed)
     summary: dict[str, Any] = {
-        **judged_by_gold(steps),
+        **gold_agreement(steps),
         "pair_accuracy": _on_pairs(prm, Path(task.inputs[PAIRS])) if settings.held_out_pairs else None,
         "calibration": calibration,
-        "chains": chain_numbers(lowest) if lowest["gold"] else {},
+        "chains": chain_metrics(lowest) if lowest["gold"] else {},
         "histories_cut": prm.builder.truncated,
     }
     subtitle = f"{len(steps):,} steps of {len(questions):,} questions of the split {settings.split}"

@@ -12,7 +12,7 @@ from stepladder.judges.registry import make_scorer
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, expect_dev
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
-from stepladder.preferences.pair_stats import listed
+from stepladder.preferences.pair_stats import format_counts
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FILTERS
 
@@ -58,8 +58,8 @@ def summarize(numbers: Numbers) -> StageSummary:
         f"{numbers['sampled']:,} episodes of {numbers['questions']:,} questions sampled, "
         f"{numbers['tokens_sampled']:,} tokens{left}",
         {
-            "first bad step": listed(first_bad),
-            "its kind": listed(numbers["first_bad_kind"]),
+            "first bad step": format_counts(first_bad),
+            "its kind": format_counts(numbers["first_bad_kind"]),
             "failed episodes": unless_zero(numbers["broken"]),
             "too long to train on": unless_zero(numbers["skipped_too_long"]),
             "updates": updates(numbers),

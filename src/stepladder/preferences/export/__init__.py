@@ -19,10 +19,10 @@ from stepladder.core.errors import unknown_name
 from stepladder.core.io.files import atomic_folder
 from stepladder.core.trace import Pair
 from stepladder.preferences.export import llama_factory, rag_proguide, trl
-from stepladder.preferences.export.base import ExportError, Format, Written
+from stepladder.preferences.export.base import ExportError, Format, ExportFiles
 from stepladder.preferences.export.rag_proguide import read_rag_proguide
 
-__all__ = ["EXPORTS", "SPLITS", "ExportError", "Exported", "Format", "export", "read_rag_proguide"]
+__all__ = ["EXPORTS", "SPLITS", "ExportError", "ExportResult", "Format", "export", "read_rag_proguide"]
 
 EXPORTS: dict[str, Format] = {
     "rag-proguide": rag_proguide.FORMAT,
@@ -36,7 +36,7 @@ _VERSION_KEY = "stepladder_export"
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """What an export wrote."""
 
     folder: Path
@@ -50,7 +50,7 @@ class Exported:
 
 def export(
     format: str, pairs: Mapping[str, Iterable[Pair]], folder: Path, *, source: str, model: str | None = None
-) -> Exported:
+) -> ExportResult:
     """Write pairs to a folder in one of the formats of `EXPORTS`.
 
     `pairs` are by split: `train` is needed, `dev` is optional; each is read once. `source` says in the card where they
@@ -67,7 +67,7 @@ def export(
         hashes = _hashes(fresh)
         manifest = {_VERSION_KEY: 1, "format": format, "source": source, "pairs": counts, "files": hashes}
         (fresh / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    return Exported(folder, counts, written.rows, (*hashes, _MANIFEST))
+    return ExportResult(folder, counts, written.rows, (*hashes, _MANIFEST))
 
 
 def _splits(pairs: Mapping[str, Iterable[Pair]]) -> dict[str, Iterable[Pair]]:
@@ -99,14 +99,14 @@ class _Counted:
             yield pair
 
 
-def _card(format: str, written: Written, counts: dict[str, int], source: str) -> str:
+def _card(format: str, written: ExportFiles, counts: dict[str, int], source: str) -> str:
     header = f"---\n{written.header}---\n\n" if written.header else ""
     held = ", ".join(f"{count:,} {split}" for split, count in counts.items())
     rows = "\n".join(f"| `{name}` | {count:,} |" for name, count in written.rows.items())
     return f"""{header}# Preference pairs for training a search agent
 
 Pairs of steps that an agent took from one and the same state, of which one is preferred: {held}.
-Exported by Stepladder from `{source}` as `{format}`.
+ExportResult by Stepladder from `{source}` as `{format}`.
 
 | file | rows |
 |---|---|

@@ -26,7 +26,7 @@ RowMaker = Callable[[Pair], Row | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class PairTexts:
     """The words of a pair. `prompt + transcript + chosen` is what the policy read and wrote, to the letter."""
 
     #: The agent's prompt. A chat model reads it as a user's message, inside its chat template.
@@ -42,7 +42,7 @@ class Texts:
         return self.prompt + self.transcript
 
 
-def texts(pair: Pair) -> Texts:
+def texts(pair: Pair) -> PairTexts:
     """The words of a pair; an error when there is no prompt to begin with."""
     prompt, *rest = pair.context or (None,)
     if prompt is None or prompt.author is not Author.PROMPT or not prompt.text:
@@ -51,10 +51,10 @@ def texts(pair: Pair) -> Texts:
             "begins with a prompt segment, as every agent of Stepladder renders it"
         )
     transcript = "".join(segment.text for segment in rest)
-    return Texts(prompt.text, transcript, pair.chosen.written.text, pair.rejected.written.text)
+    return PairTexts(prompt.text, transcript, pair.chosen.written.text, pair.rejected.written.text)
 
 
-class OnceEach:
+class Deduplicated:
     """Passes each row on the first time only: one step can be preferred to several of its siblings."""
 
     def __init__(self, make: RowMaker) -> None:
@@ -106,7 +106,7 @@ class _RowFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ExportFiles:
     """What a format wrote into a folder, and what its card says about it."""
 
     #: Rows by data file.
@@ -124,4 +124,4 @@ class Format:
     #: One line for people who choose a format.
     summary: str
     #: (empty folder, pairs by split, model or None) -> what was written. Reads each split once.
-    write: Callable[[Path, Mapping[str, Iterable[Pair]], str | None], Written]
+    write: Callable[[Path, Mapping[str, Iterable[Pair]], str | None], ExportFiles]

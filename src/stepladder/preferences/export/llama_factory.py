@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from stepladder.core.trace import Pair
-from stepladder.preferences.export.base import Format, OnceEach, Row, Written, texts, write_rows
+from stepladder.preferences.export.base import Format, Deduplicated, Row, ExportFiles, texts, write_rows
 
 _PAIRS, _STEPS = "stepladder_pairs", "stepladder_steps"
 
@@ -33,13 +33,13 @@ def _step(pair: Pair) -> Row:
     return {"instruction": words.context, "output": words.chosen}
 
 
-def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None) -> Written:
+def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None) -> ExportFiles:
     rows: dict[str, int] = {}
     info: dict[str, object] = {}
     for split, each in pairs.items():
         suffix = "" if split == "train" else f"_{split}"
         ranked, steps = f"pairs{suffix}.jsonl", f"steps{suffix}.jsonl"
-        rows |= write_rows(folder, each, {ranked: _ranked, steps: OnceEach(_step)})
+        rows |= write_rows(folder, each, {ranked: _ranked, steps: Deduplicated(_step)})
         info[_PAIRS + suffix] = {
             "file_name": ranked,
             "ranking": True,
@@ -50,7 +50,7 @@ def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None)
     has_dev = "dev" in pairs
     (folder / "dpo.yaml").write_text(_training("dpo.yaml", _FULL, model, has_dev), encoding="utf-8")
     (folder / "dpo_lora.yaml").write_text(_training("dpo_lora.yaml", _LORA, model, has_dev), encoding="utf-8")
-    return Written(rows, _usage(model))
+    return ExportFiles(rows, _usage(model))
 
 
 _FULL = """finetuning_type: full

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from stepladder.core.io.jsonl import preview
 from stepladder.core.trace import Action, ActionKind, Author, Pair, Segment, Side
-from stepladder.preferences.export.base import ExportError, Format, Row, Written, texts, write_rows
+from stepladder.preferences.export.base import ExportError, Format, Row, ExportFiles, texts, write_rows
 
 ActionType = Literal["Query Generation", "Evidence Extraction", "Answer Generation", "Other"]
 
@@ -66,11 +66,11 @@ def _content(action: Action) -> str:
     return "" if action.kind is ActionKind.MALFORMED else action.content
 
 
-def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None) -> Written:  # noqa: ARG001
+def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None) -> ExportFiles:  # noqa: ARG001
     rows: dict[str, int] = {}
     for split, each in pairs.items():
         rows |= write_rows(folder, each, {f"{split}.json": _row})
-    return Written(rows, _USAGE)
+    return ExportFiles(rows, _USAGE)
 
 
 FORMAT = Format("records like those of RAG-ProGuide, the data published with ReasonRAG", _write)

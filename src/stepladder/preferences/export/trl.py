@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 
 from stepladder.core.trace import Pair
-from stepladder.preferences.export.base import Format, OnceEach, Row, RowMaker, Written, texts, write_rows
+from stepladder.preferences.export.base import Format, Deduplicated, Row, RowMaker, ExportFiles, texts, write_rows
 
 
 def _preference(pair: Pair) -> Row:
@@ -45,12 +45,12 @@ _CONFIGS: dict[str, RowMaker] = {
 }
 
 
-def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None) -> Written:
+def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None) -> ExportFiles:
     rows: dict[str, int] = {}
     for split, each in pairs.items():
-        makers = _CONFIGS | {"prompt_completion": OnceEach(_prompt_completion)}
+        makers = _CONFIGS | {"prompt_completion": Deduplicated(_prompt_completion)}
         rows |= write_rows(folder, each, {f"{name}/{split}.jsonl": make for name, make in makers.items()})
-    return Written(rows, _usage(model or "MODEL", "dev" in pairs), _header(list(pairs)))
+    return ExportFiles(rows, _usage(model or "MODEL", "dev" in pairs), _header(list(pairs)))
 
 
 def _header(splits: list[str]) -> str:

@@ -66,7 +66,7 @@ class VectorUpload:
         name, total = self._info.collection, len(self._vectors)
         with closing(self._info.connect(self._to.folder)) as milvus:
             for start in range(self._start(milvus), total, _GROUP):
-                self._progress("VectorUpload vectors to Milvus", start, total)
+                self._progress("Sending vectors to Milvus", start, total)
                 end = min(start + _GROUP, total)
                 for first in range(start, end, _BATCH):
                     self._send(milvus, first, min(first + _BATCH, end))
@@ -74,7 +74,7 @@ class VectorUpload:
                     with milvus.wrap_errors():
                         milvus.client.flush(name, timeout=WORK_SECONDS)
                 self._write_checkpoint(end)
-            self._progress("VectorUpload vectors to Milvus", total, total)
+            self._progress("Sending vectors to Milvus", total, total)
             with milvus.wrap_errors():
                 milvus.client.flush(name, timeout=WORK_SECONDS)
                 milvus.client.load_collection(name, timeout=WORK_SECONDS)

@@ -40,8 +40,8 @@ from stepladder.train.loop.base_trainer import BaseTrainer
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, Row
-from stepladder.train.loop.policy import peft_config
-from stepladder.train.loop.policy_session import PolicySession, open_policy
+from stepladder.train.loop.policy import Policy, peft_config
+from stepladder.train.loop.policy_session import open_policy
 from stepladder.train.loop.public_trainer import PublicTrainer
 from stepladder.train.loop.training_loop import (
     TrainingReport,
@@ -131,7 +131,7 @@ def train_grpo(
                 save_steps=_save_steps(config),
                 dev_eval=dev_eval,
                 arguments=trl.GRPOConfig,  # type: ignore[attr-defined]
-                **_grpo_arguments(config, session),
+                **_grpo_arguments(config, session.policy),
             )
             alarms = _read_alarms(context.folder)
         stopped = [alarm for alarm in alarms if alarm.stopped]
@@ -181,7 +181,7 @@ def _choose_questions(context: TrainingContext, config: GRPOConfig, processes: i
     return chosen
 
 
-def _grpo_arguments(config: GRPOConfig, session: PolicySession) -> dict[str, Any]:
+def _grpo_arguments(config: GRPOConfig, policy: Policy) -> dict[str, Any]:
     """trl's arguments beyond those of every trainer."""
     return {
         "num_generations": config.num_generations,
@@ -195,7 +195,7 @@ def _grpo_arguments(config: GRPOConfig, session: PolicySession) -> dict[str, Any
         "loss_type": "dapo",  # the mean over all tokens of the update
         "max_completion_length": None,  # nothing is truncated: the episode has its own limits
         "gradient_checkpointing": False,
-        "use_cache": session.policy.model.config.use_cache,  # the trainer writes it into the policy's configuration
+        "use_cache": policy.model.config.use_cache,  # the trainer writes it into the policy's configuration
     }
 
 
