@@ -6,8 +6,8 @@ request. An engine owns its tokenizer: it tokenizes segments without token ids a
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 from stepladder.core.contract import expect
 from stepladder.core.errors import BackendError, StepladderError
@@ -44,6 +44,27 @@ class Engine(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Free all resources."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an engine is built from. Engines ignore the options that do not apply to them."""
+
+    #: The agent whose format the oracle writes.
+    agent: Any = None
+    #: A model folder, a hub name, a built-in name, or the server's name of the model.
+    model: str | None = None
+    #: URL of an OpenAI-compatible server, and the API to use.
+    base_url: str | None = None
+    api: Literal["chat", "completions"] = "chat"
+    #: auto, cpu, cuda, cuda:1 ...
+    device: str = "auto"
+    #: auto, fp32 or bf16.
+    dtype: str = "auto"
+    #: Maximum number of requests in one batch of a local model.
+    max_batch: int = 64
+    #: Maximum number of concurrent calls to a server.
+    concurrency: int = 32
 
 
 class Session(ABC):

@@ -27,12 +27,12 @@ from urllib.parse import urlsplit
 
 import openai
 
-from stepladder.core.errors import BackendDown, BackendError
+from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.io.retries import retry_wait
 from stepladder.core.requests import Generate, Generation, empty_generation
 from stepladder.core.trace import Author, Segment
 from stepladder.core.unicode import replace_surrogates
-from stepladder.engines.base import Engine
+from stepladder.engines.base import Engine, EngineOptions
 from stepladder.engines.openai_protocol import MAX_STOPS, chat_messages, finished_text, usage_of
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -312,6 +312,13 @@ class OpenAIEngine(Engine):
             return replace(empty_generation(request.context), usage=usage)
         text, finish_reason = finished_text(replace_surrogates(content), request.stop, finish, choice)
         return Generation(request.context, Segment(Author.POLICY, text), text, finish_reason, usage)
+
+
+def build(options: EngineOptions) -> OpenAIEngine:
+    """The engine for the options."""
+    if options.model is None:
+        raise StepladderError("the openai engine needs the server's name of a model: --model NAME")
+    return OpenAIEngine(options.model, options.base_url, api=options.api, concurrency=options.concurrency)
 
 
 def _needs_max_completion_tokens(error: Exception) -> bool:

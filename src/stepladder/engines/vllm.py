@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.requests import Finish, Generate, Generation
-from stepladder.engines.base import Session
+from stepladder.engines.base import EngineOptions, Session
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.engines.transformers.sampling import GREEDY_BELOW, Row
 from stepladder.models.adapters import is_adapter
@@ -195,6 +195,13 @@ class VLLMEngine(InProcessEngine):
         shutdown = getattr(getattr(engine, "engine_core", None), "shutdown", None)
         if shutdown is not None:
             shutdown()
+
+
+def build(options: EngineOptions) -> VLLMEngine:
+    """The engine for the options."""
+    if options.model is None:
+        raise StepladderError("the vllm engine needs a model: --model FOLDER or a hub name")
+    return VLLMEngine(options.model, dtype=options.dtype, max_batch=options.max_batch)
 
 
 class _Session(Session):

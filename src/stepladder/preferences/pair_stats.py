@@ -1,7 +1,6 @@
-"""What a set of preference pairs is like: how many, of which kinds, how deep, how clear, and how right.
+"""Statistics of preference pairs: counts by kind, depth and margin, and agreement with the gold judge.
 
-In: pairs, one at a time. Out: counts for a reader. Where the gold judge could grade both steps, it says whether it
-prefers the same one.
+In: pairs, one at a time. Out: counts. Agreement is computed over the pairs whose steps both have a gold verdict.
 """
 
 from collections import Counter
@@ -12,10 +11,10 @@ from typing import Any
 from stepladder.core.trace import Pair
 from stepladder.evaluate.statistics import pooled_share
 
-#: Upper borders of the groups of margins, and what all groups are called, the narrowest first.
+#: Upper bounds of the margin groups, and the names of all groups, the narrowest first.
 _MARGINS = (0.05, 0.1, 0.25, 0.5)
 _WIDEST, _UNKNOWN = f"{_MARGINS[-1]:.2f} and more", "only the order is known"
-_GROUPS = (*(f"below {border:.2f}" for border in _MARGINS), _WIDEST, _UNKNOWN)
+_GROUPS = (*(f"below {bound:.2f}" for bound in _MARGINS), _WIDEST, _UNKNOWN)
 
 
 @dataclass(slots=True)
@@ -28,7 +27,7 @@ class PairStats:
     kinds: Counter[str] = field(default_factory=Counter)
     depths: Counter[int] = field(default_factory=Counter)
     margins: Counter[str] = field(default_factory=Counter)
-    #: By question: of how many pairs the gold judge prefers the chosen step, the rejected one, neither.
+    #: By question: in how many pairs the gold judge prefers the chosen step, the rejected one, or neither.
     gold: dict[str, Counter[str]] = field(default_factory=dict)
 
     def add(self, pair: Pair) -> None:
@@ -55,9 +54,9 @@ class PairStats:
         }
 
     def agreement(self) -> dict[str, Any] | None:
-        """How often the gold judge prefers the chosen step; None where it could grade no pair.
+        """How often the gold judge prefers the chosen step; None without any pair that it graded.
 
-        `agrees` is a share of the pairs of which it prefers one step; in the others it finds both good or both bad.
+        `agrees` is a share of the pairs in which it prefers one step; in the others both are good or both are faulty.
         """
         if not self.gold:
             return None
@@ -71,7 +70,7 @@ class PairStats:
 
 
 def format_counts(counts: Mapping[str, float]) -> str:
-    """Counts in one line, less those that are nothing.
+    """Counts in one line, without zeros.
 
     >>> format_counts({"asked": 1200, "failed": 0, "refused": 2})
     'asked 1,200, refused 2'
@@ -82,4 +81,4 @@ def format_counts(counts: Mapping[str, float]) -> str:
 def _margin_group(margin: float | None) -> str:
     if margin is None:
         return _UNKNOWN
-    return next((group for group, border in zip(_GROUPS, _MARGINS) if margin < border), _WIDEST)
+    return next((group for group, bound in zip(_GROUPS, _MARGINS) if margin < bound), _WIDEST)

@@ -1,8 +1,8 @@
-"""Preference pairs from search trees: two steps from one state, of which one is better.
+"""Preference pairs from search trees: a chosen and a rejected step from the same state.
 
-In: a tree, a judge, settings. Out (as the generator's return value): `TreePairs`, the pairs of that tree and how many
-preferences were dropped for which reason. A pair is two siblings that a judge tells apart, of which the chosen one is
-well formed and the other is no mere rewording of it. Its context is what the policy saw, token for token.
+In: a tree, a judge, settings. Out (as the generator's return value): `TreePairs`, the pairs of that tree and the number
+of dropped preferences by reason. In a pair the chosen step is well formed and the rejected one is not a rewording of
+it. The context of a pair is exactly what the policy saw, including token ids.
 """
 
 from collections import Counter
@@ -26,33 +26,33 @@ from stepladder.oracle.step_judge import judge_tree
 class PairRules(Config):
     """Which siblings make a pair."""
 
-    #: Siblings that were visited less are left out. Ends need no visit: what they earned is known.
+    #: Siblings with fewer visits are left out. Terminal steps need no visit: their reward is known.
     min_visits: int = Field(default=1, ge=0)
-    #: States that were visited less give no pairs.
+    #: States with fewer visits give no pairs.
     min_state_visits: int = Field(default=0, ge=0)
-    #: Only states on the best branch of a tree, and only where that ends with a right answer (RAG-Gym).
+    #: Only states on the best branch of a tree, and only if it ends with a right answer (RAG-Gym).
     right_branch: bool = False
     #: Whether both steps must be well formed, or only the chosen one.
     both_valid: bool = False
-    #: Steps of one kind whose contents share so much of their words (F1) are rewordings of each other.
+    #: Steps of one kind with at least this word overlap (F1) are rewordings of each other and make no pair.
     twin_overlap: float = Field(default=0.9, gt=0, le=1)
-    #: Pairs a state, the clearest first; null is all.
+    #: Maximum pairs per state, the clearest first; null is all.
     per_state: int | None = Field(default=None, ge=1)
-    #: Of SPRE, a step.
+    #: Discount per step of SPRE values.
     decay: float = Field(default=0.9, gt=0, le=1)
 
 
 @dataclass(frozen=True, slots=True)
 class TreePairs:
-    """What one tree gave."""
+    """The pairs of one tree."""
 
     pairs: tuple[Pair, ...]
-    #: Preferences that became no pair, by reason.
+    #: The number of preferences without a pair, by reason.
     dropped: Counter[str] = field(default_factory=Counter)
 
 
 def tree_pairs(tree: Tree, judge: Judge, rules: PairRules) -> Algorithm[TreePairs]:
-    """The pairs of one tree, from the root downwards."""
+    """The pairs of one tree, from the root down."""
     gold = [None if verdict is None else verdict.value for verdict in judge_tree(tree)]
     values = {"mc": monte_carlo(tree), "spre": spre(tree, rules.decay), "gold": gold}
     depths = depths_of(tree)
@@ -84,7 +84,7 @@ def tree_pairs(tree: Tree, judge: Judge, rules: PairRules) -> Algorithm[TreePair
 
 
 def judged_groups(tree: Tree, rules: PairRules) -> Iterator[tuple[Node, list[Node]]]:
-    """Every state with at least two children worth comparing, and these children."""
+    """Every state with at least two children to compare, and these children."""
     right = _right_branch(tree) if rules.right_branch else None
     for state, children in zip(tree.nodes, tree.children_by_node()):
         if state.visits < rules.min_state_visits or (right is not None and state.id not in right):
@@ -100,13 +100,13 @@ def judged_groups(tree: Tree, rules: PairRules) -> Iterator[tuple[Node, list[Nod
 
 
 def _right_branch(tree: Tree) -> frozenset[int]:
-    """The nodes of the best branch; none where its answer is not right."""
+    """The nodes of the best branch; none if its answer is wrong."""
     branch = best_branch(tree)
     return frozenset(node.id for node in branch) if branch[-1].reward == 1.0 else frozenset()
 
 
 def are_rewordings(one: Action, other: Action, overlap: float) -> bool:
-    """Whether two actions say the same in other words, as far as their words tell.
+    """Whether two actions say the same in other words, measured by word overlap.
 
     >>> query = lambda text: Action(ActionKind.QUERY, text)
     >>> are_rewordings(query("Where was the poet Ada Tarn born?"), query("Where was Ada Tarn, the poet, born?"), 0.9)
@@ -120,7 +120,7 @@ def are_rewordings(one: Action, other: Action, overlap: float) -> bool:
 
 
 def balanced(groups: Sequence[object], seed: int) -> list[int]:
-    """Places to keep, in order, so that no group is larger than the median one. Which ones is drawn by the seed.
+    """The indices to keep, in order, so that no group is larger than the median one; drawn by the seed.
 
     >>> balanced(["query", "query", "query", "answer"], seed=0)
     [0, 1, 3]
@@ -128,28 +128,28 @@ def balanced(groups: Sequence[object], seed: int) -> list[int]:
     sizes = Counter(groups)
     if not sizes:
         return []
-    most = int(np.median(list(sizes.values())))
+    limit = int(np.median(list(sizes.values())))
     kept: list[int] = []
     taken: Counter[object] = Counter()
-    for place in np.random.default_rng(seed_of(seed, "balance")).permutation(len(groups)):
-        if taken[groups[place]] < most:
-            taken[groups[place]] += 1
-            kept.append(int(place))
+    for index in np.random.default_rng(seed_of(seed, "balance")).permutation(len(groups)):
+        if taken[groups[index]] < limit:
+            taken[groups[index]] += 1
+            kept.append(int(index))
     return sorted(kept)
 
 
 def dev_questions(ids: Iterable[str], share: float) -> frozenset[str]:
-    """The questions that are held out: a share of those explored, and never all of them.
+    """The held-out questions: a share of those explored, and never all of them.
 
-    It depends on the ids alone. Whatever judges make of the same trees, they hold out the same questions, so that what
-    was learnt from the pairs of one can be tested on those of another.
+    They depend on the ids alone: all judges of the same trees hold out the same questions, so a model trained on the
+    pairs of one judge can be tested on the pairs of another.
     """
     distinct = sorted(set(ids), key=lambda each: seed_of("dev", each))
     return frozenset(distinct[: min(round(share * len(distinct)), len(distinct) - 1)])
 
 
 def _unfit(chosen: Node, rejected: Node, rules: PairRules) -> str | None:
-    """Why a preference makes no pair to learn from."""
+    """Why a preference makes no pair; None if it makes one."""
     if _step(chosen).action.kind is ActionKind.MALFORMED:
         return "malformed chosen"
     if are_rewordings(_step(chosen).action, _step(rejected).action, rules.twin_overlap):
@@ -158,5 +158,5 @@ def _unfit(chosen: Node, rejected: Node, rules: PairRules) -> str | None:
 
 
 def _step(node: Node) -> Step:
-    assert node.step is not None  # only the root has none
+    assert node.step is not None  # only the root has no step
     return node.step

@@ -86,19 +86,19 @@ def test_an_evaluation_is_saved_whole_and_read_back(questions: list[Question], t
 def test_only_an_evaluation_is_ever_replaced_and_only_when_asked(questions: list[Question], tmp_path: Path) -> None:
     result = by_script(questions, *["Velm"] * 6)
     result.save(tmp_path / "run", {})
-    with pytest.raises(StepladderError, match="holds an evaluation already"):
+    with pytest.raises(StepladderError, match="already contains an evaluation"):
         result.save(tmp_path / "run", {})
     result.save(tmp_path / "run", {"agent": "again"}, overwrite=True)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["agent"] == "again"
 
     thesis = tmp_path / "run" / "thesis.txt"
     thesis.write_text("precious")
-    with pytest.raises(StepladderError, match="has other files"):
+    with pytest.raises(StepladderError, match="not part of an evaluation"):
         result.save(tmp_path / "run", {}, overwrite=True)
     assert thesis.read_text() == "precious"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "scores.jsonl").write_text("mine")  # the name alone does not make it ours
-    with pytest.raises(StepladderError, match="has other files"):
+    with pytest.raises(StepladderError, match="not part of an evaluation"):
         result.save(tmp_path / "mine", {}, overwrite=True)
 
 
@@ -131,7 +131,7 @@ def test_two_runs_are_compared_question_by_question(questions: list[Question]) -
     assert comparison.difference.mean == 1.0
     assert comparison.p_value == pytest.approx(2 / 2**6)
     assert "+1.000" in comparison_line(comparison, "em")
-    with pytest.raises(StepladderError, match="no question in common"):
+    with pytest.raises(StepladderError, match="share no question"):
         compare(better, [replace(row, question_id="other") for row in worse])
 
 
@@ -155,7 +155,7 @@ def test_rows_that_cannot_be_averaged_are_refused(questions: list[Question], tmp
 
 def test_places_that_cannot_be_written_are_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StepladderError, match="is no folder that may be written to"):
+    with pytest.raises(StepladderError, match="is not a writable folder"):
         check_output_folder(tmp_path / "file" / "run")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StepladderError, match="broken link"):

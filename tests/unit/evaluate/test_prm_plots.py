@@ -131,7 +131,7 @@ def test_the_legend_tells_how_good_each_prediction_is() -> None:
         at = said.index(name)
         measured = calibration_error(chances, LABELS, 5), brier(chances, LABELS)
         assert said[at + 1 : at + 3] == [f"{value:.3f}" for value in measured]
-    assert "5 steps, of which 60.0% are good." in said
+    assert "5 steps, 60.0% good." in said
 
 
 @settings(max_examples=40, deadline=None)
@@ -168,9 +168,9 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         distributions_svg("T", {"gold": []})
     with pytest.raises(ValueError, match="score 1 of 'gold' is nan"):
         distributions_svg("T", {"gold": [0.0, float("nan")]})
-    with pytest.raises(ValueError, match="0 predictions"):
+    with pytest.raises(ValueError, match="0 predictors"):
         reliability_svg("T", {}, [True])
-    with pytest.raises(ValueError, match="there are 1 and 2"):
+    with pytest.raises(ValueError, match="found 1 and 2"):
         reliability_svg("T", {"p": [0.5]}, [True, False])
 
 

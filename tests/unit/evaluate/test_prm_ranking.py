@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepladder.core.errors import StepladderError
-from stepladder.evaluate.prm import ranking
 from stepladder.evaluate.prm.ranking import (
     Bin,
     as_probabilities,
@@ -110,7 +109,7 @@ def test_the_same_seed_gives_the_same_interval_whatever_the_chunks(monkeypatch: 
     groups = [number // 3 for number in range(50)]
     interval = auc_interval(scores, labels, groups, seed=5)
     assert interval == auc_interval(scores, labels, groups, seed=5) != auc_interval(scores, labels, groups, seed=6)
-    monkeypatch.setattr(ranking, "CHUNK", 1000)
+    monkeypatch.setattr(statistics, "CHUNK", 1000)
     assert auc_interval(scores, labels, groups, seed=5) == interval
 
 
@@ -202,13 +201,13 @@ def test_scores_that_separate_the_classes_have_a_finite_scaling() -> None:
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(ValueError, match="there are 2 and 1"):
+    with pytest.raises(ValueError, match="found 2 and 1"):
         auc([1.0, 2.0], [True])
     with pytest.raises(ValueError, match="2 steps and 1 groups"):
         auc_interval([1.0, 2.0], [True, False], ["q"])
     with pytest.raises(ValueError, match=r"scores\[1\] is nan"):
         auc([1.0, float("nan")], [True, False])
-    with pytest.raises(ValueError, match=r"labels\[0\] is 0\.5; leave out steps that cannot be judged"):
+    with pytest.raises(ValueError, match=r"labels\[0\] is 0\.5; leave out steps without a verdict"):
         platt([1.0, 2.0], [0.5, True])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"labels\[1\] is None"):
         platt([1.0, 2.0], [True, None])  # type: ignore[list-item]
@@ -216,5 +215,5 @@ def test_what_cannot_be_meant_is_refused() -> None:
         brier([1.5], [True])
     with pytest.raises(ValueError, match="bins is 0"):
         reliability([0.5], [True], bins=0)
-    with pytest.raises(ValueError, match="there are no steps"):
+    with pytest.raises(ValueError, match="no steps"):
         brier([], [])

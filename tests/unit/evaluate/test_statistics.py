@@ -54,9 +54,9 @@ def test_no_chunk_holds_all_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(rows)
         return np.zeros(rows)
 
-    assert len(stats._in_chunks(100, 10, draw)) == 100
+    assert len(stats.in_chunks(100, 10, draw)) == 100
     assert max(asked) * 10 <= 64
-    assert len(stats._in_chunks(3, 1000, draw)) == 3  # even one row is more than a chunk
+    assert len(stats.in_chunks(3, 1000, draw)) == 3  # even one row is more than a chunk
 
 
 def test_one_value_and_equal_values_give_an_interval_of_no_width() -> None:

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.requests import Generate, Generation
-from stepladder.engines.base import EngineOutOfMemory, Session
+from stepladder.engines.base import EngineOptions, EngineOutOfMemory, Session
 from stepladder.engines.paged.cuda_graphs import GraphRunner
 from stepladder.engines.paged.fused_decode import prepare_for_decoding
 from stepladder.engines.paged.kv_cache import PagedKVCache, make_paged_kv_cache
@@ -256,6 +256,12 @@ class TransformersEngine(InProcessEngine):
             closing = (token for token, piece in enumerate(self._token_texts) if not ends.isdisjoint(piece))
             self._closing_tokens[stops] = frozenset(closing)
         return self._closing_tokens[stops]
+
+
+def build(options: EngineOptions) -> TransformersEngine:
+    """The engine for the options; the model `nano` by default."""
+    model = options.model or "nano"
+    return TransformersEngine(model, device=options.device, dtype=options.dtype, max_batch=options.max_batch)
 
 
 class _Session(Session):

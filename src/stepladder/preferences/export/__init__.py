@@ -1,11 +1,11 @@
-"""Hand preference pairs to other programs: one folder an export, in a format that they already read.
+"""Export of preference pairs for other programs, in formats that they read.
 
-In: pairs by split (`train`, `dev`), the name of what they come from. Out: a folder that appears whole or not at all:
-the data, a card that says what it is and how to use it, and `export.json`, by which a later export knows it as its own:
+In: pairs by split (`train`, `dev`) and the name of their source. Out: a folder, written atomically, with the data, a
+card that describes it, and `export.json`, by which a later export recognizes the folder:
 
     {"stepladder_export": 1, "format": "trl", "source": "nano", "pairs": {"train": 812}, "files": {"README.md": "9f.."}}
 
-The same pairs give the same bytes. A folder that holds anything else, or that was edited since, is never replaced.
+Equal pairs give equal bytes. A folder with other files, or one that was edited since, is never replaced.
 """
 
 import json
@@ -19,7 +19,7 @@ from stepladder.core.errors import unknown_name
 from stepladder.core.io.files import atomic_folder
 from stepladder.core.trace import Pair
 from stepladder.preferences.export import llama_factory, rag_proguide, trl
-from stepladder.preferences.export.base import ExportError, Format, ExportFiles
+from stepladder.preferences.export.base import ExportError, ExportFiles, Format
 from stepladder.preferences.export.rag_proguide import read_rag_proguide
 
 __all__ = ["EXPORTS", "SPLITS", "ExportError", "ExportResult", "Format", "export", "read_rag_proguide"]
@@ -37,10 +37,10 @@ _VERSION_KEY = "stepladder_export"
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What an export wrote."""
+    """The files of an export."""
 
     folder: Path
-    #: Pairs by split; a split without any is left out.
+    #: Pairs by split, without empty splits.
     pairs: dict[str, int]
     #: Rows by data file, paths inside the folder.
     rows: dict[str, int]
@@ -53,8 +53,8 @@ def export(
 ) -> ExportResult:
     """Write pairs to a folder in one of the formats of `EXPORTS`.
 
-    `pairs` are by split: `train` is needed, `dev` is optional; each is read once. `source` says in the card where they
-    come from. `model` is the name of the model to train, for formats that hold a training configuration.
+    `pairs` are by split: `train` is required, `dev` is optional; each is read once. `source` is named in the card.
+    `model` is the model to train, for formats with a training configuration.
     """
     if format not in EXPORTS:
         raise unknown_name("export format", format, EXPORTS)
@@ -71,7 +71,7 @@ def export(
 
 
 def _splits(pairs: Mapping[str, Iterable[Pair]]) -> dict[str, Iterable[Pair]]:
-    """The splits that have pairs, in their order. Without pairs to train on there is nothing to export."""
+    """The non-empty splits, in order; raises an error without pairs for training."""
     for name in pairs:
         if name not in SPLITS:
             raise unknown_name("split of pairs", name, SPLITS)
@@ -82,12 +82,12 @@ def _splits(pairs: Mapping[str, Iterable[Pair]]) -> dict[str, Iterable[Pair]]:
             kept[name] = chain([first], rest)
     if "train" not in kept:
         found = "only dev pairs" if kept else "no pairs at all"
-        raise ExportError(f"there is nothing to export: found {found}, expected at least one pair to train on")
+        raise ExportError(f"nothing to export: found {found}, expected at least one pair for training")
     return kept
 
 
 class _Counted:
-    """Pairs, counted while they pass."""
+    """Counts pairs while they are read."""
 
     def __init__(self, pairs: Iterator[Pair]) -> None:
         self._pairs = pairs
@@ -101,11 +101,11 @@ class _Counted:
 
 def _card(format: str, written: ExportFiles, counts: dict[str, int], source: str) -> str:
     header = f"---\n{written.header}---\n\n" if written.header else ""
-    held = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    sizes = ", ".join(f"{count:,} {split}" for split, count in counts.items())
     rows = "\n".join(f"| `{name}` | {count:,} |" for name, count in written.rows.items())
     return f"""{header}# Preference pairs for training a search agent
 
-Pairs of steps that an agent took from one and the same state, of which one is preferred: {held}.
+Pairs of a preferred and a rejected step of an agent, both from the same state: {sizes}.
 ExportResult by Stepladder from `{source}` as `{format}`.
 
 | file | rows |
@@ -117,21 +117,21 @@ ExportResult by Stepladder from `{source}` as `{format}`.
 
 def _check_free(folder: Path) -> None:
     if Path.cwd().is_relative_to(folder.resolve()):
-        raise ExportError(f"{folder} is where you are; a folder cannot be replaced from inside")
+        raise ExportError(f"{folder} is the current directory, which cannot be replaced from inside")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         _, known = manifest[_VERSION_KEY], manifest["files"]
-        # What is new goes by its name alone: it may be gigabytes of trained models.
+        # New files are recognized by name, without hashing: they may be gigabytes of model weights.
         added = [name for name in _names(folder) if name not in known and name != _MANIFEST]
-        strange = added or [name for name, digest in _hashes(folder).items() if known.get(name, digest) != digest]
+        changed = added or [name for name, digest in _hashes(folder).items() if known.get(name, digest) != digest]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise ExportError(f"{folder} has other files than an export's in it; choose another folder") from None
-    if strange:
+        raise ExportError(f"{folder} contains files that are not part of an export; choose another folder") from None
+    if changed:
         raise ExportError(
-            f"{folder} is an export, but {strange[0]} was {'added' if added else 'edited'} since; it is not replaced. "
-            "Choose another folder, or move what you need away and remove this one"
+            f"{folder} is an export, but {changed[0]} was {'added' if added else 'edited'} since; it is not replaced. "
+            "Choose another folder, or save what you need and delete this one"
         )
 
 

@@ -1,7 +1,7 @@
-"""What all export formats share: the texts of a pair, files of rows, and the contract of a format.
+"""Shared parts of the export formats: the texts of a pair, files of rows, and the contract of a format.
 
-In: pairs, as records hold them. Out: the texts that other programs train on. Everything exported is text that a segment
-holds; nothing is decoded from tokens.
+In: pairs. Out: the texts that other programs train on. All exported text comes from segments; nothing is decoded from
+token ids.
 """
 
 import json
@@ -17,52 +17,52 @@ from stepladder.core.trace import Author, Pair
 
 
 class ExportError(StepladderError):
-    """Pairs that cannot be exported, or a folder that must not be written over."""
+    """Pairs that cannot be exported, or a folder that must not be overwritten."""
 
 
 Row = dict[str, Any]
-#: Turns a pair into a row of a file, or into None where the file needs none for it.
+#: Turns a pair into a row of a file, or into None for no row.
 RowMaker = Callable[[Pair], Row | None]
 
 
 @dataclass(frozen=True, slots=True)
 class PairTexts:
-    """The words of a pair. `prompt + transcript + chosen` is what the policy read and wrote, to the letter."""
+    """The texts of a pair. `prompt + transcript + chosen` is exactly what the policy read and wrote."""
 
-    #: The agent's prompt. A chat model reads it as a user's message, inside its chat template.
+    #: The agent's prompt. For a chat model it is the user message in the chat template.
     prompt: str
-    #: What policy and environment have written since; empty where every step begins with a new prompt.
+    #: The text of policy and environment since; empty if every step starts with a new prompt.
     transcript: str
     chosen: str
     rejected: str
 
     @property
     def context(self) -> str:
-        """All that the policy had in view."""
+        """Everything that the policy saw."""
         return self.prompt + self.transcript
 
 
-def texts(pair: Pair) -> PairTexts:
-    """The words of a pair; an error when there is no prompt to begin with."""
+def pair_texts(pair: Pair) -> PairTexts:
+    """The texts of a pair; raises an error if its context does not start with a prompt."""
     prompt, *rest = pair.context or (None,)
     if prompt is None or prompt.author is not Author.PROMPT or not prompt.text:
         raise ExportError(
             f"the pair of question {pair.question_id!r} at depth {pair.depth} has no prompt: expected a context that "
-            "begins with a prompt segment, as every agent of Stepladder renders it"
+            "starts with a prompt segment, as all agents of Stepladder render it"
         )
     transcript = "".join(segment.text for segment in rest)
     return PairTexts(prompt.text, transcript, pair.chosen.written.text, pair.rejected.written.text)
 
 
 class Deduplicated:
-    """Passes each row on the first time only: one step can be preferred to several of its siblings."""
+    """Keeps only the first of equal rows: one step can be preferred to several siblings."""
 
     def __init__(self, make: RowMaker) -> None:
         self._make = make
         self._seen: set[bytes] = set()
 
     def __call__(self, pair: Pair) -> Row | None:
-        """The row of a pair, unless an equal one came before."""
+        """The row of a pair; None if an equal row came before."""
         row = self._make(pair)
         digest = blake2b(json.dumps(row).encode(), digest_size=16).digest()
         if digest in self._seen:
@@ -72,7 +72,7 @@ class Deduplicated:
 
 
 def write_rows(folder: Path, pairs: Iterable[Pair], files: Mapping[str, RowMaker]) -> dict[str, int]:
-    """Write several files in one pass over the pairs, and count their rows: a JSON array for `.json`, else JSONL."""
+    """Write several files in one pass over the pairs: a JSON array for `.json`, else JSONL. Returns row counts."""
     with ExitStack() as stack:
         rows = {name: stack.enter_context(_RowFile(folder / name)) for name in files}
         for pair in pairs:
@@ -83,7 +83,7 @@ def write_rows(folder: Path, pairs: Iterable[Pair], files: Mapping[str, RowMaker
 
 
 class _RowFile:
-    """A file of rows, one a line."""
+    """A file with one row per line."""
 
     def __init__(self, path: Path) -> None:
         array = path.suffix == ".json"
@@ -107,21 +107,21 @@ class _RowFile:
 
 @dataclass(frozen=True, slots=True)
 class ExportFiles:
-    """What a format wrote into a folder, and what its card says about it."""
+    """The files that a format wrote, and the text of its card."""
 
     #: Rows by data file.
     rows: dict[str, int]
     #: How to use the folder, in Markdown.
     usage: str
-    #: YAML for the head of the card, where readers of the format expect some.
+    #: YAML front matter of the card, for formats that need it.
     header: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way to hand pairs to other programs."""
+    """An export format."""
 
-    #: One line for people who choose a format.
+    #: One line for lists of formats.
     summary: str
-    #: (empty folder, pairs by split, model or None) -> what was written. Reads each split once.
+    #: (empty folder, pairs by split, model or None) -> the files. Reads each split once.
     write: Callable[[Path, Mapping[str, Iterable[Pair]], str | None], ExportFiles]

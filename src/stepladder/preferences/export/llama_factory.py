@@ -1,11 +1,11 @@
-"""A folder for LLaMA-Factory: data, its `dataset_info.json`, and DPO training files that run as they are.
+"""A folder for LLaMA-Factory: data, its `dataset_info.json`, and ready-to-run DPO training files.
 
-In: pairs by split. Out: `pairs*.jsonl` (ranking data), `steps*.jsonl` (chosen steps, for supervised training) and two
-training files with ReasonRAG's settings: `dpo.yaml` for all weights, `dpo_lora.yaml` for LoRA.
+In: pairs by split. Out: `pairs*.jsonl` (ranking data), `steps*.jsonl` (chosen steps, for SFT) and two training files
+with ReasonRAG's settings: `dpo.yaml` for full fine-tuning, `dpo_lora.yaml` for LoRA.
 
-LLaMA-Factory puts every `instruction` into the model's chat template. For the policy, only the agent's prompt stood
-there, and the transcript grew behind it. So a pair's `instruction` is that prompt alone, and the transcript is the
-beginning of both answers. Equal beginnings cancel in DPO's sigmoid loss. Without a chat template, it is all one text.
+LLaMA-Factory puts every `instruction` into the model's chat template. For the policy only the agent's prompt was there,
+followed by the transcript. The `instruction` of a pair is therefore that prompt alone, and both answers start with the
+transcript. Equal prefixes cancel in DPO's sigmoid loss. Without a chat template all of it is one text.
 """
 
 import json
@@ -13,24 +13,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from stepladder.core.trace import Pair
-from stepladder.preferences.export.base import Format, Deduplicated, Row, ExportFiles, texts, write_rows
+from stepladder.preferences.export.base import Deduplicated, ExportFiles, Format, Row, pair_texts, write_rows
 
 _PAIRS, _STEPS = "stepladder_pairs", "stepladder_steps"
 
 
 def _ranked(pair: Pair) -> Row:
-    words = texts(pair)
+    texts = pair_texts(pair)
     return {
-        "instruction": words.prompt,
-        "chosen": words.transcript + words.chosen,
-        "rejected": words.transcript + words.rejected,
+        "instruction": texts.prompt,
+        "chosen": texts.transcript + texts.chosen,
+        "rejected": texts.transcript + texts.rejected,
     }
 
 
 def _step(pair: Pair) -> Row:
     # Here the transcript is part of the question: in the answer, retrieved text would be trained on.
-    words = texts(pair)
-    return {"instruction": words.context, "output": words.chosen}
+    texts = pair_texts(pair)
+    return {"instruction": texts.context, "output": texts.chosen}
 
 
 def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None) -> ExportFiles:

@@ -1,4 +1,4 @@
-"""The records of RAG-ProGuide, the preference data that was published with ReasonRAG: written and read.
+"""Reading and writing records of RAG-ProGuide, the preference data published with ReasonRAG.
 
 A record is one JSON object; the published file is an array of them:
 
@@ -6,10 +6,10 @@ A record is one JSON object; the published file is an array of them:
      "chosen_action_type": "Query Generation", "chosen_content": "...",
      "rejected_action_type": "Evidence Extraction", "rejected_content": "...", "layer": 0}
 
-In theirs, `instruction` is a system prompt and `input` the user's message, `prompt` is both with labels, and `layer` is
-the depth of the step. LLaMA-Factory, with which they train, joins `instruction` and `input` by a newline into one
-message; so does reading here. Our agents send a single message, so writing puts the whole context into `instruction`
-and leaves `input` empty: joined again, it is the same text.
+In the published file `instruction` is a system prompt and `input` the user message, `prompt` is both with labels, and
+`layer` is the depth of the step. LLaMA-Factory joins `instruction` and `input` by a newline into one message, and so
+does the reader here. Our agents send a single message, so the writer puts the whole context into `instruction` and
+leaves `input` empty: joined again, it is the same text.
 """
 
 import gzip
@@ -22,11 +22,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from stepladder.core.io.jsonl import preview
 from stepladder.core.trace import Action, ActionKind, Author, Pair, Segment, Side
-from stepladder.preferences.export.base import ExportError, Format, Row, ExportFiles, texts, write_rows
+from stepladder.preferences.export.base import ExportError, ExportFiles, Format, Row, pair_texts, write_rows
 
 ActionType = Literal["Query Generation", "Evidence Extraction", "Answer Generation", "Other"]
 
-#: A sub-answer says what the passages tell, which is what they call evidence.
+#: Sub-answers are extracted from passages, which RAG-ProGuide calls evidence.
 _TYPE_OF: dict[ActionKind, ActionType] = {
     ActionKind.QUERY: "Query Generation",
     ActionKind.EVIDENCE: "Evidence Extraction",
@@ -47,13 +47,13 @@ had in view, `chosen` and `rejected` are the steps it wrote, to the letter; `inp
 
 
 def _row(pair: Pair) -> Row:
-    words = texts(pair)
+    texts = pair_texts(pair)
     return {
-        "instruction": words.context,
+        "instruction": texts.context,
         "input": "",
-        "prompt": words.context,
-        "chosen": words.chosen,
-        "rejected": words.rejected,
+        "prompt": texts.context,
+        "chosen": texts.chosen,
+        "rejected": texts.rejected,
         "chosen_action_type": _TYPE_OF[pair.chosen.action.kind],
         "chosen_content": _content(pair.chosen.action),
         "rejected_action_type": _TYPE_OF[pair.rejected.action.kind],
@@ -80,7 +80,7 @@ FORMAT = Format("records like those of RAG-ProGuide, the data published with Rea
 
 
 class _Record(BaseModel):
-    """One published pair. Fields that are not named here are ignored."""
+    """One published pair. Other fields are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -99,10 +99,9 @@ _ARRAY = TypeAdapter(list[_Record])
 
 
 def read_rag_proguide(path: str | Path, agent: str = "reasonrag") -> Iterator[Pair]:
-    """The pairs of a RAG-ProGuide file: a JSON array or one object a line, plain or `.gz`.
+    """The pairs of a RAG-ProGuide file: a JSON array or one object per line, plain or `.gz`.
 
-    They are text only: segments without tokens. Their questions are not named in the file, so every pair counts as of a
-    question of its own.
+    Segments have no token ids. The file does not name the questions, so every pair gets its own question id.
     """
     path = Path(path)
     for number, (where, record) in enumerate(_records(path), start=1):
@@ -132,7 +131,7 @@ def _side(text: str, type: ActionType, content: str) -> Side:
 
 
 def _records(path: Path) -> Iterator[tuple[str, _Record]]:
-    """The records of a file, each with the place to name in an error."""
+    """The records of a file, each with its location for error messages."""
     content = _bytes(path).removeprefix(b"\xef\xbb\xbf")
     if content.lstrip().startswith(b"["):
         try:
@@ -148,7 +147,7 @@ def _records(path: Path) -> Iterator[tuple[str, _Record]]:
                 except ValidationError as error:
                     raise _wrong(f"{path}:{number}", error) from error
     else:
-        raise ExportError(f"{path}: the file is empty; expected a JSON array of pairs, or one pair a line")
+        raise ExportError(f"{path}: the file is empty; expected a JSON array of pairs, or one pair per line")
 
 
 def _bytes(path: Path) -> bytes:

@@ -1,11 +1,11 @@
-"""A data set folder for trl: preference pairs for DPOTrainer and RewardTrainer, chosen steps for SFTTrainer.
+"""A dataset folder for TRL: preference pairs for DPOTrainer and RewardTrainer, chosen steps for SFTTrainer.
 
-In: pairs by split. Out: JSONL files and a card whose head names three configurations, so that
-`datasets.load_dataset(FOLDER, NAME)` finds columns and splits without being told:
+In: pairs by split. Out: JSONL files and a card whose front matter names three configurations for
+`datasets.load_dataset(FOLDER, NAME)`:
 
     preference          prompt, chosen, rejected   plain text, as the policy saw and wrote it
     conversational      prompt, chosen, rejected   the same as chat messages, for models with a chat template
-    prompt_completion   prompt, completion         the chosen steps, each once
+    prompt_completion   prompt, completion         the chosen steps, without duplicates
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,28 +14,28 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 
 from stepladder.core.trace import Pair
-from stepladder.preferences.export.base import Format, Deduplicated, Row, RowMaker, ExportFiles, texts, write_rows
+from stepladder.preferences.export.base import Deduplicated, ExportFiles, Format, Row, RowMaker, pair_texts, write_rows
 
 
 def _preference(pair: Pair) -> Row:
-    words = texts(pair)
-    return {"prompt": words.context, "chosen": words.chosen, "rejected": words.rejected}
+    texts = pair_texts(pair)
+    return {"prompt": texts.context, "chosen": texts.chosen, "rejected": texts.rejected}
 
 
 def _conversational(pair: Pair) -> Row:
-    # The transcript begins the assistant's turn, as it did for the policy. It stands in both answers and takes nothing
-    # from the comparison: in DPO's loss, a difference of sums, equal beginnings cancel.
-    words = texts(pair)
+    # The transcript starts the assistant's turn, as it did for the policy. It is the same in both answers, and equal
+    # prefixes cancel in DPO's loss.
+    texts = pair_texts(pair)
     return {
-        "prompt": [{"role": "user", "content": words.prompt}],
-        "chosen": [{"role": "assistant", "content": words.transcript + words.chosen}],
-        "rejected": [{"role": "assistant", "content": words.transcript + words.rejected}],
+        "prompt": [{"role": "user", "content": texts.prompt}],
+        "chosen": [{"role": "assistant", "content": texts.transcript + texts.chosen}],
+        "rejected": [{"role": "assistant", "content": texts.transcript + texts.rejected}],
     }
 
 
 def _prompt_completion(pair: Pair) -> Row:
-    words = texts(pair)
-    return {"prompt": words.context, "completion": words.chosen}
+    texts = pair_texts(pair)
+    return {"prompt": texts.context, "completion": texts.chosen}
 
 
 _CONFIGS: dict[str, RowMaker] = {
