@@ -151,7 +151,7 @@ def test_a_corpus_becomes_an_index_and_answers_questions(
         (["eval", "--split", "tset"], "unknown split of atlas 'tset'. Did you mean 'test'?"),
         (["eval", "--data", "./none.jsonl"], "question file none.jsonl does not exist"),
         (["eval", "--engine", "transformers", "--model", "./no/model"], "no/model does not exist"),
-        (["eval", "--engine", "openai"], "needs the name of a model"),
+        (["eval", "--engine", "openai"], "needs the server's name of a model"),
         (["eval", "--top-p", "0"], "top_p is 0.0; it must be above 0"),
         (["eval", "--against", "nowhere"], "nowhere is not a saved evaluation"),
         (["ask", "--run", "nowhere"], "nowhere is not a run: it does not exist"),
@@ -333,7 +333,7 @@ def test_a_home_folder_may_be_written_as_a_tilde(
 
 def test_a_question_of_nothing_and_a_model_for_the_oracle_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is empty" in run(capsys, "ask", " ")[2]
-    assert "the gold engine is no model" in run(capsys, "eval", "--engine", "oracle", "--model", "tiny")[2]
+    assert "the oracle engine has no model" in run(capsys, "eval", "--engine", "oracle", "--model", "tiny")[2]
 
 
 def test_an_evaluation_is_saved_even_if_nobody_can_read_what_is_printed(tmp_path: Path) -> None:

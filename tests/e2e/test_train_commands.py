@@ -30,7 +30,7 @@ from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.rft.config import RFTConfig
-from tests.support.shell import Shell, shell
+from tests.support.shell import Shell
 
 __all__ = ["shell"]
 

@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import WriteError
+from stepladder.core.io.files import WriteError, lock_file
 from stepladder.core.io.records import RecordError, dumps, loads
 from stepladder.core.trace import TraceError, Tree
 
@@ -39,23 +38,13 @@ class TreeFile:
         except OSError as error:
             raise WriteError(f"{path} cannot be opened to add trees: {error.strerror or error}") from error
         try:
-            self._lock()
+            lock_file(self._file, path)
             for tree, self._end in _members(path):
                 self.ids.add(tree.question.id)
             self._file.truncate(self._end)
         except BaseException:
             self._file.close()
             raise
-
-    def _lock(self) -> None:
-        import fcntl  # not available on Windows, where the rest still works
-
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StepladderError(
-                f"{self.path}: another process adds trees to it; wait until it has finished, or use another file"
-            ) from error
 
     def __enter__(self) -> "TreeFile":
         return self

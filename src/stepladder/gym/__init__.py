@@ -1,8 +1,8 @@
-"""The search for answers as a Gymnasium environment, for reinforcement learning libraries of any make.
+"""Question answering by search as a Gymnasium environment, for any reinforcement learning library.
 
-Importing this module registers `stepladder/Search-v0`. Gymnasium imports it by itself when the id names it:
-`gymnasium.make("stepladder.gym:stepladder/Search-v0")`. It is light: data, index and models are opened by an
-environment (`environment.py`, `vector.py`), and the arguments are those of `game.GameConfig`.
+Importing this module registers `stepladder/Search-v0`. `gymnasium.make("stepladder.gym:stepladder/Search-v0")` imports
+it automatically. Data, index and models are opened by the environments (`environment.py`, `vector.py`), whose arguments
+are the fields of `env_config.EnvConfig`.
 """
 
 from stepladder.core.errors import StepladderError

@@ -1,7 +1,7 @@
-"""A space of texts: any Unicode string up to a length.
+"""A text space: any Unicode string up to a length.
 
-Gymnasium's own `Text` lists its characters, and refuses a string with any other. A policy may write, and a document may
-hold, whatever Unicode has.
+Gymnasium's own `Text` has a list of characters and rejects strings with any other; policies and documents may contain
+all of Unicode.
 """
 
 import string
@@ -11,14 +11,14 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.spaces import Text
 from gymnasium.vector.utils import create_shared_memory
 
-#: Samples are drawn from these: most of Unicode is unassigned, and no policy would write it.
+#: Samples use these characters: most of Unicode is unassigned.
 _DRAWN = string.ascii_letters + string.digits + string.punctuation + " \n"
-#: Samples are no longer than this.
+#: Maximum length of samples.
 _LONGEST_SAMPLE = 100
 
 
 class AnyText(Text):
-    """Strings of at most `max_length` characters, the empty one included.
+    """Strings of at most `max_length` characters, including the empty one.
 
     >>> space = AnyText(10, seed=0)
     >>> "\N{SNOWMAN}" in space, "" in space, "01234567890" in space, 5 in space, space.sample() in space
@@ -29,11 +29,11 @@ class AnyText(Text):
         super().__init__(max_length, min_length=0, charset=_DRAWN, seed=seed)
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a string, and short enough."""
+        """Whether `x` is a string and not too long."""
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """Random printable text of at most 100 characters, unless a mask names a length (see `Text`)."""
+        """Random printable text of at most 100 characters, unless a mask sets the length (see `Text`)."""
         if mask is None and probability is None:
             mask = int(self.np_random.integers(min(self.max_length, _LONGEST_SAMPLE) + 1)), None
         return super().sample(mask, probability)
@@ -48,11 +48,11 @@ class AnyText(Text):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """No: that would take a list of all characters."""
+        """False: flattening needs a list of all characters."""
         return False
 
 
 @create_shared_memory.register(AnyText)
 def _no_shared_memory(space: AnyText, n: int = 1, ctx: Any = None) -> Never:  # noqa: ARG001
-    # Gymnasium reads texts from memory that processes share once, before the first reset, and never again.
-    raise CustomSpaceError("texts cannot be shared between processes: take vector_kwargs={'shared_memory': False}")
+    # Gymnasium reads texts from shared memory only once, before the first reset.
+    raise CustomSpaceError("texts cannot be in shared memory: use vector_kwargs={'shared_memory': False}")

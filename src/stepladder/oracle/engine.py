@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from stepladder.core.errors import BackendError
+from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, Trajectory
-from stepladder.engines.base import Engine
+from stepladder.engines.base import Engine, EngineOptions
 from stepladder.oracle.decomposition import answerable, fill_references, hop_answers, is_conclusion, supports
 from stepladder.oracle.thoughts import Thoughts
 
@@ -67,6 +67,13 @@ class OracleEngine(Engine):
         )
         text = self.agent.write(action, trajectory)
         return Generation(request.context, Segment(Author.POLICY, text), text, Finish.STOP)
+
+
+def build(options: EngineOptions) -> OracleEngine:
+    """The oracle in the format of the agent in the options."""
+    if options.model or options.base_url:
+        raise StepladderError("the oracle engine has no model: leave out --model and --base-url, or choose an engine")
+    return OracleEngine(options.agent)
 
 
 def gold_action(

@@ -20,7 +20,10 @@ from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.base import check_engine
 from stepladder.engines.openai import FIRST_ATTEMPTS, MAX_CONSECUTIVE_FAILURES, OpenAIEngine
 from stepladder.engines.openai_protocol import CONTINUE_PROMPT, chat_messages, finished_text
+from tests.support import openai_server
 from tests.support.openai_server import Answer, Server, fails, says
+
+server = openai_server.server
 
 KEY = "sk-very-secret-0123456789"
 
@@ -247,16 +250,16 @@ def test_lasting_trouble_fails_the_request_alone(server: Server) -> None:
     with closing(OpenAIEngine("tiny", server.url, max_retries=2, backoff=0.001)) as engine:
         bad, good = engine.generate([ask("bad"), ask("good")])
     assert only([good]).text == "fine"
-    assert "answered 500 (after 3 tries): no GPU" in error_of([bad])
+    assert "returned status 500 (after 3 attempts): no GPU" in error_of([bad])
 
 
 def test_a_server_that_always_hangs_or_breaks_off(server: Server) -> None:
     server.answer = lambda body, n: server.hang()
     with closing(OpenAIEngine("tiny", server.url, timeout=0.5, max_retries=1, backoff=0.001)) as engine:
-        assert "did not answer within 0.5 s (after 2 tries)" in error_of(engine.generate([ask()]))
+        assert "did not respond within 0.5 s (after 2 attempts)" in error_of(engine.generate([ask()]))
     server.answer = lambda body, n: Answer(trickles=True)
     with closing(OpenAIEngine("tiny", server.url, timeout=0.5, max_retries=0)) as engine:
-        assert "did not answer within 0.5 s (at the first try)" in error_of(engine.generate([ask()]))
+        assert "did not respond within 0.5 s (first attempt)" in error_of(engine.generate([ask()]))
     server.answer = lambda body, n: Answer(200, {"choices": []}, breaks_off=True)
     with closing(OpenAIEngine("tiny", server.url, max_retries=1, backoff=0.001)) as engine:
         assert "the connection" in error_of(engine.generate([ask()]))
@@ -279,7 +282,7 @@ def test_waits_double_with_jitter_unless_the_server_asks_for_a_time() -> None:
 
 def test_a_server_that_asks_for_an_hour_is_not_waited_for(server: Server, engine: OpenAIEngine) -> None:
     server.answer = lambda body, n: fails(429, "come back later", headers={"Retry-After": "3600"})
-    assert "429 (at the first try): come back later" in error_of(engine.generate([ask()]))
+    assert "429 (first attempt): come back later" in error_of(engine.generate([ask()]))
     assert engine.retries == 0
 
 
@@ -319,7 +322,7 @@ def test_no_server_at_all(server: Server) -> None:
         url = f"http://127.0.0.1:{gone.server_port}/v1"
     with (
         closing(OpenAIEngine("tiny", url, max_retries=2, backoff=0.001)) as engine,
-        pytest.raises(BackendDown, match=f"no server answers at {url} .after 3 tries"),
+        pytest.raises(BackendDown, match=f"no server responds at {url} .after 3 attempts"),
     ):
         engine.generate([ask()])
 
@@ -336,7 +339,7 @@ def test_after_many_failures_in_a_row_the_server_is_taken_to_be_down(server: Ser
     with closing(OpenAIEngine("m", server.url, max_retries=1, backoff=0.001, concurrency=1)) as engine:
         for _ in range(MAX_CONSECUTIVE_FAILURES - 1):
             assert "broken for good" in error_of(engine.generate([ask()]))
-        with pytest.raises(BackendDown, match=f"So ended {MAX_CONSECUTIVE_FAILURES} requests in a row"):
+        with pytest.raises(BackendDown, match=f"{MAX_CONSECUTIVE_FAILURES} consecutive requests failed"):
             engine.generate([ask()])
 
 
@@ -349,7 +352,7 @@ def test_a_success_in_between_starts_the_count_anew(server: Server) -> None:
 
 def test_a_refused_request_is_not_tried_again(server: Server, engine: OpenAIEngine) -> None:
     server.answer = lambda body, n: fails(422, "messages[0] is odd")
-    assert "answered 422 (at the first try): messages[0] is odd" in error_of(engine.generate([ask()]))
+    assert "returned status 422 (first attempt): messages[0] is odd" in error_of(engine.generate([ask()]))
     assert len(server.requests) == 1
 
 
@@ -403,13 +406,13 @@ def test_newer_models_are_sent_max_completion_tokens(server: Server, engine: Ope
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (Answer(body=b'{"choices": [{"mess'), "not a completion .JSONDecodeError"),
-        (Answer(body=b"[" * 100_000), "not a completion .RecursionError"),
-        (Answer(body=b"Hello", headers={"Content-Type": "text/plain"}), "not a completion .* 'Hello'"),
-        (Answer(body={"choices": []}), "not a completion .IndexError"),
-        (Answer(body={"choices": None}), "not a completion .TypeError"),
+        (Answer(body=b'{"choices": [{"mess'), "an invalid completion .JSONDecodeError"),
+        (Answer(body=b"[" * 100_000), "an invalid completion .RecursionError"),
+        (Answer(body=b"Hello", headers={"Content-Type": "text/plain"}), "an invalid completion .* 'Hello'"),
+        (Answer(body={"choices": []}), "an invalid completion .IndexError"),
+        (Answer(body={"choices": None}), "an invalid completion .TypeError"),
         (Answer(body={"error": {"message": "upstream died"}}), "upstream died"),
-        (says(None), "sent no text .content is None, finish_reason 'stop'"),
+        (says(None), "returned no text .content is None, finish_reason 'stop'"),
         (says(None, message={"content": None, "refusal": "I won't"}), 'refusal "I won\'t"'),
         (says("", "content_filter"), "content filter"),
         (says("x", "tool_calls"), "finish_reason 'tool_calls'"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepladder.core.errors import StepladderError
+from stepladder.evaluate import statistics
 from stepladder.evaluate.prm.ranking import (
     Bin,
     as_probabilities,

@@ -506,7 +506,7 @@ def test_a_file_that_holds_something_else_is_refused_and_left_alone(two_trees: P
 
 
 def test_one_process_at_a_time_adds_trees(two_trees: Path) -> None:
-    with TreeFile(two_trees), pytest.raises(StepladderError, match="another process adds trees to it"):
+    with TreeFile(two_trees), pytest.raises(StepladderError, match="in use by another process"):
         run(many(4), two_trees)
     assert run(many(4), two_trees).made == 2
 

@@ -161,7 +161,7 @@ def test_a_transcript_that_outgrows_what_can_be_read_is_truncated() -> None:
     observation, _, terminated, truncated, info = env.step(ASK_ARCHITECT)
     assert (terminated, truncated, info["stop"]) == (False, True, StopReason.CONTEXT_LIMIT)
     assert observation in env.observation_space
-    with pytest.raises(StepladderError, match=r"question 'q1' by itself is longer than max_observation"):
+    with pytest.raises(StepladderError, match=r"question 'q1' alone is longer than max_observation"):
         make(max_observation=room - 1).reset()
 
 
@@ -276,7 +276,7 @@ def test_a_reward_model_gives_probabilities(reward_model: Path) -> None:
 
 def test_questions_without_an_answer_can_be_played_for_the_process_alone() -> None:
     unanswered = replace(QUESTION, answers=())
-    with pytest.raises(StepladderError, match=r"question 'q1' has no accepted answer.*reward='process'"):
+    with pytest.raises(StepladderError, match=r"question 'q1' has no gold answer.*reward='process'"):
         make(questions=[unanswered])
     env = make(questions=[unanswered], reward="process", scorer=Lengths())
     env.reset()
@@ -456,7 +456,7 @@ def test_closing_lets_go_of_what_was_opened_here_alone(monkeypatch: pytest.Monke
     with pytest.raises(StepladderError, match="closed: make a new one"):
         env.reset()
     opened: dict[str, Fragile] = {}
-    monkeypatch.setattr("stepladder.gym.game.load_retriever", lambda place: opened.setdefault(place, Fragile()))
+    monkeypatch.setattr("stepladder.gym.env_config.load_retriever", lambda place: opened.setdefault(place, Fragile()))
     envs = gymnasium.make_vec(ID, 2, vectorization_mode="vector_entry_point", questions=QUESTIONS, index=Path("wiki"))
     envs.close()
     assert opened["wiki"].closed
@@ -470,7 +470,7 @@ def test_closing_lets_go_of_what_was_opened_here_alone(monkeypatch: pytest.Monke
         ({"questions": None, "split": "tarin"}, "unknown split of atlas-small 'tarin'. Did you mean 'train'?"),
         ({"split": "train"}, "found questions and split; leave out one of them"),
         ({"index": "wiki"}, "found index and retriever; leave out one of them"),
-        ({"retriever": None}, "add index= (a folder or the URL of a server), retriever= (an object), or data="),
+        ({"retriever": None}, "set index= (a folder or the URL of a server), retriever= (an object), or data="),
         ({"retriever": "wiki"}, "retriever: expected an instance of Retriever, found 'wiki'"),
         ({"questions": []}, "questions: expected"),
         ({"questions": ["q1"]}, "expected an instance of Question, found 'q1'"),
@@ -478,7 +478,7 @@ def test_closing_lets_go_of_what_was_opened_here_alone(monkeypatch: pytest.Monke
         ({"max_steps": "many"}, "max_steps: expected an integer, found 'many'"),
         ({"reward": "outcom"}, "reward: expected 'outcome', 'process' or 'both', found 'outcom'"),
         ({"scorer": GoldScorer()}, "reward='outcome' takes no scorer"),
-        ({"reward": "process", "scorer": 5}, "scorer: expected the folder of a process reward model or a scorer"),
+        ({"reward": "process", "scorer": 5}, "scorer: expected the folder of a process reward model or a StepScorer"),
         ({"reward": "process", "process_weight": -1}, "process_weight: expected"),
         ({"max_step": 3}, "max_step: unknown key. Did you mean 'max_steps'?"),
     ],
@@ -493,7 +493,7 @@ def test_a_wrong_argument_is_named(arguments: dict[str, Any], said: str) -> None
 def test_wrong_actions_and_modes_are_named() -> None:
     env = make()
     env.reset()
-    with pytest.raises(StepladderError, match="the text that the policy writes, a str; found 5"):
+    with pytest.raises(StepladderError, match="an action is the policy's text, a str; found 5"):
         env.step(5)  # type: ignore[arg-type]
     assert env.step(np.str_(ANSWER))[1] == 1.0
     with (

@@ -114,7 +114,7 @@ def test_adapters_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     adapter_of(tiny_model(), tmp_path, "tiny")
     for base, changed, message in (
         ("/no/such/base", {}, r"for the model /no/such/base, which is not on this machine .*base_model_name_or_path"),
-        (None, {}, "it is an adapter, and adapter_config.json names no model. Write the folder, the hub name or"),
+        (None, {}, "it is an adapter, and adapter_config.json names no model. Set base_model_name_or_path in it to the folder"),
         (str(tmp_path), {}, "names itself"),
         ("tinny", {}, "Did you mean 'tiny'"),
         ("nano", {}, r"could not be merged into 'nano': its matrices have other sizes\. See base_model"),
@@ -162,7 +162,7 @@ def test_adapters_that_name_each_other_have_no_model(tmp_path: Path) -> None:
     rename_base(tmp_path / "b", "nano")
     assert resolve_full_model(tmp_path / "top") == builtin_folder("nano")
     rename_base(tmp_path / "b", "tiny")
-    with pytest.raises(StepladderError, match="'tiny' is made in memory"):
+    with pytest.raises(StepladderError, match="'tiny' is created in memory"):
         resolve_full_model(tmp_path / "top")
 
 

@@ -92,7 +92,7 @@ def test_weights_that_are_missing_or_left_over_are_told(tmp_path: Path) -> None:
     for name, changed, message in (
         ("missing", {name: each for name, each in tensors.items() if "blk.1.ffn_up" not in name}, "lacks 1 weights of"),
         ("extra", extra, "lacks .* weights of a LlamaForCausalLM, such as .*bias"),
-        ("strange", tensors | {"blk.0.strange.bias": np.zeros(9, np.float32)}, r"takes [\d,]+; it has strange.bias"),
+        ("strange", tensors | {"blk.0.strange.bias": np.zeros(9, np.float32)}, r"has [\d,]+; it has strange.bias"),
     ):
         with pytest.raises(StepladderError, match=message):
             load_model(write_gguf(tmp_path / f"{name}.gguf", changed), None, None)
@@ -177,7 +177,7 @@ def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "repository" / "model.Q8_0.gguf").write_bytes(b"GGUF")
     (tmp_path / "notes.txt").write_text("nothing")
     for model, message in (
-        (str(tmp_path / "repository"), r"has no config.json; it holds GGUF files, so name one .*model\.Q8_0\.gguf"),
+        (str(tmp_path / "repository"), r"has no config.json; it contains GGUF files, so name one .*model\.Q8_0\.gguf"),
         ("nowhere.gguf", "nowhere.gguf does not exist; expected a folder with a model or an adapter, or a GGUF file"),
         (str(tmp_path / "notes.txt"), "is a file; expected a folder"),
         ("smollm2-135", "Did you mean 'smollm2-135m'"),

@@ -47,9 +47,9 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "half a head": (lambda data: data[:2000], "its header is truncated"),
     "weights cut off": (
         lambda data: data[:-5000],
-        r"has [\d,]+ bytes, and its weights end at [\d,]+\. Get it again",
+        r"has [\d,]+ bytes, and its weights end at [\d,]+\. Download it again",
     ),
-    "nonsense": (lambda data: data[:24] + b"\xff" * (len(data) - 24), "its head makes no sense"),
+    "nonsense": (lambda data: data[:24] + b"\xff" * (len(data) - 24), "its header is truncated or invalid"),
     "version 1": (lambda data: data[:4] + b"\x01" + data[5:], "is of version 1; expected 2 or 3"),
 }
 

@@ -173,8 +173,8 @@ def test_the_file_counts_by_its_content_and_not_by_its_place(tmp_path: Path) -> 
     [
         ("none.json", None, r"none\.json does not exist; expected a file of RAG-ProGuide, a file of pairs, or a fold"),
         ("folder", {}, r"the folder .*folder has no train\.jsonl; expected"),
-        ("folder", {"train.jsonl": "", "dev.jsonl": ""}, r"theirs: .*folder has no pairs to train on"),
-        ("empty.json", "[]", r"theirs: .*empty\.json has no pairs to train on; expected at least one"),
+        ("folder", {"train.jsonl": "", "dev.jsonl": ""}, r"theirs: .*folder has no training pairs"),
+        ("empty.json", "[]", r"theirs: .*empty\.json has no training pairs; expected at least one"),
         ("empty.jsonl", "", r"empty\.jsonl: the file is empty"),
         ("other.jsonl", '{"question": "Who?"}\n', r"other\.jsonl:1: 'instruction': is missing; expected a record of"),
         ("tree.jsonl", '{"record":"tree","version":1,"nodes":[]}\n', r"tree\.jsonl:1: found a 'tree' record where a"),

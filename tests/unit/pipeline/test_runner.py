@@ -1,4 +1,4 @@
-"""Runs: what is done is kept, what was cut goes on, what changed is refused, and nobody else's files are touched."""
+"""Runs: finished stages are kept, interrupted ones resume, stale ones are refused, and foreign files are not touched."""
 
 import json
 import re
@@ -133,7 +133,7 @@ def test_the_same_run_again_computes_nothing(stages: Stages, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("stopped_by", [KeyboardInterrupt(), StepladderError("the disk is full")])
-def test_a_stage_that_was_cut_goes_on_from_what_it_left(
+def test_an_interrupted_stage_resumes_from_its_partial_results(
     stages: Stages, tmp_path: Path, stopped_by: BaseException
 ) -> None:
     stages.stop_after, stages.stop_with = 2, stopped_by
@@ -143,26 +143,26 @@ def test_a_stage_that_was_cut_goes_on_from_what_it_left(
     stages.ran.clear()
     report, told = run(recipe(), tmp_path / "run")
     assert stages.ran == ["learn", "epoch 2", "after", "first"]
-    assert "learn: goes on" in told
+    assert "learn: resumes" in told
     assert report.stages[1].attempts == 2
 
 
 def test_a_changed_recipe_is_refused_with_what_changed(stages: Stages, tmp_path: Path) -> None:
     run(recipe(), tmp_path / "run")
-    with pytest.raises(StepladderError, match=r"'learn' in .* stages\.learn\.epochs: 3 -> 5\. Say --update"):
+    with pytest.raises(StepladderError, match=r"'learn' in .* stages\.learn\.epochs: 3 -> 5\. Pass --update"):
         run(learn_for(5), tmp_path / "run")
     with pytest.raises(StepladderError, match=r"'before' in .* seed: 0 -> 1; search\.k: 3 -> 1\."):
         run(recipe(seed=1, search={"k": 1}), tmp_path / "run")
     assert RunFolder.open(tmp_path / "run").recipe() == recipe(), "a refused recipe leaves no trace"
 
 
-def test_update_recomputes_what_no_longer_holds_and_nothing_else(stages: Stages, tmp_path: Path) -> None:
+def test_update_recomputes_stale_stages_and_nothing_else(stages: Stages, tmp_path: Path) -> None:
     run(recipe(), tmp_path / "run")
     stages.ran.clear()
     report, told = run(learn_for(4), tmp_path / "run", update=True)
     assert stages.ran == ["learn", "epoch 0", "epoch 1", "epoch 2", "epoch 3", "after"]
     assert report.skipped == ("before", "first")
-    assert "learn: no longer holds (stages.learn.epochs: 3 -> 4), removed" in told
+    assert "learn: stale (stages.learn.epochs: 3 -> 4), removed" in told
     assert RunFolder.open(tmp_path / "run").recipe() == learn_for(4)
 
 
@@ -234,7 +234,7 @@ def test_a_damaged_record_is_an_error_and_update_recomputes(
     record = tmp_path / "run" / "learn" / "stage.json"
     record.write_text(damage(record.read_text()))
     stages.ran.clear()
-    with pytest.raises(StepladderError, match=r"learn/stage\.json cannot be read.* Say --update"):
+    with pytest.raises(StepladderError, match=r"learn/stage\.json is not a valid stage record.* Pass --update"):
         run(recipe(), tmp_path / "run")
     run(recipe(), tmp_path / "run", update=True)
     assert stages.ran == ["learn", "epoch 0", "epoch 1", "epoch 2"]
@@ -253,7 +253,7 @@ def test_a_policy_that_was_changed_is_refused_and_update_makes_it_again(stages: 
     policy = tmp_path / "run" / "learn" / "policy"
     (policy / "weights").write_text("edited")
     stages.ran.clear()
-    with pytest.raises(StepladderError, match=r"'learn' in .*learn/policy was changed after it was made"):
+    with pytest.raises(StepladderError, match=r"'learn' in .*learn/policy was modified after the stage ended"):
         run(recipe(), tmp_path / "run")
     report, _ = run(recipe(), tmp_path / "run", update=True)
     assert stages.ran[0] == "learn"
@@ -296,7 +296,7 @@ def test_what_a_kill_left_half_written_is_in_nobody_s_way(stages: Stages, tmp_pa
 
 def test_a_recipe_of_the_user_s_own_is_never_written_over(stages: Stages, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("# my notes\n")
-    with pytest.raises(StepladderError, match=r"has other files in it \(recipe\.yaml\)"):
+    with pytest.raises(StepladderError, match=r"contains other files \(recipe\.yaml\)"):
         run(recipe(), tmp_path)
     assert (tmp_path / "recipe.yaml").read_text() == "# my notes\n"
 
@@ -318,14 +318,14 @@ def test_a_stage_that_makes_nothing_is_not_done(
     stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(STAGES._targets, "learn", StageSpec(LearnConfig, stages.look, outputs=("policy",)))
-    with pytest.raises(StepladderError, match="ended without what it makes: policy"):
+    with pytest.raises(StepladderError, match="ended without its outputs: policy"):
         run(recipe(), tmp_path / "run")
     assert not (tmp_path / "run" / "learn" / "stage.json").exists()
 
 
 def test_a_folder_with_other_files_is_refused(stages: Stages, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(StepladderError, match=r"has other files in it \(thesis\.tex\) and is not a run"):
+    with pytest.raises(StepladderError, match=r"contains other files \(thesis\.tex\) and is not a run"):
         run(recipe(), tmp_path)
     with pytest.raises(StepladderError, match="is a file; a run needs a folder"):
         run(recipe(), tmp_path / "thesis.tex")
@@ -336,7 +336,7 @@ def test_a_stage_never_writes_into_a_folder_that_is_not_its_own(stages: Stages, 
     run(recipe(stages={"before": {"kind": "look"}}), tmp_path / "run")
     (tmp_path / "run" / "learn").mkdir()
     (tmp_path / "run" / "learn" / "notes.txt").write_text("mine")
-    with pytest.raises(StepladderError, match="is in the way of the stage 'learn'"):
+    with pytest.raises(StepladderError, match="blocks the stage 'learn': it was not created by this run"):
         run(recipe(), tmp_path / "run")
 
 
@@ -359,7 +359,7 @@ def test_one_process_a_folder(stages: Stages, tmp_path: Path) -> None:
 
 def test_a_run_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"stepladder_run": 99}')
-    with pytest.raises(StepladderError, match="found a run of version 99, expected version 1"), claim(tmp_path):
+    with pytest.raises(StepladderError, match=r"\(run format 99\); .* reads run format 2\."), claim(tmp_path):
         pass
 
 
@@ -438,8 +438,8 @@ def test_numbers_stay_whole_where_names_are_long_and_episodes_failed(tmp_path: P
     ("changes", "message"),
     [
         ({"stages": {"look": {}, "eval": {"split": "tset"}}}, r"unknown split of atlas 'tset'\. Did you mean 'test'"),
-        ({"stages": {"look": {}, "eval": {}}, "data": {"test": "QUESTIONS"}}, "searches, and no index was given"),
-        ({"stages": {"look": {}, "eval": {}}, "data": {"index": "nowhere"}}, "there is no such folder"),
+        ({"stages": {"look": {}, "eval": {}}, "data": {"test": "QUESTIONS"}}, "searches, but there is no index"),
+        ({"stages": {"look": {}, "eval": {}}, "data": {"index": "nowhere"}}, "nowhere: no such folder"),
         ({"stages": {"look": {}, "eval": {}}, "data": {"test": "nowhere"}}, "nowhere does not exist"),
         ({"stages": {"look": {}, "eval": {}}, "data": {"name": "atlass"}}, "Did you mean 'atlas'"),
     ],

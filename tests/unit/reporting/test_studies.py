@@ -21,8 +21,13 @@ from stepladder.reporting.charts.band_plot import Point
 from stepladder.reporting.studies import STUDIES, find_study
 from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_report import PLOT, RESULTS, print_results, write_results
-from stepladder.reporting.studies.study_results import curve_differences, mean_over_runs, questions_to_reach, read_results
-from stepladder.reporting.studies.study_runner import COMMAND, SHARED, run_jobs, jobs_of, recipe_of, run_study
+from stepladder.reporting.studies.study_results import (
+    curve_differences,
+    mean_over_runs,
+    questions_to_reach,
+    read_results,
+)
+from stepladder.reporting.studies.study_runner import COMMAND, SHARED, jobs_of, recipe_of, run_jobs, run_study
 from stepladder.reporting.studies.study_spec import Study
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.trainer import schedule
@@ -195,7 +200,8 @@ def test_the_arms_of_the_shipped_studies_make_as_many_updates() -> None:
             for stage in recipe_of(study, 0, arm).stages
             if isinstance(stage.settings, GRPOConfig)
         ]
-        assert len({each.num_train_epochs * each.questions * each.num_generations / each.batch_size for each in settings}) == 1
+        episodes = [each.num_train_epochs * each.questions * each.num_generations for each in settings]
+        assert len({count / each.batch_size for count, each in zip(episodes, settings, strict=True)}) == 1
         assert len({(each.batch_size, each.num_generations) for each in settings}) == 1
         for each in settings:
             order, _ = schedule(each.questions, each, seed=0)

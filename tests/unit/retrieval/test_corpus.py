@@ -124,7 +124,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         tmp_path / "none.jsonl": "no such file or folder",
         tmp_path / "cut.jsonl.gz": r"truncated or corrupt after line \d+",
         tmp_path / "plain.jsonl.gz": "the content is not gzip",
-        tmp_path / "blank.jsonl": "there are no passages. Files read: 1, blank passages: 0",
+        tmp_path / "blank.jsonl": "no passages found. Files read: 1, blank passages: 0",
         tmp_path / "cut.parquet": "cannot be read as Parquet after row 0",
         tmp_path / "notes.docx": r"known kinds: .jsonl, .jsonl.gz, .parquet, .tsv, .tsv.gz, .txt, .md, or a folder",
         tmp_path / "*.docx": "no file of a known kind there, 1 others; known kinds: .jsonl",

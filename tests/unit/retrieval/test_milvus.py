@@ -250,7 +250,7 @@ def test_a_collection_that_is_not_the_one_that_was_built_is_noticed(model: Path,
         with pytest.raises(MilvusError, match="has no collection 'towns'"):
             open_index(folder)
         client.create_collection("towns", dimension=8)
-        with pytest.raises(MilvusError, match="'towns' has other fields, not of 32"):
+        with pytest.raises(MilvusError, match="'towns' has other fields, expected vectors of 32"):
             open_index(folder)
     # It is rebuilt under its own name, but not over what is somebody else's.
     with pytest.raises(MilvusError, match="a collection 'towns' that was not created by Stepladder"):

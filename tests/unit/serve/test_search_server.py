@@ -256,9 +256,9 @@ def test_what_cannot_be_answered_is_refused_with_the_reason(shared: Running, bod
         (b'{"queries": ["a\0b"]}', "not JSON"),
         (b'{"queries": ["a"], "topk": NaN}', "NaN is not a number"),
         (b'{"queries": ["a"], "topk": -Infinity}', "-Infinity is not a number"),
-        (b'{"queries": ["a"], "topk": 1e400}', "whole number"),
+        (b'{"queries": ["a"], "topk": 1e400}', "an integer"),
         (b'{"queries": ["a"], "topk": ' + b"9" * 5000 + b"}", "not JSON"),
-        (b'{"queries": ["a"], "queries": ["b"]}', "same key twice"),
+        (b'{"queries": ["a"], "queries": ["b"]}', "duplicate key"),
         (b'{"queries": ["\xff"]}', "not UTF-8"),
         ('{"queries": ["a"]}'.encode("utf-16"), "not UTF-8"),
         (b"\xef\xbb\xbf" + b'{"queries": ["a"]}', "not JSON"),
@@ -337,7 +337,7 @@ def test_other_addresses_are_answered_in_json(shared: Running) -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(StepladderError, match="topk is 9, above max_topk, 5"):
         ServerConfig.read({"topk": 9, "max_topk": 5})
-    with pytest.raises(StepladderError, match="no room for a request of 512"):
+    with pytest.raises(StepladderError, match="max_waiting is 100, below max_queries, 512"):
         ServerConfig.read({"max_waiting": 100})
 
 
@@ -359,7 +359,7 @@ def test_a_query_that_breaks_the_retriever_fails_alone(caplog: pytest.LogCapture
         until(lambda: server.metric("stepladder_queries_total") == 5)
         held.set()
         assert [reply.result().status_code for reply in replies] == [200, 200, 500, 200, 200]
-        assert replies[2].result().json() == {"detail": "the search failed; the server's log says why"}
+        assert replies[2].result().json() == {"detail": "the search failed; see the server's log"}
         assert "out of memory" in caplog.text
         assert server.metric("stepladder_failed_total") == 1
 

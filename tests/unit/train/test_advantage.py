@@ -47,7 +47,7 @@ def test_steps_are_measured_against_their_peers() -> None:
     found = process_advantages(scores, [[1, 1], [1, 1], [1]], "peers", labels)
     expected = [[0.1 / spread, 0.1 / spread], [-0.1 / spread, -0.1 / spread], [-0.44 / spread]]
     assert [each.tolist() for each in found] == [pytest.approx(each) for each in expected]
-    with pytest.raises(ValueError, match="5 scores of steps, but 2 labels"):
+    with pytest.raises(ValueError, match="5 step scores, but 2 labels"):
         process_advantages(scores, [[1, 1], [1, 1], [1]], "peers", labels[:1])
 
 
@@ -72,7 +72,7 @@ def test_trajectories_of_different_length_get_back_what_is_theirs() -> None:
 
 
 def test_scores_without_their_tokens_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 scores of steps, but 2 counts of tokens"):
+    with pytest.raises(ValueError, match="3 step scores, but 2 token counts"):
         process_advantages([[0.1, 0.2], [0.3]], [[1, 1], []])
 
 

@@ -27,7 +27,7 @@ from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.train.grpo.config import GRPOConfig, RewardConfig, TreeConfig
 from stepladder.train.grpo.credit import CreditedEpisode, credit_group, credit_tree, outcome_reward, step_rewards
-from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts, check_single_context, measured
+from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts, check_single_context, episode_metrics
 from tests.support.samples import QUESTION, WordRetriever
 
 QUERY, SUB_ANSWER, ANSWER, MALFORMED = (
@@ -334,12 +334,12 @@ def test_what_is_measured_of_a_batch() -> None:
 
 def test_an_answer_with_the_last_step_is_no_step_limit() -> None:
     row = CreditedEpisode(ended(step(QUERY), step(SUB_ANSWER), step(QUERY), step(ANSWER)), 1.0, (0.0,) * 4, (True,) * 4)
-    assert measured([row])["step_limit"] == 0
+    assert episode_metrics([row])["step_limit"] == 0
 
 
 def test_steps_that_say_nothing_new_are_counted() -> None:
     same = ended(step(QUERY, "Who is it?"), step(QUERY, "the who is it"), step(SUB_ANSWER, "?"), step(ANSWER, "x"))
-    assert measured([CreditedEpisode(same, 1.0, (0.0,) * 4, (True,) * 4)])["repeated"] == 2 / 4
+    assert episode_metrics([CreditedEpisode(same, 1.0, (0.0,) * 4, (True,) * 4)])["repeated"] == 2 / 4
 
 
 def test_episodes_that_have_ended_cost_nothing_more_and_scores_are_asked_for_once() -> None:

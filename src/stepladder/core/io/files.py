@@ -117,6 +117,16 @@ def resumable_folder(
             raise
 
 
+def lock_file(file: BinaryIO, path: Path) -> None:
+    """Lock an open file against other processes until it is closed."""
+    import fcntl  # not available on Windows, where the rest still works
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StepladderError(f"{path} is in use by another process: wait for it, or use another folder") from error
+
+
 @contextmanager
 def _exclusive_lock(folder: Path, what: str) -> Iterator[None]:
     """Lock the folder against other processes."""

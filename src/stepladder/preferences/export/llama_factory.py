@@ -70,11 +70,11 @@ num_train_epochs: 3.0
 
 
 def _training(name: str, method: str, model: str | None, has_dev: bool) -> str:
-    named = json.dumps(model) if model else "MODEL  # name or folder of the policy that these pairs were made with"
+    named = json.dumps(model) if model else "MODEL  # name or folder of the policy that generated these pairs"
     held_out = f"eval_dataset: {_PAIRS}_dev" if has_dev else "val_size: 0.1"
     return f"""# From inside this folder: llamafactory-cli train {name}
 model_name_or_path: {named}
-# No template is named, so that the model's own chat template is used, or none where it has none.
+# No template is set: the model's own chat template is used, if it has one.
 
 stage: dpo
 do_train: true
@@ -98,20 +98,19 @@ report_to: none
 
 
 def _usage(model: str | None) -> str:
-    first = "" if model else "Name the model in `dpo.yaml` first (`model_name_or_path`), then:\n\n"
+    first = "" if model else "Set the model in `dpo.yaml` first (`model_name_or_path`), then:\n\n"
     return f"""{first}```sh
 cd FOLDER && llamafactory-cli train dpo.yaml       # or dpo_lora.yaml
 ```
 
-- `pairs`: `instruction` is the agent's prompt, which LLaMA-Factory puts into the model's chat template. Where the
-  policy had written and read more since, that transcript begins both answers; then comes the step. `instruction` and
-  `chosen` together are the text that the policy saw and wrote, to the letter. Keep `pref_loss: sigmoid` and
-  `pref_ftx: 0`: other losses would count the shared beginning, in which stand retrieved passages. Of the rewards that
-  are logged, watch the margins: the others move with that beginning.
-- `steps`: the chosen steps, each once, for `stage: sft` with `dataset: {_STEPS}`. `instruction` is everything that the
-  policy had in view, `output` what it wrote. This is exact with `template: empty`; under a chat template, a transcript
-  stands in the user's message.
-- Longer than `cutoff_len` tokens, an answer loses its end, which is the step: raise it when your transcripts are long.
+- `pairs`: `instruction` is the agent's prompt, which LLaMA-Factory puts into the model's chat template. The transcript
+  since then, if any, is the prefix of both answers, followed by the step. `instruction` plus `chosen` is exactly the
+  text that the policy saw and wrote. Keep `pref_loss: sigmoid` and `pref_ftx: 0`: other losses would count the shared
+  prefix, which contains retrieved passages. Of the logged rewards only the margins are meaningful.
+- `steps`: the chosen steps without duplicates, for `stage: sft` with `dataset: {_STEPS}`. `instruction` is everything
+  that the policy saw, `output` what it wrote. This is exact with `template: empty`; with a chat template the transcript
+  is part of the user message.
+- Answers longer than `cutoff_len` tokens are truncated at the end, which is the step: raise it for long transcripts.
 """
 
 

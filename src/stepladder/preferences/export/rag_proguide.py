@@ -39,8 +39,8 @@ _KIND_OF: dict[ActionType, ActionKind] = dict(
 )
 
 _USAGE = """Records as in RAG-ProGuide, the data published with ReasonRAG. `instruction` is everything that the policy
-had in view, `chosen` and `rejected` are the steps it wrote, to the letter; `input` is empty, as nothing else was shown.
-**No chat template has been applied.** `layer` is the number of steps before. Sub-answers count as evidence.
+saw, `chosen` and `rejected` are exactly the steps it wrote; `input` is empty.
+**No chat template has been applied.** `layer` is the number of earlier steps. Sub-answers count as evidence.
 
 `stepladder.preferences.export.read_rag_proguide(path)` reads these files, and the published one, as pairs.
 """

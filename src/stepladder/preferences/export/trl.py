@@ -76,17 +76,16 @@ settings = DPOConfig("dpo", beta=0.3, learning_rate=1e-6, num_train_epochs=1, ma
 DPOTrainer({model!r}, args=settings, train_dataset=data["train"]{dev}).train()
 ```
 
-- `preference`: `prompt` is everything that the policy had in view, `chosen` and `rejected` are the steps it wrote. Put
-  together they are that text to the letter. It is the agent's text: **no chat template has been applied**. Right for
-  models without one.
-- `conversational`: the same for a model with a chat template. The agent's prompt is the user's message; the transcript
-  that followed begins the assistant's, in both answers. It is for DPO's sigmoid loss and for reward models; losses that
-  take a mean over tokens would count the shared beginning.
-- `prompt_completion`: the chosen steps, each once, to the letter as above.
+- `preference`: `prompt` is everything that the policy saw, `chosen` and `rejected` are the steps it wrote. Concatenated
+  they are exactly the text of the agent: **no chat template has been applied**. For models without one.
+- `conversational`: the same for a model with a chat template. The agent's prompt is the user message; the transcript
+  that followed starts the assistant message of both answers. Use it with DPO's sigmoid loss and for reward models;
+  losses that average over tokens would count the shared prefix.
+- `prompt_completion`: the chosen steps as above, without duplicates.
 
-`max_length=None` matters: trl cuts texts behind 1,024 tokens by default, and what it cuts is the step to be learnt. It
-adds an end-of-sequence token to every step by itself. RewardTrainer reads `preference` and `conversational` too.
+`max_length=None` matters: TRL truncates texts to 1,024 tokens by default, which would remove the step itself. It
+adds an end-of-sequence token to every step. RewardTrainer reads `preference` and `conversational` as well.
 """
 
 
-FORMAT = Format("a data set folder for trl's trainers: preference pairs, and chosen steps as completions", _write)
+FORMAT = Format("a dataset folder for TRL's trainers: preference pairs, and chosen steps as completions", _write)

@@ -112,7 +112,8 @@ class _MilvusVectors(VectorIndex):
             dimensions = dimensions_of(client, name)
             if dimensions != self._info.dimensions:
                 found = f"vectors of {dimensions} dimensions" if dimensions else "other fields"
-                raise MilvusError(f"{where}: '{name}' has {found}, expected {self._info.dimensions}. {fix}")
+                expected = f"vectors of {self._info.dimensions} dimensions"
+                raise MilvusError(f"{where}: '{name}' has {found}, expected {expected}. {fix}")
             client.load_collection(name, timeout=WORK_SECONDS)
         found_count = count_of(self._milvus, name)
         if found_count != count:

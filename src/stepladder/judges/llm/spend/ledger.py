@@ -10,11 +10,11 @@ The file is locked: two processes at a time could each spend the budget.
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from stepladder.core.errors import BackendDown, StepladderError
+from stepladder.core.io.files import lock_file
 from stepladder.core.trace import Usage
 
 
@@ -52,7 +52,7 @@ class Ledger:
         except OSError as error:
             raise StepladderError(f"{path} cannot be opened: {error.strerror or error}") from error
         try:
-            _lock(self._file, path)
+            lock_file(self._file, path)
             self._read()
         except BaseException:
             self._file.close()
@@ -108,12 +108,3 @@ class Ledger:
                 raise StepladderError(
                     f"{self.path}:{number}: not a line of a ledger. Restore the file: it records what was spent"
                 ) from error
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    import fcntl  # not available on Windows, where the rest still works
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise StepladderError(f"{path} is in use by another process: wait for it, or use another folder") from error

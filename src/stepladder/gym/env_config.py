@@ -1,0 +1,177 @@
+"""The configuration of an environment, and what it opens: questions, retriever, limits, reward.
+
+In: the arguments of `gymnasium.make`. Out: an `EnvBackend` for one environment (`environment.py`) or shared by many
+(`vector.py`): `run` advances the episodes of all of them together, so that their searches and scores are batched.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, InstanceOf
+
+from stepladder.agents import make_agent
+from stepladder.core.config import Config
+from stepladder.core.errors import StepladderError
+from stepladder.core.requests import Algorithm
+from stepladder.core.trace import Question
+from stepladder.data import DATA_SETS, DataSet, load_dataset
+from stepladder.driver import Driver, Outcome
+from stepladder.explore.episode import EpisodeConfig
+from stepladder.gym import ENV_ID
+from stepladder.gym.rewards import Metric, Reward, RewardKind, open_scorer
+from stepladder.gym.spaces import AnyText
+from stepladder.gym.transition import Transition
+from stepladder.oracle.agent_check import check_agent
+from stepladder.retrieval.base import Retriever
+from stepladder.retrieval.factory import load_retriever
+from stepladder.retrieval.index.bm25 import BM25Index
+
+PathStr = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+
+
+class EnvConfig(Config):
+    """The arguments of an environment."""
+
+    #: The agent, which renders prompts and parses actions: a name, or a Python file.
+    agent: PathStr = "prorag"
+    #: The name of a data set, or a question file. Default: `atlas-small`, unless `questions` is set.
+    data: PathStr | None = None
+    #: The split. Default: `train`, or all questions of a question file.
+    split: str | None = None
+    #: Seed of the Atlas world.
+    world_seed: int = 0
+    #: Your own questions, instead of a data set's.
+    questions: tuple[InstanceOf[Question], ...] | None = Field(default=None, min_length=1)
+    #: The index: a folder or URLs of search servers. Default: the data set's own passages.
+    index: PathStr | None = None
+    #: A retriever object, instead of an index. The caller closes it.
+    retriever: InstanceOf[Retriever] | None = None
+    #: Passages per search.
+    k: int = Field(default=3, ge=1)
+    #: Maximum number of steps per episode; a search and its sub-answer are two.
+    max_steps: int = Field(default=12, ge=1)
+    #: The reward (`rewards.py`).
+    reward: RewardKind = "outcome"
+    metric: Metric = "f1"
+    process_weight: float = Field(default=1.0, ge=0)
+    #: The step scorer: the folder of a process reward model, or a scorer. Default: the gold judge.
+    scorer: Any = None
+    #: Maximum number of characters of an action. A longer one is truncated, and thereby malformed.
+    max_action: int = Field(default=10_000, ge=1)
+    #: Maximum number of characters of an observation. A longer transcript ends its episode (`context_limit`).
+    max_observation: int = Field(default=200_000, ge=1)
+
+
+class EnvBackend:
+    """Opens what the configuration names, and advances episodes."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        settings = EnvConfig.read(arguments, ENV_ID)
+        _expect_no_contradiction(settings)
+        self.settings = settings
+        self.agent = make_agent(settings.agent, check_agent)
+        self.limits = EpisodeConfig(settings.max_steps, settings.k)
+        self.reward = Reward(settings.reward, settings.metric, settings.process_weight)
+        own = settings.questions
+        data = (
+            _open_data(settings.data or "atlas-small", settings) if own is None or settings.data is not None else None
+        )
+        self.questions = own if own is not None else _split(data, settings)
+        for question in self.questions:
+            self.check(question)
+        scorer = open_scorer(settings.scorer) if self.reward.uses_steps else None
+        given = settings.retriever
+        self._opened = self._open_index(data) if given is None else None
+        self.driver: Driver | None = Driver(retriever=self._opened if given is None else given, scorer=scorer)
+
+    def spaces(self) -> tuple[AnyText, AnyText]:
+        """The spaces of observations (at the end of an episode they include the last action) and of actions."""
+        settings = self.settings
+        return AnyText(settings.max_observation + settings.max_action), AnyText(settings.max_action)
+
+    def question(self, requested: object) -> Question:
+        """The question with that id, or the caller's own."""
+        if isinstance(requested, Question):
+            self.check(requested)
+            return requested
+        found = next((question for question in self.questions if question.id == requested), None)
+        if found is not None:
+            return found
+        near = get_close_matches(str(requested), [question.id for question in self.questions], n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise StepladderError(
+            f"options: expected a Question or one of {len(self.questions)} question ids, found {requested!r}.{hint}"
+        )
+
+    def check(self, question: Question) -> None:
+        """Raise if a question cannot be rewarded."""
+        if self.reward.uses_answers and not question.answers:
+            raise StepladderError(
+                f"question '{question.id}' has no gold answer, which reward='{self.reward.kind}' needs: leave it out, "
+                "or use reward='process' with a process reward model as scorer"
+            )
+
+    def run(self, transitions: Sequence[Algorithm[Transition]]) -> list[Outcome[Transition]]:
+        """Advance these episodes together. Failures are per episode; raises if all of them fail."""
+        if self.driver is None:
+            raise StepladderError("the environment is closed: make a new one")
+        outcomes = self.driver.run([partial(_identity, transition) for transition in transitions])
+        failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+        if failures and len(failures) == len(outcomes):
+            raise StepladderError(f"the step failed: {failures[0].reason}")
+        return outcomes
+
+    def close(self) -> None:
+        """Close the index if it was opened here."""
+        self.driver = None
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def _open_index(self, data: DataSet | None) -> Retriever | None:
+        if not self.agent.searches:
+            return None
+        if self.settings.index is not None:
+            return load_retriever(self.settings.index)
+        if data is None or data.passages is None:
+            raise StepladderError(
+                f"the agent '{self.agent.name}' searches, but there is no index: set index= (a folder or the URL of a "
+                "server), retriever= (an object), or data= with its own passages, such as 'atlas-small'"
+            )
+        return BM25Index.from_passages(data.passages)
+
+
+def _identity(transition: Algorithm[Transition]) -> Algorithm[Transition]:
+    return transition
+
+
+def _expect_no_contradiction(settings: EnvConfig) -> None:
+    for first, second, reason in (
+        ("index", "retriever", "both name the index"),
+        ("questions", "split", "your own questions have no splits"),
+    ):
+        if getattr(settings, first) is not None and getattr(settings, second) is not None:
+            raise StepladderError(f"{ENV_ID}: found {first} and {second}; leave out one of them, {reason}")
+    if settings.scorer is not None and settings.reward == "outcome":
+        raise StepladderError(
+            f"{ENV_ID}: reward='outcome' takes no scorer; use reward='process' or 'both', or leave out scorer"
+        )
+
+
+def _open_data(name: str, settings: EnvConfig) -> DataSet:
+    return _generated_data(name, settings.world_seed) if name in DATA_SETS else load_dataset(name)
+
+
+@lru_cache(maxsize=1)
+def _generated_data(name: str, seed: int) -> DataSet:
+    """A generated data set, cached: generating it takes a second, and many environments use the same."""
+    return load_dataset(name, seed=seed)
+
+
+def _split(data: DataSet | None, settings: EnvConfig) -> tuple[Question, ...]:
+    assert data is not None
+    only = next(iter(data.questions)) if len(data.questions) == 1 else "train"
+    return data.split(settings.split or only)
