@@ -59,7 +59,7 @@ from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.metrics_log import MetricsLog
-from stepladder.train.loop.policy import Policy, load_policy
+from stepladder.train.loop.policy_weights import Policy, load_policy
 from stepladder.train.loop.rollout_engine import make_rollout_engine
 from stepladder.train.loop.training_loop import Compute, Precision, prepare_compute
 from stepladder.train.loop.base_trainer import TrainerHooks

@@ -15,7 +15,7 @@ import torch
 from stepladder.models.loading import load_model
 from stepladder.models.stochastic_rounding import cast_model
 from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.policy import add_lora
+from stepladder.train.loop.policy_weights import add_lora
 
 LINES = (
     "Question: Who is the mother of the director of The Silent Harbour?\nSearch: director of The Silent Harbour",

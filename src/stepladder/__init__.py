@@ -35,11 +35,16 @@ _PUBLIC = {
     "stepladder.driver": ("Driver",),
     "stepladder.explore.mcts": ("mcts_search",),
     "stepladder.explore.guided": ("guided_search",),
-    "stepladder.train.sft": ("SFTConfig", "SFTTrainer"),
-    "stepladder.train.rft": ("RFTConfig", "RFTTrainer"),
-    "stepladder.train.prm": ("PRMConfig", "PRMTrainer"),
-    "stepladder.train.dpo": ("DPOConfig", "DPOTrainer"),
-    "stepladder.train.grpo": ("GRPOConfig", "GRPOTrainer"),
+    "stepladder.train.sft.config": ("SFTConfig",),
+    "stepladder.train.sft.trainer": ("SFTTrainer",),
+    "stepladder.train.rft.config": ("RFTConfig",),
+    "stepladder.train.rft.trainer": ("RFTTrainer",),
+    "stepladder.train.prm.config": ("PRMConfig",),
+    "stepladder.train.prm.trainer": ("PRMTrainer",),
+    "stepladder.train.dpo.config": ("DPOConfig",),
+    "stepladder.train.dpo.trainer": ("DPOTrainer",),
+    "stepladder.train.grpo.config": ("GRPOConfig",),
+    "stepladder.train.grpo.trainer": ("GRPOTrainer",),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 

@@ -12,7 +12,9 @@ NOTEBOOK = ROOT / "examples/quickstart.ipynb"
 @pytest.mark.slow
 def test_the_quickstart_notebook_runs_and_shows_its_results() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": NOTEBOOK.parent}}).execute()
+    NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": NOTEBOOK.parent}}
+    ).execute()
     outputs = {
         cell.source: "".join(
             str(output.get("data", {}).get("text/html", "")) + str(output.get("data", {}).get("text/plain", ""))
@@ -21,7 +23,10 @@ def test_the_quickstart_notebook_runs_and_shows_its_results() -> None:
         for cell in notebook.cells
         if cell.cell_type == "code"
     }
-    assert "answered after" in outputs["run.agent.ask(question).show()"] or "after" in outputs["run.agent.ask(question).show()"]
+    assert (
+        "answered after" in outputs["run.agent.ask(question).show()"]
+        or "after" in outputs["run.agent.ask(question).show()"]
+    )
     assert "<svg" in outputs["run.trees[0]"]
     assert "eval-sft: F1" in outputs["run.scores()"]
     assert "exact match" in next(shown for source, shown in outputs.items() if source.startswith("sl.evaluate"))

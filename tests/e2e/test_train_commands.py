@@ -18,7 +18,13 @@ from stepladder.cli.recipes import finished_inputs
 from stepladder.cli.train import prm_command
 from stepladder.core.io.records import write_records
 from stepladder.core.trace import Action, ActionKind, Author, Pair, Question, Segment, Side, Trajectory
-from stepladder.evaluate.prm.calibration import GradedStep, calibration_report, chain_metrics, gold_agreement, pair_accuracy
+from stepladder.evaluate.prm.calibration import (
+    GradedStep,
+    calibration_report,
+    chain_metrics,
+    gold_agreement,
+    pair_accuracy,
+)
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
@@ -31,8 +37,6 @@ from stepladder.train.loop.config import LoraConfig
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.rft.config import RFTConfig
 from tests.support.shell import Shell
-
-__all__ = ["shell"]
 
 # --- what is typed becomes a stage --------------------------------------------------------------------------------
 

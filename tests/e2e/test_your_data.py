@@ -12,8 +12,8 @@ from stepladder.core.errors import StepladderError
 from stepladder.pipeline.recipe import Recipe, load_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.retrieval.index.build import build_index
-from stepladder.train.sft.weak_decomposition import decompose_questions
 from stepladder.train.sft.demonstrations import gold_demonstrations
+from stepladder.train.sft.weak_decomposition import decompose_questions
 from tests.support import ROOT
 
 PAGE = (ROOT / "docs/your-data.md").read_text(encoding="utf-8")

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def real() -> Iterator[tuple[VLLMEngine, TransformersEngine]]:
     model = os.environ.get("STEPLADDER_TEST_MODEL") or "smollm2-135m"
-    ours = VLLMEngine(model, gpu_memory_utilization=0.3, max_batch=64, max_lora_rank=8, options={"kv_cache_memory_bytes": 2 << 30})
+    ours = VLLMEngine(
+        model, gpu_memory_utilization=0.3, max_batch=64, max_lora_rank=8, options={"kv_cache_memory_bytes": 2 << 30}
+    )
     yield ours, TransformersEngine(model)
     ours.close()
 

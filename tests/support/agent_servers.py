@@ -101,7 +101,7 @@ def running(
     engine: Engine, retriever: Retriever | None = None, play: Any = gold_play, live: bool = True, **settings: Any
 ) -> Iterator[Running]:
     chosen = AgentServerConfig.read({"drain_seconds": 5, **settings})
-    driver = Driver(engine, retriever or WordRetriever(), in_flight=chosen.max_playing)
+    driver = Driver(engine, retriever or WordRetriever(), in_flight=chosen.max_running)
     agent = ServedAgent(driver, play, LIMITS.sampling, info={"agent": AGENT.name}, live=live)
     server = DrainingServer(make_agent_app(agent, chosen), chosen.drain_seconds)
     listener = listen("127.0.0.1", 0)

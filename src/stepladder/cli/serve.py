@@ -48,7 +48,7 @@ _LIMITS = {
     "max_queries": "Maximum queries per request.",
     "max_characters": "Maximum characters per query or question.",
     "max_body_bytes": "Maximum bytes per request.",
-    "max_playing": "Maximum questions answered at once.",
+    "max_running": "Maximum questions answered at once.",
     "max_waiting": "Maximum queries or questions in the queue; further requests get HTTP 429.",
     "body_seconds": "Timeout for receiving a request, in seconds.",
     "answer_seconds": "Timeout for answering a question, in seconds, including the time in the queue.",
@@ -175,7 +175,7 @@ def serve_agent_command(
 
     with ExitStack() as stack:
         with redirect_stdout(sys.stderr):  # MCP clients read standard output
-            driver = stack.enter_context(setup.driver(in_flight=settings.max_playing))
+            driver = stack.enter_context(setup.driver(in_flight=settings.max_running))
         info = {
             "agent": shared.agent,
             "engine": setup.engine,
@@ -208,7 +208,7 @@ def _serve_stdio(agent: ServedAgent, settings: AgentServerConfig) -> None:
     import asyncio
 
     from stepladder.serve.agent.mcp_server import serve_stdio
-    from stepladder.serve.agent.scheduler import Player, PlayMetrics
+    from stepladder.serve.agent.scheduler import Scheduler, AgentMetrics
 
-    player = Player(agent.driver, max_waiting=settings.max_waiting, metrics=PlayMetrics(), live=agent.live)
+    player = Scheduler(agent.driver, max_waiting=settings.max_waiting, metrics=AgentMetrics(), live=agent.live)
     asyncio.run(serve_stdio(agent, player, settings))

@@ -22,7 +22,7 @@ from stepladder.core.extras import install_command
 from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.engines.base import EngineOptions, Session
 from stepladder.engines.transformers.in_process import InProcessEngine
-from stepladder.engines.transformers.sampling import GREEDY_BELOW, Row
+from stepladder.engines.transformers.token_sampler import GREEDY_BELOW, Row
 from stepladder.models.adapters import is_adapter
 from stepladder.models.gpu_memory import gpu_share
 from stepladder.models.loading import context_limit_of, end_tokens, quiet_libraries

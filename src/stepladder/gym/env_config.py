@@ -76,9 +76,9 @@ class EnvBackend:
         self.limits = EpisodeConfig(settings.max_steps, settings.k)
         self.reward = Reward(settings.reward, settings.metric, settings.process_weight)
         own = settings.questions
-        data = (
-            _open_data(settings.data or "atlas-small", settings) if own is None or settings.data is not None else None
-        )
+        data = None
+        if own is None or settings.data is not None:
+            data = _open_data(settings.data or "atlas-small", settings)
         self.questions = own if own is not None else _split(data, settings)
         for question in self.questions:
             self.check(question)

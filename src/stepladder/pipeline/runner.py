@@ -19,7 +19,7 @@ from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, change
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, ORACLE, RunContext
 from stepladder.pipeline.run_folder import DamagedRecord, RunFolder, StageRecord, claim
-from stepladder.pipeline.session import describe_session
+from stepladder.pipeline.session_info import describe_session
 from stepladder.pipeline.stages import Task, get_stage
 
 

@@ -34,7 +34,7 @@ from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.engines.base import check_engine
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.engines.transformers.sampling import keep_top_p
+from stepladder.engines.transformers.token_sampler import keep_top_p
 from stepladder.models import loading
 from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model, tiny_tokenizer

@@ -120,9 +120,7 @@ def test_a_run_stops_before_it_can_pass_its_budget_and_goes_on_with_a_larger_one
     server.answer = till.answer
     with (
         closing(opened(server, tmp_path, calls(3.9), concurrency=concurrency)) as engine,
-        pytest.raises(
-            BudgetExhausted, match=r"the next call may cost 304 tokens.*larger budget"
-        ) as stopped,
+        pytest.raises(BudgetExhausted, match=r"the next call may cost 304 tokens.*larger budget") as stopped,
     ):
         run(engine, 9)
     spend = engine.spend()

@@ -114,7 +114,11 @@ def test_adapters_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     adapter_of(tiny_model(), tmp_path, "tiny")
     for base, changed, message in (
         ("/no/such/base", {}, r"for the model /no/such/base, which is not on this machine .*base_model_name_or_path"),
-        (None, {}, "it is an adapter, and adapter_config.json names no model. Set base_model_name_or_path in it to the folder"),
+        (
+            None,
+            {},
+            "it is an adapter, and adapter_config.json names no model. Set base_model_name_or_path in it to the folder",
+        ),
         (str(tmp_path), {}, "names itself"),
         ("tinny", {}, "Did you mean 'tiny'"),
         ("nano", {}, r"could not be merged into 'nano': its matrices have other sizes\. See base_model"),

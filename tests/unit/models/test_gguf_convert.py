@@ -251,7 +251,9 @@ def test_of_several_at_once_one_works_and_the_others_wait(tmp_path: Path) -> Non
         write_something(source, folder)
 
     (tmp_path / "x.gguf").write_text("one")
-    threads = [threading.Thread(target=lambda: found.append(cached_conversion(tmp_path / "x.gguf", slowly))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(cached_conversion(tmp_path / "x.gguf", slowly))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

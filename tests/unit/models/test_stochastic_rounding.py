@@ -15,7 +15,7 @@ from stepladder.models.loading import load_model
 from stepladder.models.stochastic_rounding import cast_model, stochastic_round
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.train.loop.config import LoraConfig
-from stepladder.train.loop.policy import load_policy, write_policy
+from stepladder.train.loop.policy_weights import load_policy, write_policy
 from stepladder.train.loop.rollout_engine import copy_weights, merged_weights
 
 
@@ -54,7 +54,9 @@ def test_the_same_name_is_rounded_the_same_way_in_whatever_parts(monkeypatch: py
 def test_what_is_no_number_stays() -> None:
     weights = torch.tensor([math.nan, math.inf, -math.inf])
     weights = torch.cat([weights, torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)])
-    assert torch.equal(stochastic_round(weights, torch.bfloat16, "a").isnan(), torch.tensor([True, False, False, True, True]))
+    assert torch.equal(
+        stochastic_round(weights, torch.bfloat16, "a").isnan(), torch.tensor([True, False, False, True, True])
+    )
     assert stochastic_round(weights, torch.bfloat16, "a")[1:3].tolist() == [math.inf, -math.inf]
 
 

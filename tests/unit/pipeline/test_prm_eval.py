@@ -33,8 +33,8 @@ from stepladder.evaluate.prm.calibration import (
     GradedStep,
     calibration_report,
     chain_metrics,
-    graded_steps,
     gold_agreement,
+    graded_steps,
     pair_accuracy,
 )
 from stepladder.evaluate.prm.tree_scores import read_tree_scores, score_tree, write_tree_scores
@@ -162,7 +162,7 @@ def test_scores_are_those_of_their_own_trees(tmp_path: Path) -> None:
     grown_anew = trees_in(tmp_path / "anew.jsonl.gz", replace(grown(), seed=1))
     assert read_tree_scores(scores, grown_anew) == {}
     scores.write_text('{"trees": 1}')
-    with pytest.raises(StepladderError, match=r"scores\.json: not the scores of trees: .* makes it again"):
+    with pytest.raises(StepladderError, match=r"scores\.json: not a file of tree scores: .* made it again"):
         read_tree_scores(scores, trees)
 
 

@@ -150,7 +150,10 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, changes: list[str], m
         ("seed: 1\n", "stages: is missing"),
         ("stages: {1: {kind: look}}\n", "expected a string, found 1"),
         ("stages: {Learn: }\n", "stages.Learn: a stage name has lower-case letters"),
-        ("stages: {base: {kind: learn}}\n", "stages.base: a stage that trains a policy cannot be called base or oracle"),
+        (
+            "stages: {base: {kind: learn}}\n",
+            "stages.base: a stage that trains a policy cannot be called base or oracle",
+        ),
         ("stages: {warm: {epochs: 1}}\n", "stages.warm: unknown kind of stage 'warm'. "),
         ("stages: {learn: 5}\n", "stages.learn: expected settings as `name: value`, found 5"),
     ],

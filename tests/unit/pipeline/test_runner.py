@@ -400,7 +400,13 @@ def test_evaluations_are_kept_compared_and_shown(tmp_path: Path) -> None:
     assert {(each.stage, each.against) for each in found} == {("warm", "floor")}  # the same questions, no oracle
     told = StringIO()
     print_report(Console(file=told, width=200), report)
-    for words in ("oracle  oracle", "floor   tiny", "1.00 [1.00, 1.00]", "warm - floor: f1 ", "F1 by searches needed"):
+    for words in (
+        "oracle  oracle",
+        "floor   tiny",
+        "1.00 [1.00, 1.00]",
+        "warm vs. floor: f1 ",
+        "F1 by searches needed",
+    ):
         assert words in told.getvalue()
     narrow = StringIO()
     print_report(Console(file=narrow, width=80), report)

@@ -84,7 +84,7 @@ def test_the_changes_that_a_comment_speaks_of_can_be_made(name: str) -> None:
         assert load_recipe(name, overrides) != as_shipped(name), overrides
 
 
-def test_search_r1_plays_four_times_the_questions_of_prorag_and_grades_no_step() -> None:
+def test_search_r1_rolls_out_four_times_the_questions_of_prorag_and_scores_no_step() -> None:
     ours, prorag = as_shipped("search-r1-smollm2"), as_shipped("prorag-smollm2")
     assert ours.shared == prorag.shared
     assert settings_of(ours, "sft") == settings_of(prorag, "sft")
@@ -92,12 +92,8 @@ def test_search_r1_plays_four_times_the_questions_of_prorag_and_grades_no_step()
     assert alone.questions == 4 * graded.questions
     assert alone.mode == "outcome"
     assert not alone.needs_reward_model
-    assert (alone.samples, alone.batch, alone.lr, alone.temperature) == (
-        graded.samples,
-        graded.batch,
-        graded.lr,
-        graded.temperature,
-    )
+    for name in ("num_generations", "batch_size", "learning_rate", "temperature"):
+        assert getattr(alone, name) == getattr(graded, name)
 
 
 def test_prorag_at_its_papers_size_has_its_papers_constants() -> None:
@@ -106,10 +102,10 @@ def test_prorag_at_its_papers_size_has_its_papers_constants() -> None:
     assert (explore.selection, explore.c, explore.gamma, explore.simulations) == ("puct", 2.5, 0.99, 200)
     assert (explore.width, explore.depth, explore.temperature, explore.top_p) == (5, 10, 0.9, 0.95)
     assert explore.questions == 728
-    assert (grpo.questions, grpo.samples, grpo.lr, grpo.process_weight) == (10_000, 8, 1e-5, 0.3)
-    assert (grpo.lora.rank, grpo.lora.alpha, grpo.temperature, grpo.normalise) == (16, 32, 1.0, "tokens")
+    assert (grpo.questions, grpo.num_generations, grpo.learning_rate, grpo.process_weight) == (10_000, 8, 1e-5, 0.3)
+    assert (grpo.lora.r, grpo.lora.lora_alpha, grpo.temperature, grpo.normalize) == (16, 32, 1.0, "tokens")
     assert (grpo.rewards.f1_weight, grpo.rewards.min_f1, grpo.rewards.format_bonus) == (2.0, 0.2, 1.0)
-    assert (settings_of(recipe, "prm").objective, settings_of(recipe, "prm").epochs) == ("pairs", 3)
+    assert (settings_of(recipe, "prm").objective, settings_of(recipe, "prm").num_train_epochs) == ("pairs", 3)
     assert (settings_of(recipe, "rft").temperature, settings_of(recipe, "rft").threshold) == (0.8, 0.0)
 
 
@@ -121,4 +117,5 @@ def test_reasonrag_at_its_papers_size_has_its_papers_constants() -> None:
     assert (pairs.judge, pairs.margin, pairs.decay, pairs.dev_share) == ("spre", 0.01, 0.9, 0.1)
     dpo = settings_of(recipe, "dpo")
     assert isinstance(dpo, DPOConfig)
-    assert (dpo.beta, dpo.loss, dpo.epochs, dpo.warmup, dpo.schedule) == (0.3, "sigmoid", 1, 0.2, "cosine")
+    assert (dpo.beta, dpo.loss_type, dpo.num_train_epochs) == (0.3, "sigmoid", 1)
+    assert (dpo.warmup_ratio, dpo.lr_scheduler_type) == (0.2, "cosine")

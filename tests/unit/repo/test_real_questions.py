@@ -112,7 +112,7 @@ def test_a_trial_with_few_questions_is_no_evaluation_of_all(tmp_path: Path) -> N
     assert judged.arguments[judged.arguments.index("--guide") + 1] == "gold"
     assert {need.parent.name for need in judged.needs} == {"sft"}
     assert all("--index" in each.arguments for each in all_of_them.values())
-    assert "gold" in all_of_them["hybrid-oracle-seed-0"].arguments
+    assert "oracle" in all_of_them["hybrid-oracle-seed-0"].arguments
 
 
 def test_choices_sampled_otherwise_are_told_as_they_are_and_set_aside_to_be_made_again(

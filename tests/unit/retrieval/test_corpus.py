@@ -473,5 +473,7 @@ def test_headings_become_titles() -> None:
 
 @pytest.mark.parametrize(("words", "overlap"), [(0, 0), (5, 5), (5, -1)])
 def test_sizes_that_cannot_be(tmp_path: Path, words: int, overlap: int) -> None:
-    with pytest.raises(StepladderError, match=f"passages of {words} words with an overlap of {overlap} are not possible"):
+    with pytest.raises(
+        StepladderError, match=f"passages of {words} words with an overlap of {overlap} are not possible"
+    ):
         read_corpus(tmp_path, words=words, overlap=overlap)

@@ -263,7 +263,10 @@ def test_giving_up_names_every_server_and_its_trouble() -> None:
 
 
 def test_servers_that_were_never_there_are_given_up_soon() -> None:
-    with remote(nowhere(), retries=100) as retriever, pytest.raises(SearchDown, match=f"after {FIRST_ATTEMPTS} attempts"):
+    with (
+        remote(nowhere(), retries=100) as retriever,
+        pytest.raises(SearchDown, match=f"after {FIRST_ATTEMPTS} attempts"),
+    ):
         retriever.search([TOWER], 1)
 
 
@@ -306,7 +309,11 @@ def test_the_least_busy_comes_next_and_one_that_failed_is_tried_by_one_call() ->
     hosts.release(first)
     hosts.release(first)
     assert hosts.failed(first, "broke", {})
-    assert [host and host.url for host in (hosts.acquire()[0], hosts.acquire()[0], hosts.acquire()[0])] == ["a", "b", "b"]
+    assert [host and host.url for host in (hosts.acquire()[0], hosts.acquire()[0], hosts.acquire()[0])] == [
+        "a",
+        "b",
+        "b",
+    ]
     hosts.succeeded(first)
     assert hosts.problems() == []
 

@@ -146,7 +146,9 @@ def test_models_that_do_not_rank_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StepladderError, match=r"with 3 outputs; expected a cross-encoder with one"):
         RerankedRetriever(WordRetriever(), save_cross_encoder(tmp_path / "three", labels=3), device="cpu")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StepladderError, match=r"empty' could not be loaded: .* Give a folder with a sentence-transformers"):
+    with pytest.raises(
+        StepladderError, match=r"empty' could not be loaded: .* Give a folder with a sentence-transformers"
+    ):
         RerankedRetriever(WordRetriever(), tmp_path / "empty", device="cpu")
 
 

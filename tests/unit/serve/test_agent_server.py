@@ -11,10 +11,10 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from stepladder.cli.serve import serve_agent_command
 
 from stepladder.agents import make_agent
 from stepladder.cli import main
+from stepladder.cli.serve import serve_agent_command
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Algorithm, Generate, Generation, Sampling
 from stepladder.core.trace import (
@@ -416,7 +416,7 @@ def test_a_hundred_clients_at_once_are_all_answered_and_share_their_batches() ->
 def test_when_too_many_wait_further_clients_are_told_when_to_come_back() -> None:
     engine = Oracle()
     engine.held = "first"
-    with running(engine, max_playing=1, max_waiting=5) as server, ThreadPoolExecutor(6) as pool:
+    with running(engine, max_running=1, max_waiting=5) as server, ThreadPoolExecutor(6) as pool:
         held = [pool.submit(server.post, "first")]
         assert engine.begun.wait(15)
         held += [pool.submit(server.post, f"next {number}") for number in range(5)]
@@ -458,7 +458,7 @@ def test_a_client_that_leaves_takes_its_question_along(stream: bool) -> None:
 def test_a_question_whose_client_left_before_its_turn_is_not_begun() -> None:
     engine = Oracle()
     engine.held = "held"
-    with running(engine, max_playing=1) as server, ThreadPoolExecutor(1) as pool:
+    with running(engine, max_running=1) as server, ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.post, "held")
         assert engine.begun.wait(15)
         with pytest.raises(httpx2.ReadTimeout):

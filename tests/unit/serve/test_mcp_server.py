@@ -15,7 +15,7 @@ from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.retrieval.base import Retriever
 from stepladder.serve.agent.mcp_server import make_mcp
-from stepladder.serve.agent.scheduler import Player, PlayMetrics
+from stepladder.serve.agent.scheduler import Scheduler, AgentMetrics
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.server_config import AgentServerConfig
 from tests.support import ROOT
@@ -27,11 +27,11 @@ from tests.support.search_servers import until
 @asynccontextmanager
 async def connected(
     engine: Engine, retriever: Retriever | None = None, **settings: Any
-) -> AsyncIterator[tuple[Client, PlayMetrics]]:
+) -> AsyncIterator[tuple[Client, AgentMetrics]]:
     """A client of a server in this process."""
-    chosen, metrics = AgentServerConfig.read(settings), PlayMetrics()
-    driver = Driver(engine, WordRetriever() if retriever is None else retriever, in_flight=chosen.max_playing)
-    player = Player(driver, max_waiting=chosen.max_waiting, metrics=metrics)
+    chosen, metrics = AgentServerConfig.read(settings), AgentMetrics()
+    driver = Driver(engine, WordRetriever() if retriever is None else retriever, in_flight=chosen.max_running)
+    player = Scheduler(driver, max_waiting=chosen.max_waiting, metrics=metrics)
     player.start()
     try:
         async with Client(make_mcp(ServedAgent(driver, gold_play), player, chosen)) as client:
@@ -101,7 +101,7 @@ import asyncio
 from stepladder.driver import Driver
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.mcp_server import serve_stdio
-from stepladder.serve.agent.scheduler import Player, PlayMetrics
+from stepladder.serve.agent.scheduler import Scheduler, AgentMetrics
 from stepladder.serve.agent.server_config import AgentServerConfig
 from tests.support.samples import WordRetriever
 from tests.support.agent_servers import Oracle, gold_play
@@ -112,7 +112,7 @@ class Noisy(Oracle):
         return super().generate(requests)
 
 driver = Driver(Noisy(), WordRetriever())
-player = Player(driver, max_waiting=10, metrics=PlayMetrics())
+player = Scheduler(driver, max_waiting=10, metrics=AgentMetrics())
 asyncio.run(serve_stdio(ServedAgent(driver, gold_play), player, AgentServerConfig()))
 """
 

@@ -353,7 +353,7 @@ def test_episodes_that_have_ended_cost_nothing_more_and_scores_are_asked_for_onc
 def test_without_a_reward_model_nothing_is_scored() -> None:
     found = rollouts(Counted(lambda sample, number: FOUR[sample][number])).generate(QUESTIONS[:1], seed=0)
     assert "step_score" not in found.metrics
-    with pytest.raises(StepladderError, match="mode 'dual' needs a reward model; without one take outcome or tree"):
+    with pytest.raises(StepladderError, match="mode 'dual' needs a step scorer; the modes outcome and tree do not"):
         rollouts(Counted(lambda sample, number: ""), mode="dual")
 
 
@@ -401,7 +401,7 @@ def test_where_no_prompt_fits_the_window_that_is_told(mode: str) -> None:
         def _reply(self, request: Generate) -> Generation:
             return empty_generation(request.context)
 
-    with pytest.raises(StepladderError, match="no sampled episode has a single step: the prompts leave no room"):
+    with pytest.raises(StepladderError, match="no sampled episode has a step: the prompts fill the context window"):
         rollouts(Narrow(lambda request: ""), mode=mode).generate(QUESTIONS[:1], seed=0)
 
 
@@ -439,7 +439,7 @@ def test_the_rows_of_a_tree_are_as_many_as_samples() -> None:
 
 @pytest.mark.parametrize("agent", ["reasonrag", "reasonrag-brief"])
 def test_an_agent_that_begins_new_contexts_is_refused(agent: str) -> None:
-    with pytest.raises(StepladderError, match=f"the agent '{agent}' begins a new context .*such as prorag"):
+    with pytest.raises(StepladderError, match=f"the agent '{agent}' starts a new context .*such as prorag"):
         check_single_context(make_agent(agent))
 
 

@@ -32,8 +32,8 @@ from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.loop.compute import prepare_compute
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.context import TrainingContext
-from stepladder.train.loop.policy import load_policy
 from stepladder.train.loop.policy_session import PolicySession
+from stepladder.train.loop.policy_weights import load_policy
 from stepladder.train.transcripts.tokenized import Example
 from tests.support.dpo_training import AGENT, ENCODING, EPISODE, HELD_OUT, PAIRS, QUESTIONS, SETTINGS, train
 from tests.support.training_runs import plain_rows, updates, weights

@@ -50,8 +50,8 @@ from stepladder.train.loop.compute import prepare_compute
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, read_metrics
-from stepladder.train.loop.policy import load_policy, peft_config
 from stepladder.train.loop.policy_session import PolicySession
+from stepladder.train.loop.policy_weights import load_policy, peft_config
 from tests.support.grpo_training import EPISODE, QUESTIONS, ROOMY, SETTINGS, Loose, Taste, train
 from tests.support.samples import QUESTION, WordRetriever
 from tests.support.training_runs import plain_rows, same_weights, updates, weights
@@ -77,7 +77,7 @@ def trainer_for(
 ) -> EpisodeTrainer:
     """A trainer that has done nothing yet."""
     context = TrainingContext(agent or Loose(), QUESTIONS, (), None, EPISODE, folder, device="cpu")
-    place = prepare_compute(settings, context, "grpo")
+    place, parts = prepare_compute(settings, context, "grpo"), settings.gradient_accumulation_steps
     with quiet_libraries():
         policy = load_policy("tiny", None, bf16=False, device=place.device)
         reference = PolicySession(policy, cast(Any, None), nullcontext, place, context).reference_model()
@@ -86,8 +86,8 @@ def trainer_for(
             policy.model,
             args=TrlGRPOConfig(
                 output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True,
-                remove_unused_columns=False, per_device_train_batch_size=settings.batch_size // settings.gradient_accumulation_steps,
-                gradient_accumulation_steps=settings.gradient_accumulation_steps, **grpo._grpo_arguments(settings, policy),
+                remove_unused_columns=False, per_device_train_batch_size=settings.batch_size // parts,
+                gradient_accumulation_steps=parts, **grpo._grpo_arguments(settings, policy),
             ),
             rollouts=Rollouts(driver, agent or Loose(), EPISODE if agent is None else ROOMY, settings, likes),
             questions={question.id: question for question in QUESTIONS},

@@ -159,8 +159,8 @@ def test_an_alarm_worked_out_by_hand() -> None:
     assert alarm == Alarm(
         step=10,
         name=AlarmName.FORMAT_COLLAPSE,
-        message="the share of valid transcripts fell from 0.94 in updates 1-5 to 0.45 in updates 6-10: lower the "
-        "learning rate, hold the policy closer to its beginning (KL), or reward the format more",
+        message="the share of valid transcripts fell from 0.94 in updates 1-5 to 0.45 in updates 6-10: lower "
+        "learning_rate, raise beta, or raise rewards.format_bonus",
         value=pytest.approx(0.45),
         limit=pytest.approx(0.69),
         since=6,

@@ -36,8 +36,8 @@ from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import read_metrics
-from stepladder.train.loop.policy import check_target_modules, load_policy, skip_lora_input_casts
 from stepladder.train.loop.policy_session import PolicySession
+from stepladder.train.loop.policy_weights import check_target_modules, load_policy, skip_lora_input_casts
 from stepladder.train.loop.rollout_engine import make_rollout_engine, without_autocast
 from stepladder.train.loop.training_loop import Compute
 from stepladder.train.sft.config import SFTConfig
@@ -119,15 +119,15 @@ def rates(folder: Path) -> list[float]:
 
 def test_a_warm_up_of_the_learning_rate_leaves_an_update_to_learn_in(finished: TrainingReport, tmp_path: Path) -> None:
     one = train(tmp_path / "one", changed(SETTINGS, batch_size=5, num_train_epochs=1, dev_questions=0))
-    assert rates(tmp_path / "one") == [SETTINGS.lr]
+    assert rates(tmp_path / "one") == [SETTINGS.learning_rate]
     before = tiny_model().state_dict()
     assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(one.policy).items())
     train(tmp_path / "two", changed(SETTINGS, batch_size=5, warmup_ratio=0.9, dev_questions=0))
-    assert rates(tmp_path / "two") == [0, SETTINGS.lr]
+    assert rates(tmp_path / "two") == [0, SETTINGS.learning_rate]
     # Where there are enough updates the share is as it was asked for, rounded up.
     assert [rate > 0 for rate in rates(finished.policy.parent)] == [False, True, True, True, True, True]
     train(tmp_path / "half", changed(SETTINGS, warmup_ratio=0.5, lr_scheduler_type="constant", dev_questions=0))
-    assert rates(tmp_path / "half") == pytest.approx([SETTINGS.lr * share for share in (0, 1 / 3, 2 / 3, 1, 1, 1)])
+    assert rates(tmp_path / "half") == pytest.approx([SETTINGS.learning_rate * share for share in (0, 1 / 3, 2 / 3, 1, 1, 1)])
 
 
 def test_the_loss_is_the_mean_over_an_update_by_another_implementation(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_transcripts_beyond_the_window_are_left_out_and_counted(
     settings = changed(SETTINGS, num_train_epochs=1, dev_questions=0)
     report = train(tmp_path / "run", settings, model=tmp_path / "model", questions=[*QUESTIONS, short])
     assert (report.numbers["skipped_too_long"], report.numbers["examples"]) == (5, 1)
-    assert "5 of 6 transcripts are longer than the model's window of 400 tokens" in capsys.readouterr().err
+    assert "skipped 5 of 6 transcripts: longer than the context window of 400 tokens" in capsys.readouterr().err
     with pytest.raises(StepladderError, match=r"none of 5 transcripts fits .* 400 tokens: they have 5\d\d to"):
         train(tmp_path / "none", settings, model=tmp_path / "model")
 
@@ -294,7 +294,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, i
 
 def test_layers_that_are_not_there_cannot_be_adapted(tmp_path: Path) -> None:
     with pytest.raises(
-        StepladderError, match=r"lora.targets does not fit model 'tiny': .*nope.* are down_proj, .*v_proj"
+        StepladderError, match=r"lora.target_modules does not fit model 'tiny': .*nope.*: down_proj, .*v_proj"
     ):
         train(tmp_path, changed(SETTINGS, lora=LoraConfig(target_modules=("nope",))))
 

@@ -24,7 +24,7 @@ from stepladder.engines.transformers.decoding import (
     similar_lengths,
 )
 from stepladder.engines.transformers.packed_attention import forward_packed
-from stepladder.engines.transformers.sampling import Append, Row, Sampler
+from stepladder.engines.transformers.token_sampler import Append, Row, Sampler
 
 #: Pages allocated at a time for generated tokens.
 _PAGES_AHEAD = 4

@@ -20,7 +20,7 @@ from stepladder.engines.transformers.packed_attention import (
     forward_packed,
 )
 from stepladder.engines.transformers.prefix_cache import PrefixCache, PrefixMatch
-from stepladder.engines.transformers.sampling import Append, Row, Sampler
+from stepladder.engines.transformers.token_sampler import Append, Row, Sampler
 
 #: Rows per group. A CPU gains from attending to few columns, a GPU from launching few kernels.
 GROUP_ROWS = {"cpu": 32, "cuda": 512}

@@ -46,7 +46,7 @@ from stepladder.engines.transformers.prefix_cache import (
     weight_versions,
     weights_fingerprint,
 )
-from stepladder.engines.transformers.sampling import Row
+from stepladder.engines.transformers.token_sampler import Row
 from stepladder.models.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
 
 #: On a GPU, waiting rows are admitted in groups of at least one per this many running rows.

@@ -14,7 +14,7 @@ from stepladder.core.errors import BackendError
 from stepladder.core.requests import Finish, Generate, Generation, empty_generation
 from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.base import Engine, cut_at_stop
-from stepladder.engines.transformers.sampling import Row, make_row
+from stepladder.engines.transformers.token_sampler import Row, make_row
 from stepladder.engines.transformers.tokenization import Encoding
 
 

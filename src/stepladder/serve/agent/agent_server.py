@@ -27,10 +27,10 @@ from stepladder.core.io.auth_token import validate_token
 from stepladder.serve.agent.agent_openapi import openapi_schema
 from stepladder.serve.agent.chat import Chat
 from stepladder.serve.agent.chat_response import error
-from stepladder.serve.agent.scheduler import Player, PlayMetrics
+from stepladder.serve.agent.scheduler import Scheduler, AgentMetrics
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.server_config import AgentServerConfig
-from stepladder.serve.http.app import Endpoint, Gate, Receive, Reply, told
+from stepladder.serve.http.app import Endpoint, HTTPApp, Receive, Response, json_response
 from stepladder.serve.http.run_server import check_host, is_loopback, run
 from stepladder.serve.http.server_metrics import CONTENT_TYPE
 
@@ -44,10 +44,10 @@ RULES = {
 CHAT = "/v1/chat/completions"
 
 
-def make_agent_app(agent: ServedAgent, settings: AgentServerConfig, *, local: bool = True) -> Gate:
+def make_agent_app(agent: ServedAgent, settings: AgentServerConfig, *, local: bool = True) -> HTTPApp:
     """The server as an ASGI application. `local`: it is reached from this machine alone."""
-    metrics = PlayMetrics()
-    player = Player(agent.driver, max_waiting=settings.max_waiting, metrics=metrics, live=agent.live)
+    metrics = AgentMetrics()
+    player = Scheduler(agent.driver, max_waiting=settings.max_waiting, metrics=metrics, live=agent.live)
     token = validate_token(settings.token.get_secret_value()) if settings.token else None
     model = {"id": settings.model, "object": "model", "created": int(time.time()), "owned_by": "stepladder"}
     has_mcp = find_spec("mcp") is not None
@@ -60,13 +60,13 @@ def make_agent_app(agent: ServedAgent, settings: AgentServerConfig, *, local: bo
         "version": __version__,
     }
 
-    async def health(_: Receive) -> Reply:
+    async def health(_: Receive) -> Response:
         if player.down:
-            return told({"status": "down", **error(503, "the engine cannot work; the server's log says why")}, 503)
-        return told({"status": "ok"})
+            return json_response({"status": "down", **error(503, "the engine cannot work; the server's log says why")}, 503)
+        return json_response({"status": "ok"})
 
-    async def count(_: Receive) -> Reply:
-        return Reply(200, metrics.page(), content_type=CONTENT_TYPE)
+    async def count(_: Receive) -> Response:
+        return Response(200, metrics.page(), content_type=CONTENT_TYPE)
 
     endpoints = {
         CHAT: Endpoint("POST", Chat(agent, player, settings)),
@@ -94,13 +94,13 @@ def make_agent_app(agent: ServedAgent, settings: AgentServerConfig, *, local: bo
             stack.callback(player.close)
             yield
 
-    return Gate(endpoints, metrics, life=playing, timed=CHAT, token=token, local=local, shape=error)
+    return HTTPApp(endpoints, metrics, life=playing, timed=CHAT, token=token, local=local, shape=error)
 
 
 def _always(content: object) -> Endpoint:
-    reply = told(content)
+    reply = json_response(content)
 
-    async def tell(_: Receive) -> Reply:
+    async def tell(_: Receive) -> Response:
         return reply
 
     return Endpoint("GET", tell)

@@ -1,6 +1,6 @@
 """Follows one question to its end on behalf of a client, and no longer than the client waits.
 
-In: a ticket of the player. Out: the steps as they are made, then what came out; or `Refused`, with what to tell.
+In: a ticket of the player. Out: the steps as they are made, then what came out; or `HTTPError`, with what to tell.
 """
 
 import asyncio
@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator
 from time import perf_counter
 
 from stepladder.core.trace import Step
-from stepladder.serve.agent.scheduler import Ended, Left, Player, Ticket
-from stepladder.serve.http.app import Refused
+from stepladder.serve.agent.scheduler import Ended, Left, Scheduler, Ticket
+from stepladder.serve.http.app import HTTPError
 
 
 async def followed(
-    player: Player, ticket: Ticket, seconds: float, beat: float = 15.0
+    player: Scheduler, ticket: Ticket, seconds: float, beat: float = 15.0
 ) -> AsyncGenerator[tuple[Step, ...] | Ended, None]:
     """New steps as they come, none of them after each `beat` seconds without any; at last the end, a good one.
 
@@ -24,7 +24,7 @@ async def followed(
         while True:
             rest = deadline - perf_counter()
             if rest <= 0:
-                raise Refused(504, f"the question was not answered within {seconds:g} s")
+                raise HTTPError(504, f"the question was not answered within {seconds:g} s")
             try:
                 async with asyncio.timeout(min(beat, rest)):
                     news = await ticket.news.get()
@@ -32,11 +32,11 @@ async def followed(
                 yield ()
                 continue
             if isinstance(news, Left):
-                raise Refused(499, "the client went away")
+                raise HTTPError(499, "the client went away")
             if isinstance(news, Ended) and news.down:
-                raise Refused(503, "the engine or the index cannot work now; the server's log says why")
+                raise HTTPError(503, "the engine or the index cannot work now; the server's log says why")
             if isinstance(news, Ended) and news.failure is not None:
-                raise Refused(500, "the agent failed at this question; the server's log says why")
+                raise HTTPError(500, "the agent failed at this question; the server's log says why")
             yield news
             if isinstance(news, Ended):
                 return

@@ -24,11 +24,11 @@ from stepladder.serve.agent.chat_request import read_question
 from stepladder.serve.agent.citations import cite
 from stepladder.serve.agent.client_wait import followed
 from stepladder.serve.agent.episode_json import answer_text, citations_data, episode_data, passages_data, step_text
-from stepladder.serve.agent.scheduler import Ended, Player
+from stepladder.serve.agent.scheduler import Ended, Scheduler
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.server_config import AgentServerConfig
 from stepladder.serve.agent.tools import ANSWER, SEARCH, listed_tools
-from stepladder.serve.http.app import Receive, Refused, Reply, Scope, Send, Spoken
+from stepladder.serve.http.app import Receive, HTTPError, Response, Scope, Send, StreamingResponse
 from stepladder.serve.http.timeouts import QueueFull
 
 _LOCAL_HOSTS = ["127.0.0.1:*", "localhost:*", "[::1]:*"]
@@ -36,7 +36,7 @@ _LOCAL_HOSTS = ["127.0.0.1:*", "localhost:*", "[::1]:*"]
 Context = ServerRequestContext[Any]
 
 
-def make_mcp(agent: ServedAgent, player: Player, settings: AgentServerConfig) -> "Server[Any]":
+def make_mcp(agent: ServedAgent, player: Scheduler, settings: AgentServerConfig) -> "Server[Any]":
     """A server of the protocol with the agent's tools."""
 
     async def list_tools(_: Context, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
@@ -51,7 +51,7 @@ def make_mcp(agent: ServedAgent, player: Player, settings: AgentServerConfig) ->
                 return await search(context, arguments)
         except (BadRequest, QueueFull) as error:
             return _failed(str(error))
-        except Refused as refused:
+        except HTTPError as refused:
             return _failed(refused.detail)
         raise MCPError(types.INVALID_PARAMS, f"there is no tool {asked.name[:200]!r} here")
 
@@ -98,7 +98,7 @@ def _failed(reason: str) -> types.CallToolResult:
     return types.CallToolResult(content=[types.TextContent(type="text", text=reason)], is_error=True)
 
 
-async def serve_stdio(agent: ServedAgent, player: Player, settings: AgentServerConfig) -> None:
+async def serve_stdio(agent: ServedAgent, player: Scheduler, settings: AgentServerConfig) -> None:
     """Serve one client over standard input and output until it closes them. All else that is printed goes to stderr."""
     server = make_mcp(agent, player, settings)
     player.start()
@@ -130,7 +130,7 @@ class _HandedOn:
 class McpEndpoint:
     """The protocol's streamable HTTP. Every request stands alone: there are no sessions to keep."""
 
-    def __init__(self, agent: ServedAgent, player: Player, settings: AgentServerConfig, *, local: bool) -> None:
+    def __init__(self, agent: ServedAgent, player: Scheduler, settings: AgentServerConfig, *, local: bool) -> None:
         """`local`: reached from this machine alone. No web page can then reach it by a name of its own."""
         security = TransportSecuritySettings(
             enable_dns_rebinding_protection=local,
@@ -150,5 +150,5 @@ class McpEndpoint:
         async with self._manager.run():
             yield
 
-    async def __call__(self, _: Receive) -> Reply | Spoken:
+    async def __call__(self, _: Receive) -> Response | StreamingResponse:
         return _HandedOn(self._manager)

@@ -1,6 +1,6 @@
 """Plays questions of many clients together: the bridge between an event loop and the driver.
 
-In: algorithms, on an event loop (`Player.ask`). Out: a `Ticket` each, on which news arrive: every step as it is made,
+In: algorithms, on an event loop (`Scheduler.ask`). Out: a `Ticket` each, on which news arrive: every step as it is made,
 and the end. One thread runs the driver; new questions join those under way. A client that leaves takes its question
 along: it is not begun, or ends before its next generation. An algorithm that fails ends alone; an engine that cannot
 work at all ends all that are under way, and is tried again with the next question.
@@ -33,7 +33,7 @@ _LATEST = 0.1
 log = logging.getLogger(__name__)
 
 
-class PlayMetrics(Metrics):
+class AgentMetrics(Metrics):
     """What a server of an agent counts."""
 
     def __init__(self) -> None:
@@ -106,10 +106,10 @@ class Ticket:
         self.news.put_nowait(news)
 
 
-class Player:
+class Scheduler:
     """Plays what it is asked to. `start` it on the event loop on which it is asked."""
 
-    def __init__(self, driver: Driver, *, max_waiting: int, metrics: PlayMetrics, live: bool = True) -> None:
+    def __init__(self, driver: Driver, *, max_waiting: int, metrics: AgentMetrics, live: bool = True) -> None:
         """`live`: whether steps are told as they come, or all at the end, by ways to play that may drop them again."""
         self._driver, self._max_waiting, self._metrics, self._live = driver, max_waiting, metrics, live
         #: Whether the engine, or the index, could not work when it was last tried.

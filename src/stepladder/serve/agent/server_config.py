@@ -15,7 +15,7 @@ class AgentServerConfig(Config):
     #: Bytes a request, with the messages before the question.
     max_body_bytes: int = Field(default=2**20, ge=1)
     #: Questions that are played at once.
-    max_playing: int = Field(default=64, ge=1)
+    max_running: int = Field(default=64, ge=1)
     #: Questions that may wait to be played.
     max_waiting: int = Field(default=256, ge=1)
     #: Passages that a client of the search tool may ask for.

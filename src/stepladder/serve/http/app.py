@@ -28,7 +28,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Response:
     """An answer, whole."""
 
     status: int
@@ -37,7 +37,7 @@ class Reply:
     content_type: bytes = b"application/json"
 
 
-class Spoken(Protocol):
+class StreamingResponse(Protocol):
     """An answer that is not there as a whole."""
 
     async def speak(self, scope: Scope, receive: Receive, send: Send) -> int:
@@ -45,7 +45,7 @@ class Spoken(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class EventStream:
     """An answer that is sent piece by piece, as the pieces are made. Whatever goes wrong, `parts` say it themselves."""
 
     parts: AsyncGenerator[bytes, None]
@@ -63,7 +63,7 @@ class Stream:
         return 200
 
 
-class Refused(Exception):
+class HTTPError(Exception):
     """A request that ends here, and why. The gate puts it into the shape of its server's errors."""
 
     def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
@@ -72,7 +72,7 @@ class Refused(Exception):
 
 
 #: Nobody hears it, but it is counted.
-CLIENT_GONE = Reply(499, b"")
+CLIENT_DISCONNECTED = Response(499, b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Endpoint:
     """What answers at one path."""
 
     method: str
-    answer: Callable[[Receive], Awaitable[Reply | Spoken]]
+    answer: Callable[[Receive], Awaitable[Response | StreamingResponse]]
     #: Whether it answers without the token.
     public: bool = False
 
@@ -103,7 +103,7 @@ def plainly(status: int, detail: str) -> dict[str, object]:  # noqa: ARG001
     return {"detail": detail}
 
 
-class Gate:
+class HTTPApp:
     """The application."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Gate:
         #: For requests that come, or are still there, when the server ends.
         ending = {"status": "draining", **shape(503, "the server is ending: ask another, or try again")}
         headers = ((b"retry-after", b"1"), (b"connection", b"close"))
-        self._ending = Reply(503, json.dumps(ending).encode(), headers)
+        self._ending = Response(503, json.dumps(ending).encode(), headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -141,7 +141,7 @@ class Gate:
         status = 0
         try:
             reply = await self._answer(scope, receive)
-            if isinstance(reply, Reply):
+            if isinstance(reply, Response):
                 status = reply.status
                 length = b"%d" % len(reply.body)
                 headers = [(b"content-type", reply.content_type), (b"content-length", length), *reply.headers]
@@ -162,12 +162,12 @@ class Gate:
             await receive()  # the server ends
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Reply | Spoken:
+    async def _answer(self, scope: Scope, receive: Receive) -> Response | StreamingResponse:
         if self.traffic.draining:
             return self._ending
         try:
             return await self._let_in(scope).answer(receive)
-        except Refused as refused:
+        except HTTPError as refused:
             return self._problem(refused.status, refused.detail, refused.headers)
         except asyncio.CancelledError:  # the time to drain is over, and with it this task
             return self._ending
@@ -185,10 +185,10 @@ class Gate:
             elif self._keeps_pages_out:
                 _check_is_local(scope)
         if endpoint is None:
-            raise Refused(404, f"no {method} {path} here: {self._there_is}")
+            raise HTTPError(404, f"no {method} {path} here: {self._there_is}")
         if method not in endpoint.methods:
             allow = {"allow": ", ".join(endpoint.methods)}
-            raise Refused(405, f"no {method} {path} here: {self._there_is}", allow)
+            raise HTTPError(405, f"no {method} {path} here: {self._there_is}", allow)
         return endpoint
 
     def _check_token(self, scope: Scope) -> None:
@@ -197,16 +197,16 @@ class Gate:
         if self._expected and hmac.compare_digest(scheme.lower() + b" " + token.strip(), self._expected):
             return
         found = "the token is wrong" if given else "a token is needed"
-        raise Refused(401, f"{found}: send the header `Authorization: Bearer TOKEN`", {"www-authenticate": "Bearer"})
+        raise HTTPError(401, f"{found}: send the header `Authorization: Bearer TOKEN`", {"www-authenticate": "Bearer"})
 
-    def _problem(self, status: int, detail: str, headers: Mapping[str, str]) -> Reply:
+    def _problem(self, status: int, detail: str, headers: Mapping[str, str]) -> Response:
         fields = tuple((name.encode(), value.encode()) for name, value in headers.items())
-        return Reply(status, json.dumps(self._shape(status, detail)).encode(), fields)
+        return Response(status, json.dumps(self._shape(status, detail)).encode(), fields)
 
 
-def told(content: object, status: int = 200) -> Reply:
+def json_response(content: object, status: int = 200) -> Response:
     """Plain data, as an answer."""
-    return Reply(status, json.dumps(content).encode())
+    return Response(status, json.dumps(content).encode())
 
 
 #: Names of this machine, as they stand in the headers Host and Origin, with or without a port.
@@ -221,7 +221,7 @@ def _check_is_local(scope: Scope) -> None:
     for name, value in scope["headers"]:
         if name in (b"host", b"origin") and not _THIS_MACHINE.fullmatch(value):
             what = value.decode("latin-1")[:100]
-            raise Refused(
+            raise HTTPError(
                 421,
                 f"this server answers to this machine alone, and the request's {name.decode()} is {what!r}: ask it at "
                 "localhost, or give the server a token and send that",

@@ -16,7 +16,7 @@ from types import FrameType
 import uvicorn
 
 from stepladder.core.errors import StepladderError
-from stepladder.serve.http.app import Gate
+from stepladder.serve.http.app import HTTPApp
 
 #: Longer than clients keep unused connections, so that none is closed under a request.
 _KEEP_ALIVE_SECONDS = 75
@@ -30,7 +30,7 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: Gate,
+        app: HTTPApp,
         drain_seconds: float,
         *,
         access_log: bool = False,
@@ -77,7 +77,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def run(
-    app: Gate,
+    app: HTTPApp,
     drain_seconds: float,
     *,
     host: str,

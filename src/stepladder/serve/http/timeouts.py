@@ -9,7 +9,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, Self
 
 from stepladder.core.errors import StepladderError
-from stepladder.serve.http.app import Receive, Refused
+from stepladder.serve.http.app import Receive, HTTPError
 
 #: Of a body that is too long, so many times the limit is read and thrown away: clients listen when they have spoken.
 _PATIENCE = 8
@@ -28,9 +28,9 @@ class QueueFull(StepladderError):
         super().__init__(f"{waiting:,} {what} are waiting and there is no room for more: try again in {self.wait} s")
 
     @property
-    def refusal(self) -> Refused:
+    def refusal(self) -> HTTPError:
         """What the client is told."""
-        return Refused(429, str(self), {"retry-after": str(self.wait)})
+        return HTTPError(429, str(self), {"retry-after": str(self.wait)})
 
 
 async def read_body(receive: Receive, limit: int, seconds: float, advice: str) -> bytes:
@@ -41,7 +41,7 @@ async def read_body(receive: Receive, limit: int, seconds: float, advice: str) -
         while length <= _PATIENCE * limit:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Refused(499, "the client went away")
+                raise HTTPError(499, "the client went away")
             part = message.get("body", b"")
             length += len(part)
             if length <= limit:
@@ -49,9 +49,9 @@ async def read_body(receive: Receive, limit: int, seconds: float, advice: str) -
             if not message.get("more_body", False):
                 break
     if deadline.passed:
-        raise Refused(408, f"the body did not come within {seconds:g} s", {"connection": "close"})
+        raise HTTPError(408, f"the body did not come within {seconds:g} s", {"connection": "close"})
     if length > limit:
-        raise Refused(413, f"the body is longer than {limit:,} bytes: {advice}", {"connection": "close"})
+        raise HTTPError(413, f"the body is longer than {limit:,} bytes: {advice}", {"connection": "close"})
     return b"".join(parts)
 
 
@@ -84,7 +84,7 @@ class _Deadline:
         return True
 
 
-class Watch:
+class DisconnectWatch:
     """Notices that a client went away while it waits, and calls `leave`.
 
     Most answers are there before that, and a timer is cheaper than a task: it begins after a moment.

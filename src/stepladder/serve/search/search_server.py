@@ -22,15 +22,15 @@ from stepladder.core.io.json_body import BadRequest
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.retrieval.remote.protocol import read_request, write_reply
-from stepladder.serve.http.app import CLIENT_GONE, Endpoint, Gate, Receive, Refused, Reply, told
+from stepladder.serve.http.app import CLIENT_DISCONNECTED, Endpoint, HTTPApp, Receive, HTTPError, Response, json_response
 from stepladder.serve.http.run_server import check_host, is_loopback, run
 from stepladder.serve.http.server_metrics import CONTENT_TYPE
-from stepladder.serve.http.timeouts import QueueFull, Watch, read_body
+from stepladder.serve.http.timeouts import QueueFull, DisconnectWatch, read_body
 from stepladder.serve.search.search_batcher import SearchBatcher, SearchMetrics
 from stepladder.serve.search.search_openapi import openapi_schema
 
 
-def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, object], *, local: bool = False) -> Gate:
+def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, object], *, local: bool = False) -> HTTPApp:
     """The server as an ASGI application; `info` describes the index. `local`: reject requests from web pages."""
     metrics = SearchMetrics()
     batcher = SearchBatcher(
@@ -41,10 +41,10 @@ def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, ob
         metrics=metrics,
     )
     token = validate_token(settings.token.get_secret_value()) if settings.token else None
-    about = told({"index": dict(info), "limits": settings.model_dump(exclude={"token"}), "version": __version__})
-    schema = told(openapi_schema(settings))
+    about = json_response({"index": dict(info), "limits": settings.model_dump(exclude={"token"}), "version": __version__})
+    schema = json_response(openapi_schema(settings))
 
-    async def retrieve(receive: Receive) -> Reply:
+    async def retrieve(receive: Receive) -> Response:
         body = await read_body(
             receive, settings.max_body_bytes, settings.body_seconds, "send fewer queries per request"
         )
@@ -52,31 +52,31 @@ def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, ob
             request = read_request(body, settings)
             pending = batcher.submit(request.queries, request.k)
         except BadRequest as error:
-            raise Refused(422, str(error)) from error
+            raise HTTPError(422, str(error)) from error
         except QueueFull as error:
             raise error.refusal from error
         if pending.remaining:
             try:
-                with Watch(pending.abandon, receive):
+                with DisconnectWatch(pending.abandon, receive):
                     if not await pending.ready:
-                        return CLIENT_GONE
+                        return CLIENT_DISCONNECTED
             finally:
                 batcher.cancel(pending)
         results = pending.results
         if results is None:
-            raise Refused(500, "the search failed; see the server's log")
-        return Reply(200, write_reply(results, request.with_scores))
+            raise HTTPError(500, "the search failed; see the server's log")
+        return Response(200, write_reply(results, request.with_scores))
 
-    async def health(_: Receive) -> Reply:
-        return told({"status": "ok"})
+    async def health(_: Receive) -> Response:
+        return json_response({"status": "ok"})
 
-    async def show_info(_: Receive) -> Reply:
+    async def show_info(_: Receive) -> Response:
         return about
 
-    async def show_metrics(_: Receive) -> Reply:
-        return Reply(200, metrics.page(), content_type=CONTENT_TYPE)
+    async def show_metrics(_: Receive) -> Response:
+        return Response(200, metrics.page(), content_type=CONTENT_TYPE)
 
-    async def show_schema(_: Receive) -> Reply:
+    async def show_schema(_: Receive) -> Response:
         return schema
 
     @asynccontextmanager
@@ -92,7 +92,7 @@ def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, ob
         "/metrics": Endpoint("GET", show_metrics),
         "/openapi.json": Endpoint("GET", show_schema),
     }
-    return Gate(endpoints, metrics, life=lifespan, timed="/retrieve", token=token, local=local)
+    return HTTPApp(endpoints, metrics, life=lifespan, timed="/retrieve", token=token, local=local)
 
 
 def serve(

@@ -40,7 +40,7 @@ from stepladder.train.loop.base_trainer import BaseTrainer
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, Row
-from stepladder.train.loop.policy import Policy, peft_config
+from stepladder.train.loop.policy_weights import Policy, peft_config
 from stepladder.train.loop.policy_session import open_policy
 from stepladder.train.loop.public_trainer import PublicTrainer
 from stepladder.train.loop.training_loop import (

@@ -31,7 +31,7 @@ from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.fused_lora import fuse_lora
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import max_microbatch_tokens
-from stepladder.train.loop.policy import skip_lora_input_casts
+from stepladder.train.loop.policy_weights import skip_lora_input_casts
 
 #: Setups in which every process has all weights.
 _UNSHARDED = (DistributedType.NO, DistributedType.MULTI_GPU)

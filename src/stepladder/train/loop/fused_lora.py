@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from stepladder.train.loop.policy import lora_layers
+from stepladder.train.loop.policy_weights import lora_layers
 
 
 def fuse_lora(model: nn.Module) -> int:

@@ -23,7 +23,7 @@ from stepladder.train.loop.base_trainer import DevScore
 from stepladder.train.loop.compute import Compute, Precision, prepare_compute
 from stepladder.train.loop.config import PolicyTrainingConfig
 from stepladder.train.loop.context import TrainingContext
-from stepladder.train.loop.policy import Policy, check_target_modules, load_policy, write_policy
+from stepladder.train.loop.policy_weights import Policy, check_target_modules, load_policy, write_policy
 from stepladder.train.loop.rollout_engine import make_rollout_engine
 
 

@@ -28,7 +28,7 @@ from stepladder.models.loading import load_model
 from stepladder.models.resolve import resolve_full_model
 from stepladder.models.stochastic_rounding import stochastic_round
 from stepladder.train.loop.compute import Compute, Precision
-from stepladder.train.loop.policy import Policy, lora_layers
+from stepladder.train.loop.policy_weights import Policy, lora_layers
 
 #: Models with at least this many parameters get a bf16 copy.
 _MIN_COPIED_PARAMETERS = 100e6

@@ -41,7 +41,7 @@ from stepladder.preferences.pair_checks import read_pairs
 from stepladder.train.loop.base_trainer import BaseTrainer, DevScore
 from stepladder.train.loop.compute import Compute, prepare_compute
 from stepladder.train.loop.context import TrainingContext
-from stepladder.train.loop.policy import add_lora
+from stepladder.train.loop.policy_weights import add_lora
 from stepladder.train.loop.public_trainer import PublicTrainer, all_questions
 from stepladder.train.loop.training_loop import learning_rate_for, report_line, run_training, training_numbers
 from stepladder.train.prm.config import PRMConfig
