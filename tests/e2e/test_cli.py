@@ -49,7 +49,7 @@ def test_eval_prints_a_table_and_keeps_rows_and_compares(capsys: pytest.CaptureF
         capsys, "eval", "--limit", "30", "--agent", "rag", "--against", first, "--out", str(tmp_path / "second")
     )
     assert code == 0
-    assert "against the other run" in printed
+    assert "vs. the other run" in printed
 
 
 def test_an_untrained_model_takes_the_same_path(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def content(body: dict[str, Any]) -> str:
 
 
 class Till:
-    """What a server bills: the worst that `max_usage` allows for, or a part of it. Every request, also those it loses."""
+    """What a server bills: the most that `max_usage` allows for, or a part of it. Every request, also lost ones."""
 
     def __init__(self, part: float = 1.0) -> None:
         self.part = part

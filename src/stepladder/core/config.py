@@ -52,6 +52,10 @@ class Config(BaseModel):
                     raise _WrongField(name, f"expected a number, found {str(value).lower()}")
         return data
 
+    def inert(self) -> frozenset[str]:
+        """Names of settings that have no effect given the others. A stage's fingerprint leaves them out."""
+        return frozenset()
+
     @classmethod
     def read(cls, data: object, where: str = "") -> Self:
         """Config from plain data. `where` prefixes field names in errors, as in `recipe.yaml: stages.sft`."""

@@ -45,7 +45,7 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
         policy = {"policy": base} if BASE in stage.inputs.values() else {}
         kind = get_stage(stage.kind)
         version = {f"version of {stage.kind}": kind.version}
-        free = {f"stages.{stage.name}.{setting}" for setting in kind.not_fingerprinted | kind.inert(stage.settings)}
+        free = {f"stages.{stage.name}.{setting}" for setting in kind.not_fingerprinted | stage.settings.inert()}
         own = {name: value for name, value in _flat(f"stages.{stage.name}", stage.plain()) if name not in free}
         files = {f"stages.{stage.name}.{setting}": value for setting, value in _outside(stage).items()}
         found[stage.name] = {**own, **files, **shared, **policy, **sources, **version}

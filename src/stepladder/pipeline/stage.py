@@ -120,10 +120,9 @@ class StageSpec:
     external_files: tuple[str, ...] = ()
     #: Files in the stage's folder that stay valid under any settings, such as paid LLM responses.
     persistent_files: tuple[str, ...] = ()
-    #: Settings that change the cost and not the result, such as a budget. Nested settings are named with a dot.
+    #: Settings that change the cost and not the result, such as a budget. Nested settings are named with a dot. The
+    #: settings of `config.inert()` are not fingerprinted either.
     not_fingerprinted: frozenset[str] = frozenset()
-    #: settings -> settings without effect given the others; they are not fingerprinted either.
-    inert: Callable[[Any], frozenset[str]] = _nothing
     #: Increase it when the same settings give another result: finished stages are then recomputed.
     version: int = 1
     #: summary numbers -> headline and detail lines for tables; None prints nothing.

@@ -663,10 +663,10 @@ def test_a_processor_without_bf16_computes_in_fp32(
 ) -> None:
     """torch would take hundreds of times as long."""
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
-    loading._processor_has_bf16.cache_clear()
+    loading._cpu_supports_bf16.cache_clear()
     try:
         assert [loading.pick_dtype("bf16", torch.device("cpu")) for _ in range(2)] == [found, found]
         assert loading.pick_dtype("bf16", torch.device("cuda")) is torch.bfloat16
-        assert caplog.text.count("fp32 is used instead") == int(not has_bf16)
+        assert caplog.text.count("using fp32 instead") == int(not has_bf16)
     finally:
-        loading._processor_has_bf16.cache_clear()
+        loading._cpu_supports_bf16.cache_clear()

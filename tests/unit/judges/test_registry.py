@@ -26,7 +26,7 @@ def test_names_become_objects() -> None:
     assert isinstance(make_judge("gold"), GoldJudge)
     assert isinstance(make_scorer("gold"), GoldScorer)
     assert make_judge("mc", JudgeOptions(margin=0.5)).name == "mc"
-    with pytest.raises(UnknownName, match="unknown judge 'sprre'. Did you mean 'spre'"):
+    with pytest.raises(UnknownName, match=r"unknown judge 'sprre'\. Did you mean 'spre'"):
         make_judge("sprre")
     with pytest.raises(StepladderError, match="no reward model given"):
         make_scorer("prm", ScorerOptions(None))

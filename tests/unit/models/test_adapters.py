@@ -121,7 +121,7 @@ def test_adapters_that_cannot_be_used_say_why(tmp_path: Path) -> None:
         ),
         (str(tmp_path), {}, "names itself"),
         ("tinny", {}, "Did you mean 'tiny'"),
-        ("nano", {}, r"could not be merged into 'nano': its matrices have other sizes\. See base_model"),
+        ("nano", {}, r"could not be merged into 'nano': its matrices have other sizes\. Check base_model"),
         ("tiny", {"task_type": "SEQ_CLS"}, "is an adapter for SEQ_CLS; expected one for CAUSAL_LM"),
         ("tiny", {"target_modules": ["q_proj"]}, r"does not fit its model: \d+ weights exist on one side only"),
     ):

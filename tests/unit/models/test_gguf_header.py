@@ -67,7 +67,7 @@ def test_damaged_files_are_told_apart(damage: str, whole: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"architecture": "bert"}, "holds a 'bert'; expected a causal language model"),
+        ({"architecture": "bert"}, "contains a 'bert'; expected a causal language model"),
         ({"architecture": "t5"}, "contains a 't5'; expected a causal language model"),
         ({"general__type": "adapter"}, "is of type 'adapter'; expected a full model"),
         ({"split__count": 3}, "is one of 3 parts"),

@@ -77,7 +77,7 @@ def test_models_that_do_not_belong_together(tmp_path: Path) -> None:
     with pytest.raises(StepladderError, match="there is nothing to extract"):
         extract_lora(tiny_model(), tiny_model(), "base", tiny_tokenizer(), 2, tmp_path / "adapter")
     other = load_model("nano", None, None)[0]
-    with pytest.raises(StepladderError, match="not of the same shape"):
+    with pytest.raises(StepladderError, match="do not have the same shapes"):
         extract_lora(other, tiny_model(), "base", tiny_tokenizer(), 2, tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
 

@@ -1,4 +1,4 @@
-"""Runs: finished stages are kept, interrupted ones resume, stale ones are refused, and foreign files are not touched."""
+"""Runs: finished stages are kept, interrupted ones resume, stale ones are refused, foreign files are not touched."""
 
 import json
 import re

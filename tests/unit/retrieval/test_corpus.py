@@ -127,8 +127,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         tmp_path / "blank.jsonl": "no passages found. Files read: 1, blank passages: 0",
         tmp_path / "cut.parquet": "cannot be read as Parquet after row 0",
         tmp_path / "notes.docx": r"known kinds: .jsonl, .jsonl.gz, .parquet, .tsv, .tsv.gz, .txt, .md, or a folder",
-        tmp_path / "*.docx": "no file of a known kind there, 1 others; known kinds: .jsonl",
-        tmp_path / "a**b": "not a pattern for files",
+        tmp_path / "*.docx": "no file of a known kind, 1 others; known kinds: .jsonl",
+        tmp_path / "a**b": "invalid glob pattern",
     }.items():
         with pytest.raises(CorpusError, match=message) as caught:
             list(read_corpus(path))

@@ -187,7 +187,7 @@ def test_models_health_info_metrics_and_schema(shared: Running) -> None:
     shared.post()
     assert shared.metric('stepladder_answers_total{stop="answered"}') == before + 1
     assert shared.metric('stepladder_tokens_total{kind="read"}') > 0
-    assert (shared.metric("stepladder_waiting"), shared.metric("stepladder_playing")) == (0, 0)
+    assert (shared.metric("stepladder_waiting"), shared.metric("stepladder_running")) == (0, 0)
 
 
 # --- Episodes without an answer, sources --------------------------------------------------------------------
@@ -410,7 +410,7 @@ def test_a_hundred_clients_at_once_are_all_answered_and_share_their_batches() ->
         assert {body["choices"][0]["message"]["content"] for _, _, body in replies} == {"Velm"}
         assert sum(calls) == 500
         assert len(calls) < 250, "questions that come while others are played join them"
-        assert (server.metric("stepladder_waiting"), server.metric("stepladder_playing")) == (0, 0)
+        assert (server.metric("stepladder_waiting"), server.metric("stepladder_running")) == (0, 0)
 
 
 def test_when_too_many_wait_further_clients_are_told_when_to_come_back() -> None:
@@ -444,12 +444,12 @@ def test_a_client_that_leaves_takes_its_question_along(stream: bool) -> None:
         until(lambda: engine.steps_of("stays") == 2)
         with pytest.raises(httpx2.ReadTimeout):
             server.post("held, leaves", stream=stream, timeout=0.7)
-        until(lambda: server.metric("stepladder_left_total") == 1)
+        until(lambda: server.metric("stepladder_disconnected_total") == 1)
         assert engine.steps_of("leaves") == 2
         assert server.post("quick").status_code == 200, "the others go on meanwhile"
         engine.go.set()
         assert stays.result().json()["choices"][0]["message"]["content"] == "Velm"
-        until(lambda: server.metric("stepladder_playing") == 0)
+        until(lambda: server.metric("stepladder_running") == 0)
         assert engine.steps_of("leaves") == 2, "no step more was made for nobody"
         assert server.metric("stepladder_waiting") == 0
         assert server.metric('stepladder_answers_total{stop="failed"}') == 0
@@ -477,7 +477,7 @@ def test_an_answer_that_takes_too_long_is_given_up() -> None:
         assert "not answered within 0.5 s" in server.post("slow again", stream=True).text
         assert server.post("quick").status_code == 200
         engine.go.set()
-        until(lambda: server.metric("stepladder_playing") == 0)
+        until(lambda: server.metric("stepladder_running") == 0)
         assert engine.steps_of("slow") == 4, "neither went on"
 
 

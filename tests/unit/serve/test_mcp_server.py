@@ -179,9 +179,9 @@ def test_a_call_that_is_given_up_ends_its_question() -> None:
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await asyncio.to_thread(until, lambda: metrics.registry.get_sample_value("stepladder_left_total") == 1)
+            await asyncio.to_thread(until, lambda: metrics.registry.get_sample_value("stepladder_disconnected_total") == 1)
             engine.go.set()
-            await asyncio.to_thread(until, lambda: metrics.registry.get_sample_value("stepladder_playing") == 0)
+            await asyncio.to_thread(until, lambda: metrics.registry.get_sample_value("stepladder_running") == 0)
             assert engine.steps_of("held") == 2
 
     run(test)

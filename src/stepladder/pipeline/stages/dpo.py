@@ -64,10 +64,9 @@ def summarize(numbers: Numbers) -> StageSummary:
 STAGE = StageSpec(
     DPOConfig,
     run_dpo,
-    inputs=(POLICY, PAIRS),
-    outputs=(POLICY,),
+    (POLICY, PAIRS),
+    (POLICY,),
     check=check_dpo,
-    inert=DPOConfig.inert,
     summarize=summarize,
     questions=no_questions,
     generates=never,

@@ -86,10 +86,6 @@ def check_eval(settings: EvalConfig, context: RunContext) -> None:
     context.check_index()
 
 
-def _left_out(settings: EvalConfig) -> frozenset[str]:
-    return frozenset() if settings.guide is not None and settings.guide.by == "prm" else frozenset({REWARD})
-
-
 def cost(stage: FinishedStage) -> StageCost:
     """Searches and tokens, added up over the questions. Zero tokens means that the engine does not count them."""
     rows = load_scores(stage.outputs[EVALUATION])
@@ -104,10 +100,10 @@ def cost(stage: FinishedStage) -> StageCost:
 STAGE = StageSpec(
     EvalConfig,
     run_eval,
-    inputs=(POLICY, REWARD),
-    outputs=(EVALUATION,),
+    (POLICY, REWARD),
+    (EVALUATION,),
+    unused_inputs=lambda settings: frozenset(() if settings.guide and settings.guide.by == "prm" else {REWARD}),
     check=check_eval,
-    cost=cost,
-    unused_inputs=_left_out,
     accepts_oracle=True,
+    cost=cost,
 )

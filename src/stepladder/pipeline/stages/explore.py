@@ -13,7 +13,7 @@ from stepladder.explore.mcts import mcts_search
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import ExploreConfig
-from stepladder.pipeline.stage import TREES, StageResult, StageSpec, Task, expect_answers
+from stepladder.pipeline.stage import POLICY, TREES, StageResult, StageSpec, Task, expect_answers
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
 from stepladder.pipeline.tree_search import grow_trees
 
@@ -71,7 +71,8 @@ def summarize(numbers: Numbers) -> StageSummary:
 STAGE = StageSpec(
     ExploreConfig,
     run_explore,
-    outputs=(TREES,),
+    (POLICY,),
+    (TREES,),
     check=check_explore,
     summarize=summarize,
     accepts_oracle=True,

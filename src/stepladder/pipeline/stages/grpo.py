@@ -41,10 +41,6 @@ def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
     context.check_index()
 
 
-def _left_out(settings: GRPOConfig) -> frozenset[str]:
-    return frozenset(() if settings.needs_reward_model else {REWARD})
-
-
 def summarize(numbers: Numbers) -> StageSummary:
     """Episodes, rewards at the start and at the end, where the time went, alarms."""
     ended = ""
@@ -88,12 +84,11 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
 STAGE = StageSpec(
     GRPOConfig,
     run_grpo,
-    inputs=(POLICY, REWARD),
-    outputs=(POLICY,),
+    (POLICY, REWARD),
+    (POLICY,),
+    unused_inputs=lambda settings: frozenset(() if settings.needs_reward_model else {REWARD}),
     check=check_grpo,
+    not_fingerprinted=frozenset({"engine", "vllm_gpu_memory_utilization"}),
     summarize=summarize,
     questions=questions_used,
-    unused_inputs=_left_out,
-    not_fingerprinted=frozenset({"engine", "vllm_gpu_memory_utilization"}),
-    inert=GRPOConfig.inert,
 )

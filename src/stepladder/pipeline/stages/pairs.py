@@ -222,8 +222,8 @@ def check_pairs(settings: PairConfig, context: RunContext) -> None:  # noqa: ARG
 STAGE = StageSpec(
     PairConfig,
     run_pairs,
-    inputs=(TREES,),
-    outputs=(PAIRS,),
+    (TREES,),
+    (PAIRS,),
     check=check_pairs,
     questions=no_questions,
     generates=never,

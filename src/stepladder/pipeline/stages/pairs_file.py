@@ -112,8 +112,8 @@ def questions_used(stage: FinishedStage) -> set[str]:
 STAGE = StageSpec(
     PairsFileConfig,
     run_pairs_file,
-    inputs=(),
-    outputs=(PAIRS,),
+    (),
+    (PAIRS,),
     check=check_pairs_file,
     external_files=("path",),
     questions=questions_used,

@@ -72,9 +72,9 @@ def check_prm(settings: PRMConfig, context: RunContext) -> None:
     context.check_index()
 
 
-def _left_out(settings: PRMConfig) -> frozenset[str]:
-    needless = {TREES} if settings.objective == "pairs" else {PAIRS}
-    return frozenset(needless | ({"policy"} if settings.model is not None and not settings.episodes else set()))
+def _unused(settings: PRMConfig) -> frozenset[str]:
+    unused = {TREES} if settings.objective == "pairs" else {PAIRS}
+    return frozenset(unused | ({POLICY} if settings.model is not None and not settings.episodes else set()))
 
 
 def summarize(numbers: Numbers) -> StageSummary:
@@ -108,16 +108,13 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
 STAGE = StageSpec(
     PRMConfig,
     run_prm,
-    inputs=(POLICY, PAIRS, TREES),
-    outputs=(REWARD,),
-    unused_inputs=_left_out,
+    (POLICY, PAIRS, TREES),
+    (REWARD,),
+    unused_inputs=_unused,
     check=check_prm,
+    external_files=("model",),
+    version=2,  # the gold judge no longer blames a sub-answer for its query
     summarize=summarize,
     questions=questions_used,
     generates=never,
-    external_files=("model",),
-    inert=lambda settings: (
-        frozenset() if settings.episodes else frozenset({"episodes", "num_generations", "temperature"})
-    ),
-    version=2,  # the gold judge no longer blames a reply for its query
 )

@@ -151,7 +151,7 @@ def check_prm_eval(settings: PRMEvalConfig, context: RunContext) -> None:
     context.check_index()
 
 
-def _left_out(settings: PRMEvalConfig) -> frozenset[str]:
+def _unused(settings: PRMEvalConfig) -> frozenset[str]:
     return frozenset(
         role for role, taken in ((PAIRS, settings.held_out_pairs), (TREES, settings.score_trees)) if not taken
     )
@@ -188,10 +188,10 @@ def summarize(numbers: Numbers) -> StageSummary:
 STAGE = StageSpec(
     PRMEvalConfig,
     run_prm_eval,
-    inputs=(POLICY, REWARD, PAIRS, TREES),
-    outputs=(EXAMINATION,),
+    (POLICY, REWARD, PAIRS, TREES),
+    (EXAMINATION,),
+    unused_inputs=_unused,
     check=check_prm_eval,
+    version=2,  # the gold judge no longer blames a sub-answer for its query
     summarize=summarize,
-    unused_inputs=_left_out,
-    version=2,  # the gold judge no longer blames a reply for its query
 )

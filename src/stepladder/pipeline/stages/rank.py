@@ -91,11 +91,11 @@ def summarize(numbers: Numbers) -> StageSummary:
 STAGE = StageSpec(
     RankConfig,
     run_rank,
-    inputs=(POLICY, REWARD),
-    outputs=(TREES,),
+    (POLICY, REWARD),
+    (TREES,),
+    unused_inputs=lambda settings: frozenset(() if scorers().get(settings.judge).uses_prm else {REWARD}),
     check=check_rank,
     summarize=summarize,
-    unused_inputs=lambda settings: frozenset(() if scorers().get(settings.judge).uses_prm else {REWARD}),
     persistent_files=PERSISTENT_FILES,
     not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COST_SETTINGS)}),
 )

@@ -36,10 +36,6 @@ def check_rft(settings: RFTConfig, context: RunContext) -> None:
     context.check_index()
 
 
-def _left_out(settings: RFTConfig) -> frozenset[str]:
-    return frozenset({REWARD} if settings.threshold is None else ())
-
-
 #: How many samples are left after each filter.
 _LEFT = {
     "answered": "answered",
@@ -78,11 +74,10 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
 STAGE = StageSpec(
     RFTConfig,
     run_rft,
-    inputs=(POLICY, REWARD),
-    outputs=(POLICY,),
+    (POLICY, REWARD),
+    (POLICY,),
+    unused_inputs=lambda settings: frozenset({REWARD} if settings.threshold is None else ()),
     check=check_rft,
     summarize=summarize,
     questions=questions_used,
-    unused_inputs=_left_out,
-    inert=RFTConfig.inert,
 )

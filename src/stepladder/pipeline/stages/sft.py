@@ -45,12 +45,11 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
 STAGE = StageSpec(
     SFTConfig,
     run_sft,
-    inputs=(POLICY, TREES),
-    outputs=(POLICY,),
+    (POLICY, TREES),
+    (POLICY,),
+    unused_inputs=lambda settings: frozenset() if settings.source == "trees" else frozenset({TREES}),
     check=check_sft,
+    persistent_files=("teacher.jsonl",),
     questions=questions_used,
     generates=lambda settings: settings.source not in ("gold", "trees"),
-    unused_inputs=lambda settings: frozenset() if settings.source == "trees" else frozenset({TREES}),
-    persistent_files=("teacher.jsonl",),
-    inert=SFTConfig.inert,
 )

@@ -1,6 +1,6 @@
-"""`POST /v1/chat/completions`: reads a request, has it played, and answers whole or as a stream of events.
+"""`POST /v1/chat/completions`: answers a question, as one response or as a stream of events.
 
-In: a request. Out: a reply in OpenAI's shape, or `HTTPError`. A client that goes away ends its question.
+In: a request. Out: a response in OpenAI's format, or an `HTTPError`. When the client disconnects, its question ends.
 """
 
 import asyncio
@@ -10,77 +10,80 @@ from contextlib import aclosing
 
 from stepladder.core.io.json_body import BadRequest
 from stepladder.serve.agent.chat_request import ChatRequest, UnknownModel, read_chat
-from stepladder.serve.agent.chat_response import BEAT, DONE, MODEL_NOT_FOUND, Completion, error, event
-from stepladder.serve.agent.client_wait import followed
-from stepladder.serve.agent.scheduler import Ended, Scheduler, Ticket
+from stepladder.serve.agent.chat_response import DONE, HEARTBEAT, MODEL_NOT_FOUND, Completion, error_body, sse_event
+from stepladder.serve.agent.client_wait import stream_events
+from stepladder.serve.agent.scheduler import Finished, QueuedRequest, Scheduler
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.server_config import AgentServerConfig
-from stepladder.serve.http.app import Receive, HTTPError, Response, StreamingResponse, EventStream, json_response
-from stepladder.serve.http.timeouts import QueueFull, DisconnectWatch, read_body
+from stepladder.serve.http.app import EventStream, HTTPError, Receive, Response, StreamingResponse, json_response
+from stepladder.serve.http.timeouts import DisconnectWatch, QueueFull, read_body
 
 log = logging.getLogger(__name__)
 
+_STREAM_TYPE = b"text/event-stream; charset=utf-8"
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 class Chat:
-    """Answers chat completions by one agent."""
+    """Chat completions by one agent."""
 
-    def __init__(self, agent: ServedAgent, player: Scheduler, settings: AgentServerConfig) -> None:
-        self._agent, self._player, self._settings = agent, player, settings
+    def __init__(self, agent: ServedAgent, scheduler: Scheduler, settings: AgentServerConfig) -> None:
+        self._agent, self._scheduler, self._settings = agent, scheduler, settings
 
     async def __call__(self, receive: Receive) -> Response | StreamingResponse:
         limits = self._settings
         body = await read_body(receive, limits.max_body_bytes, limits.body_seconds, "leave out earlier messages")
         try:
-            asked = read_chat(body, limits, self._agent.sampling)
+            request = read_chat(body, limits, self._agent.sampling)
         except UnknownModel as unknown:
-            return json_response(error(404, str(unknown), MODEL_NOT_FOUND), 404)
+            return json_response(error_body(404, str(unknown), MODEL_NOT_FOUND), 404)
         except BadRequest as bad:
             raise HTTPError(422, str(bad)) from bad
         try:
-            ticket = self._player.ask(self._agent.question(asked.question, asked.sampling, asked.seed))
+            queued = self._scheduler.submit(self._agent.question(request.question, request.sampling, request.seed))
         except QueueFull as full:
-            raise full.refusal from full
-        if asked.stream:
-            return EventStream(self._events(asked, ticket, receive), b"text/event-stream; charset=utf-8", _STREAM_HEADERS)
-        return await self._whole(ticket, receive)
+            raise full.http_error from full
+        if request.stream:
+            return EventStream(self._stream(request, queued, receive), _STREAM_TYPE, _STREAM_HEADERS)
+        return await self._complete(queued, receive)
 
-    async def _whole(self, ticket: Ticket, receive: Receive) -> Response:
-        answer = Completion(self._settings.model)
-        with DisconnectWatch(ticket.leave, receive):
-            async with aclosing(followed(self._player, ticket, self._settings.answer_seconds)) as news:
-                async for each in news:
-                    if isinstance(each, Ended):
-                        return json_response(answer.whole(each.value, each.usage))
-        raise AssertionError("a question ends, or is refused")
+    async def _complete(self, queued: QueuedRequest, receive: Receive) -> Response:
+        completion = Completion(self._settings.model)
+        with DisconnectWatch(queued.disconnect, receive):
+            async with aclosing(stream_events(self._scheduler, queued, self._settings.answer_seconds)) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        return json_response(completion.response(event.value, event.usage))
+        raise AssertionError("a question ends or raises")
 
-    async def _events(self, asked: ChatRequest, ticket: Ticket, receive: Receive) -> AsyncGenerator[bytes, None]:
-        """The answer as it comes. What goes wrong now is an event too: the status has been sent."""
-        answer, number = Completion(self._settings.model), 0
+    async def _stream(
+        self, request: ChatRequest, queued: QueuedRequest, receive: Receive
+    ) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events. Errors are events too: the status has already been sent."""
+        completion, number = Completion(self._settings.model), 0
         try:
-            yield event(answer.opening())
-            with DisconnectWatch(ticket.leave, receive):
-                async with aclosing(followed(self._player, ticket, self._settings.answer_seconds)) as news:
-                    async for each in news:
-                        if isinstance(each, Ended):
-                            yield event(answer.answer(each.value))
-                            yield event(answer.end(each.value))
-                            if asked.with_usage:
-                                yield event(answer.cost(each.usage))
+            yield sse_event(completion.first_chunk())
+            with DisconnectWatch(queued.disconnect, receive):
+                async with aclosing(stream_events(self._scheduler, queued, self._settings.answer_seconds)) as events:
+                    async for event in events:
+                        if isinstance(event, Finished):
+                            yield sse_event(completion.answer_chunk(event.value))
+                            yield sse_event(completion.last_chunk(event.value))
+                            if request.with_usage:
+                                yield sse_event(completion.usage_chunk(event.usage))
                             continue
-                        for step in each:
+                        for step in event:
                             number += 1
-                            yield event(answer.step(step, number))
-                        if not each:
-                            yield BEAT
-        except HTTPError as refused:
-            yield event(error(refused.status, refused.detail))
-        except asyncio.CancelledError:  # the time to drain is over, and with it this task
-            yield event(error(503, "the server is ending: ask another, or try again"))
+                            yield sse_event(completion.step_chunk(step, number))
+                        if not event:
+                            yield HEARTBEAT
+        except HTTPError as error:
+            yield sse_event(error_body(error.status, error.detail))
+        except asyncio.CancelledError:  # the drain time is over
+            yield sse_event(error_body(503, "the server is shutting down: try another one, or later"))
         except Exception:
-            log.exception("an answer could not be told")
-            yield event(error(500, "the server failed; its log says why"))
+            log.exception("an answer could not be sent")
+            yield sse_event(error_body(500, "internal server error; see the server's log"))
         finally:
-            self._player.drop(ticket)
+            self._scheduler.cancel(queued)
         yield DONE

@@ -1,8 +1,8 @@
-"""OpenAI's chat completions as data: what a server of an agent answers, whole and in chunks. Pure functions.
+"""OpenAI's chat completion responses, complete or in chunks, as pure functions.
 
-In: a finished trajectory, or steps as they come. Out: plain data of OpenAI's shape. Beyond it, a message and a chunk's
-delta have a field `stepladder`: how the episode went, or the step that was made; chunks also have `reasoning_content`,
-the same step for people, which many chat clients show. Citations are OpenAI's annotations, with a field `stepladder`.
+In: a finished trajectory, or steps as they come. Out: plain data in OpenAI's format. Messages and deltas have an
+additional field `stepladder` with the episode or the step; chunks also have `reasoning_content`, the step as text,
+which many chat clients show. Citations are OpenAI's annotations, with a field `stepladder`.
 """
 
 import json
@@ -19,8 +19,8 @@ from stepladder.serve.agent.episode_json import answer_text, citations_data, epi
 
 #: Ends a stream.
 DONE = b"data: [DONE]\n\n"
-#: Keeps a connection open on which nothing is said for long; clients pass over it.
-BEAT = b": still playing\n\n"
+#: An SSE comment that keeps an idle connection open; clients ignore it.
+HEARTBEAT = b": still running\n\n"
 
 _TYPES = {
     401: "authentication_error",
@@ -40,14 +40,14 @@ _CODES = {
     503: "unavailable",
     504: "answer_timeout",
 }
-#: The code of a model that is not served here, as clients of OpenAI know it.
+#: OpenAI's error code for an unknown model.
 MODEL_NOT_FOUND = "model_not_found"
 
 
-def error(status: int, message: str, code: str | None = None) -> dict[str, object]:
-    """What is wrong, in OpenAI's shape.
+def error_body(status: int, message: str, code: str | None = None) -> dict[str, object]:
+    """The JSON of an error, in OpenAI's format.
 
-    >>> error(422, "the question is empty")["error"]["type"]
+    >>> error_body(422, "the question is empty")["error"]["type"]
     'invalid_request_error'
     """
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -56,14 +56,14 @@ def error(status: int, message: str, code: str | None = None) -> dict[str, objec
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer on its way to a client: what all that is said of it has in common."""
+    """A completion: the fields that its response or all of its chunks share."""
 
     model: str
     id: str = field(default_factory=lambda: f"chatcmpl-{token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, trajectory: Trajectory, spent: Usage) -> dict[str, Any]:
-        """The answer, all at once, and what it took."""
+    def response(self, trajectory: Trajectory, tokens: Usage) -> dict[str, Any]:
+        """The complete response."""
         text = answer_text(trajectory)
         citations = cite(trajectory)
         message = {
@@ -74,28 +74,28 @@ class Completion:
             "stepladder": {**episode_data(trajectory), "citations": citations_data(citations)},
         }
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(trajectory)}
-        return {**self._head("chat.completion"), "choices": [choice], "usage": usage(spent)}
+        return {**self._head("chat.completion"), "choices": [choice], "usage": usage(tokens)}
 
-    def opening(self) -> dict[str, Any]:
+    def first_chunk(self) -> dict[str, Any]:
         """The first chunk."""
         return self._chunk({"role": "assistant", "content": ""})
 
-    def step(self, step: Step, number: int) -> dict[str, Any]:
-        """A chunk for a step that was made; `number` counts from 1."""
+    def step_chunk(self, step: Step, number: int) -> dict[str, Any]:
+        """The chunk of a step; `number` counts from 1."""
         return self._chunk({"reasoning_content": step_text(step), "stepladder": {"step": step_data(step, number)}})
 
-    def answer(self, trajectory: Trajectory) -> dict[str, Any]:
-        """The chunk with the answer. How the episode went is told again as a whole: it may be other than the steps."""
-        message = self.whole(trajectory, Usage())["choices"][0]["message"]
+    def answer_chunk(self, trajectory: Trajectory) -> dict[str, Any]:
+        """The chunk with the answer and the whole episode, which may differ from the steps sent before."""
+        message = self.response(trajectory, Usage())["choices"][0]["message"]
         return self._chunk({name: message[name] for name in ("content", "annotations", "stepladder")})
 
-    def end(self, trajectory: Trajectory) -> dict[str, Any]:
+    def last_chunk(self, trajectory: Trajectory) -> dict[str, Any]:
         """The last chunk with a choice."""
         return self._chunk({}, finish_reason(trajectory))
 
-    def cost(self, spent: Usage) -> dict[str, Any]:
-        """The chunk with what the answer cost, for clients that asked for it."""
-        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(spent)}
+    def usage_chunk(self, tokens: Usage) -> dict[str, Any]:
+        """The chunk with the token counts, for clients that requested it."""
+        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(tokens)}
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
@@ -106,18 +106,19 @@ class Completion:
 
 
 def finish_reason(trajectory: Trajectory) -> str:
-    """`length` where a limit ended the episode, `stop` where the agent did."""
+    """`length` if a limit ended the episode, `stop` if the agent did."""
     stop = trajectory.stop or StopReason.FAILED
     return "length" if stop.is_truncation else "stop"
 
 
-def usage(spent: Usage) -> dict[str, int]:
-    """Tokens over all steps: each reads its own context, so that a long search costs more than its last step."""
-    return {"prompt_tokens": spent.read, "completion_tokens": spent.written, "total_tokens": spent.read + spent.written}
+def usage(tokens: Usage) -> dict[str, int]:
+    """Tokens over all steps. Each step reads its own context."""
+    read, written = tokens.read, tokens.written
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def annotations(citations: Sequence[Citation], text: str) -> list[dict[str, Any]]:
-    """Citations as OpenAI's, each of the whole answer. A passage without a URL for an id gets one of its own scheme."""
+    """Citations as OpenAI's annotations of the whole answer. Passage ids that are no URL get the scheme `passage:`."""
     return [
         {
             "type": "url_citation",
@@ -133,8 +134,8 @@ def annotations(citations: Sequence[Citation], text: str) -> list[dict[str, Any]
     ]
 
 
-def event(content: object) -> bytes:
-    """Plain data as a server-sent event. JSON has line breaks in escapes alone: nothing in it ends an event."""
+def sse_event(content: object) -> bytes:
+    """Plain data as a server-sent event. JSON escapes line breaks, so nothing in it ends the event."""
     return b"data: " + json.dumps(content).encode() + b"\n\n"
 
 

@@ -1,9 +1,9 @@
-"""Which passages an answer rests on, as far as that can be seen from the outside.
+"""Citations: the passages that contain an answer.
 
-In: a finished trajectory. Out: `Citation`s, best first. The rule: of the passages that the agent found, those are cited
-whose title or text states the final answer, as whole words; then those that state a sub-answer which the agent gave on
-the way. The agent does not say where it read something, so a citation is "this passage holds these words", no more and
-no less: a passage may hold them by chance, and "yes" or "no" is stated by none. A passage is cited once.
+In: a finished trajectory. Out: `Citation`s, best first. Of the retrieved passages, those are cited whose title or text
+contains the final answer as whole words; then those that contain a sub-answer. The agent does not report its sources,
+so a citation only means "this passage contains these words", possibly by chance; "yes" and "no" are never cited. A
+passage is cited once.
 """
 
 from collections.abc import Iterator
@@ -12,42 +12,42 @@ from dataclasses import dataclass
 from stepladder.core.answer_metrics import covers, normalize
 from stepladder.core.trace import ActionKind, Passage, Trajectory
 
-#: Answers that passages hold by chance.
-_NOTHING_SAID = frozenset({"", "yes", "no", "unknown", "noanswer"})
+#: Answers that passages contain by chance.
+_UNCITABLE = frozenset({"", "yes", "no", "unknown", "noanswer"})
 
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A passage that states an answer of the agent."""
+    """A passage that contains an answer of the agent."""
 
     passage: Passage
-    #: What it states.
-    words: str
-    #: Whether that is the final answer, or a sub-answer on the way to it.
+    #: The answer or sub-answer that it contains.
+    text: str
+    #: Whether that is the final answer, or a sub-answer.
     final: bool
-    #: Where it was found first: the step, from 1 (0: before the first), and the place among what that step found.
+    #: Where it was first retrieved: the step, from 1 (0: before the first), and the rank in its results.
     step: int
     rank: int
 
 
 def cite(trajectory: Trajectory) -> tuple[Citation, ...]:
-    """The passages that state the answer or a sub-answer, in that order; none where there is no answer."""
+    """The passages that contain the answer or a sub-answer, in that order; none without an answer."""
     if trajectory.answer is None:
         return ()
-    on_the_way = [step.action.content for step in trajectory.steps if step.action.kind is ActionKind.SUB_ANSWER]
-    stated = [(trajectory.answer, True), *((each, False) for each in on_the_way)]
+    sub_answers = [step.action.content for step in trajectory.steps if step.action.kind is ActionKind.SUB_ANSWER]
+    statements = [(trajectory.answer, True), *((each, False) for each in sub_answers)]
     cited: dict[str, Citation] = {}
-    for words, final in stated:
-        if normalize(words) in _NOTHING_SAID:
+    for text, final in statements:
+        if normalize(text) in _UNCITABLE:
             continue
-        for step, rank, passage in _found(trajectory):
-            if passage.id not in cited and covers(f"{passage.title}. {passage.text}", words):
-                cited[passage.id] = Citation(passage, words, final, step, rank)
+        for step, rank, passage in _retrieved(trajectory):
+            if passage.id not in cited and covers(f"{passage.title}. {passage.text}", text):
+                cited[passage.id] = Citation(passage, text, final, step, rank)
     return tuple(cited.values())
 
 
-def _found(trajectory: Trajectory) -> Iterator[tuple[int, int, Passage]]:
-    """Every passage with the step that found it and its place there."""
+def _retrieved(trajectory: Trajectory) -> Iterator[tuple[int, int, Passage]]:
+    """Every retrieved passage with its step and rank."""
     for step, passages in enumerate([trajectory.given, *(step.passages for step in trajectory.steps)]):
         for rank, passage in enumerate(passages, start=1):
             yield step, rank, passage

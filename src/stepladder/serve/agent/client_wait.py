@@ -1,6 +1,6 @@
-"""Follows one question to its end on behalf of a client, and no longer than the client waits.
+"""Waits for the result of a question on behalf of a client.
 
-In: a ticket of the player. Out: the steps as they are made, then what came out; or `HTTPError`, with what to tell.
+In: a request of the scheduler. Out: the steps as they are made, then the result; or an `HTTPError`.
 """
 
 import asyncio
@@ -8,37 +8,37 @@ from collections.abc import AsyncGenerator
 from time import perf_counter
 
 from stepladder.core.trace import Step
-from stepladder.serve.agent.scheduler import Ended, Left, Scheduler, Ticket
+from stepladder.serve.agent.scheduler import Disconnected, Finished, QueuedRequest, Scheduler
 from stepladder.serve.http.app import HTTPError
 
 
-async def followed(
-    player: Scheduler, ticket: Ticket, seconds: float, beat: float = 15.0
-) -> AsyncGenerator[tuple[Step, ...] | Ended, None]:
-    """New steps as they come, none of them after each `beat` seconds without any; at last the end, a good one.
+async def stream_events(
+    scheduler: Scheduler, request: QueuedRequest, seconds: float, heartbeat: float = 15.0
+) -> AsyncGenerator[tuple[Step, ...] | Finished, None]:
+    """New steps as they come, an empty tuple after every `heartbeat` seconds without any, and finally the result.
 
-    Close it when nobody listens any more: the question is then played no further. So it is after so many `seconds`.
+    Close the generator when nobody listens any more: the question is then cancelled, as it is after `seconds`.
     """
     deadline = perf_counter() + seconds
     try:
         while True:
-            rest = deadline - perf_counter()
-            if rest <= 0:
+            remaining = deadline - perf_counter()
+            if remaining <= 0:
                 raise HTTPError(504, f"the question was not answered within {seconds:g} s")
             try:
-                async with asyncio.timeout(min(beat, rest)):
-                    news = await ticket.news.get()
+                async with asyncio.timeout(min(heartbeat, remaining)):
+                    event = await request.events.get()
             except TimeoutError:
                 yield ()
                 continue
-            if isinstance(news, Left):
-                raise HTTPError(499, "the client went away")
-            if isinstance(news, Ended) and news.down:
-                raise HTTPError(503, "the engine or the index cannot work now; the server's log says why")
-            if isinstance(news, Ended) and news.failure is not None:
-                raise HTTPError(500, "the agent failed at this question; the server's log says why")
-            yield news
-            if isinstance(news, Ended):
+            if isinstance(event, Disconnected):
+                raise HTTPError(499, "the client disconnected")
+            if isinstance(event, Finished) and event.down:
+                raise HTTPError(503, "the engine or the index is down; see the server's log")
+            if isinstance(event, Finished) and event.failure is not None:
+                raise HTTPError(500, "the agent failed at this question; see the server's log")
+            yield event
+            if isinstance(event, Finished):
                 return
     finally:
-        player.drop(ticket)
+        scheduler.cancel(request)

@@ -1,7 +1,6 @@
-"""An episode as plain data, for those who are told about it over HTTP or MCP. Pure functions.
+"""An episode as JSON data, for HTTP and MCP clients. Pure functions.
 
-In: steps, trajectories. Out: what JSON can hold. Passages and what a model wrote are data here and nothing else: they
-stand in strings, whatever they contain.
+In: steps, trajectories. Out: plain data. Passages and generated text are only ever put into strings.
 """
 
 import math
@@ -12,14 +11,14 @@ from stepladder.agents.base import neutralize
 from stepladder.core.trace import ActionKind, Passage, Step, StopReason, Trajectory
 from stepladder.serve.agent.citations import Citation
 
-#: Said in place of an answer.
+#: Reasons given in place of an answer.
 _NO_ANSWER = {
-    StopReason.MALFORMED: "the model did not keep to its agent's format",
-    StopReason.STEP_LIMIT: "all steps were used before an answer was found",
-    StopReason.TOKEN_LIMIT: "a step did not come to an end within its tokens",
-    StopReason.CONTEXT_LIMIT: "the search outgrew what the model can read",
+    StopReason.MALFORMED: "the model's output did not match the agent's format",
+    StopReason.STEP_LIMIT: "the step limit was reached",
+    StopReason.TOKEN_LIMIT: "a step reached its token limit",
+    StopReason.CONTEXT_LIMIT: "the model's context is full",
 }
-_DID = {
+_PREFIXES = {
     ActionKind.QUERY: "Search: ",
     ActionKind.EVIDENCE: "Evidence: ",
     ActionKind.SUB_ANSWER: "Found: ",
@@ -27,7 +26,7 @@ _DID = {
 
 
 def answer_text(trajectory: Trajectory) -> str:
-    """The answer; or, plainly, that there is none and why."""
+    """The answer; or a message that there is none, with the reason."""
     if trajectory.answer is not None:
         return trajectory.answer
     reason = _NO_ANSWER.get(trajectory.stop or StopReason.FAILED, "the agent ended without one")
@@ -35,7 +34,7 @@ def answer_text(trajectory: Trajectory) -> str:
 
 
 def episode_data(trajectory: Trajectory) -> dict[str, Any]:
-    """How an episode went: its end, what it was given, its steps."""
+    """An episode: stop reason, given passages, steps."""
     return {
         "agent": trajectory.agent,
         "stop": trajectory.stop.value if trajectory.stop else None,
@@ -61,7 +60,7 @@ def step_data(step: Step, number: int) -> dict[str, Any]:
 
 
 def passages_data(passages: Iterable[Passage]) -> list[dict[str, Any]]:
-    """Passages with their scores, best first. A score that is no finite number, which JSON cannot hold, is null."""
+    """Passages with their scores, best first. Scores that are not finite become null."""
     return [{"id": each.id, "title": each.title, "text": each.text, "score": _finite(each.score)} for each in passages]
 
 
@@ -71,7 +70,7 @@ def citations_data(citations: Iterable[Citation]) -> list[dict[str, Any]]:
         {
             "passage_id": each.passage.id,
             "title": each.passage.title,
-            "states": each.words,
+            "states": each.text,
             "of": "answer" if each.final else "sub_answer",
             "step": each.step,
             "rank": each.rank,
@@ -81,14 +80,14 @@ def citations_data(citations: Iterable[Citation]) -> list[dict[str, Any]]:
 
 
 def step_text(step: Step) -> str:
-    """A step as a person reads it: the thought, what was done, the titles of what was found. A line each.
+    """A step for humans, one line each: the thought, the action, the titles of retrieved passages.
 
-    The answer itself is not in it: it is told apart. Nothing in it is a tag, for clients that show it as it is.
+    Without the final answer, which is sent separately. Tags are neutralized, for clients that render them.
     """
     action = step.action
     lines = [action.thought] if action.thought else []
-    if action.kind in _DID:
-        lines.append(_DID[action.kind] + action.content)
+    if action.kind in _PREFIXES:
+        lines.append(_PREFIXES[action.kind] + action.content)
     elif action.kind is ActionKind.MALFORMED:
         lines.append(f"Malformed: {action.problem}")
     if action.kind is ActionKind.QUERY:

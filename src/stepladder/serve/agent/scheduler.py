@@ -1,9 +1,9 @@
-"""Plays questions of many clients together: the bridge between an event loop and the driver.
+"""The scheduler: runs the questions of many clients in one driver, and connects it to an event loop.
 
-In: algorithms, on an event loop (`Scheduler.ask`). Out: a `Ticket` each, on which news arrive: every step as it is made,
-and the end. One thread runs the driver; new questions join those under way. A client that leaves takes its question
-along: it is not begun, or ends before its next generation. An algorithm that fails ends alone; an engine that cannot
-work at all ends all that are under way, and is tried again with the next question.
+In: algorithms, from an event loop (`Scheduler.submit`). Out: a `QueuedRequest` for each, which receives events: new
+steps, and the result. One thread runs the driver; new questions join the running ones. When a client disconnects, its
+question is not started, or ends before its next generation. A failed algorithm fails alone; if the engine is down, all
+running ones fail, and the next question tries it again.
 """
 
 import asyncio
@@ -25,31 +25,31 @@ from stepladder.explore.episode import Cost, metered, watch_states
 from stepladder.serve.http.server_metrics import Metrics
 from stepladder.serve.http.timeouts import QueueFull
 
-#: How long the thread is waited for at the end, in seconds.
-_LAST_WAIT = 5.0
-#: Weight of the latest question in the mean time that one takes.
-_LATEST = 0.1
+#: Seconds to wait for the thread at shutdown.
+_JOIN_TIMEOUT = 5.0
+#: Weight of the latest question in the running mean of durations.
+_SMOOTHING = 0.1
 
 log = logging.getLogger(__name__)
 
 
 class AgentMetrics(Metrics):
-    """What a server of an agent counts."""
+    """The metrics of the agent server."""
 
     def __init__(self) -> None:
         buckets = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-        super().__init__("stepladder_answer_seconds", "Time to answer a chat completion, waiting included.", buckets)
+        super().__init__("stepladder_answer_seconds", "Time to answer a chat completion, including the queue.", buckets)
         registry = self.registry
-        self.stops = Counter("stepladder_answers", "Questions played, by how they ended.", ["stop"], registry=registry)
-        self.tokens = Counter("stepladder_tokens", "Tokens of questions played.", ["kind"], registry=registry)
-        self.left = Counter("stepladder_left", "Questions whose client did not wait for the end.", registry=registry)
-        self.waiting = Gauge("stepladder_waiting", "Questions that wait to be played.", registry=registry)
-        self.playing = Gauge("stepladder_playing", "Questions being played.", registry=registry)
+        self.stops = Counter("stepladder_answers", "Finished questions by stop reason.", ["stop"], registry=registry)
+        self.tokens = Counter("stepladder_tokens", "Tokens of finished questions.", ["kind"], registry=registry)
+        self.disconnected = Counter("stepladder_disconnected", "Questions of disconnected clients.", registry=registry)
+        self.waiting = Gauge("stepladder_waiting", "Questions in the queue.", registry=registry)
+        self.running = Gauge("stepladder_running", "Running questions.", registry=registry)
 
-    def ended(self, outcome: Outcome[Any], spent: Usage) -> None:
-        """Count what became of a question, and what it took."""
-        self.tokens.labels("read").inc(spent.read)
-        self.tokens.labels("written").inc(spent.written)
+    def count_outcome(self, outcome: Outcome[Any], usage: Usage) -> None:
+        """Count the outcome of a question and its tokens."""
+        self.tokens.labels("read").inc(usage.read)
+        self.tokens.labels("written").inc(usage.written)
         if outcome.failure is not None:
             self.stops.labels(outcome.failure.stop.value).inc()
         elif isinstance(trajectory := outcome.value, Trajectory):
@@ -57,176 +57,176 @@ class AgentMetrics(Metrics):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The last news of a ticket: what the algorithm returned, or why it did not."""
+class Finished:
+    """The last event of a request: the algorithm's result, or its failure."""
 
     value: Any = None
     failure: Failure | None = None
-    #: Tokens of everything that was played, also of what was not chosen in the end.
+    #: Tokens of everything that was generated, including discarded branches.
     usage: Usage = Usage()
-    #: Whether the engine, or the index, cannot work at all.
+    #: Whether the engine or the retriever is down.
     down: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """Nobody waits for the ticket any more."""
+class Disconnected:
+    """The client has disconnected."""
 
 
-#: Steps that were made since the last news, or the end.
-News = tuple[Step, ...] | Ended | Left
+#: New steps since the last event, or the end.
+Event = tuple[Step, ...] | Finished | Disconnected
 
 
-class _Left(Exception):
-    """Ends an algorithm whose client has left."""
+class _ClientDisconnected(Exception):
+    """Raised inside an algorithm whose client has disconnected."""
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
-    """What one client waits for. Its news are read on the event loop."""
+class QueuedRequest:
+    """A submitted algorithm. Its events are read on the event loop."""
 
     algorithm: Algorithm[Any]
     cost: Cost = field(default_factory=Cost)
-    news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
-    #: Set on the event loop, read by the thread that plays.
-    gone: bool = False
-    ended: bool = False
-    dropped: bool = False
-    began: float = 0.0
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    #: Set on the event loop, read by the scheduler's thread.
+    abandoned: bool = False
+    finished: bool = False
+    cancelled: bool = False
+    started: float = 0.0
 
-    def leave(self) -> None:
-        """Wait no longer; whoever reads the news is told."""
-        if not self.ended and not self.gone:
-            self.gone = True
-            self.news.put_nowait(Left())
+    def disconnect(self) -> None:
+        """Stop waiting; readers of the events get `Disconnected`."""
+        if not self.finished and not self.abandoned:
+            self.abandoned = True
+            self.events.put_nowait(Disconnected())
 
-    def hear(self, news: News) -> None:
-        """Take in news."""
-        self.ended = isinstance(news, Ended)
-        self.news.put_nowait(news)
+    def put(self, event: Event) -> None:
+        """Add an event."""
+        self.finished = isinstance(event, Finished)
+        self.events.put_nowait(event)
 
 
 class Scheduler:
-    """Plays what it is asked to. `start` it on the event loop on which it is asked."""
+    """Runs submitted algorithms. Call `start` on the event loop that submits them."""
 
     def __init__(self, driver: Driver, *, max_waiting: int, metrics: AgentMetrics, live: bool = True) -> None:
-        """`live`: whether steps are told as they come, or all at the end, by ways to play that may drop them again."""
+        """`live`: report steps as they are made; otherwise at the end, for searches that may discard steps."""
         self._driver, self._max_waiting, self._metrics, self._live = driver, max_waiting, metrics, live
-        #: Whether the engine, or the index, could not work when it was last tried.
+        #: Whether the engine or the retriever was down at the last attempt.
         self.down = False
-        #: Guards what follows, which the thread shares with the event loop.
-        self._changed = threading.Condition()
-        self._waiting: deque[Ticket] = deque()
+        #: Protects the following attributes, which the thread shares with the event loop.
+        self._condition = threading.Condition()
+        self._waiting: deque[QueuedRequest] = deque()
         self._closed = False
-        #: Under way, by their place among the jobs of the driver; of the thread alone.
-        self._playing: dict[int, Ticket] = {}
-        self._seconds = 0.0
+        #: Running requests by the index of their driver job; used by the thread alone.
+        self._running: dict[int, QueuedRequest] = {}
+        self._mean_seconds = 0.0
         metrics.waiting.set_function(lambda: len(self._waiting))
-        metrics.playing.set_function(lambda: len(self._playing))
+        metrics.running.set_function(lambda: len(self._running))
 
     def start(self) -> None:
-        """Begin to play."""
+        """Start the thread."""
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, name="player", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="player", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; when it is in the middle of a generation it is left behind after a moment."""
-        with self._changed:
+        """Stop the thread; if it is busy with a generation, it is abandoned after a timeout."""
+        with self._condition:
             self._closed = True
-            for ticket in (*self._waiting, *self._playing.copy().values()):
-                ticket.leave()
-            self._changed.notify_all()
-        self._thread.join(_LAST_WAIT)
+            for request in (*self._waiting, *self._running.copy().values()):
+                request.disconnect()
+            self._condition.notify_all()
+        self._thread.join(_JOIN_TIMEOUT)
         if self._thread.is_alive():
-            log.warning("a generation did not end and was left behind")
+            log.warning("a generation did not stop in time and was abandoned")
 
     # --- On the event loop ------------------------------------------------------------------------------
 
-    def ask(self, algorithm: Algorithm[Any]) -> Ticket:
-        """Queue an algorithm, if there is room. `drop` the ticket when nobody waits for it any more."""
-        ticket = Ticket(algorithm)
-        with self._changed:
-            # What was taken from the queue but not begun yet still has its place there.
-            if len(self._waiting) + len(self._playing) >= self._max_waiting + self._driver.in_flight:
-                seconds = len(self._waiting) * self._seconds / self._driver.in_flight
+    def submit(self, algorithm: Algorithm[Any]) -> QueuedRequest:
+        """Queue an algorithm; raises `QueueFull`. Call `cancel` when nobody waits for it any more."""
+        request = QueuedRequest(algorithm)
+        with self._condition:
+            # Requests that left the queue but have not started yet still count.
+            if len(self._waiting) + len(self._running) >= self._max_waiting + self._driver.in_flight:
+                seconds = len(self._waiting) * self._mean_seconds / self._driver.in_flight
                 raise QueueFull("questions", len(self._waiting), seconds)
-            self._waiting.append(ticket)
-            self._changed.notify()
-        return ticket
+            self._waiting.append(request)
+            self._condition.notify()
+        return request
 
-    def drop(self, ticket: Ticket) -> None:
-        """Nobody waits for a ticket any more: what was not begun is not begun, what was ends soon."""
-        if ticket.ended or ticket.dropped:
+    def cancel(self, request: QueuedRequest) -> None:
+        """Drop a request that nobody waits for: it is not started, or ends soon."""
+        if request.finished or request.cancelled:
             return
-        ticket.dropped = True
-        ticket.leave()
-        self._metrics.left.inc()
-        with self._changed, suppress(ValueError):  # begun already
-            self._waiting.remove(ticket)
+        request.cancelled = True
+        request.disconnect()
+        self._metrics.disconnected.inc()
+        with self._condition, suppress(ValueError):  # already started
+            self._waiting.remove(request)
 
     # --- In the thread ----------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while not self._closed:
             try:
                 for outcome in self._driver.stream(self._jobs()):
-                    ticket = self._playing.pop(outcome.index)
+                    request = self._running.pop(outcome.index)
                     self.down = self.down and outcome.failure is not None
-                    self._seconds += _LATEST * (perf_counter() - ticket.began - self._seconds)
-                    self._tell_end(ticket, outcome)
-            except Exception as error:  # the driver's backends cannot work; the next question tries them again
-                log.exception("the questions under way were given up")
+                    self._mean_seconds += _SMOOTHING * (perf_counter() - request.started - self._mean_seconds)
+                    self._finish(request, outcome)
+            except Exception as error:  # the engine or the retriever is down; the next question tries again
+                log.exception("the running questions failed")
                 self.down = True
                 failure = Failure(StopReason.FAILED, str(error))
-                for index in list(self._playing):
-                    ticket = self._playing.pop(index)
-                    self._metrics.ended(Outcome(index, failure=failure), ticket.cost.usage)
-                    self._tell(ticket, Ended(failure=failure, down=True))
+                for index in list(self._running):
+                    request = self._running.pop(index)
+                    self._metrics.count_outcome(Outcome(index, failure=failure), request.cost.usage)
+                    self._send(request, Finished(failure=failure, down=True))
 
     def _jobs(self) -> Iterator[Job[Any] | None]:
-        """Jobs as they come. Waits for one only while none is under way."""
-        begun = 0
+        """Jobs as they arrive. Waits for one only while none is running."""
+        count = 0
         while True:
-            with self._changed:
-                while not (self._waiting or self._playing or self._closed):
-                    self._changed.wait()
+            with self._condition:
+                while not (self._waiting or self._running or self._closed):
+                    self._condition.wait()
                 if self._closed:
                     return
-                ticket = self._waiting.popleft() if self._waiting else None
-                if ticket is not None:
-                    self._playing[begun] = ticket
-                    begun += 1
-            if ticket is None:
+                request = self._waiting.popleft() if self._waiting else None
+                if request is not None:
+                    self._running[count] = request
+                    count += 1
+            if request is None:
                 yield None
             else:
-                ticket.began = perf_counter()
-                yield self._job(ticket)
+                request.started = perf_counter()
+                yield self._job(request)
 
-    def _job(self, ticket: Ticket) -> Job[Any]:
-        shown: list[Step] = []
+    def _job(self, request: QueuedRequest) -> Job[Any]:
+        sent: list[Step] = []
 
-        def look(trajectory: Trajectory) -> None:
-            """Pass on what is new on the way that was shown; another branch of a search is not on it."""
-            if ticket.gone:
-                raise _Left
+        def on_step(trajectory: Trajectory) -> None:
+            """Send the new steps of the trajectory that was sent before; other branches of a search are ignored."""
+            if request.abandoned:
+                raise _ClientDisconnected
             if not self._live and trajectory.stop is None:
                 return
-            if shown and (len(trajectory.steps) < len(shown) or trajectory.steps[len(shown) - 1] is not shown[-1]):
+            if sent and (len(trajectory.steps) < len(sent) or trajectory.steps[len(sent) - 1] is not sent[-1]):
                 return
-            if new := trajectory.steps[len(shown) :]:
-                shown.extend(new)
-                self._tell(ticket, new)
+            if new := trajectory.steps[len(sent) :]:
+                sent.extend(new)
+                self._send(request, new)
 
-        return lambda: metered(watch_states(ticket.algorithm, look), ticket.cost)
+        return lambda: metered(watch_states(request.algorithm, on_step), request.cost)
 
-    def _tell_end(self, ticket: Ticket, outcome: Outcome[Any]) -> None:
-        if outcome.failure is not None and not ticket.gone:
+    def _finish(self, request: QueuedRequest, outcome: Outcome[Any]) -> None:
+        if outcome.failure is not None and not request.abandoned:
             log.error("a question failed: %s\n%s", outcome.failure.reason, outcome.failure.traceback)
-        if not ticket.gone:
-            self._metrics.ended(outcome, ticket.cost.usage)
-        self._tell(ticket, Ended(outcome.value, outcome.failure, ticket.cost.usage))
+        if not request.abandoned:
+            self._metrics.count_outcome(outcome, request.cost.usage)
+        self._send(request, Finished(outcome.value, outcome.failure, request.cost.usage))
 
-    def _tell(self, ticket: Ticket, news: News) -> None:
-        with suppress(RuntimeError):  # the loop has ended meanwhile: nobody is left to hear it
-            self._loop.call_soon_threadsafe(ticket.hear, news)
+    def _send(self, request: QueuedRequest, event: Event) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody reads it
+            self._loop.call_soon_threadsafe(request.put, event)

@@ -1,1 +1,1 @@
-"""What every server of Stepladder has in front: a gate, limits on clients, counters, a good end."""
+"""Shared by all HTTP servers: the ASGI application, client timeouts, metrics, graceful shutdown."""

@@ -1,8 +1,8 @@
-"""Runs an application until it is asked to end, and lets it end in good order.
+"""Runs an HTTP application, with graceful shutdown.
 
-In: the application behind its gate, and where to listen. Out: a server (`DrainingServer`), or a whole life of one
-(`run`): SIGTERM or Ctrl-C lets it answer what is under way first. Other machines are let in only with a token, or when
-the user says that everyone may come.
+In: the application, host and port. Out: a server (`DrainingServer`), or a complete run of one (`run`). On SIGTERM or
+Ctrl-C it finishes the running requests first. Other machines can connect only with a token, or if the user allows
+everyone.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ import uvicorn
 from stepladder.core.errors import StepladderError
 from stepladder.serve.http.app import HTTPApp
 
-#: Longer than clients keep unused connections, so that none is closed under a request.
+#: Longer than clients keep idle connections, so that none is closed during a request.
 _KEEP_ALIVE_SECONDS = 75
-#: uvloop takes one connection a turn from each socket it listens on. A busy server's turns are long, and hundreds of
-#: clients would wait for seconds to be heard at all: it listens on so many copies of the socket.
-_ACCEPTED_A_TURN = 16
+#: uvloop accepts one connection per iteration and listening socket. On a busy server iterations are long, and hundreds
+#: of clients would wait for seconds: it listens on this many copies of the socket.
+_ACCEPTS_PER_ITERATION = 16
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that ends in good order: it sends new requests away while it answers those under way."""
+    """A uvicorn server that rejects new requests during shutdown and finishes the running ones."""
 
     def __init__(
         self,
@@ -52,28 +52,28 @@ class DrainingServer(uvicorn.Server):
         self._on_start = on_start
 
     def drain(self) -> None:
-        """Ask the server to end; from any thread."""
+        """Start the shutdown; from any thread."""
         self._traffic.draining = True
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """A signal: the first drains, the second ends at once. Neither is passed on: this is a good end."""
+        """The first signal drains, the second exits at once. Neither is raised again: this is a regular exit."""
         self.force_exit = self.should_exit
         self.drain()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and say so when requests and signals are heard."""
-        self._copies = [each.dup() for each in sockets or [] for _ in range(_ACCEPTED_A_TURN - 1)]
-        await super().startup([*(sockets or []), *self._copies])
+        """Start to listen, and call `on_start` when requests and signals are handled."""
+        self._socket_copies = [each.dup() for each in sockets or [] for _ in range(_ACCEPTS_PER_ITERATION - 1)]
+        await super().startup([*(sockets or []), *self._socket_copies])
         self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for the requests under way, as long as they may take, then end as uvicorn does."""
+        """Wait for the running requests, up to the drain time, then shut uvicorn down."""
         deadline = perf_counter() + self._drain_seconds
-        while self._traffic.under_way and perf_counter() < deadline and not self.force_exit:
+        while self._traffic.in_flight and perf_counter() < deadline and not self.force_exit:
             await asyncio.sleep(0.02)
         self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - perf_counter()))
-        await super().shutdown([*(sockets or []), *self._copies])
+        await super().shutdown([*(sockets or []), *self._socket_copies])
 
 
 def run(
@@ -93,19 +93,19 @@ def run(
 
 
 def check_host(host: str, *, has_token: bool, insecure: bool, may: str) -> None:
-    """Refuse addresses that other machines can reach, unless a token keeps strangers out or `insecure` lets them in.
+    """Reject addresses that other machines can reach, unless there is a token or `insecure` is set.
 
-    `may` says what everyone could do.
+    `may`: what everyone could do, for the message.
     """
     if not has_token and not insecure and not is_loopback(host):
         raise StepladderError(
-            f"{host} can be reached from other machines, and no token was given: set STEPLADDER_TOKEN, or say insecure "
-            f"(--insecure) when everyone who can connect may {may}"
+            f"{host} can be reached from other machines, and there is no token: set STEPLADDER_TOKEN, or use insecure "
+            f"(--insecure) if everyone who can connect may {may}"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine alone."""
+    """Whether an address can only be reached from this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -113,8 +113,8 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections; port 0 takes a free one."""
-    # The protocol is named because asyncio sends small packets at once only where it sees TCP.
+    """A listening socket; port 0 picks a free one."""
+    # With an explicit protocol: asyncio sets TCP_NODELAY only if it sees TCP.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,6 +1,6 @@
-"""What every server counts: requests by status, and the time that the one that matters takes.
+"""Metrics of every server: requests by status, and a histogram of the time of the main endpoint.
 
-In: what happens. Out: a registry of its own, and the page that Prometheus reads. Servers add counters of their own.
+In: events. Out: a registry, and its exposition for Prometheus. Servers add their own metrics.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -10,22 +10,22 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 
 
 class Metrics:
-    """The counters of a server."""
+    """The metrics of a server."""
 
-    def __init__(self, timed: str, documentation: str, buckets: tuple[float, ...]) -> None:
-        """`timed` is the name of the histogram of seconds."""
+    def __init__(self, histogram_name: str, documentation: str, buckets: tuple[float, ...]) -> None:
+        """`histogram_name`: the name of the histogram of seconds."""
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("stepladder_requests", "Requests by status.", ["status"], registry=registry)
-        self.seconds = Histogram(timed, documentation, buckets=buckets, registry=registry)
+        self.seconds = Histogram(histogram_name, documentation, buckets=buckets, registry=registry)
         self._by_status: dict[int, Counter] = {}
 
-    def answered(self, status: int) -> None:
-        """Count a request; the library's own look-up of a status takes longer than counting."""
+    def count_request(self, status: int) -> None:
+        """Count a request. Counters are cached: the library's own lookup of a status takes longer than counting."""
         counter = self._by_status.get(status)
         if counter is None:
             counter = self._by_status[status] = self.requests.labels(status)
         counter.inc()
 
     def page(self) -> bytes:
-        """All counters, in the text format of Prometheus."""
+        """All metrics, in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -54,7 +54,7 @@ def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, ob
         except BadRequest as error:
             raise HTTPError(422, str(error)) from error
         except QueueFull as error:
-            raise error.refusal from error
+            raise error.http_error from error
         if pending.remaining:
             try:
                 with DisconnectWatch(pending.abandon, receive):
@@ -92,7 +92,7 @@ def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, ob
         "/metrics": Endpoint("GET", show_metrics),
         "/openapi.json": Endpoint("GET", show_schema),
     }
-    return HTTPApp(endpoints, metrics, life=lifespan, timed="/retrieve", token=token, local=local)
+    return HTTPApp(endpoints, metrics, lifespan=lifespan, timed_path="/retrieve", token=token, local=local)
 
 
 def serve(

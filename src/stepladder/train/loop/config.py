@@ -79,5 +79,5 @@ class PolicyTrainingConfig(TrainingConfig):
     eval_on_start: bool = False
 
     def inert(self) -> frozenset[str]:
-        """Settings without effect."""
+        """`eval_on_start`, unless it is set."""
         return frozenset() if self.eval_on_start else frozenset({"eval_on_start"})

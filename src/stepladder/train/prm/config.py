@@ -73,3 +73,7 @@ class PRMConfig(TrainingConfig):
                 "corruptions is the number of corrupted copies of each gold trajectory: set chains as well"
             )
         return self
+
+    def inert(self) -> frozenset[str]:
+        """The settings of sampled episodes, if there are none."""
+        return frozenset() if self.episodes else frozenset({"episodes", "num_generations", "temperature"})
