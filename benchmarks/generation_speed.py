@@ -187,7 +187,7 @@ def _let_go(engine: Engine | None) -> None:
 def without_fused_decode() -> Iterator[None]:
     """The paged engine with CUDA graphs of the model's own decode pass, without our Triton pass."""
     original = FusedDecoder.for_model
-    FusedDecoder.for_model = classmethod(lambda cls, model: None)  # type: ignore[assignment, method-assign]
+    FusedDecoder.for_model = lambda _model: None  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:

@@ -94,20 +94,9 @@ def _run(*command: object, folder: Path | None = None, log: Path | None = None) 
 
 def _small_export(folder: Path) -> None:
     """Pairs as the ProRAG agent makes them: every step of three gold transcripts, against an answer given too soon."""
+    from stepladder import Pair, Question, Step, Trajectory
     from stepladder.agents.prorag import ProRAGBrief
-    from stepladder.core.trace import (
-        Action,
-        ActionKind,
-        Author,
-        Hop,
-        Pair,
-        Passage,
-        Question,
-        Segment,
-        Side,
-        Step,
-        Trajectory,
-    )
+    from stepladder.core.trace import Action, ActionKind, Author, Hop, Passage, Segment, Side
     from stepladder.oracle.engine import gold_action
     from stepladder.preferences.export import export
 

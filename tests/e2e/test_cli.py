@@ -158,8 +158,8 @@ def test_a_corpus_becomes_an_index_and_answers_questions(
         (["run", "nowhere.yaml", "--out", "x"], "recipe file nowhere.yaml does not exist"),
         (["run", "prorag-nan", "--out", "x"], "unknown recipe 'prorag-nan'. Did you mean 'prorag-nano'?"),
         (["ask", "Who are you?"], "the oracle can only answer questions of atlas"),
-        (["index", "info", "nowhere"], "nowhere: there is no such folder"),
-        (["index", "build", "nowhere.jsonl", "--out", "x"], "nowhere.jsonl: there is no such file"),
+        (["index", "info", "nowhere"], "nowhere: no such folder"),
+        (["index", "build", "nowhere.jsonl", "--out", "x"], "nowhere.jsonl: no such file"),
     ],
 )
 def test_mistakes_end_in_one_clear_line(
@@ -210,14 +210,14 @@ def start(command: list[str]) -> subprocess.Popen[str]:
 def test_ctrl_c_ends_a_run_with_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "{policy: tiny, device: cpu, batch_size: 2, episode: {max_tokens: 200},"
+        "{policy: tiny, agent: prorag-brief, device: cpu, batch_size: 2, episode: {max_tokens: 200},"
         " stages: {oracle: {kind: eval, policy: oracle, limit: 5}, floor: {kind: eval, temperature: 1}}}"
     )
     command = [sys.executable, "-m", "stepladder", "run", str(recipe), "--out", str(tmp_path / "run")]
     process = start(command)
     assert process.stdout is not None
     told = iter(process.stdout.readline, "")
-    assert next(line for line in told if line.startswith("floor: begins"))
+    assert next(line for line in told if line.startswith("floor: starts"))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
@@ -229,17 +229,8 @@ def test_ctrl_c_ends_a_run_with_130_and_the_same_command_goes_on(tmp_path: Path)
 
 def test_ctrl_c_prints_what_was_reached_and_exits_130(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stepladder", "eval", "--engine", "transformers", "--model", "tiny"]
-    command += [
-        "--batch-size",
-        "2",
-        "--max-tokens",
-        "200",
-        "--temperature",
-        "1",
-        "--json",
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    command += ["--agent", "direct", "--batch-size", "2", "--max-tokens", "200", "--temperature", "1"]
+    command += ["--json", "--out", str(tmp_path / "run")]
     process = start(command)
     assert process.stderr is not None
     assert "Evaluating: " in process.stderr.readline()  # the first line of progress: some questions are done
@@ -269,7 +260,7 @@ def test_a_folder_with_questions_in_it_is_never_taken_for_an_evaluation(
     monkeypatch.chdir(tmp_path)
     code, _, err = run(capsys, "eval", "--limit", "1", "--out", ".", "--overwrite")
     assert code == 2
-    assert "has other files" in err
+    assert "contains files that are not part of an evaluation" in err
     assert (tmp_path / "questions.jsonl").read_text() == "mine"
 
 
@@ -377,7 +368,7 @@ def test_a_recipe_runs_resumes_and_ends_in_tables(
 
     code, _, err = run(capsys, "run", recipe, "--out", folder)
     assert code == 2
-    assert "stages.floor.limit: 2 -> 3. Say --update" in " ".join(err.split())
+    assert "stages.floor.limit: 2 -> 3. Pass --update" in " ".join(err.split())
     code, printed, _ = run(capsys, "run", recipe, "--out", folder, "--update")
     assert code == 0
     assert "oracle: done" in printed
@@ -412,7 +403,7 @@ def test_ask_and_eval_take_up_a_run_and_options_still_win(
         capsys, "eval", "--run", str(folder), "--limit", "2", "-k", "1", "--engine", "oracle", "--json"
     )
     result = json.loads(printed)
-    assert (code, result["engine"], result["model"], result["settings"]["k"]) == (0, "gold", None, 1)
+    assert (code, result["engine"], result["model"], result["settings"]["k"]) == (0, "oracle", None, 1)
 
     code, printed, _ = run(capsys, "ask", "--run", str(folder))
     assert code == 0
@@ -464,7 +455,7 @@ def test_train_sft_with_question_files_and_what_is_wrong_about_them(
         (["--data", "atlass"], "Did you mean 'atlas'?"),
         (["--dev", str(questions)], "--dev needs a question file as --data, and atlas is none"),
         (["--set", "epochs"], "--set epochs: expected NAME=VALUE"),
-        (["--data", "~nobody-of-that-name/x.jsonl"], "there is no such user"),
+        (["--data", "~nobody-of-that-name/x.jsonl"], "no such user"),
     ):
         code, _, err = run(capsys, *arguments, *wrong)
         assert (code, message in " ".join(err.split())) == (2, True), err

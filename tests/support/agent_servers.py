@@ -11,13 +11,10 @@ from typing import Any
 import httpx2
 import openai
 
+from stepladder import Question, Trajectory
 from stepladder.agents import make_agent
 from stepladder.core.errors import BackendDown, BackendError
 from stepladder.core.requests import Algorithm, Generate, Generation, Sampling
-from stepladder.core.trace import (
-    Question,
-    Trajectory,
-)
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine

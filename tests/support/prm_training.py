@@ -5,15 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stepladder import Pair
 from stepladder.agents import make_agent
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Pair,
-    Segment,
-    Side,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Segment, Side
 from stepladder.driver import Outcome
 from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.explore.episode import EpisodeConfig

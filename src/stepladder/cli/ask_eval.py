@@ -115,7 +115,7 @@ def eval_command(
         "seed": seed,
         "world_seed": shared.data.world_seed,
         "settings": asdict(setup.episode),
-        "guide": setup.guide and {**setup.guide.told(), "reward": setup.reward},
+        "guide": setup.guide and {**setup.guide.describe(), "reward": setup.reward},
         "version": __version__,
     }
     save_error = None

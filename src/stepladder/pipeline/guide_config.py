@@ -1,4 +1,4 @@
-"""What can be set about guided inference, and the scorer that it names."""
+"""Settings of guided inference (best-of-n, beam search, MCTS), and the step scorer they name."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ from stepladder.explore.guided import Aggregate, Guide
 from stepladder.judges.base import ScorerOptions
 from stepladder.judges.registry import make_scorer
 
-#: Strategies for which a setting counts, where that is not all of them.
-_COUNT_FOR = {
+#: Settings that only some strategies use.
+_USED_BY = {
     "beams": ("beam",),
     "aggregate": ("beam", "trajectories"),
     "weighted": ("actions", "beam", "trajectories"),
@@ -22,47 +22,47 @@ _COUNT_FOR = {
 
 
 class GuideConfig(Config):
-    """Sample more than one needs, and choose."""
+    """Guided inference: sample several candidates and choose the best."""
 
-    #: Who chooses: a reward model, the gold judge (to see what a perfect one would bring), or the most common answer.
+    #: Chosen by the score of a reward model, by the gold judge (an upper bound), or by majority vote over answers.
     by: Literal["prm", "gold", "vote"] = "prm"
-    #: Among what: samples of every step, of every step of several states, whole episodes, or in a search tree.
+    #: Best of n per step, beam search over steps, best of n episodes, or Monte Carlo tree search.
     strategy: Literal["actions", "beam", "trajectories", "mcts"] = "actions"
-    #: Samples of a step, or of an episode.
+    #: Samples per step, or per question for whole episodes.
     n: int = Field(default=8, ge=1)
-    #: Beam: states that are kept.
+    #: Beam: beam width.
     beams: int = Field(default=2, ge=1)
-    #: Beam and trajectories: what the scores of all steps make of a trajectory.
+    #: Beam and trajectories: how step scores are aggregated to the score of a trajectory.
     aggregate: Aggregate = "min"
-    #: Multiply scores by the samples that say the same.
+    #: Multiply each score by the number of equal samples.
     weighted: bool = False
-    #: MCTS: simulations a question.
+    #: MCTS: simulations per question.
     simulations: int = Field(default=32, ge=1)
-    #: How samples are drawn; equal ones would leave nothing to choose.
+    #: Sampling of candidates; not greedy, because greedy samples are all equal.
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
     @model_validator(mode="after")
-    def _nothing_is_said_in_vain(self) -> Self:
-        # What a recipe in full says of all settings are their defaults.
+    def _no_unused_settings(self) -> Self:
+        # Defaults are accepted: the recipe in a run folder lists every setting.
         fields, strategy = type(self).model_fields, self.guide().strategy
         given = {name for name, field in fields.items() if getattr(self, name) != field.default}
         if self.by == "vote" and "strategy" in given:
-            raise ValueError("a vote is among the answers of whole episodes: leave out the strategy")
-        for name, counts in _COUNT_FOR.items():
-            if name in given and strategy not in counts:
-                raise ValueError(f"{name} counts for the strategy {' or '.join(counts)}, and not for {strategy}")
+            raise ValueError("by: vote chooses among the answers of whole episodes: remove the strategy")
+        for name, strategies in _USED_BY.items():
+            if name in given and strategy not in strategies:
+                raise ValueError(f"{name} is for the strategy {' or '.join(strategies)}, not for {strategy}")
         return self
 
-    def told(self) -> dict[str, object]:
-        """What was used, for those who read a result."""
+    def describe(self) -> dict[str, object]:
+        """The settings that have an effect, for the description of a result."""
         guide = self.guide()
-        used = [name for name, counts in _COUNT_FOR.items() if guide.strategy in counts]
+        used = [name for name, strategies in _USED_BY.items() if guide.strategy in strategies]
         plain = self.model_dump(include={"by", "n", "temperature", "top_p", *used})
         return {**plain, "strategy": guide.strategy}
 
     def guide(self) -> Guide:
-        """How to choose."""
+        """The settings for `explore.guided`."""
         return Guide(
             "vote" if self.by == "vote" else self.strategy,
             self.n,
@@ -75,6 +75,5 @@ class GuideConfig(Config):
 
     @contextmanager
     def scorer(self, reward: str | None, device: str, dtype: str) -> Iterator[StepScorer | None]:
-        """Who scores; `reward` is the folder of the reward model, where one chooses."""
-        # Any policy, also one with another tokenizer or behind a server: its text is encoded again if necessary.
+        """The step scorer, or None for a vote. `reward` is the folder of the reward model, for `by: prm`."""
         yield None if self.by == "vote" else make_scorer(self.by, ScorerOptions(reward, device, dtype))

@@ -25,18 +25,27 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class ExploreConfig(Config):
-    """The questions to explore, and the search settings of their trees."""
+class TreeStageConfig(Config):
+    """What the stages that grow trees share: the questions, an LLM as scorer, and the concurrency."""
 
     renamed: ClassVar[dict[str, str]] = {"trees_at_once": "max_concurrent_trees"}
 
-    #: Source of the values below that are not given.
-    preset: Literal["reasonrag", "prorag", "laptop"] = "laptop"
     split: str = "train"
     #: Number of questions, chosen by a seeded shuffle; null is all.
     questions: int | None = Field(default=64, ge=1)
     #: Equally many questions for each number of searches needed.
     balance: bool = True
+    #: The LLM that scores steps, if one does, and its budget. Its mode is always `score`.
+    llm: LLMJudgeConfig | None = None
+    #: Concurrent trees, all of which are in memory.
+    max_concurrent_trees: int = Field(default=64, ge=1)
+
+
+class ExploreConfig(TreeStageConfig):
+    """The questions to explore, and the search settings of their trees."""
+
+    #: Source of the values below that are not given.
+    preset: Literal["reasonrag", "prorag", "laptop"] = "laptop"
     simulations: int = Field(default=200, ge=1)
     #: Steps sampled per state; equal ones become one child.
     width: int = Field(default=5, ge=1)
@@ -50,22 +59,18 @@ class ExploreConfig(Config):
     #: Sampling of children.
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    #: How roll-outs are sampled; 0 is greedy.
+    #: Sampling of rollouts; 0 is greedy.
     rollout_temperature: float = Field(default=0.0, ge=0)
     #: Value of a leaf: a rollout to the end of the episode, or the score of its newest step.
     evaluate: Literal["rollout", "gold", "llm"] = "rollout"
-    #: With evaluate `llm`: the model and its budget. Its mode is always `score`.
-    llm: LLMJudgeConfig | None = None
     #: Concurrent simulations per tree.
     parallel: int = Field(default=4, ge=1)
     #: Early stopping: stop when no value below the root changed by more than `tolerance` in this many simulations.
     patience: int | None = Field(default=None, ge=1)
     tolerance: float = Field(default=0.01, ge=0)
-    #: Concurrent trees, all of which are in memory.
-    max_concurrent_trees: int = Field(default=64, ge=1)
 
     @model_validator(mode="after")
-    def _a_model_grades(self) -> "ExploreConfig":
+    def _llm_and_its_settings(self) -> "ExploreConfig":
         if (self.evaluate == "llm") != (self.llm is not None):
             raise ValueError("evaluate: llm and the settings of the model (llm.model) must be given together")
         return self

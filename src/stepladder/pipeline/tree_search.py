@@ -1,63 +1,74 @@
-"""What stages that grow trees have in common: who scores, trees on disk as they are done, what is told of them."""
+"""Shared by the stages that grow trees (`explore`, `rank`).
 
-from collections.abc import Sequence
+In: the settings of the stage, a tree search and the name of a step scorer. Out: `trees.jsonl.gz`, to which each tree
+is written when it is finished, and summary numbers.
+"""
+
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace import Question
+from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
 from stepladder.explore.tree_runner import Grow, ThroughputNote, explore
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import monte_carlo
 from stepladder.judges.base import ScorerOptions
-from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.judges.registry import make_scorer
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import REWARD, TREES, StageResult, Task
+from stepladder.pipeline.search_config import TreeStageConfig
+from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, Task, expect_answers
 
 #: The file of trees.
 FILE = "trees.jsonl.gz"
-#: Generations that are remembered: those of a few waves of all trees that grow at once.
-_REMEMBERED = 16_384
+#: Size of the generation cache: enough for a few waves of all concurrent trees.
+_CACHED_GENERATIONS = 16_384
+
+
+def check_tree_stage(settings: TreeStageConfig, context: RunContext) -> None:
+    """Questions must have answers, there must be an index if the agent searches, and a price for a paid judge."""
+    expect_answers(settings.split, context)
+    if settings.llm is not None:
+        settings.llm.check()
 
 
 def grow_trees(
-    context: RunContext,
-    task: Task,
-    questions: Sequence[Question],
-    grow: Grow,
-    *,
-    scorer: str | None,
-    llm: LLMJudgeConfig | None,
-    at_once: int,
+    context: RunContext, task: Task, settings: TreeStageConfig, grow: Grow, *, scorer: str | None
 ) -> StageResult:
-    """Grow the trees; those that an attempt before has finished are kept."""
+    """Grow one tree per question. Trees that an earlier attempt finished are kept."""
+    split = context.split(settings.split)
+    questions = sample_questions(split, settings.questions or len(split), task.seed, balance=settings.balance)
     path = task.folder / FILE
     with ExitStack() as stack:
-        engine = stack.enter_context(context.engine(task.inputs["policy"]))
+        engine = stack.enter_context(context.engine(task.inputs[POLICY]))
         scores = None
         if scorer is not None:
             shared = context.settings
             options = ScorerOptions(
-                task.inputs.get(REWARD), shared.device, shared.dtype, llm=llm, folder=task.folder
+                task.inputs.get(REWARD), shared.device, shared.dtype, llm=settings.llm, folder=task.folder
             )
             scores = stack.enter_context(closing(make_scorer(scorer, options)))
-        driver = Driver(engine, context.retriever, scores, in_flight=at_once, generation_cache=_REMEMBERED)
+        driver = Driver(
+            engine,
+            context.retriever,
+            scores,
+            in_flight=settings.max_concurrent_trees,
+            generation_cache=_CACHED_GENERATIONS,
+        )
         meter = ThroughputNote(driver.counts, scores.cost if scores is not None else None)
         watch = stack.enter_context(Progress(task.name, len(questions), note=meter))
         explored = explore(driver, questions, grow, path, seed=task.seed, watch=watch)
         judged = scores.summary() if scores is not None else {}
     if explored.failures.total() == len(questions):
-        path.unlink()  # there is nothing in it to go on from
+        path.unlink()  # nothing to resume from
         raise StepladderError(f"{task.name}: every tree failed: {next(iter(explored.failures))}")
     summary = {
         "trees": explored.made + explored.known,
         **tree_numbers(path),
         "failed": explored.failures.total(),
         "failures": dict(explored.failures.most_common(3)),
-        # Of an attempt that was cut nobody knows.
+        # Unknown if an earlier attempt was interrupted.
         "tokens_written": driver.counts.usage.written if explored.known == 0 else None,
         "shared": round(meter.shared, 3),
         **judged,
@@ -66,7 +77,7 @@ def grow_trees(
 
 
 def tree_numbers(path: Path) -> dict[str, float]:
-    """What the trees of a file are like on average; `broken` counts the simulations of all of them that failed."""
+    """Averages over the trees of a file. `broken` is the total of failed simulations."""
     trees = nodes = simulations = broken = 0
     solved = mean = 0.0
     for tree in read_trees(path):

@@ -8,21 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepladder import Question, Step, Trajectory
 from stepladder.agents import make_agent
 from stepladder.agents.prompted import State
 from stepladder.agents.reasonrag import ReasonRAG, ReasonRAGBrief
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Hop,
-    Passage,
-    Question,
-    Segment,
-    Step,
-    StopReason,
-    Trajectory,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Hop, Passage, Segment, StopReason
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig, episode

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepladder import Question, Step, Trajectory
 from stepladder.core.answer_metrics import (
     Miss,
     QuestionScore,
@@ -16,19 +17,7 @@ from stepladder.core.answer_metrics import (
     score_answer,
     token_overlap,
 )
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Hop,
-    Passage,
-    Question,
-    Segment,
-    Step,
-    StopReason,
-    Trajectory,
-    Usage,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Hop, Passage, Segment, StopReason, Usage
 
 # --- Answers --------------------------------------------------------------------------------------------
 

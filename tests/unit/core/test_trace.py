@@ -8,23 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepladder import Question, Step, Trajectory, Tree
 from stepladder.core.io.records import SCHEMA_VERSION, RecordError, dumps, loads, read_records, write_records
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Hop,
-    Node,
-    Passage,
-    Question,
-    Segment,
-    Step,
-    StopReason,
-    TraceError,
-    Trajectory,
-    Tree,
-    Usage,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Hop, Node, Passage, Segment, StopReason, TraceError, Usage
 
 texts = st.text(max_size=12)
 numbers = st.floats(allow_nan=False)

@@ -445,7 +445,8 @@ def test_a_model_that_cannot_be_recorded_is_told(
     assert all(same(a, b) for a, b in zip(ours, theirs))
     assert [each.message for each in caplog.records] == [
         "the fused decode pass is disabled, generation is slower: operation not permitted when stream is capturing",
-        "CUDA graphs are disabled, generation is several times slower: operation not permitted when stream is capturing",
+        "CUDA graphs are disabled, generation is several times slower: "
+        "operation not permitted when stream is capturing",
     ]
 
 

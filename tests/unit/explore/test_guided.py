@@ -206,13 +206,10 @@ def test_more_samples_help_an_evaluation_and_cost_is_told() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"by": "vote", "strategy": "beam"}, "leave out the strategy"),
+        ({"by": "vote", "strategy": "beam"}, "remove the strategy"),
         ({"n": 0}, "n: expected"),
-        ({"beams": 3}, "beams counts for the strategy beam, and not for actions"),
-        (
-            {"by": "vote", "aggregate": "mean"},
-            "for the strategy beam or trajectories, and not for vote",
-        ),
+        ({"beams": 3}, "beams is for the strategy beam, not for actions"),
+        ({"by": "vote", "aggregate": "mean"}, "for the strategy beam or trajectories, not for vote"),
         ({"temperature": 0}, "temperature: expected"),
         ({"strategy": "beams"}, "strategy: expected"),
     ],
@@ -226,7 +223,7 @@ def test_settings_in_full_can_be_read_again() -> None:
     for settings in ({"by": "vote"}, {"strategy": "beam", "beams": 3}, {"strategy": "mcts"}):
         chosen = GuideConfig.read(settings)
         assert GuideConfig.read(chosen.model_dump()) == chosen
-    assert GuideConfig.read({"by": "vote"}).told()["strategy"] == "vote"
+    assert GuideConfig.read({"by": "vote"}).describe()["strategy"] == "vote"
 
 
 def test_ask_and_eval_take_a_guide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

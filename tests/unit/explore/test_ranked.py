@@ -151,7 +151,7 @@ def test_a_run_ranks_then_imitates_prefers_and_scores(tmp_path: Path) -> None:
     assert (len(warmed), trained["imitated"].questions) == (warm, len(both))
     assert trained["imitated"].tokens_written == stages["rank"].summary["tokens_written"]
     (guided,) = load_sources([str(tmp_path / "run")])
-    assert guided.training is not None
-    assert {use.stage for use in guided.training.stages} == {"warm", "rank", "pairs", "imitated", "prm"}
+    assert guided.provenance is not None
+    assert {use.stage for use in guided.provenance.stages} == {"warm", "rank", "pairs", "imitated", "prm"}
     rows = (tmp_path / "run" / "after" / "evaluation" / "scores.jsonl").read_text().splitlines()
     assert all(json.loads(row)["searches_made"] is not None for row in rows)

@@ -8,23 +8,11 @@ from functools import partial
 
 import pytest
 
+from stepladder import Question, Step, Trajectory, Tree
 from stepladder.agents import make_agent
 from stepladder.core.requests import Algorithm, Result, Score
 from stepladder.core.step_scorer import check_step_scorer
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Hop,
-    Node,
-    Passage,
-    Question,
-    Segment,
-    Step,
-    StopReason,
-    Trajectory,
-    Tree,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Hop, Node, Passage, Segment, StopReason
 from stepladder.data.atlas import Atlas
 from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES
 from stepladder.data.atlas.schema import Relation

@@ -10,22 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from stepladder import Pair, Question, Step, Trajectory, Tree
 from stepladder.agents import make_agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import write_records
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Node,
-    Pair,
-    Question,
-    Segment,
-    Side,
-    Step,
-    Trajectory,
-    Tree,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Node, Segment, Side
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine

@@ -8,20 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stepladder import Pair, Question, Step, Trajectory
 from stepladder.agents.prorag import ProRAGBrief
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Pair,
-    Passage,
-    Question,
-    Segment,
-    Side,
-    Step,
-    Trajectory,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Passage, Segment, Side
 from stepladder.oracle.engine import gold_action
 from stepladder.preferences.export import EXPORTS, ExportError, ExportResult, export, read_rag_proguide
 

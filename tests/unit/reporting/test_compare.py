@@ -15,24 +15,14 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from stepladder import Pair, Question, Tree
 from stepladder.cli.reports import compare_command
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import write_records
 from stepladder.core.seeding import seed_of
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Node,
-    Pair,
-    Question,
-    Segment,
-    Side,
-    StopReason,
-    Tree,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Node, Segment, Side, StopReason
 from stepladder.evaluate.evaluator import Evaluation
 from stepladder.evaluate.statistics import Interval
 from stepladder.explore.tree_store import TreeFile

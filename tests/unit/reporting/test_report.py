@@ -16,24 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from stepladder import Question, Step, Trajectory, Tree
 from stepladder.cli.reports import report_command
 from stepladder.core.answer_metrics import score
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Node,
-    Passage,
-    Question,
-    Rollout,
-    Segment,
-    Step,
-    StopReason,
-    Trajectory,
-    Tree,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Node, Passage, Rollout, Segment, StopReason
 from stepladder.evaluate.evaluator import Evaluation
 from stepladder.evaluate.prm.plots import reliability_svg
 from stepladder.evaluate.prm.tree_scores import write_tree_scores
@@ -337,6 +325,13 @@ def test_a_run_of_one_evaluation_has_nothing_to_compare(tmp_path: Path) -> None:
 
 def test_a_run_that_has_only_begun_tells_how(tmp_path: Path) -> None:
     assert Page(Made(tmp_path / "run").page()).ids == ["reproduction"]
+
+
+def test_no_user_code_is_run(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("raise SystemExit('user code was run')")
+    run = Made(tmp_path / "run", {**RECIPE, "agent": str(tmp_path / "agent.py")})
+    run.evaluated("before", [broken(each) for each in asked(2)])
+    assert "agent.py" in Page(run.page()).text
 
 
 def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path) -> None:

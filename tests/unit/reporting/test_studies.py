@@ -38,7 +38,9 @@ def study(tmp_path: Path) -> Study:
     """A model of random weights; the arms are trained for different times."""
     recipe = {
         "policy": "tiny",
+        "agent": "prorag-brief",
         "device": "cpu",
+        "search": {"k": 1},
         "episode": {"max_tokens": 4},
         "stages": {
             "before": {"kind": "eval", "limit": 3},

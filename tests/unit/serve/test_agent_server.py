@@ -12,23 +12,13 @@ import httpx2
 import openai
 import pytest
 
+from stepladder import Question, Step, Trajectory
 from stepladder.agents import make_agent
 from stepladder.cli import main
 from stepladder.cli.serve import serve_agent_command
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Algorithm, Generate, Generation, Sampling
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Passage,
-    Question,
-    Segment,
-    Step,
-    StopReason,
-    Trajectory,
-    Usage,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Passage, Segment, StopReason, Usage
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig, episode
@@ -178,7 +168,7 @@ def test_models_health_info_metrics_and_schema(shared: Running) -> None:
     assert shared.client.get("/health").json() == {"status": "ok"}
     info = shared.client.get("/info").json()
     assert info["agent"] == "prorag"
-    assert info["rules"]["question"] == "the text of the last message of role user; earlier messages are not read"
+    assert info["rules"]["question"] == "the text of the last message of role user; earlier messages are ignored"
     assert info["limits"]["max_characters"] == 4000
     assert "token" not in info["limits"]
     schema = shared.client.get("/openapi.json").json()
@@ -196,9 +186,9 @@ def test_models_health_info_metrics_and_schema(shared: Running) -> None:
 @pytest.mark.parametrize(
     ("text", "reason", "content"),
     [
-        ("no tags at all", "stop", "No answer: the model did not keep to its agent's format."),
-        ("x" * 600, "length", "No answer: a step did not come to an end within its tokens."),
-        ("gold", "length", "No answer: all steps were used before an answer was found."),
+        ("no tags at all", "stop", "No answer: the model's output did not match the agent's format."),
+        ("x" * 600, "length", "No answer: a step reached its token limit."),
+        ("gold", "length", "No answer: the step limit was reached."),
     ],
 )
 def test_an_agent_without_an_answer_says_so(text: str, reason: str, content: str) -> None:
@@ -288,21 +278,21 @@ def refused(reply: httpx2.Response, status: int, message: str = "") -> dict[str,
         ({"temperature": 10**400}, '"temperature" must be from 0 to 2'),
         ({"top_p": 0}, '"top_p" must be above 0'),
         ({"max_tokens": 0}, '"max_tokens" must be from 1'),
-        ({"max_tokens": 1.5}, '"max_tokens" must be a whole number, found a decimal number'),
-        ({"max_tokens": True}, '"max_tokens" must be a whole number, found true or false'),
+        ({"max_tokens": 1.5}, '"max_tokens" must be an integer, found a decimal number'),
+        ({"max_tokens": True}, '"max_tokens" must be an integer, found true or false'),
         ({"seed": 2**64}, '"seed" must be from'),
         ({"stream": "yes"}, '"stream" must be true or false, found a string'),
         ({"stream_options": []}, '"stream_options" must be an object, found a list'),
         ({"messages": None}, '"messages" must be a list'),
-        ({"messages": []}, 'none of role "user"'),
+        ({"messages": []}, 'no message of role "user"'),
         ({"messages": ["hello"]}, '"messages"[0] must be an object with a "role", found a string'),
-        ({"messages": [{"role": "system", "content": "x"}]}, 'none of role "user"'),
+        ({"messages": [{"role": "system", "content": "x"}]}, 'no message of role "user"'),
         ({"messages": asking("  \n ")}, "the question is empty"),
         ({"messages": [{"role": "user", "content": None}]}, "the question must be a string, found null"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "this agent reads text"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]}, "this agent reads text"),
-        ({"messages": asking("x" * 4001)}, "the question has 4,001 characters; this server takes 4,000"),
-        ({"tools": [{"type": "function"}]}, '"tools" cannot be used here'),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text is supported"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 7}]}]}, "only text is supported"),
+        ({"messages": asking("x" * 4001)}, "the question has 4,001 characters; the limit is 4,000"),
+        ({"tools": [{"type": "function"}]}, '"tools" is not supported'),
         ({"response_format": {"type": "json_object"}}, '"response_format" must be {"type": "text"}'),
         ({"model": 7}, '"model" must be a string'),
     ],
@@ -336,13 +326,13 @@ def test_odd_values_anywhere_never_break_the_server(shared: Running) -> None:
 
 
 def test_a_question_of_a_megabyte_is_refused(shared: Running) -> None:
-    refused(shared.post("x" * 1_000_000), 422, "the question has 1,000,000 characters; this server takes 4,000")
+    refused(shared.post("x" * 1_000_000), 422, "the question has 1,000,000 characters; the limit is 4,000")
     too_long = refused(shared.post("x" * 2**20), 413, "the body is longer than 1,048,576 bytes")
     assert too_long["code"] == "request_too_large"
 
 
 def test_another_model_is_not_found(shared: Running) -> None:
-    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4o' here; this server has 'stepladder'"):
+    with pytest.raises(openai.NotFoundError, match="unknown model 'gpt-4o'; this server has 'stepladder'"):
         shared.openai().chat.completions.create(model="gpt-4o", messages=asking())
     assert refused(shared.post(model="gpt-4o"), 404)["code"] == "model_not_found"
 
@@ -354,10 +344,10 @@ def test_other_addresses_are_answered_in_openais_shape(shared: Running) -> None:
 
 def test_a_token_is_needed_where_one_is_set() -> None:
     with running(Oracle(), token="open-sesame") as server:
-        with pytest.raises(openai.AuthenticationError, match="the token is wrong"):
+        with pytest.raises(openai.AuthenticationError, match="invalid token"):
             server.openai(api_key="wrong").chat.completions.create(model="stepladder", messages=asking())
         for path in ("/v1/models", "/info", "/metrics", "/openapi.json", "/none"):
-            assert refused(server.client.get(path), 401, "a token is needed")["code"] == "invalid_api_key"
+            assert refused(server.client.get(path), 401, "missing token")["code"] == "invalid_api_key"
         assert server.client.post("/mcp", json={}).status_code == 401
         assert server.client.get("/health").status_code == 200
         client = server.openai(api_key="open-sesame")
@@ -491,7 +481,7 @@ def test_a_question_that_fails_fails_alone(caplog: pytest.LogCaptureFixture) -> 
         problem = replies[-1][2]["error"]
         assert (problem["type"], problem["message"]) == (
             "server_error",
-            "the agent failed at this question; the server's log says why",
+            "the agent failed at this question; see the server's log",
         )
         assert "out of memory at /secret/place" in caplog.text
         with pytest.raises(openai.APIError, match="the agent failed at this question"):
@@ -511,7 +501,7 @@ def test_an_engine_that_is_down_is_said_so_and_tried_again(concurrency: int) -> 
         assert "secret" not in json.dumps([body for _, _, body in replies])
         health = server.client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "down")
-        assert "cannot work now" in server.post(stream=True).text
+        assert "is down; see the server's log" in server.post(stream=True).text
         engine.down = False
         assert server.post().status_code == 200
         assert server.client.get("/health").json() == {"status": "ok"}
@@ -526,9 +516,9 @@ def test_a_server_that_ends_answers_what_is_under_way_and_nothing_new() -> None:
     with running(engine) as server, ThreadPoolExecutor(2) as pool:
         under_way = [pool.submit(server.post, f"held {stream}", stream=stream) for stream in (False, True)]
         assert engine.begun.wait(15)
-        until(lambda: server.server._traffic.under_way == 2)
+        until(lambda: server.server._traffic.in_flight == 2)
         server.server.drain()
-        problem = refused(server.post("late"), 503, "the server is ending")
+        problem = refused(server.post("late"), 503, "the server is shutting down")
         assert problem["code"] == "unavailable"
         assert server.client.get("/health").json()["status"] == "draining"
         engine.go.set()
@@ -538,16 +528,16 @@ def test_a_server_that_ends_answers_what_is_under_way_and_nothing_new() -> None:
 
 
 def test_a_question_that_hangs_does_not_keep_the_server_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepladder.serve.agent.scheduler._LAST_WAIT", 0.1)
+    monkeypatch.setattr("stepladder.serve.agent.scheduler._JOIN_TIMEOUT", 0.1)
     engine = Oracle()
     engine.held = "held"
     with running(engine, drain_seconds=0) as server, ThreadPoolExecutor(2) as pool:
         stuck = [pool.submit(server.post, f"held {stream}", stream=stream) for stream in (False, True)]
         assert engine.begun.wait(15)
-        until(lambda: server.server._traffic.under_way == 2)
+        until(lambda: server.server._traffic.in_flight == 2)
         server.stop()
         assert stuck[0].result().status_code == 503
-        assert "the server is ending" in stuck[1].result().text
+        assert "the server is shutting down" in stuck[1].result().text
     engine.go.set()
 
 

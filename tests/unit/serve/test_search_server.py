@@ -296,7 +296,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(index: BM25Index) -> None:
         drips = spoken(server, POST % len(body), *(bytes([each]) for each in body), pause=0.05)
         for reply in (stops, drips):
             assert reply.status_code == 408
-            assert reply.json() == {"detail": "the body did not come within 0.3 s"}
+            assert reply.json() == {"detail": "the body was not received within 0.3 s"}
             assert reply.headers["connection"] == "close"
         assert spoken(server, POST % len(body), body[:5], body[5:], pause=0.01).status_code == 200
         assert server.ask(TOWER).status_code == 200

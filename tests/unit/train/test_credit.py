@@ -7,21 +7,11 @@ from typing import Any
 
 import pytest
 
+from stepladder import Question, Step, Trajectory, Tree
 from stepladder.agents import make_agent
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Generate, Generation, empty_generation
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Node,
-    Question,
-    Segment,
-    Step,
-    StopReason,
-    Trajectory,
-    Tree,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Node, Segment, StopReason
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig

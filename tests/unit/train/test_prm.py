@@ -15,24 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
+from stepladder import Pair, Step, Trajectory, Tree
 from stepladder.agents import make_agent
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.io.records import write_records
 from stepladder.core.requests import Algorithm, Score
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Node,
-    Pair,
-    Rollout,
-    Segment,
-    Side,
-    Step,
-    StopReason,
-    Trajectory,
-    Tree,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Node, Rollout, Segment, Side, StopReason
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.engines.transformers.tokenization import Encoding

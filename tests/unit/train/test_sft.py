@@ -127,7 +127,9 @@ def test_a_warm_up_of_the_learning_rate_leaves_an_update_to_learn_in(finished: T
     # Where there are enough updates the share is as it was asked for, rounded up.
     assert [rate > 0 for rate in rates(finished.policy.parent)] == [False, True, True, True, True, True]
     train(tmp_path / "half", changed(SETTINGS, warmup_ratio=0.5, lr_scheduler_type="constant", dev_questions=0))
-    assert rates(tmp_path / "half") == pytest.approx([SETTINGS.learning_rate * share for share in (0, 1 / 3, 2 / 3, 1, 1, 1)])
+    assert rates(tmp_path / "half") == pytest.approx(
+        [SETTINGS.learning_rate * share for share in (0, 1 / 3, 2 / 3, 1, 1, 1)]
+    )
 
 
 def test_the_loss_is_the_mean_over_an_update_by_another_implementation(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def run_eval(settings: EvalConfig, context: RunContext, task: Task) -> StageResu
         "limit": settings.limit,
         "seed": task.seed,
         "settings": asdict(episode),
-        "guide": None if guide is None else guide.told(),
+        "guide": None if guide is None else guide.describe(),
     }
     result.save(task.folder / EVALUATION, description, overwrite=True)
     return StageResult(main_numbers(summary), {EVALUATION: task.folder / EVALUATION})

@@ -25,7 +25,13 @@ from stepladder.core.io.files import atomic_folder
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair, Question
 from stepladder.data.sampling import sample_questions
-from stepladder.evaluate.prm.calibration import calibration_report, chain_metrics, graded_steps, gold_agreement, pair_accuracy
+from stepladder.evaluate.prm.calibration import (
+    calibration_report,
+    chain_metrics,
+    gold_agreement,
+    graded_steps,
+    pair_accuracy,
+)
 from stepladder.evaluate.prm.plots import distributions_svg, reliability_svg
 from stepladder.evaluate.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
@@ -73,7 +79,7 @@ class PRMEvalConfig(Config):
 
 def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> StageResult:
     """Sample episodes, score their steps, compare with the gold judge."""
-    from stepladder.judges.prm.reward_model import ProcessRewardModel  # brings torch and transformers
+    from stepladder.judges.prm.reward_model import ProcessRewardModel  # imports torch and transformers
 
     shared = context.settings
     prm = ProcessRewardModel.load(
@@ -192,6 +198,6 @@ STAGE = StageSpec(
     (EXAMINATION,),
     unused_inputs=_unused,
     check=check_prm_eval,
-    version=2,  # the gold judge no longer blames a sub-answer for its query
+    version=2,  # the gold judge no longer counts a bad query against the answer to it
     summarize=summarize,
 )

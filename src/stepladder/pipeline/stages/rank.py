@@ -5,55 +5,41 @@ Later stages use it: `sft` (source `trees`) imitates branches that end with a ri
 the best action of a state with the worst, for `dpo` and `prm`.
 """
 
-from typing import ClassVar
-
 from pydantic import Field, model_validator
 
-from stepladder.core.config import Config
 from stepladder.core.requests import Algorithm, Sampling
 from stepladder.core.trace import Question, Tree
-from stepladder.data.sampling import sample_questions
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.ranked import RankedConfig, ranked
-from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES, LLMJudgeConfig
+from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES
 from stepladder.judges.registry import ScorerName, scorers
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, StageSpec, Task, expect_answers
+from stepladder.pipeline.search_config import TreeStageConfig
+from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, StageSpec, Task
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, failure_note, judge_lines
-from stepladder.pipeline.tree_search import grow_trees
+from stepladder.pipeline.tree_search import check_tree_stage, grow_trees
 
 
-class RankConfig(Config):
+class RankConfig(TreeStageConfig):
     """Questions, actions per step, and the scorer that ranks them."""
 
-    renamed: ClassVar[dict[str, str]] = {"trees_at_once": "max_concurrent_trees"}
-
-    split: str = "train"
-    #: Number of questions, chosen by a seeded shuffle; null is all.
-    questions: int | None = Field(default=64, ge=1)
-    #: Equally many questions for each number of searches needed.
-    balance: bool = True
     #: Actions sampled per step; equal ones count once.
     n: int = Field(default=10, ge=1)
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    #: Who ranks: the gold judge, a reward model, or a language model, which grades every action from 0 to 100.
+    #: The ranking: by the gold judge, a reward model, or an LLM, which scores every action from 0 to 100.
     judge: ScorerName = "gold"
-    #: With judge `llm`: the model and its budget. Its mode is always `score`.
-    llm: LLMJudgeConfig | None = None
-    #: Concurrent questions.
     max_concurrent_trees: int = Field(default=256, ge=1)
 
     @model_validator(mode="after")
-    def _a_model_grades(self) -> "RankConfig":
+    def _llm_and_its_settings(self) -> "RankConfig":
         if scorers().get(self.judge).uses_llm != (self.llm is not None):
-            raise ValueError("judge: llm and the settings of the model (llm.model) belong together")
+            raise ValueError("judge: llm and the settings of the model (llm.model) must be given together")
         return self
 
 
 def run_rank(settings: RankConfig, context: RunContext, task: Task) -> StageResult:
     """Run one episode per question with the best action at every step."""
-    split = context.split(settings.split)
     limits = context.episode()
     sampling = Sampling(settings.temperature, settings.top_p, limits.sampling.max_tokens)
     rules = RankedConfig(EpisodeConfig(limits.max_steps, limits.k, sampling), settings.n)
@@ -61,22 +47,7 @@ def run_rank(settings: RankConfig, context: RunContext, task: Task) -> StageResu
     def grow(question: Question, seed: int) -> Algorithm[Tree]:
         return ranked(context.agent, question, rules, seed)
 
-    return grow_trees(
-        context,
-        task,
-        sample_questions(split, settings.questions or len(split), task.seed, balance=settings.balance),
-        grow,
-        scorer=settings.judge,
-        llm=settings.llm,
-        at_once=settings.max_concurrent_trees,
-    )
-
-
-def check_rank(settings: RankConfig, context: RunContext) -> None:
-    """Questions must have answers, there must be an index if the agent searches, and a price for a paid judge."""
-    expect_answers(settings.split, context)
-    if settings.llm is not None:
-        settings.llm.check()
+    return grow_trees(context, task, settings, grow, scorer=settings.judge)
 
 
 def summarize(numbers: Numbers) -> StageSummary:
@@ -94,7 +65,7 @@ STAGE = StageSpec(
     (POLICY, REWARD),
     (TREES,),
     unused_inputs=lambda settings: frozenset(() if scorers().get(settings.judge).uses_prm else {REWARD}),
-    check=check_rank,
+    check=check_tree_stage,
     summarize=summarize,
     persistent_files=PERSISTENT_FILES,
     not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COST_SETTINGS)}),

@@ -85,8 +85,8 @@ class Corpus:
         name = os.fsencode(file.relative_to(self.root).as_posix()).decode(errors="replace")
         stem = Path(name).stem
         number = 0
-        for number, piece in enumerate(_TEXT_FILES[kind](text_lines(file), self.words, self.overlap), start=1):
-            yield number, Passage(f"{name}#{number}", f"{stem}: {piece.title}" if piece.title else stem, piece.text)
+        for number, chunk in enumerate(_TEXT_FILES[kind](text_lines(file), self.words, self.overlap), start=1):
+            yield number, Passage(f"{name}#{number}", f"{stem}: {chunk.title}" if chunk.title else stem, chunk.text)
         if not number:
             yield 0, Passage(name, "", "")
 

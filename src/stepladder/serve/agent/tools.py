@@ -42,7 +42,7 @@ def tool_definitions(agent: ServedAgent, settings: AgentServerConfig) -> list[di
         "outputSchema": _object(passages=_list(_PASSAGE)),
         "annotations": {"readOnlyHint": True, "idempotentHint": True},
     }
-    return [answer, search] if agent.searches else [answer]
+    return [answer, search] if agent.can_search else [answer]
 
 
 def _object(**properties: object) -> dict[str, Any]:
