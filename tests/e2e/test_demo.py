@@ -8,22 +8,9 @@ from rich.console import Console
 
 from stepladder.cli import main
 from stepladder.cli.demo import run_demo
-from stepladder.core.config import Config
-from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline.recipe import Recipe
-from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stages import STAGES, StageResult, StageSpec, Task
-
-
-class NoConfig(Config):
-    """Nothing to set."""
-
-
-def save_tiny(settings: NoConfig, context: RunContext, task: Task) -> StageResult:
-    policy = task.folder / "policy"
-    tiny_model().save_pretrained(policy)
-    tiny_tokenizer().save_pretrained(policy)
-    return StageResult({}, {"policy": policy})
+from stepladder.pipeline.stages import STAGES, StageSpec
+from tests.support.recipes import NoConfig, save_tiny
 
 
 def test_the_demo_shows_a_question_before_and_after_and_the_tables(

@@ -1,11 +1,10 @@
 """Agent servers on loopback, with engines that know the gold steps."""
 
 import json
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -24,7 +23,7 @@ from stepladder.retrieval.base import Retriever
 from stepladder.serve.agent.agent_server import make_agent_app
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.server_config import AgentServerConfig
-from stepladder.serve.http.run_server import DrainingServer, listen
+from tests.support.http_servers import RunningServer, serving
 from tests.support.samples import QUESTION, WordRetriever
 
 AGENT = make_agent("prorag")
@@ -67,14 +66,8 @@ def gold_play(question: Question, sampling: Sampling, seed: int) -> Algorithm[Tr
     return episode(AGENT, replace(QUESTION, id=question.text), replace(LIMITS, sampling=sampling), seed)
 
 
-@dataclass
-class Running:
-    """A server in a thread of this process."""
-
-    url: str
-    server: DrainingServer
-    thread: threading.Thread
-    client: httpx2.Client
+class Running(RunningServer):
+    """An agent server."""
 
     def openai(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, **options})
@@ -82,15 +75,6 @@ class Running:
     def post(self, question: Any = QUESTION.text, timeout: float = 20, **others: Any) -> httpx2.Response:
         body = {"messages": [{"role": "user", "content": question}], **others}
         return self.client.post("/v1/chat/completions", content=json.dumps(body).encode(), timeout=timeout)
-
-    def metric(self, name: str) -> float:
-        found = re.search(rf"^{re.escape(name)} (\S+)$", self.client.get("/metrics").text, re.MULTILINE)
-        return float(found[1]) if found else 0.0
-
-    def stop(self) -> None:
-        self.server.drain()
-        self.thread.join(20)
-        assert not self.thread.is_alive()
 
 
 @contextmanager
@@ -100,17 +84,8 @@ def running(
     chosen = AgentServerConfig.read({"drain_seconds": 5, **settings})
     driver = Driver(engine, retriever or WordRetriever(), in_flight=chosen.max_running)
     agent = ServedAgent(driver, play, LIMITS.sampling, info={"agent": AGENT.name}, live=live)
-    server = DrainingServer(make_agent_app(agent, chosen), chosen.drain_seconds)
-    listener = listen("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with httpx2.Client(base_url=url, trust_env=False) as client:
-        here = Running(url, server, thread, client)
-        try:
-            yield here
-        finally:
-            here.stop()
+    with serving(make_agent_app(agent, chosen), chosen.drain_seconds, Running) as here:
+        yield here
 
 
 class Fragile(Oracle):

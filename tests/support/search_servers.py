@@ -1,7 +1,6 @@
 """Search servers on loopback, in threads and in processes of their own."""
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -9,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from http.client import HTTPResponse
 from typing import Any
@@ -19,52 +17,27 @@ import httpx2
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.remote.limits import ServerConfig
-from stepladder.serve.http.run_server import DrainingServer, listen
 from stepladder.serve.search.search_server import make_app
 from tests.support import ROOT
+from tests.support.http_servers import RunningServer, serving
 from tests.support.samples import WordRetriever
 
 INFO = {"kind": "bm25", "passages": 3, "checksum": "abc", "settings": {"k1": 1.2}}
 TOWER, TARN = "Who designed Orm Tower?", "Where was Ada Tarn born?"
 
 
-@dataclass
-class Running:
-    """A server in a thread of this process."""
-
-    url: str
-    server: DrainingServer
-    thread: threading.Thread
-    client: httpx2.Client
+class Running(RunningServer):
+    """A search server."""
 
     def ask(self, *queries: Any, timeout: float = 20, **others: Any) -> httpx2.Response:
         return self.client.post("/retrieve", json={"queries": list(queries), **others}, timeout=timeout)
-
-    def metric(self, name: str) -> float:
-        text = self.client.get("/metrics").text
-        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        return float(found[1]) if found else 0.0
-
-    def stop(self) -> None:
-        self.server.drain()
-        self.thread.join(20)
-        assert not self.thread.is_alive()
 
 
 @contextmanager
 def running(retriever: Retriever, **settings: Any) -> Iterator[Running]:
     chosen = ServerConfig.read({"drain_seconds": 5, **settings})
-    server = DrainingServer(make_app(retriever, chosen, INFO), chosen.drain_seconds)
-    listener = listen("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with httpx2.Client(base_url=url, trust_env=False, verify=False) as client:
-        here = Running(url, server, thread, client)
-        try:
-            yield here
-        finally:
-            here.stop()
+    with serving(make_app(retriever, chosen, INFO), chosen.drain_seconds, Running) as here:
+        yield here
 
 
 class HeldRetriever(WordRetriever):

@@ -1,11 +1,17 @@
-"""What a training run left in its folder: weights, and the rows of its curves."""
+"""What a training run left in its folder: weights, an ordinary model, and the rows of its curves."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from trl.trainer import base_trainer
 
+from stepladder.models.loading import quiet_libraries
+from stepladder.models.tiny import tiny_model
 from stepladder.train.loop.metrics_log import read_metrics
 
 
@@ -15,6 +21,25 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def same_weights(one: Path, other: Path) -> bool:
     return all(torch.equal(tensor, weights(other)[name]) for name, tensor in weights(one).items())
+
+
+def expect_plain_policy(policy: Path, beside: Sequence[str]) -> None:
+    """The policy is an ordinary model folder of the tiny model, with these files beside it and nothing else."""
+    assert sorted(path.name for path in policy.parent.iterdir()) == sorted([*beside, policy.name])
+    assert sorted(path.name for path in policy.iterdir()) == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    assert not list(policy.parent.rglob("README*"))
+    with quiet_libraries():
+        after = AutoModelForCausalLM.from_pretrained(policy).config.to_dict()
+    changes = {name for name, value in tiny_model().config.to_dict().items() if after[name] != value}
+    assert changes <= {"architectures", "dtype", "_name_or_path", "transformers_version"}, "use_cache among them"
+
+
+def expect_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, telemetry of trl fails the test."""
+    monkeypatch.delenv("CI", raising=False)  # where trl sends none anyway
+    monkeypatch.setattr(base_trainer, "send_telemetry", lambda *_, **__: pytest.fail("telemetry was sent"))
 
 
 def plain_rows(folder: Path) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ def export_command(
         typer.echo(json.dumps(result, indent=2))
         return
     counts = listed(f"{count:,} {split}" for split, count in done.pairs.items())
-    say(f"{printable(str(folder))}: {counts} pairs of {printable(origin)} as {to}; its README.md has the commands")
+    say(f"{printable(str(folder))}: {counts} pairs of {printable(origin)} as {to}; README.md says how to use them")
 
 
 def _pair_folder(path: Path, name: str | None) -> Path:

@@ -14,6 +14,9 @@ from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 
+#: Replies by the caller's keys.
+Replies = dict[Hashable, Generation | BackendError]
+
 
 class EngineOutOfMemory(StepladderError):
     """The running requests need more memory than is available. A smaller batch may fit."""
@@ -48,22 +51,18 @@ class Engine(ABC):
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What an engine is built from. Engines ignore the options that do not apply to them."""
+    """What an engine is built from. Each engine uses the options that apply to it."""
 
     #: The agent whose format the oracle writes.
     agent: Any = None
-    #: A model folder, a hub name, a built-in name, or the server's name of the model.
+    #: A model folder, a hub name, a built-in name, or the name of a model on the server at `base_url`.
     model: str | None = None
-    #: URL of an OpenAI-compatible server, and the API to use.
     base_url: str | None = None
     api: Literal["chat", "completions"] = "chat"
-    #: auto, cpu, cuda, cuda:1 ...
     device: str = "auto"
-    #: auto, fp32 or bf16.
     dtype: str = "auto"
-    #: Maximum number of requests in one batch of a local model.
+    #: Maximum number of requests per batch of a local model, and of concurrent calls to a server.
     max_batch: int = 64
-    #: Maximum number of concurrent calls to a server.
     concurrency: int = 32
 
 
@@ -75,7 +74,7 @@ class Session(ABC):
         """Submit requests under keys chosen by the caller."""
 
     @abstractmethod
-    def step(self) -> dict[Hashable, Generation | BackendError]:
+    def step(self) -> Replies:
         """Generate until at least one request finishes; return the finished replies by key."""
 
 

@@ -185,7 +185,7 @@ class OpenAIEngine(Engine):
                 delay = self._retry_delay(reply, attempts)
                 max_retries = self._max_retries if self._reached else min(self._max_retries, FIRST_ATTEMPTS - 1)
                 if delay is None or attempts > max_retries:
-                    return self._handle_failure(request, reply, attempts, exhausted=delay is not None)
+                    return self._handle(request, reply, attempts, exhausted=delay is not None)
                 self.retries += 1
                 await asyncio.sleep(delay)
 
@@ -228,14 +228,12 @@ class OpenAIEngine(Engine):
             return None
         return retry_wait(attempts, error.response.headers, self._backoff)
 
-    def _handle_failure(
-        self, request: Generate, error: Exception, attempts: int, exhausted: bool
-    ) -> Generation | BackendError:
+    def _handle(self, request: Generate, error: Exception, attempts: int, exhausted: bool) -> Generation | BackendError:
         """Map a failure to an empty generation (context too long), a `BackendError`, or raise `BackendDown`."""
         verdict = self._classify(request, error, attempts)
         self._consecutive_failures += exhausted
         if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
-            self._raise_down(f"{verdict}. {self._consecutive_failures} consecutive requests failed.")
+            self._fail(f"{verdict}. {self._consecutive_failures} consecutive requests failed.")
         return verdict
 
     def _classify(self, request: Generate, error: Exception, attempts: int) -> Generation | BackendError:
@@ -243,34 +241,32 @@ class OpenAIEngine(Engine):
         if not isinstance(error, openai.APIStatusError):
             # Compared by name: the client's HTTP library depends on its version.
             if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
-                self._raise_down(
-                    f"no server responds at {self._url} ({after}: {detail}). Start it, or correct base_url."
-                )
+                self._fail(f"no server responds at {self._url} ({after}: {detail}). Start it, or correct base_url.")
             if isinstance(error, TimeoutError | openai.APITimeoutError):
                 return BackendError(f"{self._url} did not respond within {self._timeout:g} s ({after})")
             return BackendError(f"the connection to {self._url} failed ({after}: {detail})")
         status = error.status_code
         if status in (401, 403):
-            self._raise_down(f"{self._url} rejected the key ({status}: {detail}). Set OPENAI_API_KEY or api_key.")
+            self._fail(f"{self._url} rejected the key ({status}: {detail}). Set OPENAI_API_KEY or api_key.")
         if status == 404:
-            self._raise_down(
+            self._fail(
                 f"{self._url} has no model {self.model!r} or no {self.api} API (404: {detail}). Compare the model name "
                 f"with {self._url}/models; base_url usually ends in /v1."
             )
         if error.code == "insufficient_quota":
-            self._raise_down(f"the account at {self._url} has no credit left ({status}: {detail}).")
+            self._fail(f"the account at {self._url} has no credit left ({status}: {detail}).")
         if status in (400, 413, 422):
             if _TOO_LONG.search(f"{detail} {error.code} {error.type}".lower()):
                 return empty_generation(request.context)
             for parameter in ("temperature", "top_p", "seed", "stop"):
                 if _rejects(error, parameter):
-                    self._raise_down(
+                    self._fail(
                         f"model {self.model!r} at {self._url} does not accept {parameter!r} ({status}: {detail}). "
                         "Choose a model that accepts it."
                     )
         return BackendError(f"{self._url} returned status {status} ({after}): {detail}")
 
-    def _raise_down(self, message: str) -> NoReturn:
+    def _fail(self, message: str) -> NoReturn:
         raise BackendDown(self._redact(message))
 
     def _error_text(self, error: Exception) -> str:

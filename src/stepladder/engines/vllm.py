@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.requests import Finish, Generate, Generation
-from stepladder.engines.base import EngineOptions, Session
+from stepladder.engines.base import EngineOptions, Replies, Session
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.engines.transformers.token_sampler import GREEDY_BELOW, Row
 from stepladder.models.adapters import is_adapter
@@ -120,7 +120,7 @@ class VLLMEngine(InProcessEngine):
         """Generate a reply to every request, in order."""
         session = _Session(self)
         session.add(dict(enumerate(requests)))
-        replies: dict[Hashable, Generation | BackendError] = {}
+        replies: Replies = {}
         while len(replies) < len(requests):
             replies |= session.step()
         return [replies[index] for index in range(len(requests))]
@@ -148,9 +148,8 @@ class VLLMEngine(InProcessEngine):
         )
         self._num_requests += 1
         name = str(self._num_requests)
-        self.llm.llm_engine.add_request(
-            name, {"prompt_token_ids": row.prompt_tokens}, sampling_params, lora_request=self._lora_request
-        )
+        prompt = {"prompt_token_ids": row.prompt_tokens}
+        self.llm.llm_engine.add_request(name, prompt, sampling_params, lora_request=self._lora_request)
         return name
 
     def _reply_from(self, row: Row, output: Any) -> Generation:
@@ -211,7 +210,7 @@ class _Session(Session):
         self.engine = engine
         self.rows: dict[str, Row] = {}
         #: Replies that need no generation.
-        self.ready: dict[Hashable, Generation | BackendError] = {}
+        self.ready: Replies = {}
 
     def add(self, requests: Mapping[Hashable, Generate]) -> None:
         """Submit requests."""
@@ -220,7 +219,7 @@ class _Session(Session):
         for row in rows:
             self.rows[self.engine._submit(row)] = row
 
-    def step(self) -> dict[Hashable, Generation | BackendError]:
+    def step(self) -> Replies:
         """Run until at least one request finishes."""
         replies, self.ready = self.ready, {}
         while not replies and self.rows:

@@ -117,5 +117,5 @@ def _until_generate(
             else:
                 return request
     except StopIteration as end:
-        ended: Trajectory = end.value
-        return ended
+        trajectory: Trajectory = end.value
+        return trajectory

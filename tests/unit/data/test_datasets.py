@@ -1,6 +1,7 @@
 """Data sets by name: folders, published sets, several joined; read when asked for."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,26 @@ def line(key: str, **metadata: Any) -> dict[str, Any]:
     return {"id": key, "question": f"Who made {key}?", "golden_answers": ["Ada Orm"], "metadata": metadata}
 
 
+def data_set(folder: Path, questions: int, corpus: Sequence[dict[str, str]]) -> Path:
+    folder.mkdir(parents=True)
+    numbers = range(questions)
+    write(folder / "train.jsonl", *(line(f"t{number}", supporting_facts={"ids": [["p1"]]}) for number in numbers))
+    write(folder / "corpus.jsonl", *corpus)
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "sets" / "rain"
-    made.mkdir(parents=True)
-    write(made / "train.jsonl", *(line(f"t{number}", supporting_facts={"ids": [["p1"]]}) for number in range(4)))
+    made = data_set(tmp_path / "sets" / "rain", 4, CORPUS)
     write(made / "dev.jsonl.gz", line("d0"))
-    write(made / "corpus.jsonl", *CORPUS)
     (made / "README.md").write_text("# Rain")
     return made
 
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    made = tmp_path / "sets" / "dust"
-    made.mkdir(parents=True)
-    write(made / "train.jsonl", *(line(f"t{number}", supporting_facts={"ids": [["p1"]]}) for number in range(2)))
+    made = data_set(tmp_path / "sets" / "dust", 2, CORPUS[:1])
     write(made / "test.jsonl", line("x"))
-    write(made / "corpus.jsonl", CORPUS[0])
     return made
 
 

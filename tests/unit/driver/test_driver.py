@@ -342,6 +342,15 @@ def test_a_job_that_arrives_is_not_held_up_by_a_call_under_way_in_another_thread
     assert order == [1, 0]
 
 
+def closes(name: int, closed: list[int]) -> Algorithm[int]:
+    """One request; `closed` gets the name when the job ends or is closed."""
+    try:
+        yield prompt(str(name))
+        return name
+    finally:
+        closed.append(name)
+
+
 @pytest.fixture
 def _ctrl_c_works() -> Iterator[None]:
     """Shells start background jobs with Ctrl-C switched off, and children inherit that."""
@@ -353,14 +362,7 @@ def _ctrl_c_works() -> Iterator[None]:
 @pytest.mark.usefixtures("_ctrl_c_works")
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_ctrl_c_keeps_what_is_finished_and_closes_the_rest(concurrency: int) -> None:
-    closed = []
-
-    def patient(name: int) -> Algorithm[int]:
-        try:
-            yield prompt(str(name))
-            return name
-        finally:
-            closed.append(name)
+    closed: list[int] = []
 
     def slow(request: Generate) -> str:
         if request.context[0].text == "30":
@@ -370,7 +372,7 @@ def test_ctrl_c_keeps_what_is_finished_and_closes_the_rest(concurrency: int) -> 
 
     driver = Driver(ScriptedEngine(slow, max_batch=10, concurrency=concurrency), in_flight=20)
     with pytest.raises(Interrupted) as caught:
-        driver.run([lambda name=name: patient(name) for name in range(100)])
+        driver.run([lambda name=name: closes(name, closed) for name in range(100)])
     outcomes = caught.value.outcomes
     assert len(outcomes) == 100
     done = [outcome.index for outcome in outcomes if outcome.failure is None]
@@ -504,7 +506,8 @@ def test_an_engine_that_goes_down_leaves_the_outcomes_so_far() -> None:
 
 
 def test_running_calls_are_cancelled_and_open_jobs_closed_when_the_consumer_goes_away() -> None:
-    closed, cancelled = [], threading.Event()
+    closed: list[int] = []
+    cancelled = threading.Event()
 
     def waiting(request: Generate) -> str:
         if request.context[0].text != "0":
@@ -515,14 +518,8 @@ def test_running_calls_are_cancelled_and_open_jobs_closed_when_the_consumer_goes
         def cancel(self) -> None:
             cancelled.set()
 
-    def tidy(name: int) -> Algorithm[int]:
-        try:
-            yield prompt(str(name))
-            return name
-        finally:
-            closed.append(name)
-
-    stream = Driver(Cancellable(waiting, max_batch=1, concurrency=3)).stream([lambda n=n: tidy(n) for n in range(6)])
+    jobs = [lambda n=n: closes(n, closed) for n in range(6)]
+    stream = Driver(Cancellable(waiting, max_batch=1, concurrency=3)).stream(jobs)
     assert next(stream).value == 0
     stream.close()
     assert cancelled.is_set()

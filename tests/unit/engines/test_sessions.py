@@ -168,6 +168,21 @@ def test_the_driver_fills_the_place_of_those_that_have_ended() -> None:
     assert joined <= 60 + 10 < batched
 
 
+class OneByOne(Session):
+    """A session of an engine that answers one waiting request per step."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.engine = engine
+        self.waiting: dict[Hashable, Generate] = {}
+
+    def add(self, requests: Mapping[Hashable, Generate]) -> None:
+        self.waiting |= requests
+
+    def step(self) -> dict[Hashable, Any]:
+        key = next(iter(self.waiting))
+        return {key: ScriptedEngine.generate(self.engine, [self.waiting.pop(key)])[0]}
+
+
 class Fragile(ScriptedEngine):
     """Has sessions, which break when they meet a bad request."""
 
@@ -184,22 +199,14 @@ class Fragile(ScriptedEngine):
 
     def open_session(self) -> Session:
         self.sessions += 1
-        engine = self
 
-        class Some(Session):
-            def __init__(self) -> None:
-                self.waiting: dict[Hashable, Generate] = {}
-
-            def add(self, requests: Mapping[Hashable, Generate]) -> None:
-                self.waiting |= requests
-
+        class Some(OneByOne):
             def step(self) -> dict[Hashable, Any]:
                 if any("bad" in request.context[0].text for request in self.waiting.values()):
                     raise MemoryError("too much")
-                key = next(iter(self.waiting))
-                return {key: ScriptedEngine.generate(engine, [self.waiting.pop(key)])[0]}
+                return super().step()
 
-        return Some()
+        return Some(self)
 
 
 def test_a_session_that_breaks_costs_nobody_but_the_bad_request_its_reply() -> None:
@@ -223,21 +230,14 @@ def test_where_memory_is_short_sessions_have_fewer_rows_from_then_on(caplog: pyt
         def open_session(self) -> Session:
             engine = self
 
-            class Some(Session):
-                def __init__(self) -> None:
-                    self.waiting: dict[Hashable, Generate] = {}
-
-                def add(self, requests: Mapping[Hashable, Generate]) -> None:
-                    self.waiting |= requests
-
+            class Some(OneByOne):
                 def step(self) -> dict[Hashable, Any]:
                     if len(self.waiting) > 3:
                         raise EngineOutOfMemory("full")
                     engine.most = max(engine.most, len(self.waiting))
-                    key = next(iter(self.waiting))
-                    return {key: ScriptedEngine.generate(engine, [self.waiting.pop(key)])[0]}
+                    return super().step()
 
-            return Some()
+            return Some(self)
 
     engine = Small(lambda request: request.context[0].text + "!", max_batch=8)
     outcomes = Driver(engine).run([lambda number=number: _say(f"t{number}", 9) for number in range(40)])

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +39,7 @@ from stepladder.reporting.compare.compare_table import print_comparison
 from stepladder.reporting.compare.holm import holm
 from stepladder.reporting.compare.provenance import ProvenanceResolver
 from stepladder.train.grpo.config import GRPOConfig
+from tests.support.html_pages import Page
 from tests.support.samples import QUESTION
 
 # --- evaluations and runs, as they would have been left ---------------------------------------------------------
@@ -599,44 +599,6 @@ def test_labels_are_text_on_a_terminal_too(tmp_path: Path) -> None:
 
 
 # --- the page ---------------------------------------------------------------------------------------------------
-
-
-class Page(HTMLParser):
-    """What a browser would make of the page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.ids: list[str] = []
-        self.texts: list[str] = []
-        self.open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == [], f"not closed: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.tags.append(tag)
-        self.links += [str(found[name]) for name in ("src", "href", "data", "action") if name in found]
-        self.ids += [str(found["id"])] if "id" in found else []
-        assert not any(name.startswith("on") for name in found)
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
-            self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.texts).split())
 
 
 def test_the_page_shows_all_lines_and_needs_nothing_else(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -37,6 +36,7 @@ from stepladder.reporting.charts.line_chart import curve_svg, first_and_last
 from stepladder.reporting.report import write_report
 from stepladder.reporting.report.tree_view import most_informative, tree_view
 from stepladder.train.grpo.monitors import Alarm, AlarmName, write_alarms
+from tests.support.html_pages import Page
 from tests.support.samples import PASSAGES, QUESTION
 
 QUERY, FOUND, ANSWER, MALFORMED = (
@@ -205,56 +205,13 @@ def made(tmp_path: Path) -> Made:
     return run
 
 
-class Page(HTMLParser):
-    """What a browser would make of a page: its tags, what they load, and the text that is shown."""
-
-    VOID = ("meta", "img")
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.loads: list[str] = []
-        self.ids: list[str] = []
-        self.labels: list[str] = []
-        self.texts: list[str] = []
-        self.open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == [], f"not closed: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.tags.append(tag)
-        self.loads += [str(found[name]) for name in ("src", "href", "data", "srcset", "action") if name in found]
-        self.ids += [str(found["id"])] if tag == "section" else []
-        self.labels += [str(found["aria-label"])] if tag == "svg" else []
-        assert not any(name.startswith("on") for name in found), f"{tag} acts: {found}"
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("style", "script"):
-            self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        """All that is shown, in one line."""
-        return " ".join(" ".join(self.texts).split())
-
-
 # --- the whole page ---------------------------------------------------------------------------------------------
 
 
 def test_a_finished_run_is_shown_from_results_to_how_it_was_made(made: Made) -> None:
     page = Page(made.page())
-    assert page.ids == ["results", "curves", "prm", "trees", "transcripts", "cost", "reproduction"]
-    assert [link for link in page.loads if link.startswith("#")] == [f"#{each}" for each in page.ids]
+    assert page.sections == ["results", "curves", "prm", "trees", "transcripts", "cost", "reproduction"]
+    assert [link for link in page.links if link.startswith("#")] == [f"#{each}" for each in page.sections]
     for words in (
         "seed 7",
         "0.50 [0.00, 1.00]",  # F1 of `after`
@@ -277,7 +234,7 @@ def test_a_finished_run_is_shown_from_results_to_how_it_was_made(made: Made) -> 
 def test_the_page_loads_nothing_and_runs_only_its_own_script(made: Made) -> None:
     text = made.page()
     page = Page(text)
-    assert all(load.startswith(("#", "data:image/svg+xml;base64,")) for load in page.loads)
+    assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in page.links)
     assert {"link", "iframe", "object", "embed", "base", "form"}.isdisjoint(page.tags)
     assert "://" not in text
     assert "@import" not in text
@@ -310,7 +267,7 @@ def test_a_run_that_was_cut_shows_what_there_is(tmp_path: Path) -> None:
     run.evaluated("before", [broken(each) for each in asked(2)])
     (run.begin("sft") / "curves.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CURVE))
     page = Page(run.page())
-    assert page.ids == ["results", "curves", "cost", "reproduction"]
+    assert page.sections == ["results", "curves", "cost", "reproduction"]
     assert "Interrupted: sft. Pending: after, explore, prm" in page.text
     assert "sft 2 updates, not finished" in page.text
 
@@ -319,12 +276,12 @@ def test_a_run_of_one_evaluation_has_nothing_to_compare(tmp_path: Path) -> None:
     run = Made(tmp_path / "run", {**RECIPE, "stages": {"eval": {}}})
     run.evaluated("eval", [answered(each, "Velm") for each in asked(2)])
     page = Page(run.page())
-    assert page.ids == ["results", "cost", "reproduction"]
+    assert page.sections == ["results", "cost", "reproduction"]
     assert "Paired differences" not in page.text
 
 
 def test_a_run_that_has_only_begun_tells_how(tmp_path: Path) -> None:
-    assert Page(Made(tmp_path / "run").page()).ids == ["reproduction"]
+    assert Page(Made(tmp_path / "run").page()).sections == ["reproduction"]
 
 
 def test_no_user_code_is_run(tmp_path: Path) -> None:
@@ -484,7 +441,7 @@ def test_alarms_are_listed_with_what_came_of_them(made: Made) -> None:
     alarm = Alarm(40, AlarmName.ENTROPY_COLLAPSE, "it <u>fell</u>", 0.0625, 0.1, since=31, stopped=True)
     write_alarms(made.path / "rft" / "alarms.jsonl", [alarm])
     page = Page(made.page())
-    assert "alarms" in page.ids
+    assert "alarms" in page.sections
     assert "40 31 entropy collapse it <u>fell</u> 0.0625 0.1 stopped" in page.text
 
 

@@ -16,7 +16,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig as TrlGRPOConfig  # type: ignore[attr-defined]
 from trl import GRPOTrainer
-from trl.trainer import base_trainer
 
 from stepladder.agents import make_agent
 from stepladder.agents.base import Agent
@@ -54,7 +53,7 @@ from stepladder.train.loop.policy_session import PolicySession
 from stepladder.train.loop.policy_weights import load_policy, peft_config
 from tests.support.grpo_training import EPISODE, QUESTIONS, ROOMY, SETTINGS, Loose, Taste, train
 from tests.support.samples import QUESTION, WordRetriever
-from tests.support.training_runs import plain_rows, same_weights, updates, weights
+from tests.support.training_runs import expect_plain_policy, expect_silence, plain_rows, same_weights, updates, weights
 
 
 def changed(**changes: Any) -> GRPOConfig:
@@ -652,23 +651,13 @@ def test_what_was_played_is_told_once_for_all_its_passes(tmp_path: Path) -> None
 
 
 def test_the_policy_is_an_ordinary_model_with_nothing_beside_it(finished: TrainingReport) -> None:
-    folder = finished.policy.parent
-    assert sorted(path.name for path in folder.iterdir()) == ["alarms.jsonl", "checkpoints", "curves.jsonl", "policy"]
-    assert sorted(path.name for path in finished.policy.iterdir()) == [
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
-    ]  # fmt: skip
-    assert not list(folder.rglob("README*"))
-    with quiet_libraries():
-        after = AutoModelForCausalLM.from_pretrained(finished.policy).config.to_dict()
-    changes = {name for name, value in tiny_model().config.to_dict().items() if after[name] != value}
-    assert changes <= {"architectures", "dtype", "_name_or_path", "transformers_version"}, "use_cache among them"
+    expect_plain_policy(finished.policy, ["alarms.jsonl", "checkpoints", "curves.jsonl"])
 
 
-def test_nothing_is_said_but_by_us_and_nobody_is_called(
+def test_nothing_is_printed_and_no_telemetry_is_sent(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CI", raising=False)  # where trl would not call anyway
-    monkeypatch.setattr(base_trainer, "send_telemetry", lambda *_, **__: pytest.fail("somebody was told"))
+    expect_silence(monkeypatch)
     report = train(tmp_path, changed(num_train_epochs=1, lora={"r": 2}))
     assert capfd.readouterr() == ("", "")
     assert not (report.policy / "adapter_config.json").exists(), "LoRA is merged"
@@ -743,20 +732,19 @@ def test_questions_without_answers_are_left_out(tmp_path: Path) -> None:
     assert train(tmp_path, settings, questions=[*QUESTIONS[:2], *nobody_knows[2:]]).numbers["questions"] == 2
 
 
-def test_questions_that_processes_cannot_share_are_refused() -> None:
-    with pytest.raises(
-        StepladderError, match=r"plays 2 questions .* which 4 processes cannot share: .* multiple of 16"
-    ):
-        grpo._chosen(QUESTIONS, SETTINGS, 0, processes=4)
-    assert len(grpo._chosen(QUESTIONS, SETTINGS, 0, processes=2)) == 4
+def test_questions_that_processes_cannot_share_are_refused(tmp_path: Path) -> None:
+    context = TrainingContext(Loose(), QUESTIONS, (), None, EPISODE, tmp_path)
+    with pytest.raises(StepladderError, match=r"has 2 questions .* which 4 processes cannot share: .* multiple of 16"):
+        grpo._choose_questions(context, SETTINGS, processes=4)
+    assert len(grpo._choose_questions(context, SETTINGS, processes=2)) == 4
 
 
 def test_an_agent_whose_context_restarts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StepladderError, match="'reasonrag-brief' begins a new context with its steps"):
+    with pytest.raises(StepladderError, match="'reasonrag-brief' starts a new context at every step"):
         train(tmp_path, agent=make_agent("reasonrag-brief"))
     one = Step((Segment(Author.PROMPT, "a", (1,)),), Segment(Author.POLICY, "b", (2,)), Action(ActionKind.QUERY, "b"))
     late = Trajectory(QUESTION, "mine", (one, replace(one, restarts=True)), StopReason.ANSWERED)
-    with pytest.raises(StepladderError, match="'mine' begins a new context with its steps"):
+    with pytest.raises(StepladderError, match="'mine' starts a new context at every step"):
         token_row(CreditedEpisode(late, 1.0, (0.0, 0.0), (True, True)))
 
 
@@ -849,7 +837,7 @@ def test_only_modes_that_score_steps_take_a_reward_model() -> None:
         inputs = Recipe.read({"stages": {**before, "grpo": {"mode": mode}}}).stages[-1].inputs
         assert dict(inputs) == {"policy": "sft", **({"reward": "prm"} if taken else {})}
         assert STAGE.unused_inputs(GRPOConfig.read({"mode": mode})) == (frozenset() if taken else {"reward"})
-    with pytest.raises(StepladderError, match=r"stages\.grpo: needs reward of a stage before it, and none of them"):
+    with pytest.raises(StepladderError, match=r"stages\.grpo: needs reward, and no earlier stage writes any"):
         Recipe.read({"stages": {"sft": {}, "grpo": {}}})
     with pytest.raises(StepladderError, match=r"stages\.grpo\.reward: these settings take no reward; found 'prm'"):
         Recipe.read({"stages": {**before, "grpo": {"mode": "outcome", "reward": "prm"}}})
@@ -858,8 +846,8 @@ def test_only_modes_that_score_steps_take_a_reward_model() -> None:
 @pytest.mark.parametrize(
     ("shared", "said"),
     [
-        ({"agent": "reasonrag-brief"}, "'reasonrag-brief' begins a new context"),
-        ({"data": "train"}, "grpo chooses a checkpoint by 1 dev questions, and the data has no dev"),
+        ({"agent": "reasonrag-brief"}, "'reasonrag-brief' starts a new context"),
+        ({"data": "train"}, "grpo selects a checkpoint on 1 dev questions, but the data has no dev"),
     ],
     ids=["agent", "dev questions"],
 )
@@ -876,7 +864,7 @@ def test_what_cannot_be_is_noticed_before_anything_is_done(
 def test_a_time_limit_ends_the_training_with_what_was_learnt(tmp_path: Path) -> None:
     hurried = SETTINGS.model_copy(update={"minutes": 1e-9, "eval_on_start": True})
     report = train(tmp_path, hurried)
-    assert report.numbers["steps"] == hurried.passes == 1, "the first update is already late"
+    assert report.numbers["steps"] == hurried.num_iterations == 1, "the first update is already late"
     assert report.numbers["kept_update"] == 1, "it is scored before it ends"
     before = (tmp_path / "curves.jsonl").read_bytes()
     again = train(tmp_path, hurried)

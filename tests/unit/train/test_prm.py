@@ -44,7 +44,7 @@ from stepladder.train.prm import trainer as prm_training
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import collate_examples, from_pairs, from_trees, gold_verdicts, outcomes
 from stepladder.train.prm.prm_losses import centering_loss, ranking_loss, value_loss
-from stepladder.train.prm.prm_questions import choose
+from stepladder.train.prm.prm_questions import choose_questions
 from stepladder.train.prm.trainer import PRMReport, batch_loss, count_targets
 from stepladder.train.sft.demonstrations import gold_demonstrations
 from tests.support.prm_training import (
@@ -595,12 +595,12 @@ def test_played_questions_that_are_held_out_teach_nothing_whatever_is_made_of_th
         replace(question, id=f"u{number}", hops=(), gold_passages=()) for number, question in enumerate(questions)
     ]
     settings = changed(objective="verdicts", episodes=20, chains=30, dev_share=0.2)
-    chosen = choose(settings, [*unjudged, *questions], explored, 3)
+    chosen = choose_questions(settings, [*unjudged, *questions], explored, 3)
     assert {question.id[0] for question in chosen.played} == {"q"}
     assert dev_questions(explored, 0.2) < chosen.held_out
     assert len(chosen.held_out & {question.id for question in chosen.played}) >= 4
     assert not chosen.held_out & {question.id for question in chosen.chained}
-    plain = choose(changed(objective="verdicts", chains=30, dev_share=0.2), questions, explored, 3)
+    plain = choose_questions(changed(objective="verdicts", chains=30, dev_share=0.2), questions, explored, 3)
     assert (plain.held_out, plain.played) == (dev_questions(explored, 0.2), ())
 
 

@@ -130,9 +130,8 @@ class GraphRunner:
             return
         if graph_batch_size(rows) > size:
             size = graph_batch_size(max(rows, min(2 * size, size + 256), _INITIAL_ROWS))
-        width = (
-            _round_up(max(pages, 2 * width, _INITIAL_PAGES), pages_for(_COLUMN_MULTIPLE)) if pages > width else width
-        )
+        if pages > width:
+            width = _round_up(max(pages, 2 * width, _INITIAL_PAGES), pages_for(_COLUMN_MULTIPLE))
         before, table = self.table_BP, torch.full((size, width), NULL_PAGE, dtype=torch.long, device=self.device)
         table[: before.shape[0], : before.shape[1]] = before
         positions, self.table_BP = self.positions_B, table
@@ -170,19 +169,19 @@ class GraphRunner:
         return logits_BV[:count]
 
     def _try_fused(
-        self, decode_pass: "_DecodePass", fused: FusedDecoder, model: Any, logits_BV: torch.Tensor
+        self, decode: "_DecodePass", fused: FusedDecoder, model: Any, logits_BV: torch.Tensor
     ) -> torch.Tensor:
         """Run the fused pass, and select it for capture if its logits match; returns the logits."""
         try:
-            again_BV = decode_pass.run_fused(fused)
+            again_BV = decode.run_fused(fused)
             if mismatch := _mismatch(logits_BV, again_BV):
                 raise ArithmeticError(mismatch)
         except torch.OutOfMemoryError:
-            return decode_pass.run(model)  # rewrites keys and values that the failed pass may have changed
+            return decode.run(model)  # rewrites keys and values that the failed pass may have changed
         except Exception as error:  # noqa: BLE001 - Triton fails in many ways, and the model's own pass went well
             self._disable_fused(str(error))
-            return decode_pass.run(model)
-        decode_pass.fused = fused
+            return decode.run(model)
+        decode.fused = fused
         return again_BV
 
     def _disable_fused(self, reason: str) -> None:

@@ -59,11 +59,9 @@ def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     return 2 * int(config.num_hidden_layers) * int(kv_heads) * int(size) * dtype.itemsize
 
 
-def make_paged_kv_cache(
-    device: torch.device, config: Any, dtype: torch.dtype, prefix_bytes: int | None
-) -> "PagedKVCache":
+def make_paged_kv_cache(device: torch.device, config: Any, dtype: torch.dtype, capacity: int | None) -> "PagedKVCache":
     """The cache of a model, with 3/8 of our share of the GPU's memory."""
-    return PagedKVCache(device, kv_bytes_per_token(config, dtype), int(shared_bytes(device) * SHARE), prefix_bytes)
+    return PagedKVCache(device, kv_bytes_per_token(config, dtype), int(shared_bytes(device) * SHARE), capacity)
 
 
 class PagedKVCache:
@@ -151,11 +149,11 @@ class PagedKVCache:
         parent = _ROOT
         for index, page in enumerate(pages[: len(tokens) // PAGE_SIZE]):
             key = parent, tuple(tokens[index * PAGE_SIZE : (index + 1) * PAGE_SIZE])
-            known = self._page_by_key.setdefault(key, page)
-            if known == page and page not in self._key_by_page:
+            cached = self._page_by_key.setdefault(key, page)
+            if cached == page and page not in self._key_by_page:
                 self._key_by_page[page] = key
                 self._children.setdefault(parent, set()).add(page)
-            parent = known
+            parent = cached
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop a row's references. Cached pages stay until evicted, the end of a sequence first."""
@@ -228,10 +226,8 @@ class PagedKVCache:
     def shrink(self) -> None:
         """Halve the number of pages, as soon as no row uses any."""
         if self.num_pages:
-            self.budget, self._shrink_pending = (
-                max(self.num_pages // 2, min(self.num_pages, _MIN_PAGES)) * self.page_bytes,
-                True,
-            )
+            pages = max(self.num_pages // 2, min(self.num_pages, _MIN_PAGES))
+            self.budget, self._shrink_pending = pages * self.page_bytes, True
 
     def _ensure_sized(self) -> None:
         """Determine the number of pages, if not done yet."""

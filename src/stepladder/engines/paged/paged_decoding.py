@@ -167,8 +167,8 @@ class PagedDecoding:
         drawn = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one device synchronization per token
         for row, token, logprob in zip(self.active, *drawn):
             self.append(row, int(token), logprob)
-        ended = [row for row in self.active if row.finish is not None]
-        if ended:
+        finished = [row for row in self.active if row.finish is not None]
+        if finished:
             tokens_B = self._remove_finished(self.runner, tokens_B)
         if self.active:
             positions = [len(row.prompt_tokens) + len(row.tokens) - 1 for row in self.active]
@@ -177,7 +177,7 @@ class PagedDecoding:
         else:
             self.idle_runners.append(self.runner)
             self.runner = None
-        return ended
+        return finished
 
     def _extend(self, runner: GraphRunner, positions: Sequence[int]) -> None:
         """Allocate pages for the rows whose pages are full."""
@@ -197,12 +197,12 @@ class PagedDecoding:
 
     def _remove_finished(self, runner: GraphRunner, tokens_B: torch.Tensor) -> torch.Tensor:
         """Release the pages of finished rows and close the gaps; returns the last tokens of the running rows."""
-        ended = [(row, pages) for row, pages in zip(self.active, self.pages) if row.finish is not None]
+        finished = [(row, pages) for row, pages in zip(self.active, self.pages) if row.finish is not None]
         gaps, movers, order = compaction(self.active)
         runner.compact(gaps, movers, len(order), len(self.active))
         self.active = [self.active[index] for index in order]
         self.pages[:] = [self.pages[index] for index in order]
-        for row, pages in ended:
+        for row, pages in finished:
             if self._clear_count == self.cache.clear_count:
                 self.cache.insert(row.prompt_tokens + row.tokens[:-1], pages)
             self.cache.release(pages)

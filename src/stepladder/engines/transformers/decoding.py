@@ -13,12 +13,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from stepladder.core.errors import BackendError
-from stepladder.engines.transformers.packed_attention import (
-    AttentionBatch,
-    DenseAttentionBatch,
-    DenseKVCache,
-    forward_packed,
-)
+from stepladder.engines.transformers.packed_attention import DenseAttentionBatch, DenseKVCache, forward_packed
 from stepladder.engines.transformers.prefix_cache import PrefixCache, PrefixMatch
 from stepladder.engines.transformers.token_sampler import Append, Row, Sampler
 
@@ -63,9 +58,8 @@ class PackedDecoding:
     def add(self, rows: Sequence[Row]) -> None:
         """Add rows: prefill the new part of their prompts."""
         size = GROUP_ROWS.get(self.device.type, GROUP_ROWS["cuda"])
-        rows = sorted(
-            rows, key=lambda row: (len(row.prompt_tokens), row.prompt_tokens)
-        )  # similar lengths together, equal prompts too
+        # Similar lengths together, equal prompts too.
+        rows = sorted(rows, key=lambda row: (len(row.prompt_tokens), row.prompt_tokens))
         groups = [RowGroup(rows[start : start + size], self.cache, self.device) for start in range(0, len(rows), size)]
         for group in groups:
             group.prefill(self.model)
@@ -79,7 +73,7 @@ class PackedDecoding:
         values = torch.stack([tokens_B.double(), logprobs_B.double()]).tolist()  # one device synchronization per token
         for row, token, logprob in zip((row for group in self.groups for row in group.active), *values):
             self.append(row, int(token), logprob)
-        ended = [row for group in self.groups for row in group.active if row.finish is not None]
+        finished = [row for group in self.groups for row in group.active if row.finish is not None]
         for group, (tokens_G, _) in zip(self.groups, drawn):
             group.move_finished(tokens_G)
             self.cache.add(group.kv_cache, group.take_finished())
@@ -90,7 +84,7 @@ class PackedDecoding:
             parts = torch.split(logits_BV, [len(group.active) for group in self.groups])
             for group, logits_GV in zip(self.groups, parts):
                 group.logits_BV = logits_GV
-        return ended
+        return finished
 
 
 class RowGroup:
@@ -151,7 +145,7 @@ class RowGroup:
         ids_M, ends = packed_inputs(self.prompts, pieces, self.device)
         return forward_packed(model, ids_M, [self._attention_batch(run) for run in similar_lengths(pieces)], ends)
 
-    def _attention_batch(self, pieces: Sequence[Piece]) -> AttentionBatch:
+    def _attention_batch(self, pieces: Sequence[Piece]) -> DenseAttentionBatch:
         """The attention batch of pieces in consecutive rows."""
         sizes = torch.tensor([len(positions) for _, positions in pieces])
         positions = [position for _, span in pieces for position in span]
@@ -188,7 +182,7 @@ class RowGroup:
         self.finished.clear()
         return finished
 
-    def decode_batch(self) -> AttentionBatch:
+    def decode_batch(self) -> DenseAttentionBatch:
         """The attention batch of the last token of every running row."""
         positions = [len(row.prompt_tokens) + len(row.tokens) - 1 for row in self.active]
         self.kv_cache.reserve(max(positions) + 1)
@@ -228,8 +222,8 @@ def packed_inputs(
     """The token ids of all pieces as one sequence, and the indices in it of the last tokens of prompts."""
     ids = [token for index, span in pieces for token in prompts[index][span.start : span.stop]]
     sizes = torch.tensor([len(span) for _, span in pieces])
-    ended = torch.tensor([span.stop == len(prompts[index]) for index, span in pieces])
-    return torch.tensor(ids, device=device), (sizes.cumsum(0) - 1)[ended].to(device)
+    finished = torch.tensor([span.stop == len(prompts[index]) for index, span in pieces])
+    return torch.tensor(ids, device=device), (sizes.cumsum(0) - 1)[finished].to(device)
 
 
 def compaction(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.requests import Generate, Generation
-from stepladder.engines.base import EngineOptions, EngineOutOfMemory, Session
+from stepladder.engines.base import EngineOptions, EngineOutOfMemory, Replies, Session
 from stepladder.engines.paged.cuda_graphs import GraphRunner
 from stepladder.engines.paged.fused_decode import prepare_for_decoding
 from stepladder.engines.paged.kv_cache import PagedKVCache, make_paged_kv_cache
@@ -40,12 +40,7 @@ from stepladder.engines.transformers.packed_attention import (
     unwrap_model,
     use_packed_attention,
 )
-from stepladder.engines.transformers.prefix_cache import (
-    PrefixCache,
-    default_capacity,
-    weight_versions,
-    weights_fingerprint,
-)
+from stepladder.engines.transformers.prefix_cache import PrefixCache, weight_versions, weights_fingerprint
 from stepladder.engines.transformers.token_sampler import Row
 from stepladder.models.loading import context_limit_of, end_tokens, load_model, pick_device, pick_dtype
 
@@ -111,7 +106,7 @@ class TransformersEngine(InProcessEngine):
         if self._can_pack and self.device.type == "cuda":
             self.prefix_cache = make_paged_kv_cache(self.device, self.config, self.dtype, prefix_bytes)
         else:
-            self.prefix_cache = PrefixCache(default_capacity() if prefix_bytes is None else prefix_bytes)
+            self.prefix_cache = PrefixCache(prefix_bytes)
         self._idle_runners: list[GraphRunner] = []
         self._last_weights: tuple[Any, ...] = ()
         self._closing_tokens: dict[tuple[str, ...], frozenset[int]] = {}
@@ -130,9 +125,7 @@ class TransformersEngine(InProcessEngine):
         replies.update((row.key, self.reply_of(row)) for row in rows)
         return [replies[number] for number in range(len(requests))]
 
-    def prepare(
-        self, requests: Mapping[Hashable, Generate]
-    ) -> tuple[list[Row], dict[Hashable, Generation | BackendError]]:
+    def prepare(self, requests: Mapping[Hashable, Generate]) -> tuple[list[Row], Replies]:
         """The rows to generate, and the replies to requests that need no generation or cannot run."""
         rows, replies = super().prepare(requests)
         if isinstance(self.prefix_cache, PagedKVCache) and rows:
@@ -248,9 +241,8 @@ class TransformersEngine(InProcessEngine):
         if stops not in self._closing_tokens:
             if not self._token_texts:
                 size = self.config.vocab_size
-                self._token_texts = [
-                    self.decode((token,)) if token < len(self.tokenizer) else "" for token in range(size)
-                ]
+                known = len(self.tokenizer)
+                self._token_texts = [self.decode((token,)) if token < known else "" for token in range(size)]
             # An incomplete character decodes to U+FFFD and may end any stop string.
             ends = {stop[-1] for stop in stops} | {"\ufffd"}
             closing = (token for token, piece in enumerate(self._token_texts) if not ends.isdisjoint(piece))
@@ -273,7 +265,7 @@ class _Session(Session):
         #: Rows that are not admitted yet.
         self.waiting: list[Row] = []
         #: Replies that need no generation.
-        self.ready: dict[Hashable, Generation | BackendError] = {}
+        self.ready: Replies = {}
 
     def add(self, requests: Mapping[Hashable, Generate]) -> None:
         """Queue requests. The weights must not have changed since the running requests started."""
@@ -281,17 +273,17 @@ class _Session(Session):
         self.ready |= replies
         self.waiting += rows
 
-    def step(self) -> dict[Hashable, Generation | BackendError]:
+    def step(self) -> Replies:
         """Generate until at least one row finishes."""
         replies, self.ready = self.ready, {}
         if not replies:
             with self.engine._exclusive(), use_packed_attention(self.engine.model), self._release_on_error():
-                ended: list[Row] = []
-                while not ended and (self.decoding.rows or self.waiting):
+                finished: list[Row] = []
+                while not finished and (self.decoding.rows or self.waiting):
                     if count := self.engine._num_to_admit(self.decoding, self.waiting):
                         self._admit(count)
-                    ended = self.decoding.step()
-            replies = {row.key: self.engine.reply_of(row) for row in ended}
+                    finished = self.decoding.step()
+            replies = {row.key: self.engine.reply_of(row) for row in finished}
         return replies
 
     def _admit(self, count: int) -> None:

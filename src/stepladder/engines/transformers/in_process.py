@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from stepladder.core.errors import BackendError
 from stepladder.core.requests import Finish, Generate, Generation, empty_generation
 from stepladder.core.trace import Author, Segment, Usage
-from stepladder.engines.base import Engine, cut_at_stop
+from stepladder.engines.base import Engine, Replies, cut_at_stop
 from stepladder.engines.transformers.token_sampler import Row, make_row
 from stepladder.engines.transformers.tokenization import Encoding
 
@@ -30,10 +30,7 @@ class InProcessEngine(Engine):
     def set_tokenizer(
         self, tokenizer: PreTrainedTokenizerBase, chat: bool | None, chat_template_kwargs: Mapping[str, Any] | None
     ) -> None:
-        """Use this tokenizer. `chat`: apply its chat template to prompts (default: if it has one).
-
-        `chat_template_kwargs`: variables of that template.
-        """
+        """Use this tokenizer; the other arguments are those of `Encoding`."""
         self.tokenizer = tokenizer
         self.encoding = Encoding(tokenizer, chat=chat, chat_template_kwargs=chat_template_kwargs)
 
@@ -48,12 +45,10 @@ class InProcessEngine(Engine):
     def reset_prefix_cache(self) -> None:
         """Drop cached prefixes."""
 
-    def prepare(
-        self, requests: Mapping[Hashable, Generate]
-    ) -> tuple[list[Row], dict[Hashable, Generation | BackendError]]:
+    def prepare(self, requests: Mapping[Hashable, Generate]) -> tuple[list[Row], Replies]:
         """The rows to generate, and the replies to requests that need no generation."""
         rows: list[Row] = []
-        replies: dict[Hashable, Generation | BackendError] = {}
+        replies: Replies = {}
         for key, request in requests.items():
             try:
                 context = tuple(self.encode(segment) for segment in request.context)

@@ -39,7 +39,10 @@ class PrefixMatch:
 class PrefixCache:
     """KV caches by the prefixes of their rows. With a capacity of 0 bytes it stays empty."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int | None = None) -> None:
+        """`capacity` in bytes; by default 1/8 of main memory, at most 4 GiB."""
+        if capacity is None:
+            capacity = min(MAX_BYTES, int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE))
         self.capacity = capacity
         #: Least recently used first; for each cache, the tokens of its readable rows by row index.
         self._caches: OrderedDict[DenseKVCache, dict[int, Sequence[int]]] = OrderedDict()
@@ -160,8 +163,3 @@ def _bit_sum(weights: torch.Tensor) -> torch.Tensor:
     flat = weights.detach().reshape(-1)
     aligned = flat.nbytes % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
     return flat.view(torch.int64 if aligned else _INTEGERS[flat.element_size()]).sum()
-
-
-def default_capacity() -> int:
-    """Bytes for cached prefixes: 1/8 of main memory, at most 4 GiB."""
-    return min(MAX_BYTES, int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE))

@@ -89,14 +89,12 @@ class Encoding:
         """The tokens that the chat template puts before and after a user's message."""
         messages = [{"role": "user", "content": _MESSAGE}]
         try:
-            rendered = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False, **options
-            )
+            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
         except Exception as error:  # templates are third-party programs and can raise anything
             raise StepladderError(
                 f"the tokenizer's chat template failed: {error}. Set its variables (chat_template_kwargs) or chat=False"
             ) from error
-        before, *after = str(rendered).split(_MESSAGE)
+        before, *after = str(text).split(_MESSAGE)
         if len(after) != 1:
             raise StepladderError(
                 f"the tokenizer's chat template shows a message {len(after)} times, expected once; use chat=False"

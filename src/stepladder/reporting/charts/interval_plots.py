@@ -96,7 +96,7 @@ def _row(row: Row, across: Axis, y: float) -> Iterator[str]:
 
 def stages_svg(stages: Sequence[StageScore]) -> str:
     """F1 of every evaluation with its interval. A dashed line connects the models."""
-    up = Axis(0, 1, _STAGES_HEIGHT - 30, 12)
+    up = Axis(0, 1, _STAGES_HEIGHT - 30, 20)
     column = (_STAGES_WIDTH - 44) / len(stages)
     centers = [36 + column * (index + 0.5) for index in range(len(stages))]
     parts = [*grid_lines(up, 0.25, 36, _STAGES_WIDTH - 8, gap=6)]

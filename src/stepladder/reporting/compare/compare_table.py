@@ -52,7 +52,7 @@ def print_comparison(console: Console, comparison: RunComparison) -> None:
         _say(console, note)
     if comparison.differences:
         count = len(comparison.differences)
-        holm = f", Holm-corrected over {count} arms" if count > 1 else ""
+        holm = f", Holm-corrected over {count} tests" if count > 1 else ""
         _say(
             console,
             f"delta {lead}: vs. {comparison.reference}, paired by question; p: sign-flip test{holm}; "

@@ -74,7 +74,7 @@ class DenseIndex(Retriever):
 
     @classmethod
     def open(
-        cls, folder: Path, passages: Passages, *, device: str = "cpu", vectors: VectorIndex | None = None
+        cls, folder: Path, passages: Passages, device: str = "cpu", vectors: VectorIndex | None = None
     ) -> "DenseIndex":
         """The index in a folder, with its passages; queries are encoded on the device.
 
@@ -146,10 +146,7 @@ def _kind(layout: Layout) -> IndexKind:
     ) -> BuildDetails:
         return DenseIndex.build(passages, to, layout, config, memory=memory, progress=progress)
 
-    def open_(folder: Path, passages: Passages, device: str) -> Retriever:
-        return DenseIndex.open(folder, passages, device=device)
-
-    return IndexKind(DenseConfig, build, open_, dense=True, resumable=True)
+    return IndexKind(DenseConfig, build, DenseIndex.open, dense=True, resumable=True)
 
 
 FLAT, HNSW, IVFPQ = map(_kind, (Layout.flat, Layout.hnsw, Layout.ivfpq))

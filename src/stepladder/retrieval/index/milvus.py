@@ -19,7 +19,7 @@ import numpy as np
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import PartialFolder, atomic_file
-from stepladder.retrieval.base import ProgressCallback, Retriever, no_progress
+from stepladder.retrieval.base import ProgressCallback, no_progress
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.dense import DenseIndex, write_description
 from stepladder.retrieval.index.dense_config import MilvusConfig
@@ -55,7 +55,6 @@ def build_milvus(
     passages: Passages,
     to: PartialFolder,
     settings: MilvusConfig,
-    *,
     memory: int = DEFAULT_MEMORY,
     progress: ProgressCallback = no_progress,
 ) -> BuildDetails:
@@ -82,7 +81,7 @@ def build_milvus(
     }
 
 
-def open_milvus(folder: Path, passages: Passages, *, device: str = "cpu") -> DenseIndex:
+def open_milvus(folder: Path, passages: Passages, device: str = "cpu") -> DenseIndex:
     """The index in a folder written by `build_milvus`, with its passages; queries are encoded on the device."""
     info = CollectionInfo(**json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8")))
     vectors = _MilvusVectors(info, folder, len(passages))
@@ -191,14 +190,4 @@ def _sizes(folder: Path) -> dict[Path, int]:
     return {each: each.stat().st_size for each in folder.rglob("*") if each.is_file()}
 
 
-def _build(
-    passages: Passages, to: PartialFolder, config: MilvusConfig, memory: int, progress: ProgressCallback
-) -> BuildDetails:
-    return build_milvus(passages, to, config, memory=memory, progress=progress)
-
-
-def _open(folder: Path, passages: Passages, device: str) -> Retriever:
-    return open_milvus(folder, passages, device=device)
-
-
-MILVUS = IndexKind(MilvusConfig, _build, _open, dense=True, resumable=True)
+MILVUS = IndexKind(MilvusConfig, build_milvus, open_milvus, dense=True, resumable=True)

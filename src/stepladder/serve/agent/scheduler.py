@@ -127,7 +127,7 @@ class Scheduler:
     def start(self) -> None:
         """Start the thread."""
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="player", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

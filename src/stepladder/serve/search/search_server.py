@@ -22,15 +22,25 @@ from stepladder.core.io.json_body import BadRequest
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.retrieval.remote.protocol import read_request, write_reply
-from stepladder.serve.http.app import CLIENT_DISCONNECTED, Endpoint, HTTPApp, Receive, HTTPError, Response, json_response
+from stepladder.serve.http.app import (
+    CLIENT_DISCONNECTED,
+    Endpoint,
+    HTTPApp,
+    HTTPError,
+    Receive,
+    Response,
+    json_response,
+)
 from stepladder.serve.http.run_server import check_host, is_loopback, run
 from stepladder.serve.http.server_metrics import CONTENT_TYPE
-from stepladder.serve.http.timeouts import QueueFull, DisconnectWatch, read_body
+from stepladder.serve.http.timeouts import DisconnectWatch, QueueFull, read_body
 from stepladder.serve.search.search_batcher import SearchBatcher, SearchMetrics
 from stepladder.serve.search.search_openapi import openapi_schema
 
 
-def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, object], *, local: bool = False) -> HTTPApp:
+def make_app(
+    retriever: Retriever, settings: ServerConfig, info: Mapping[str, object], *, local: bool = False
+) -> HTTPApp:
     """The server as an ASGI application; `info` describes the index. `local`: reject requests from web pages."""
     metrics = SearchMetrics()
     batcher = SearchBatcher(
@@ -41,7 +51,9 @@ def make_app(retriever: Retriever, settings: ServerConfig, info: Mapping[str, ob
         metrics=metrics,
     )
     token = validate_token(settings.token.get_secret_value()) if settings.token else None
-    about = json_response({"index": dict(info), "limits": settings.model_dump(exclude={"token"}), "version": __version__})
+    about = json_response(
+        {"index": dict(info), "limits": settings.model_dump(exclude={"token"}), "version": __version__}
+    )
     schema = json_response(openapi_schema(settings))
 
     async def retrieve(receive: Receive) -> Response:
