@@ -25,6 +25,13 @@ KINDS = {"query": "sub-questions", "sub_answer": "sub-answers", "answer": "answe
 CHAINS = {"gold": "gold", "shuffled": "shuffled", "truncated": "without their end", "answer_first": "answer first"}
 
 
+def table(
+    name: str, title: str, provenance: dict[str, Any], columns: Sequence[Any], rows: Sequence[Any]
+) -> dict[str, Any]:
+    """A table in the format of benchmarks/results."""
+    return {"id": name, "title": title, "source": None, "provenance": provenance, "columns": columns, "rows": rows}
+
+
 def f1_and_em(found: dict[str, Any]) -> str:
     """Of one set of questions: F1 with its interval, and EM."""
     mean, low, high = found["f1"]
@@ -53,23 +60,18 @@ def stages(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dic
         }
         return {"cells": cells, "provenance": {"questions": questions, "log": log}}
 
-    return {
-        "id": search,
-        "title": f"Real questions over {search}: what each stage brings",
-        "source": None,
-        "provenance": provenance,
-        "columns": [
-            column("policy", "policy", "text"),
-            column("runs", "runs", "number", ".0f"),
-            *(column(f"{title}, F1 / EM", name, "text") for name, title in SETS.items()),
-            column("F1 of all", "f1", "interval", ".3f"),
-            column("by run", "by_run", "text"),
-            column("EM of all", "em", "interval", ".3f"),
-            column("less the row it builds on", "change", "interval", "+.3f"),
-            column("by run", "change_by_run", "text"),
-        ],
-        "rows": [line(label, row) for label, row in rows.items()],
-    }
+    columns = [
+        column("policy", "policy", "text"),
+        column("runs", "runs", "number", ".0f"),
+        *(column(f"{title}, F1 / EM", name, "text") for name, title in SETS.items()),
+        column("F1 of all", "f1", "interval", ".3f"),
+        column("by run", "by_run", "text"),
+        column("EM of all", "em", "interval", ".3f"),
+        column("less the row it builds on", "change", "interval", "+.3f"),
+        column("by run", "change_by_run", "text"),
+    ]
+    title = f"Real questions over {search}: what each stage brings"
+    return table(search, title, provenance, columns, [line(label, row) for label, row in rows.items()])
 
 
 def ways(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dict[str, Any]:
@@ -89,14 +91,9 @@ def ways(rows: dict[str, Any], search: str, provenance: dict[str, Any]) -> dict[
         column("ends with an answer", "answered", "number", ".0%"),
         column("tokens written", "tokens_written", "number", ".0f"),
     ]
-    return {
-        "id": "ways",
-        "title": f"Real questions over {search}: what is found, and what is made of it",
-        "source": None,
-        "provenance": provenance,
-        "columns": [column("policy", "policy", "text"), *columns],
-        "rows": [line(label, row) for label, row in rows.items()],
-    }
+    title = f"Real questions over {search}: what is found, and what is made of it"
+    all_columns = [column("policy", "policy", "text"), *columns]
+    return table("ways", title, provenance, all_columns, [line(label, row) for label, row in rows.items()])
 
 
 def reward_models(folder: Path, seeds: Sequence[int], provenance: dict[str, Any]) -> dict[str, Any]:
@@ -112,22 +109,16 @@ def reward_models(folder: Path, seeds: Sequence[int], provenance: dict[str, Any]
         cells |= {"shuffled_auc": found["chains"]["shuffled"]["auc"]}
         own = {"seeds": [seed], "questions": found["questions"]}
         rows.append({"cells": cells, "provenance": own})
-    return {
-        "id": "prm",
-        "title": "The reward model on real questions",
-        "source": None,
-        "provenance": provenance,
-        "columns": [
-            column("seed", "seed", "text"),
-            column("steps", "steps", "number", ".0f"),
-            column("good", "good", "number", ".0%"),
-            column("AUC", "auc", "interval", ".3f"),
-            *(column(f"of {title}", kind, "number", ".2f") for kind, title in KINDS.items()),
-            *(column(f"chains accepted: {title}", f"{name}_chains", "number", ".0%") for name, title in CHAINS.items()),
-            column("AUC of gold against shuffled chains", "shuffled_auc", "number", ".2f"),
-        ],
-        "rows": rows,
-    }
+    columns = [
+        column("seed", "seed", "text"),
+        column("steps", "steps", "number", ".0f"),
+        column("good", "good", "number", ".0%"),
+        column("AUC", "auc", "interval", ".3f"),
+        *(column(f"of {title}", kind, "number", ".2f") for kind, title in KINDS.items()),
+        *(column(f"chains accepted: {title}", f"{name}_chains", "number", ".0%") for name, title in CHAINS.items()),
+        column("AUC of gold against shuffled chains", "shuffled_auc", "number", ".2f"),
+    ]
+    return table("prm", "The reward model on real questions", provenance, columns, rows)
 
 
 def main() -> None:

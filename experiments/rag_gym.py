@@ -114,19 +114,17 @@ class Plan:
         changes = (f"policy={self.larger}", "stages.sft.learning_rate=1e-4", "batch_size=64")
         return [*runs, run_job("warmup-nano", self.out / "larger-0", *changes)]
 
+    def warmed_up(self, name: str, seed: int, guide: Sequence[str] | None, **options: Any) -> Command:
+        """The evaluation of a run's warmed-up policy, guided by that run's reward model."""
+        run = self.prorag(seed)
+        return eval_job(self.out / f"{name}-{seed}", run, run / "sft" / "policy", guide, self.reward(seed), **options)
+
     def tuning(self) -> list[Command]:
         """The temperatures on dev questions."""
         ways = {"greedy": None, **{str(each): ("PRM", "--n", "8") for each in TRIED}}
+        dev = ("--split", "dev", "--limit", "150")
         return [
-            eval_job(
-                self.out / f"dev-{way}-{seed}",
-                self.prorag(seed),
-                self.prorag(seed) / "sft" / "policy",
-                guide,
-                self.reward(seed),
-                temperature=float(way) if guide else 0.0,
-                asked=("--split", "dev", "--limit", "150"),
-            )
+            self.warmed_up(f"dev-{way}", seed, guide, temperature=float(way) if guide else 0.0, asked=dev)
             for seed in self.seeds
             for way, guide in ways.items()
         ]
@@ -138,17 +136,7 @@ class Plan:
             **{f"vote-{n}": ("vote", "--n", str(n)) for n in VOTES},
             **{slug(label): guide for label, guide in STRATEGIES.items()},
         }
-        return [
-            eval_job(
-                self.out / f"guided-{name}-{seed}",
-                self.prorag(seed),
-                self.prorag(seed) / "sft" / "policy",
-                guide,
-                self.reward(seed),
-            )
-            for name, guide in ways.items()
-            for seed in self.seeds
-        ]
+        return [self.warmed_up(f"guided-{name}", seed, guide) for name, guide in ways.items() for seed in self.seeds]
 
     def policies(self) -> dict[str, tuple[Path, Path]]:
         """Those that the first seed's reward model is tried on: run and model folder, by what they are."""

@@ -202,17 +202,17 @@ def test_the_report_fits_a_narrow_terminal(shell: Shell, explored: Path) -> None
         (["explore", "--run", "RUN", "--preset", "prorg"], "found 'prorg'"),
         (["explore", "--run", "RUN", "--budget", "5usd"], "--budget needs a --judge-model"),
         (["pairs", "--run", "RUN", "--judge", "llm"], "llm.model"),
-        (["pairs", "--run", "RUN", "--judge", "spree"], "found 'spree'"),
+        (["pairs", "--run", "RUN", "--judge", "spree"], "unknown judge 'spree'"),
         (["pairs", "--run", "RUN", "--judge-model", "m", "--budget", "5 euros"], "5usd"),
         (["pairs", "--run", "RUN", "--judge-model", "nobody-knows", "--budget", "5usd"], "nobody-knows"),
         (["pairs", "--run", "RUN", "--dry-run"], "costs nothing"),
         (["pairs", "--run", "RUN", "--name", "explore"], "choose another --name"),
-        (["pairs", "--run", "RUN", "--name", "../out"], "small letters"),
+        (["pairs", "--run", "RUN", "--name", "../out"], "lower-case letters"),
         (["pairs", "--run", "RUN", "--margin", "5"], "less than or equal to 1"),
         (["pairs", "--run", "RUN", "--margin", "0.2", "--judge", "gold"], "--margin needs values"),
         (["pairs", "--run", "RUN", "--margin", "0.2", "--judge-model", "m"], "--margin needs values"),
-        (["pairs", "--run", "RUN", "--judge-model", "./none"], "no model folder"),
-        (["pairs", "--run", "RUN", "--judge-model", "~nobody-at-all/m"], "no model folder"),
+        (["pairs", "--run", "RUN", "--judge-model", "./none"], "is not a model folder"),
+        (["pairs", "--run", "RUN", "--judge-model", "~nobody-at-all/m"], "is not a model folder"),
         (["explore", "--run", "RUN", "--judge-model", "m", "--budget", "1usd", "--update"], "'m' has no price"),
         (["export", "RUN/recipe.yaml", "x", "--to", "trl", "--name", "pairs"], "is a file"),
         (["pairs", "--run", "nowhere"], "is not a run"),
@@ -371,7 +371,7 @@ def test_a_model_may_grade_leaves_while_trees_grow(shell: Shell, explored: Path,
 
 def test_a_stage_that_cannot_be_done_does_not_stop_the_others(shell: Shell, explored: Path) -> None:
     shell("pairs", "--run", explored, "--name", "never", "--set", "min_state_visits=999", code=2)
-    assert "never: not done, left as it is" in shell("pairs", "--run", explored, "--judge", "mc")
+    assert "never: not done, unchanged" in shell("pairs", "--run", explored, "--judge", "mc")
     shell("explore", "--run", explored, "--name", "more", "--questions", 2)
 
 

@@ -1,6 +1,6 @@
 """What a training run left in its folder: weights, an ordinary model, and the rows of its curves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from trl.trainer import base_trainer
 
+from stepladder.driver import Outcome
 from stepladder.models.loading import quiet_libraries
 from stepladder.models.tiny import tiny_model
 from stepladder.train.loop.metrics_log import read_metrics
+from stepladder.train.loop.training_loop import TrainingReport
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -46,6 +48,18 @@ def plain_rows(folder: Path) -> list[dict[str, Any]]:
     """MetricsLog without the times, which differ from run to run, and the trainer's rounding of epochs."""
     rows = read_metrics(folder / "curves.jsonl")
     return [{name: value for name, value in row.items() if "seconds" not in name and name != "epoch"} for row in rows]
+
+
+def expect_reproducible(train: Callable[..., TrainingReport], finished: TrainingReport, folder: Path) -> None:
+    """The same seed gives the same numbers, and a finished run is not trained again."""
+
+    def never(outcome: Outcome[Any]) -> None:
+        pytest.fail("there was nothing left to do")
+
+    again = train(folder)
+    assert plain_rows(folder) == plain_rows(finished.policy.parent)
+    assert same_weights(again.policy, finished.policy)
+    assert train(folder, watch=never).numbers == again.numbers
 
 
 def updates(folder: Path) -> list[dict[str, Any]]:

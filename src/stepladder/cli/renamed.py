@@ -14,6 +14,7 @@ RENAMED_FLAGS = {
     "--k": "--topk",
     "--loss": "--loss-type",
     "--teacher": "--teacher-url",
+    "--max-playing": "--max-running",
 }
 #: Old value: new value, by flag.
 RENAMED_VALUES = {"--engine": {"gold": "oracle"}}

@@ -210,5 +210,5 @@ def _serve_stdio(agent: ServedAgent, settings: AgentServerConfig) -> None:
     from stepladder.serve.agent.mcp_server import serve_stdio
     from stepladder.serve.agent.scheduler import AgentMetrics, Scheduler
 
-    player = Scheduler(agent.driver, max_waiting=settings.max_waiting, metrics=AgentMetrics(), live=agent.live)
-    asyncio.run(serve_stdio(agent, player, settings))
+    scheduler = Scheduler(agent.driver, max_waiting=settings.max_waiting, metrics=AgentMetrics(), live=agent.live)
+    asyncio.run(serve_stdio(agent, scheduler, settings))

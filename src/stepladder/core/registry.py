@@ -54,6 +54,12 @@ class Registry(Generic[T]):
 
     __getitem__ = get
 
+    def checked(self, name: str) -> str:
+        """The name, if it is registered. Raises `ValueError`, which pydantic reports with the name of the setting."""
+        if name not in self:
+            raise ValueError(str(unknown_name(self.what, name, self)))
+        return name
+
     def names(self) -> list[str]:
         return list(self)
 

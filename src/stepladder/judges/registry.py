@@ -12,7 +12,6 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator
 
-from stepladder.core.errors import UnknownName
 from stepladder.core.registry import Registry
 from stepladder.core.step_scorer import StepScorer
 from stepladder.judges.base import Judge, JudgeOptions, JudgeSpec, ScorerOptions, ScorerSpec
@@ -54,22 +53,6 @@ def _scan(what: str, attribute: str, spec: type[Spec]) -> Registry[Spec]:
     return registry
 
 
-def _known_judge(name: str) -> str:
-    return _known(name, judges())
-
-
-def _known_scorer(name: str) -> str:
-    return _known(name, scorers())
-
-
-def _known(name: str, registry: Registry[Spec]) -> str:
-    try:
-        registry.get(name)
-    except UnknownName as error:
-        raise ValueError(str(error)) from error  # pydantic reports it with the name of the setting
-    return name
-
-
 #: Types of settings: a name that is checked against the registry.
-JudgeName = Annotated[str, AfterValidator(_known_judge)]
-ScorerName = Annotated[str, AfterValidator(_known_scorer)]
+JudgeName = Annotated[str, AfterValidator(lambda name: judges().checked(name))]
+ScorerName = Annotated[str, AfterValidator(lambda name: scorers().checked(name))]

@@ -23,6 +23,7 @@ from stepladder.core.trace import (
     Trajectory,
 )
 from stepladder.engines.base import cut_at_stop
+from stepladder.explore.episode import new_segments
 from stepladder.oracle.engine import gold_action
 
 _QUESTION = Question(
@@ -59,6 +60,16 @@ def check_agent(agent: Agent) -> None:
         expect(len(trajectory.steps) < 20, "twenty gold steps did not lead to an answer")
     expect(trajectory.answer == _QUESTION.answers[0], f"the gold steps ended with {trajectory.answer!r}")
     _check_forgery(agent)
+
+
+def restarts_context(agent: Agent) -> bool:
+    """Whether the agent starts a new context after its first search, instead of extending its transcript."""
+    if ActionKind.QUERY not in agent.kinds:
+        return False
+    start = Trajectory(_QUESTION, agent.name)
+    query = Action(ActionKind.QUERY, "?")
+    state = start.extend(Step(agent.render(start), Segment(Author.POLICY, "?"), query, _PASSAGES))
+    return new_segments(state, agent.render(state))[1]
 
 
 def _check_render(agent: Agent, trajectory: Trajectory) -> None:

@@ -31,6 +31,7 @@ def flags_by_command() -> dict[str, set[str]]:
         (["train", "dpo", "--run", "x", "--loss", "ipo"], "--loss was renamed to --loss-type"),
         (["train", "sft", "--out", "x", "--teacher", "http://x/v1"], "--teacher was renamed to --teacher-url"),
         (["eval", "--batch", "8"], "--batch was renamed to --batch-size"),
+        (["serve-agent", "x", "--max-playing", "8"], "--max-playing was renamed to --max-running"),
         (["ask", "--k", "2"], "--k was renamed to --topk"),
         (["index", "search", "x", "y", "--k", "2"], "--k was renamed to --topk"),
         (["ask", "--engine", "gold"], "'gold' was renamed to 'oracle'"),

@@ -139,11 +139,7 @@ def test_bamboogle(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": "x"}', r"unknown .*format. Found the keys \[\"text\"\]; expected .*HotpotQA \(context"),
         ("a.json", '{"question": "x"}', "expected a JSON list of questions"),
         ("a.json", "[1]", "a.json:1: expected a JSON object, found 1"),
-        (
-            "a.json",
-            '[{"question": "x", "answer": "y"}, {"que',
-            "the JSON list is incomplete after item 1: .*download the file again",
-        ),
+        ("a.json", '[{"question": "x", "answer": "y"}, {"que', "incomplete after item 1: .*download the file again"),
         ("a.json", "", "the JSON list is incomplete after item 0: it is empty"),
         ("a.json", "[]", "the file is empty"),
         ("a.csv", "Question,Answer\na?,b,c\n", "a.csv:2: expected 2 fields"),
@@ -159,11 +155,7 @@ def test_bamboogle(tmp_path: Path) -> None:
         ("a.tsv", "question,answer\nWho?,Orm\n", r"separated by commas\? Save it with commas as \.csv"),
         ("a.tsv", "id\tquestion\tpossible_answers\n1\ta?\tb\n", "'possible_answers' should be a JSON list"),
         ("a.txt", "Who?", "questions are read from .jsonl, .json, .csv, .tsv"),
-        (
-            "a.json",
-            '[{"question": "x", "context": [[1, 2]], "_id": "1"}]',
-            "'context' should be pairs that begin with a title",
-        ),
+        ("a.json", '[{"question": "x", "context": [[1, 2]], "_id": "1"}]', "'context' should be pairs that begin with"),
         ("a.json", '[{"question": "x", "context": [["a", 2]], "_id": "1"}]', "a list of sentences for each title"),
         (
             "a.json",

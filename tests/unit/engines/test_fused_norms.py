@@ -5,27 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import Gemma2Config, GPT2Config, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from stepladder.engines.paged.fused_norms import fuse_norms
+from tests.support.random_models import HEADS, SMALL, random_model
 
-SMALL = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
 IDS = torch.arange(5, 45)[None]
 
 
 def made(config: Any, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    model: PreTrainedModel = random_model(config).to(dtype).eval()
     with torch.no_grad():
         for name, weights in model.named_parameters():
             if "norm" in name:

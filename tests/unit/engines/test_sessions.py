@@ -243,10 +243,10 @@ def test_where_memory_is_short_sessions_have_fewer_rows_from_then_on(caplog: pyt
     outcomes = Driver(engine).run([lambda number=number: _say(f"t{number}", 9) for number in range(40)])
     assert [outcome.value for outcome in outcomes] == [f"t{number}!" for number in range(40)]
     assert engine.most == 2
-    assert engine.max_batch == 2, "whoever plays next begins with that"
+    assert engine.max_batch == 2, "the next run starts with that"
     assert [record.message for record in caplog.records] == [
-        "not enough memory for 8 rows at a time, at most 4 from now on",
-        "not enough memory for 4 rows at a time, at most 2 from now on",
+        "out of memory with 8 rows: the batch size is 4 from now on",
+        "out of memory with 4 rows: the batch size is 2 from now on",
     ]
 
 

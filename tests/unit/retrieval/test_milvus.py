@@ -268,6 +268,7 @@ class Failing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = 0
+        self.monkeypatch = monkeypatch
         real = MilvusServicer.Upsert
 
         def upsert(servicer: MilvusServicer, request: object, context: grpc.ServicerContext) -> object:
@@ -277,7 +278,12 @@ class Failing:
             return real(servicer, request, context)
 
         monkeypatch.setattr(MilvusServicer, "Upsert", upsert)
-        monkeypatch.setattr(milvus_collection, "_BACKOFF", 0.001)
+        self.uploads(_BACKOFF=0.001)
+
+    def uploads(self, **constants: float) -> None:
+        """Change constants of uploads."""
+        for name, value in constants.items():
+            self.monkeypatch.setattr(milvus_collection, name, value)
 
 
 @pytest.fixture
@@ -295,16 +301,9 @@ def test_what_a_busy_server_refuses_is_sent_again(
 
 
 def test_a_server_that_stays_busy_ends_the_build_and_the_next_one_goes_on(
-    failing: Failing,
-    flat: Path,
-    model: Path,
-    corpus: Path,
-    tmp_path: Path,
-    server: str,
-    monkeypatch: pytest.MonkeyPatch,
+    failing: Failing, flat: Path, model: Path, corpus: Path, tmp_path: Path, server: str
 ) -> None:
-    monkeypatch.setattr(milvus_collection, "_BATCH", 8)
-    monkeypatch.setattr(milvus_collection, "_GROUP", 24)
+    failing.uploads(_BATCH=8, _GROUP=24)
     told: list[int] = []
 
     def progress(doing: str, done: int, total: int) -> None:
@@ -321,16 +320,9 @@ def test_a_server_that_stays_busy_ends_the_build_and_the_next_one_goes_on(
 
 
 def test_vectors_that_got_lost_are_sent_again(
-    failing: Failing,
-    flat: Path,
-    model: Path,
-    corpus: Path,
-    tmp_path: Path,
-    server: str,
-    monkeypatch: pytest.MonkeyPatch,
+    failing: Failing, flat: Path, model: Path, corpus: Path, tmp_path: Path, server: str
 ) -> None:
-    monkeypatch.setattr(milvus_collection, "_GROUP", 24)
-    monkeypatch.setattr(milvus_collection, "_ATTEMPTS", 1)
+    failing.uploads(_GROUP=24, _ATTEMPTS=1)
 
     def progress(doing: str, done: int, total: int) -> None:
         failing.times = int(doing.startswith("Sending") and done == 24)

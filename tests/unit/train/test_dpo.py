@@ -35,7 +35,14 @@ from stepladder.train.loop.policy_session import PolicySession
 from stepladder.train.loop.policy_weights import load_policy
 from stepladder.train.transcripts.tokenized import Example
 from tests.support.dpo_training import AGENT, ENCODING, EPISODE, HELD_OUT, PAIRS, QUESTIONS, SETTINGS, train
-from tests.support.training_runs import expect_plain_policy, expect_silence, plain_rows, updates, weights
+from tests.support.training_runs import (
+    expect_plain_policy,
+    expect_reproducible,
+    expect_silence,
+    plain_rows,
+    updates,
+    weights,
+)
 
 SHORT = PAIRS[:3]
 
@@ -363,13 +370,7 @@ def test_an_adapter_is_resumed_and_its_reference_with_it(tmp_path: Path) -> None
 def test_the_same_seed_gives_the_same_numbers_and_a_finished_run_is_not_trained_again(
     finished: TrainingReport, tmp_path: Path
 ) -> None:
-    def never(outcome: Outcome[Any]) -> None:
-        pytest.fail("there was nothing left to do")
-
-    again = train(tmp_path)
-    assert plain_rows(tmp_path) == plain_rows(finished.policy.parent)
-    assert all(torch.equal(tensor, weights(finished.policy)[name]) for name, tensor in weights(again.policy).items())
-    assert train(tmp_path, watch=never).numbers == again.numbers
+    expect_reproducible(train, finished, tmp_path)
 
 
 # --- pairs that cannot be used -------------------------------------------------------------------------------------

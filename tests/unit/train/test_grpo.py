@@ -53,7 +53,15 @@ from stepladder.train.loop.policy_session import PolicySession
 from stepladder.train.loop.policy_weights import load_policy, peft_config
 from tests.support.grpo_training import EPISODE, QUESTIONS, ROOMY, SETTINGS, Loose, Taste, train
 from tests.support.samples import QUESTION, WordRetriever
-from tests.support.training_runs import expect_plain_policy, expect_silence, plain_rows, same_weights, updates, weights
+from tests.support.training_runs import (
+    expect_plain_policy,
+    expect_reproducible,
+    expect_silence,
+    plain_rows,
+    same_weights,
+    updates,
+    weights,
+)
 
 
 def changed(**changes: Any) -> GRPOConfig:
@@ -606,13 +614,7 @@ def test_a_run_that_was_cut_goes_on_where_the_episodes_of_its_checkpoint_were_us
 def test_the_same_seed_gives_the_same_numbers_and_a_finished_run_is_not_trained_again(
     finished: TrainingReport, tmp_path: Path
 ) -> None:
-    def never(outcome: Outcome[Any]) -> None:
-        pytest.fail("there was nothing left to do")
-
-    again = train(tmp_path)
-    assert plain_rows(tmp_path) == plain_rows(finished.policy.parent)
-    assert same_weights(again.policy, finished.policy)
-    assert train(tmp_path, watch=never).numbers == again.numbers
+    expect_reproducible(train, finished, tmp_path)
 
 
 # --- what comes out -------------------------------------------------------------------------------------------------

@@ -5,23 +5,13 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AutoModelForCausalLM,
-    CohereConfig,
-    Gemma2Config,
-    GPT2Config,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-)
+from transformers import CohereConfig, Gemma2Config, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 from stepladder.models.tiny import tiny_model
 from stepladder.train.loop import microbatches as parts
 from stepladder.train.loop.microbatches import max_microbatch_tokens, split_microbatches
 from stepladder.train.loop.selected_logits import selected_logits
-
-SMALL = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+from tests.support.random_models import HEADS, SMALL, random_model
 
 
 def rows(count: int = 4, width: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,19 +20,17 @@ def rows(count: int = 4, width: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
     return ids_BT, torch.rand(count, width, generator=generator) < 0.2
 
 
-def made(config: Any) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    return model
-
-
 @pytest.mark.parametrize(
     "model",
     [
         pytest.param(tiny_model, id="llama"),
-        pytest.param(lambda: made(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2)), id="gpt2"),
-        pytest.param(lambda: made(Gemma2Config(**SMALL, **HEADS, final_logit_softcapping=0.05)), id="capped logits"),
-        pytest.param(lambda: made(CohereConfig(**SMALL, num_attention_heads=2, logit_scale=0.3)), id="scaled logits"),
+        pytest.param(lambda: random_model(GPT2Config(vocab_size=300, n_embd=16, n_layer=2, n_head=2)), id="gpt2"),
+        pytest.param(
+            lambda: random_model(Gemma2Config(**SMALL, **HEADS, final_logit_softcapping=0.05)), id="capped logits"
+        ),
+        pytest.param(
+            lambda: random_model(CohereConfig(**SMALL, num_attention_heads=2, logit_scale=0.3)), id="scaled logits"
+        ),
     ],
 )
 def test_logits_are_those_of_the_whole(model: Any) -> None:

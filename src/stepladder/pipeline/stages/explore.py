@@ -58,8 +58,8 @@ STAGE = StageSpec(
     (POLICY,),
     (TREES,),
     check=check_tree_stage,
-    summarize=summarize,
     accepts_oracle=True,
     persistent_files=PERSISTENT_FILES,
     not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COST_SETTINGS)}),
+    summarize=summarize,
 )

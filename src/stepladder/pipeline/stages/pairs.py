@@ -226,9 +226,9 @@ STAGE = StageSpec(
     (TREES,),
     (PAIRS,),
     check=check_pairs,
-    questions=no_questions,
-    generates=never,
     persistent_files=PERSISTENT_FILES,
     not_fingerprinted=frozenset(f"llm.{name}" for name in COST_SETTINGS),
     version=2,  # the gold judge no longer counts a bad query against the answer to it
+    questions=no_questions,
+    generates=never,
 )

@@ -66,7 +66,7 @@ STAGE = StageSpec(
     (TREES,),
     unused_inputs=lambda settings: frozenset(() if scorers().get(settings.judge).uses_prm else {REWARD}),
     check=check_tree_stage,
-    summarize=summarize,
     persistent_files=PERSISTENT_FILES,
     not_fingerprinted=frozenset({"max_concurrent_trees", *(f"llm.{name}" for name in COST_SETTINGS)}),
+    summarize=summarize,
 )

@@ -140,17 +140,24 @@ class FlatIndex(VectorIndex):
         return np.asarray(self._vectors[position], dtype=np.float32)
 
 
+def _add_and_write(
+    index: Any, vectors: StoredVectors, folder: Path, progress: ProgressCallback, description: str
+) -> None:
+    count = len(vectors)
+    for start in range(0, count, _BLOCK):
+        progress(description, start, count)
+        index.add(_block(vectors, start))
+    progress(description, count, count)
+    _faiss().write_index(index, str(folder / _INDEX))
+
+
 def _build_hnsw(vectors: StoredVectors, folder: Path, progress: ProgressCallback) -> None:
     faiss = _faiss()
     count, dimensions = vectors.shape
     index = faiss.IndexHNSWSQ(dimensions, faiss.ScalarQuantizer.QT_fp16, _M, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = _EF_CONSTRUCTION
     index.train(_block(vectors, 0))  # required by FAISS, although fp16 needs no training
-    for start in range(0, count, _BLOCK):
-        progress("Building the HNSW graph", start, count)
-        index.add(_block(vectors, start))
-    progress("Building the HNSW graph", count, count)
-    faiss.write_index(index, str(folder / _INDEX))
+    _add_and_write(index, vectors, folder, progress, "Building the HNSW graph")
 
 
 class _Hnsw(VectorIndex):
@@ -183,11 +190,7 @@ def _build_ivfpq(vectors: StoredVectors, folder: Path, memory: int, progress: Pr
     progress(f"Training {cells:,} cells", 0, 0)
     chosen = np.sort(np.random.default_rng(0).choice(count, sample, replace=False))
     index.train(np.ascontiguousarray(vectors[chosen], dtype=np.float32))
-    for start in range(0, count, _BLOCK):
-        progress("Compressing vectors", start, count)
-        index.add(_block(vectors, start))
-    progress("Compressing vectors", count, count)
-    faiss.write_index(index, str(folder / _INDEX))
+    _add_and_write(index, vectors, folder, progress, "Compressing vectors")
 
 
 class _IvfPq(VectorIndex):

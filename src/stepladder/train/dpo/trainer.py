@@ -31,8 +31,8 @@ from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.loop.base_trainer import BaseTrainer, DevScore
 from stepladder.train.loop.context import TrainingContext
-from stepladder.train.loop.policy_weights import peft_config
 from stepladder.train.loop.policy_session import PolicySession, open_policy
+from stepladder.train.loop.policy_weights import peft_config
 from stepladder.train.loop.public_trainer import PublicTrainer, all_questions
 from stepladder.train.loop.training_loop import TrainingReport, learning_rate_for, run_training, training_numbers
 from stepladder.train.transcripts.tokenized import tokenize_trajectory

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from stepladder.models.length_batches import context_window, padded_width
-from stepladder.train.loop.base_trainer import BaseTrainer, DevScore, TRLOverrides
+from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, DevScore, TRLOverrides
 from stepladder.train.loop.selected_logits import selected_logits
 from stepladder.train.transcripts.tokenized import Example
 
@@ -87,11 +87,7 @@ class PairTrainer(TRLOverrides, trl.DPOTrainer, BaseTrainer):  # type: ignore[mi
         return float(batch["completion_mask"].sum())
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: BatchItems = None
     ) -> torch.Tensor:
         """trl's loss, a mean over pairs; in training this batch's share of the mean over the update."""
         assert not return_outputs

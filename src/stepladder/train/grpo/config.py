@@ -2,12 +2,23 @@
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from stepladder.core.config import Config
+from stepladder.core.errors import unknown_name
 from stepladder.train.grpo.advantage import Over
+from stepladder.train.grpo.estimators import ESTIMATORS
 from stepladder.train.grpo.monitor_config import MonitorConfig
 from stepladder.train.loop.config import PolicyTrainingConfig
+
+#: The mode that samples trees instead of independent episodes.
+TREE = "tree"
+
+
+def _known_mode(name: str) -> str:
+    if name != TREE and name not in ESTIMATORS:
+        raise ValueError(str(unknown_name("mode", name, [*ESTIMATORS, TREE])))
+    return name
 
 
 class RewardConfig(Config):
@@ -56,7 +67,7 @@ class GRPOConfig(PolicyTrainingConfig):
 
     #: `dual`: outcome and step advantages (ProRAG). `outcome`: the answer alone (Search-R1). `process`: the steps
     #: alone. `tree`: steps by the answers of the branches below them, without a PRM.
-    mode: Literal["dual", "outcome", "process", "tree"] = "dual"
+    mode: Annotated[str, AfterValidator(_known_mode)] = "dual"
     #: Train questions.
     questions: PositiveInt = 256
     #: Sample equally many questions of each number of searches needed, instead of uniformly.
@@ -115,7 +126,7 @@ class GRPOConfig(PolicyTrainingConfig):
             )
         if self.num_generations < 2:
             raise ValueError("num_generations must be 2 or more: an episode is compared with others of its question")
-        if self.mode == "tree" and self.tree.stems > self.num_generations:
+        if self.mode == TREE and self.tree.stems > self.num_generations:
             raise ValueError(f"tree.stems {self.tree.stems} is more than num_generations {self.num_generations}")
         if self.questions < self.batch_size // self.num_generations:
             raise ValueError(
@@ -128,7 +139,7 @@ class GRPOConfig(PolicyTrainingConfig):
     @property
     def scores_steps(self) -> bool:
         """Whether steps are scored."""
-        return self.mode in ("dual", "process")
+        return self.mode != TREE and ESTIMATORS.get(self.mode).needs_scores
 
     @property
     def needs_reward_model(self) -> bool:

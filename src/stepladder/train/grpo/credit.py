@@ -21,6 +21,7 @@ from stepladder.train.grpo.advantage import (
     process_advantages,
 )
 from stepladder.train.grpo.config import GRPOConfig, RewardConfig
+from stepladder.train.grpo.estimators import ESTIMATORS, AdvantageEstimator, EpisodeGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +62,31 @@ def step_rewards(trajectory: Trajectory, scores: Sequence[float], settings: Rewa
 def credit_group(
     group: Sequence[Trajectory], scores: Sequence[Sequence[float]] | None, settings: GRPOConfig
 ) -> list[CreditedEpisode]:
-    """Credit the episodes of one question. Step `scores` are needed unless the mode is `outcome`."""
+    """Credit the episodes of one question with the estimator of `mode`, which may need step `scores`."""
     rewards = [outcome_reward(trajectory, settings.rewards) for trajectory in group]
-    outcome = outcome_advantages(rewards)
-    zeros = [np.zeros(len(trajectory.steps)) for trajectory in group]
-    if settings.mode == "outcome":
-        advantages = dual_advantages(outcome, zeros, 0.0)
-    else:
-        assert scores is not None
-        steps = _step_advantages(group, scores, settings)
-        dual = settings.mode == "dual"
-        advantages = dual_advantages(outcome, steps, settings.process_weight) if dual else steps
+    advantages = ESTIMATORS.get(settings.mode).advantages(EpisodeGroup(group, rewards, scores), settings)
     return [_row(*each, [True] * len(each[0].steps)) for each in zip(group, rewards, advantages, strict=True)]
+
+
+def _outcome(group: EpisodeGroup, settings: GRPOConfig) -> list[Floats]:  # noqa: ARG001
+    zeros = [np.zeros(len(trajectory.steps)) for trajectory in group.episodes]
+    return dual_advantages(outcome_advantages(group.outcome_rewards), zeros, 0.0)
+
+
+def _process(group: EpisodeGroup, settings: GRPOConfig) -> list[Floats]:
+    assert group.step_scores is not None
+    return _step_advantages(group.episodes, group.step_scores, settings)
+
+
+def _dual(group: EpisodeGroup, settings: GRPOConfig) -> list[Floats]:
+    return dual_advantages(
+        outcome_advantages(group.outcome_rewards), _process(group, settings), settings.process_weight
+    )
+
+
+OUTCOME = AdvantageEstimator(_outcome)
+PROCESS = AdvantageEstimator(_process, needs_scores=True)
+DUAL = AdvantageEstimator(_dual, needs_scores=True)
 
 
 def _step_advantages(

@@ -19,22 +19,12 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.step_scorer import StepScorer, raise_errors, sigmoid
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Passage,
-    Question,
-    Segment,
-    Step,
-    StopReason,
-    Trajectory,
-    Tree,
-)
+from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory, Tree
 from stepladder.driver import Driver
 from stepladder.explore.branching import branching
-from stepladder.explore.episode import EpisodeConfig, episode, new_segments
-from stepladder.train.grpo.config import GRPOConfig
+from stepladder.explore.episode import EpisodeConfig, episode
+from stepladder.oracle.agent_check import restarts_context
+from stepladder.train.grpo.config import TREE, GRPOConfig
 from stepladder.train.grpo.credit import CreditedEpisode, credit_group, credit_tree
 from stepladder.train.loop.compute import Precision
 from stepladder.train.transcripts.sampled_episodes import expect_some
@@ -75,7 +65,7 @@ class Rollouts:
     def generate(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
         """`num_generations` episodes for each question."""
         started = time.monotonic()
-        if self.config.mode == "tree":
+        if self.config.mode == TREE:
             with self.generating():
                 groups, failed = self._trees(questions, seed)
             scores, scored = None, time.monotonic()
@@ -183,13 +173,7 @@ def episode_metrics(rows: Sequence[CreditedEpisode]) -> dict[str, float]:
 
 def check_single_context(agent: Agent) -> None:
     """Refuse an agent that starts a new context at a step, judging by its first two steps."""
-    if ActionKind.QUERY not in agent.kinds:
-        return
-    start = Trajectory(Question("", "?", ()), agent.name)
-    query, found = Action(ActionKind.QUERY, "?"), (Passage("", "?", "?"),)
-    state = start.extend(Step(agent.render(start), Segment(Author.POLICY, "?"), query, found))
-    _, restarts = new_segments(state, agent.render(state))
-    if restarts:
+    if restarts_context(agent):
         raise multiple_contexts_error(agent.name)
 
 

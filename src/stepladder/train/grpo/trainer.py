@@ -25,6 +25,7 @@ from datasets import Dataset  # type: ignore[import-untyped]
 from transformers import TrainingArguments
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import dumps
 from stepladder.core.seeding import seed_of
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
@@ -40,8 +41,8 @@ from stepladder.train.loop.base_trainer import BaseTrainer
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, Row
-from stepladder.train.loop.policy_weights import Policy, peft_config
 from stepladder.train.loop.policy_session import open_policy
+from stepladder.train.loop.policy_weights import Policy, peft_config
 from stepladder.train.loop.public_trainer import PublicTrainer
 from stepladder.train.loop.training_loop import (
     TrainingReport,
@@ -104,9 +105,8 @@ def train_grpo(
                 args=arguments,
                 rollouts=rollouts,
                 reference=session.reference_model() if config.beta and config.lora is None else None,
-                questions={question.id: question for question in questions},
-                train_dataset=Dataset.from_dict({"prompt": [questions[index].id for index in order]}),
-                eval_dataset=Dataset.from_dict({"prompt": [questions[0].id]}),  # only its presence matters
+                train_dataset=Dataset.from_dict({"prompt": [dumps(questions[index]) for index in order]}),
+                eval_dataset=Dataset.from_dict({"prompt": [dumps(questions[0])]}),  # only its presence matters
                 processing_class=session.policy.tokenizer,
                 peft_config=None if config.lora is None else peft_config(config.lora, "CAUSAL_LM"),
             )

@@ -21,6 +21,7 @@ import trl
 from torch import nn
 from transformers import Trainer
 
+from stepladder.core.io.records import loads
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question
 from stepladder.train.grpo.config import GRPOConfig
@@ -28,7 +29,7 @@ from stepladder.train.grpo.credit import CreditedEpisode
 from stepladder.train.grpo.monitors import ALARMS, Monitors, write_alarms
 from stepladder.train.grpo.rollback import RollbackCheckpoints
 from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts, multiple_contexts_error
-from stepladder.train.loop.base_trainer import BaseTrainer, TrainerHooks, TRLOverrides
+from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, TrainerHooks, TRLOverrides
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import split_microbatches
 from stepladder.train.loop.token_logps import token_logps
@@ -70,11 +71,10 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         self,
         *arguments: Any,
         rollouts: Rollouts,
-        questions: Mapping[str, Question],
         reference: nn.Module | None = None,
         **options: Any,
     ) -> None:
-        """`questions` by their ids, which are the prompts of the dataset.
+        """The prompts of the dataset are questions as JSON records.
 
         `reference`: the initial policy, if there is a KL penalty and no LoRA.
         """
@@ -84,7 +84,6 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
             self.beta = rollouts.config.beta
             self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
         self.rollouts = rollouts
-        self.questions_by_id = questions
         self.rollout_batch: RolloutBatch | None = None
         self.rows: list[dict[str, list[Any]]] = []
         #: The loss mask of the rows that are computed next, and their log-probs afterwards.
@@ -109,7 +108,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
     def _roll_out(self, prompts: Sequence[str], _: Any) -> dict[str, list[Any]]:
         """trl's `rollout_func`: every prompt is repeated `num_generations` times, in a row."""
         group = self.rollouts.config.num_generations
-        questions = [self.questions_by_id[prompt] for prompt in prompts[::group]]
+        questions = [loads(prompt, Question) for prompt in prompts[::group]]
         self.questions = [question.id for question in questions]
         training = self.model.training
         self.model.eval()
@@ -201,11 +200,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         return loss
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: BatchItems = None
     ) -> torch.Tensor:
         """trl's loss: a sum over tokens, divided by the number of all."""
         assert not return_outputs

@@ -37,6 +37,8 @@ from stepladder.train.loop.policy_weights import skip_lora_input_casts
 _UNSHARDED = (DistributedType.NO, DistributedType.MULTI_GPU)
 #: Metrics on dev data, by name.
 DevScore = Mapping[str, float]
+#: transformers' `num_items_in_batch`: the sum of `loss_weight` over the update. None outside of training.
+BatchItems = torch.Tensor | int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,7 @@ class BaseTrainer(Trainer):
         yield batch
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: BatchItems = None
     ) -> torch.Tensor:
         """This batch's share of the update's loss: its sum, divided by the weight of the whole update."""
         assert not return_outputs

@@ -2,9 +2,18 @@
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from stepladder.core.config import Config
+from stepladder.train.loop.trackers import TRACKERS
 
 
 class LoraConfig(Config):
@@ -57,6 +66,8 @@ class TrainingConfig(Config):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     #: Updates between evaluations on dev data and between checkpoints; 0: one epoch.
     eval_steps: NonNegativeInt = 0
+    #: Experiment trackers, besides the metrics log: tensorboard.
+    report_to: tuple[Annotated[str, AfterValidator(TRACKERS.checked)], ...] = ()
 
     @model_validator(mode="after")
     def _equal_microbatches(self) -> Self:
@@ -66,6 +77,10 @@ class TrainingConfig(Config):
                 f"{self.gradient_accumulation_steps}"
             )
         return self
+
+    def inert(self) -> frozenset[str]:
+        """Trackers do not change the result."""
+        return frozenset({"report_to"})
 
 
 class PolicyTrainingConfig(TrainingConfig):
@@ -80,4 +95,4 @@ class PolicyTrainingConfig(TrainingConfig):
 
     def inert(self) -> frozenset[str]:
         """`eval_on_start`, unless it is set."""
-        return frozenset() if self.eval_on_start else frozenset({"eval_on_start"})
+        return super().inert() | (frozenset() if self.eval_on_start else frozenset({"eval_on_start"}))

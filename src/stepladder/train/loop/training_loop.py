@@ -86,7 +86,9 @@ def run_training(
     done = max(checkpoints.complete, default=0)
     is_writer = compute.processes.is_main_process
     # Without a checkpoint training starts again, including the evaluation of the initial model.
-    metrics = MetricsLog(folder / "curves.jsonl", last_step=done or -1, best_by=best_by, is_writer=is_writer)
+    metrics = MetricsLog(
+        folder / "curves.jsonl", done or -1, best_by=best_by, is_writer=is_writer, report_to=config.report_to
+    )
     if len(metrics.updates) != done:
         raise StepladderError(
             f"{metrics.path} has {len(metrics.updates):,} of the {done:,} updates up to the newest checkpoint, so the "

@@ -14,6 +14,7 @@ from pydantic import (
 
 from stepladder.models import absolute_if_folder
 from stepladder.train.loop.config import TrainingConfig
+from stepladder.train.prm.loss_types import PAIR_LOSSES, STEP_LOSSES
 
 
 class PRMConfig(TrainingConfig):
@@ -33,6 +34,8 @@ class PRMConfig(TrainingConfig):
     #: `values`: predict its Monte-Carlo value; `outcome`: predict the reward of a finished episode from its last step
     #: alone (an outcome reward model, as a baseline).
     objective: Literal["pairs", "verdicts", "values", "outcome"] = "pairs"
+    #: The loss, one of `loss_types.py` for the objective; null is the first: ranking for pairs, else cross_entropy.
+    loss_type: str | None = None
     #: The initial model, a causal LM or a reward model; null is the policy.
     model: Annotated[str, AfterValidator(absolute_if_folder)] | None = None
     #: Accept pairs and trees of another tokenizer than the model's and tokenize their text again.
@@ -74,6 +77,13 @@ class PRMConfig(TrainingConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _known_loss(self) -> Self:
+        if self.loss_type is not None:
+            (PAIR_LOSSES if self.objective == "pairs" else STEP_LOSSES).checked(self.loss_type)
+        return self
+
     def inert(self) -> frozenset[str]:
         """The settings of sampled episodes, if there are none."""
-        return frozenset() if self.episodes else frozenset({"episodes", "num_generations", "temperature"})
+        unused = frozenset() if self.episodes else frozenset({"episodes", "num_generations", "temperature"})
+        return super().inert() | unused

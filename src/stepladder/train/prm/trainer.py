@@ -45,8 +45,9 @@ from stepladder.train.loop.policy_weights import add_lora
 from stepladder.train.loop.public_trainer import PublicTrainer, all_questions
 from stepladder.train.loop.training_loop import learning_rate_for, report_line, run_training, training_numbers
 from stepladder.train.prm.config import PRMConfig
+from stepladder.train.prm.loss_types import PAIR_LOSSES, STEP_LOSSES
 from stepladder.train.prm.prm_data import PRMBatch, PRMExample, collate_examples
-from stepladder.train.prm.prm_losses import centering_loss, ranking_loss, value_loss
+from stepladder.train.prm.prm_losses import centering_loss
 from stepladder.train.prm.prm_sources import ExampleMaker, pair_examples, tree_examples
 from stepladder.train.transcripts.sampled_episodes import policy_episodes
 
@@ -105,15 +106,19 @@ class PRMTrainer(PublicTrainer[PRMConfig, PRMReport]):
         return train_prm(config.model or policy, context, config, examples)
 
 
-def batch_loss(scores_S: torch.Tensor, batch: PRMBatch, centering: float) -> tuple[torch.Tensor, dict[str, float]]:
+def batch_loss(
+    scores_S: torch.Tensor, batch: PRMBatch, centering: float, loss_type: str | None = None
+) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss of a batch and its metrics, summed over pairs or steps."""
     if not len(batch["better"]):
-        loss = (value_loss(scores_S, batch["values"]) * batch["weights"]).sum()
+        step_loss = STEP_LOSSES.get(loss_type or next(iter(STEP_LOSSES)))
+        loss = (step_loss(scores_S, batch["values"]) * batch["weights"]).sum()
         ends = slice(batch["steps"])
         error = (scores_S[ends].detach().sigmoid() - batch["values"][ends]).abs().sum()
         return loss, {"error": float(error)}
     better_P, worse_P = scores_S[batch["better"]], scores_S[batch["worse"]]
-    losses_P = ranking_loss(better_P, worse_P, batch["margins"])
+    pair_loss = PAIR_LOSSES.get(loss_type or next(iter(PAIR_LOSSES)))
+    losses_P = pair_loss(better_P, worse_P, batch["margins"])
     if centering:
         losses_P = losses_P + centering * centering_loss(better_P, worse_P)
     margins_P = (better_P - worse_P).detach()
@@ -128,8 +133,9 @@ def count_targets(batch: PRMBatch) -> int:
 class StepRewardTrainer(BaseTrainer):
     """Trains a model with a scalar head."""
 
-    #: Weight of the centering loss; set after construction.
+    #: Weight of the centering loss, and the name of the loss; set after construction.
     centering = 0.0
+    loss_type: str | None = None
 
     def loss_weight(self, batch: Any) -> float:
         """Pairs or steps."""
@@ -141,7 +147,7 @@ class StepRewardTrainer(BaseTrainer):
 
     def summed_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Over pairs or steps."""
-        loss, metrics = batch_loss(_scores(model, batch), batch, self.centering)
+        loss, metrics = batch_loss(_scores(model, batch), batch, self.centering, self.loss_type)
         self.batch_metrics.update(metrics)
         return loss
 
@@ -171,7 +177,7 @@ def train_prm(model: str | Path, context: TrainingContext, config: PRMConfig, ma
             collator: Any = partial(collate_examples, dense=config.dense, max_length=context_window(prm))
             held_out: Any = [None] if dev else None
             made = StepRewardTrainer(prm, arguments, collator, train_dataset=list(train), eval_dataset=held_out)
-            made.centering = config.center_rewards_coefficient
+            made.centering, made.loss_type = config.center_rewards_coefficient, config.loss_type
             return made
 
         metrics, checkpoint = run_training(
@@ -213,7 +219,9 @@ def _dev_evaluator(
             batch: Any = collate_examples(ordered[start : start + _DEV_BATCH], max_length=context_window(model))
             batch = {name: part.to(compute.device) if torch.is_tensor(part) else part for name, part in batch.items()}
             with torch.no_grad(), compute.autocast:
-                loss, metrics = batch_loss(_scores(model, batch), batch, config.center_rewards_coefficient)
+                loss, metrics = batch_loss(
+                    _scores(model, batch), batch, config.center_rewards_coefficient, config.loss_type
+                )
             for name, value in {"loss": float(loss), **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + value
             weight += count_targets(batch)

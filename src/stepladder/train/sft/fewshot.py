@@ -28,10 +28,7 @@ _QUESTIONS = (
         "demonstration 1",
         "Where was the author of The Glass Orchard born?",
         ("Pellam",),
-        (
-            Hop("Who wrote The Glass Orchard?", "Ilse Varn", ("d1",)),
-            Hop("Where was #1 born?", "Pellam", ("d2",)),
-        ),
+        (Hop("Who wrote The Glass Orchard?", "Ilse Varn", ("d1",)), Hop("Where was #1 born?", "Pellam", ("d2",))),
         (("d1",), ("d2",)),
     ),
     Question(
