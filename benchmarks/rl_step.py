@@ -42,6 +42,7 @@ from prm_speed import one_text_a_call, texts_of
 from stepladder.core.requests import Finish, Generate, Generation, Retrieve
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Author, Question, Segment, Trajectory, Usage
+from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.engines.base import cut_at_stop
 from stepladder.engines.transformers.engine import TransformersEngine
@@ -57,13 +58,13 @@ from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.monitor_config import MonitorConfig
 from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer
+from stepladder.train.loop.base_trainer import TrainerHooks
 from stepladder.train.loop.checkpoints import Checkpoints
+from stepladder.train.loop.compute import Compute, Precision, prepare_compute
+from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.policy_weights import Policy, load_policy
 from stepladder.train.loop.rollout_engine import make_rollout_engine
-from stepladder.train.loop.training_loop import Compute, Precision, prepare_compute
-from stepladder.train.loop.base_trainer import TrainerHooks
-from stepladder.data.sampling import sample_questions
 
 RECIPE = "prorag-nano"
 PARTS = ("rollout", "scoring", "update")
@@ -93,7 +94,7 @@ class RolloutsByText(Rollouts):
     """Plays episodes as text, and hands on those of `ours`, scored again, so that the update is of the same ones."""
 
     def __init__(self, ours: "OurRollouts", settings: GRPOConfig, policy: Policy, reward: Any, meter: Meter) -> None:
-        super().__init__(ours.driver, ours.agent, ours.episode, settings, ours.reward)
+        super().__init__(ours.driver, ours.agent, ours.episode, settings, ours.scorer)
         self.ours, self.policy, self.plain_reward, self.meter = ours, policy, reward, meter
         self.encoding = Encoding(policy.tokenizer)
         self.ends = end_tokens(policy.model.generation_config, policy.tokenizer) | {policy.tokenizer.pad_token_id}
@@ -102,7 +103,7 @@ class RolloutsByText(Rollouts):
         #: Through the network in the roll-out of this round; written in all rounds.
         self.tokens = self.written = 0
 
-    def play(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
+    def generate(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
         torch.manual_seed(seed_of(seed, self.ours.round))
         began = time.monotonic()
         played, written = self._episodes(questions, also_ended=True)
@@ -120,11 +121,11 @@ class RolloutsByText(Rollouts):
             "scoring_seconds": ended - scored,
             "careful_seconds": time.monotonic() - ended,
         }
-        return RolloutBatch(rows, self.ours.played.measures | seconds)
+        return RolloutBatch(rows, self.ours.played.metrics | seconds)
 
     def _episodes(self, questions: Sequence[Question], *, also_ended: bool) -> tuple[list[Trajectory], int]:
         """Episodes, and how many tokens were written for them, with padding and what was thrown away."""
-        count = self.settings.num_generations
+        count = self.config.num_generations
         states = [Trajectory(question, self.agent.name) for question in questions for _ in range(count)]
         total = 0
         while any(state.stop is None for state in states):
@@ -218,19 +219,19 @@ class OurRollouts(Rollouts):
     ) -> None:
         self.engine, self.retriever = engine, context.retriever
         driver = Driver(engine, self.retriever)
-        super().__init__(driver, context.agent, context.episode(), settings, reward, playing=playing)
+        super().__init__(driver, context.agent, context.episode(), settings, reward, generating=playing)
         self.meter = Meter(engine.model)
         self.scores: list[float] = []
         self.episodes: list[Trajectory] = []
         self.tokens = self.written = self.round = 0
 
-    def play(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
+    def generate(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
         self.round += 1
         self.engine.on_idle()
         self.driver = Driver(self.engine, self.retriever)
-        self.played = super().play(questions, seed_of(seed, self.round))
-        if self.played.measures["failed"]:
-            raise SystemExit(f"{self.played.measures['failed']:.0f} episodes failed: the ways would not do the same")
+        self.played = super().generate(questions, seed_of(seed, self.round))
+        if self.played.metrics["failed"]:
+            raise SystemExit(f"{self.played.metrics['failed']:.0f} episodes failed: the ways would not do the same")
         self.episodes += [row.trajectory for row in self.played.rows]
         self.written += self.driver.counts.usage.written
         self.tokens = self.meter.take()
@@ -256,7 +257,7 @@ class Way:
     def step(self) -> tuple[dict[str, float], dict[str, int]]:
         """Make one; what the trainer told of it, and how many tokens went through the networks in each part."""
         self.trainer.train()
-        row = dict(self.trainer.watching.curves.updates[-1])
+        row = dict(self.trainer.hooks.metrics.updates[-1])
         row["update_seconds"] -= row.setdefault("careful_seconds", 0.0)  # a roll-out more, which nothing was made of
         counts = (self.rollouts.tokens, self.reward_meter.take(), self.rollouts.meter.take())
         return row, dict(zip(PARTS, counts))
@@ -273,7 +274,7 @@ class Bench:
     folder: Path
 
     def trainer(self, kind: type[EpisodeTrainer], policy: Policy, rollouts: Rollouts) -> EpisodeTrainer:
-        settings = rollouts.settings
+        settings = rollouts.config
         folder = self.folder / kind.__name__
         trainer = kind(
             policy.model,
@@ -298,8 +299,8 @@ class Bench:
             train_dataset=Dataset.from_dict({"prompt": [question.id for question in self.questions]}),
             processing_class=policy.tokenizer,
         )
-        checkpoints, curves = Checkpoints(folder / "checkpoints"), MetricsLog(folder / "curves.jsonl", writes=False)
-        trainer.attach(None, TrainerHooks(curves, checkpoints, folder / "bad_batch.json", lambda _: None, None))
+        checkpoints, metrics = Checkpoints(folder / "checkpoints"), MetricsLog(folder / "curves.jsonl", is_writer=False)
+        trainer.attach(None, TrainerHooks(metrics, checkpoints, folder / "bad_batch.json", lambda _: None, None))
         return trainer
 
     def ways(self, policy_folder: str, reward_folder: Path) -> tuple[Way, Way]:
@@ -411,8 +412,11 @@ def main() -> None:
         folder = Path(temporary)
         policy = given.policy or warmed_up(folder / "run", given.device)
         reward = given.reward or with_random_head(policy, folder / "reward")
-        place = prepare_compute(settings, 0, given.device, "grpo")
         questions = sample_questions(context.split("train"), given.questions, 0, balance=True)
+        training = TrainingContext(
+            context.agent, questions, (), context.retriever, context.episode(), folder, device=given.device
+        )
+        place = prepare_compute(settings, training, "grpo")
         with quiet_libraries():
             ways = Bench(context, questions, settings, place, folder).ways(policy, reward)
             size = sum(weights.numel() for weights in ways[0].trainer.model.parameters()) / 1e6

@@ -1,13 +1,16 @@
 """The lexicon of query matching: synonyms of relation words, and kinds of answers.
 
-In: nothing. Out: tables for `query_matching.py`: relation words with the same meaning (`same_word`), nouns that name a
+In: `lexicon.yaml`. Out: tables for `query_matching.py`: relation words with the same meaning (`same_word`), nouns that name a
 kind of answer (`KIND_OF`), and kinds that exclude each other (`kinds_conflict`). The tables cover the relations that
 encyclopedias and multi-hop datasets ask about; any other word equals only its own stem.
 """
 
 from functools import lru_cache
+from pathlib import Path
 
 import Stemmer
+
+from stepladder.core.io.yaml_tables import read_table
 
 _STEMMER = Stemmer.Stemmer("english")
 
@@ -35,84 +38,10 @@ STOP_WORDS = _listed(
 #: Words that many relations share; they count half.
 WEAK_WORDS = frozenset(map(stem, _listed("first last main chief best known famous current former original official")))
 
-_FAMILIES = (
-    "born birth native birthplace",
-    "die died death dead deceased",
-    "study studied studies attend attended educated education degree graduate student alma",
-    "marry married marriage spouse husband wife wed partner",
-    "mentor mentored teacher taught tutor advisor adviser",
-    "occupation profession job work worked works living career",
-    "found founded founder founding establish established establishment inception creation",
-    "headquarters headquartered headquarter base seat",
-    "employees employee employ employed staff workforce",
-    "rival rivals competitor compete competes",
-    "industry trade sector branch active",
-    "sponsor sponsors sponsored sponsorship",
-    "coach coached trainer",
-    "rector",
-    "students student enrol enrols enrolled enrolment enrollment",
-    "capital",
-    "language languages speak spoken",
-    "currency money",
-    "independence independent",
-    "president",
-    "mayor",
-    "choose chose chosen elect elected",
-    "population inhabitants inhabitant people populous",
-    "bank banks",
-    "twin twinned",
-    "flow flows",
-    "source spring",
-    "mouth",
-    "length long",
-    "height high tall elevation altitude",
-    "highest tallest",
-    "longest",
-    "map mapped mapping",
-    "climb climbed climber ascent ascend ascended ascends",
-    "nearest closest",
-    "span spans cross crosses lead leads",
-    "design designed designs designer architect",
-    "open opened opening opens inaugurated inauguration",
-    "visitor visitors visit",
-    "build built builder builds construct constructed construction",
-    "launch launched",
-    "port",
-    "captain captained",
-    "write wrote written writer author authored",
-    "publish published publication publisher publishes",
-    "set setting",
-    "page pages",
-    "direct directed director directs",
-    "release released",
-    "star stars starring starred role play plays played actor actress cast lead leading",
-    "compose composed composer composes",
-    "form formed come comes came originate originated origin",
-    "genre style",
-    "sing sings sang sung singer vocalist performer performed perform performs",
-    "label",
-    "record recorded recording recordings studio",
-    "produce produced producer",
-    "paint painted painter",
-    "paint painted finish finished complete completed",
-    "hold holds held hang hangs collection belong belongs",
-    "depict depicts depicted depiction",
-    "father dad",
-    "mother mum",
-    "parent parents",
-    "child children son daughter",
-    "sibling brother sister",
-    "citizen citizenship nationality",
-    "religion denomination",
-    "owner owned owns own",
-    "win won winner",
-    "member",
-    "county",
-    "border borders",
-)
+_TABLE = read_table(Path(__file__).with_suffix(".yaml"))
 
 _MEMBERSHIPS: dict[str, frozenset[int]] = {}
-for _number, _family in enumerate(_FAMILIES):
+for _number, _family in enumerate(_TABLE["families"]):
     for _word in map(stem, _family.split()):
         _MEMBERSHIPS[_word] = _MEMBERSHIPS.get(_word, frozenset()) | {_number}
 
@@ -142,32 +71,7 @@ def same_word(one: str, other: str) -> bool:
 _ROLES = """founder director author writer publisher composer producer performer singer painter architect designer
 builder captain coach mayor president rector mentor spouse husband wife father mother"""
 
-_KIND_NOUNS = {
-    "who": _ROLES,
-    "time": "year date day month decade century time",
-    "quantity": "number amount population height length size kilometre kilometer metre meter percentage",
-    "place": "place location",
-    "city": "city town village",
-    "country": "country nation",
-    "state": "state province",
-    "county": "county district",
-    "continent": "continent",
-    "river": "river",
-    "mountain": "mountain peak",
-    "person": "person man woman",
-    "organisation": "organisation organization institution",
-    "company": "company firm label",
-    "university": "university college",
-    "club": "club team",
-    "museum": "museum gallery",
-    "bridge": "bridge",
-    "ship": "ship vessel",
-    "book": "book novel",
-    "film": "film movie",
-    "band": "band",
-    "album": "album",
-    "painting": "painting",
-}
+_KIND_NOUNS: dict[str, str] = {"who": _ROLES, **_TABLE["kinds"]}
 
 #: A noun (in singular or plural) to the kind of thing it names.
 KIND_OF: dict[str, str] = {

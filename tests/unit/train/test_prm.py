@@ -800,7 +800,7 @@ def test_names_that_are_no_reward_model(name: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"objective": "values", "chains": 4}, "chains, spoilt and episodes go with the objective 'verdicts'"),
+        ({"objective": "values", "chains": 4}, "chains, corruptions and episodes need the objective 'verdicts'"),
         ({"objective": "pairs", "corruptions": 4}, "not 'pairs'"),
         ({"objective": "outcome", "episodes": 4}, "not 'outcome'"),
         ({"objective": "verdicts", "corruptions": 4}, "set chains as well"),

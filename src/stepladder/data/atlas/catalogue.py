@@ -8,16 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
+from stepladder.core.io.yaml_tables import read_table
 from stepladder.data.atlas.schema import Comparison, EntityType, Relation
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-def _table(name: str) -> dict[str, Any]:
-    table: dict[str, Any] = yaml.load(Path(__file__).with_name("tables").joinpath(name).read_text("utf-8"), _LOADER)
-    return table
 
 
 def _row(fields: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +19,8 @@ def _row(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 #: The order is part of the world: the same seed draws from the same lists.
-_TABLES = [_table(f"{name}.yaml") for name in ("people", "places", "structures", "works")]
+_FOLDER = Path(__file__).with_name("tables")
+_TABLES = [read_table(_FOLDER / f"{name}.yaml") for name in ("people", "places", "structures", "works")]
 
 TYPES: dict[str, EntityType] = {row["name"]: EntityType(**_row(row)) for table in _TABLES for row in table["types"]}
 

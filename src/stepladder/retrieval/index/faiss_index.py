@@ -153,8 +153,7 @@ def _add_and_write(
 
 def _build_hnsw(vectors: StoredVectors, folder: Path, progress: ProgressCallback) -> None:
     faiss = _faiss()
-    count, dimensions = vectors.shape
-    index = faiss.IndexHNSWSQ(dimensions, faiss.ScalarQuantizer.QT_fp16, _M, faiss.METRIC_INNER_PRODUCT)
+    index = faiss.IndexHNSWSQ(vectors.shape[1], faiss.ScalarQuantizer.QT_fp16, _M, faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = _EF_CONSTRUCTION
     index.train(_block(vectors, 0))  # required by FAISS, although fp16 needs no training
     _add_and_write(index, vectors, folder, progress, "Building the HNSW graph")
