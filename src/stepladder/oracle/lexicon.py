@@ -1,8 +1,8 @@
 """The lexicon of query matching: synonyms of relation words, and kinds of answers.
 
-In: `lexicon.yaml`. Out: tables for `query_matching.py`: relation words with the same meaning (`same_word`), nouns that name a
-kind of answer (`KIND_OF`), and kinds that exclude each other (`kinds_conflict`). The tables cover the relations that
-encyclopedias and multi-hop datasets ask about; any other word equals only its own stem.
+In: `lexicon.yaml`. Out: tables for `query_matching.py`: relation words with the same meaning (`same_word`), nouns that
+name a kind of answer (`KIND_OF`), and kinds that exclude each other (`kinds_conflict`). The tables cover the relations
+that encyclopedias and multi-hop datasets ask about; any other word equals only its own stem.
 """
 
 from functools import lru_cache
