@@ -22,7 +22,7 @@ from stepladder.core.requests import Sampling
 from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, PUBLISHED, SPLITS, DataSet, absolute_name, load_dataset, open_files
 from stepladder.data.holdout import WARMUP, held_out, with_warmup
-from stepladder.engines import Engine, make_engine
+from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.models import absolute_if_folder
 from stepladder.oracle.agent_check import check_agent
@@ -47,6 +47,12 @@ def _known_agent(name: str) -> str:
         return str(_absolute(Path(name)))
     AGENTS.get(name)  # raises if there is no such agent
     return name
+
+
+def _in_process_engine(name: str) -> str:
+    if name in ("openai", ORACLE):  # a server is not trained, and the oracle is a policy: `policy: oracle`
+        raise ValueError(f"expected an engine that runs a model in this process, found {name!r}")
+    return ENGINES.checked(name)
 
 
 def _absolute_data(name: str | None) -> str | None:
@@ -135,7 +141,7 @@ class SharedConfig(Config):
     search: SearchConfig = SearchConfig()
     episode: LimitConfig = LimitConfig()
     #: Generation backend of a policy.
-    engine: Literal["transformers", "vllm"] = "transformers"
+    engine: Annotated[str, AfterValidator(_in_process_engine)] = "transformers"
     device: str = "auto"
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     #: Largest generation batch of a local model.

@@ -70,7 +70,7 @@ def test_no_stage_asks_for_more_dev_questions_than_are_held_out(name: str) -> No
 
 @pytest.mark.parametrize("name", [name for name in REAL if "qwen" in name])
 def test_what_nobody_has_run_says_that_its_figures_are_estimates(name: str) -> None:
-    assert "Nobody has run it yet. Memory and time are ESTIMATES, worked out and not measured" in header_of(name)
+    assert "Not run yet. Memory and time are ESTIMATES, calculated and not measured" in header_of(name)
     recipe = as_shipped(name)
     assert recipe.shared.engine == "vllm"
     players = [stage.settings.engine for stage in recipe.stages if isinstance(stage.settings, GRPOConfig)]

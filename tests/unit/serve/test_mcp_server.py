@@ -15,7 +15,7 @@ from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.retrieval.base import Retriever
 from stepladder.serve.agent.mcp_server import make_mcp
-from stepladder.serve.agent.scheduler import Scheduler, AgentMetrics
+from stepladder.serve.agent.scheduler import AgentMetrics, Scheduler
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.server_config import AgentServerConfig
 from tests.support import ROOT
@@ -31,13 +31,13 @@ async def connected(
     """A client of a server in this process."""
     chosen, metrics = AgentServerConfig.read(settings), AgentMetrics()
     driver = Driver(engine, WordRetriever() if retriever is None else retriever, in_flight=chosen.max_running)
-    player = Scheduler(driver, max_waiting=chosen.max_waiting, metrics=metrics)
-    player.start()
+    scheduler = Scheduler(driver, max_waiting=chosen.max_waiting, metrics=metrics)
+    scheduler.start()
     try:
-        async with Client(make_mcp(ServedAgent(driver, gold_play), player, chosen)) as client:
+        async with Client(make_mcp(ServedAgent(driver, gold_play), scheduler, chosen)) as client:
             yield client, metrics
     finally:
-        player.close()
+        scheduler.close()
 
 
 def said(result: Any) -> str:
@@ -112,8 +112,8 @@ class Noisy(Oracle):
         return super().generate(requests)
 
 driver = Driver(Noisy(), WordRetriever())
-player = Scheduler(driver, max_waiting=10, metrics=AgentMetrics())
-asyncio.run(serve_stdio(ServedAgent(driver, gold_play), player, AgentServerConfig()))
+scheduler = Scheduler(driver, max_waiting=10, metrics=AgentMetrics())
+asyncio.run(serve_stdio(ServedAgent(driver, gold_play), scheduler, AgentServerConfig()))
 """
 
 
@@ -179,7 +179,9 @@ def test_a_call_that_is_given_up_ends_its_question() -> None:
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await asyncio.to_thread(until, lambda: metrics.registry.get_sample_value("stepladder_disconnected_total") == 1)
+            await asyncio.to_thread(
+                until, lambda: metrics.registry.get_sample_value("stepladder_disconnected_total") == 1
+            )
             engine.go.set()
             await asyncio.to_thread(until, lambda: metrics.registry.get_sample_value("stepladder_running") == 0)
             assert engine.steps_of("held") == 2
