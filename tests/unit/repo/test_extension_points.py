@@ -1,4 +1,4 @@
-"""The table "To add X, touch Y" of docs/architecture.md: each row adds one file and at most one line of registration."""
+"""The table "To add X, touch Y" of docs/architecture.md: each row is one file and at most one line of registration."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +14,9 @@ from rich.console import Console
 from stepladder import Driver, Generate, check_agent, check_engine, check_judge
 from stepladder.agents import make_agent
 from stepladder.core.registry import Registry
+from stepladder.core.trace import Tree
 from stepladder.engines.registry import ENGINES, make_engine
+from stepladder.engines.scripted import ScriptedEngine
 from stepladder.judges.registry import judges, make_judge
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
@@ -34,7 +36,8 @@ from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.loss_types import STEP_LOSSES
 from stepladder.train.prm.trainer import batch_loss
 from tests.support import ROOT
-from tests.support.trees import small_tree
+from tests.support.samples import QUESTION, WordRetriever
+from tests.support.trees import stroll, tree_of
 
 REGISTRIES = (ENGINES, ESTIMATORS, INDEX_KINDS, STAGES, STEP_LOSSES, TRACKERS)
 AddFile = Callable[[str, str, str], None]
@@ -63,6 +66,12 @@ def add_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AddFil
         sys.modules.pop(module, None)
     import_module("stepladder.agents")._scan.cache_clear()
     judges.cache_clear()
+
+
+def small_tree() -> Tree:
+    (outcome,) = Driver(ScriptedEngine(stroll), WordRetriever()).run([lambda: tree_of(QUESTION, 0)])
+    assert outcome.value is not None
+    return outcome.value
 
 
 def register(registry: Registry, name: str, target: str) -> None:
@@ -131,7 +140,7 @@ def test_a_stage_is_one_file_and_appears_in_tables_and_report(add_file: AddFile,
     add_file(
         "stepladder.pipeline.stages",
         "count_questions",
-        '''
+        """
         from stepladder.core.config import Config
         from stepladder.pipeline.stage import StageResult, StageSpec, never
         from stepladder.pipeline.stage_summary import StageCost
@@ -153,7 +162,7 @@ def test_a_stage_is_one_file_and_appears_in_tables_and_report(add_file: AddFile,
             questions=lambda stage: ["q1"],
             generates=never,
         )
-        ''',
+        """,
     )
     scan_stages()
     recipe = Recipe.read({"agent": "direct", "stages": {"count": {"kind": "count-questions", "split": "dev"}}})
@@ -196,10 +205,10 @@ def test_a_prm_loss_is_one_file_and_one_line(add_file: AddFile) -> None:
     add_file(
         "stepladder.train.prm",
         "squared_loss",
-        '''
+        """
         def squared_loss(scores, targets):
             return (scores.sigmoid() - targets) ** 2
-        ''',
+        """,
     )
     register(STEP_LOSSES, "squared", "stepladder.train.prm.squared_loss:squared_loss")
     assert PRMConfig.read({"objective": "values", "loss_type": "squared"}).loss_type == "squared"
@@ -215,7 +224,6 @@ def test_a_retriever_is_one_file_and_one_line(add_file: AddFile, tmp_path: Path)
         '''
         from stepladder.core.config import Config
         from stepladder.retrieval.base import Retriever
-        from stepladder.retrieval.index.manifest import BuildDetails
         from stepladder.retrieval.index.registry import IndexKind
 
         class Alphabetical(Retriever):
@@ -229,7 +237,7 @@ def test_a_retriever_is_one_file_and_one_line(add_file: AddFile, tmp_path: Path)
 
         KIND = IndexKind(
             Config,
-            lambda passages, to, settings, memory, progress: BuildDetails({}, []),
+            lambda passages, to, settings, memory, progress: {},
             lambda folder, passages, device: Alphabetical(passages),
             dense=False,
             resumable=False,
@@ -239,7 +247,7 @@ def test_a_retriever_is_one_file_and_one_line(add_file: AddFile, tmp_path: Path)
     register(INDEX_KINDS, "alphabetical", "stepladder.retrieval.index.alphabetical:KIND")
     corpus = tmp_path / "corpus.tsv"
     corpus.write_text("id\ttext\ttitle\np1\tA river.\tVelm\np2\tA city.\tArn\n")
-    build_index([corpus], tmp_path / "index", "alphabetical", {})
+    build_index(corpus, tmp_path / "index", "alphabetical")
     (found,) = load_retriever(str(tmp_path / "index")).search(["anything"], 1)
     assert [passage.title for passage in found] == ["Arn"]
 
@@ -248,19 +256,19 @@ def test_an_engine_is_one_file_and_one_line(add_file: AddFile) -> None:
     add_file(
         "stepladder.engines",
         "echo",
-        '''
+        """
         from stepladder.engines.scripted import ScriptedEngine
 
         def build(options):
-            return ScriptedEngine(lambda request: "<answer> Velm </answer>")
-        ''',
+            return ScriptedEngine(lambda request: f"Velm {request.seed}")
+        """,
     )
     register(ENGINES, "echo", "stepladder.engines.echo:build")
     engine = make_engine("echo", make_agent("direct"))
     check_engine(engine)
     assert Recipe.read({"engine": "echo", "stages": {"eval": {}}}).shared.engine == "echo"
     (outcome,) = Driver(engine).run([lambda: _once()])
-    assert outcome.value == "<answer> Velm </answer>"
+    assert outcome.value == "Velm 0"
 
 
 def _once():
@@ -272,7 +280,7 @@ def test_a_tracker_is_one_file_and_one_line(add_file: AddFile, tmp_path: Path) -
     add_file(
         "stepladder.train.loop",
         "list_tracker",
-        '''
+        """
         ROWS = []
 
         class ListTracker:
@@ -284,7 +292,7 @@ def test_a_tracker_is_one_file_and_one_line(add_file: AddFile, tmp_path: Path) -
 
             def flush(self):
                 pass
-        ''',
+        """,
     )
     register(TRACKERS, "list", "stepladder.train.loop.list_tracker:ListTracker")
     config = TrainingConfig.read({"report_to": ["list"]})
