@@ -17,7 +17,7 @@ demo: .venv/.installed
 	$(BIN)/stepladder demo
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

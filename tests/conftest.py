@@ -1,5 +1,6 @@
 """Fixtures that several tests need, and the markers `e2e` and `gpu`, which follow from a test's folder."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -18,11 +19,19 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several processes test at once: let e
     torch.set_num_threads(1)
 
 
+TESTS = ROOT / "tests"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of two folders, and begin with those that take long: processes then end at about the same time."""
     for item in items:
         for marker in ("e2e", "gpu"):
-            if item.path.is_relative_to(ROOT / "tests" / marker):
+            if item.path.is_relative_to(TESTS / marker):
                 item.add_marker(marker)
+    slow = TESTS / "e2e", TESTS / "unit" / "train", TESTS / "unit" / "reporting"
+    items.sort(
+        key=lambda item: next((n for n, folder in enumerate(slow) if item.path.is_relative_to(folder)), len(slow))
+    )
 
 
 @pytest.fixture
@@ -41,6 +50,13 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_garbage_collection() -> None:
+    """Trainers collect garbage after every run; what was imported by then need not be looked through again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -36,7 +36,7 @@ def test_the_demo_shows_a_question_before_and_after_and_the_tables(
     story = ("2,000 passages", "answered by the oracle", "answered after", "answered by the trained model", "time:")
     places = [text.index(part) for part in story]
     assert places == sorted(places)
-    assert "after - before: f1" in text
+    assert "after vs. before: f1" in text
     assert report.policy == tmp_path / "run" / "save" / "policy"
 
     again = run_demo(Console(file=StringIO()), recipe, tmp_path / "run")

@@ -312,14 +312,14 @@ def test_a_policy_is_warmed_up_refined_and_taught_by_pairs_and_so_is_a_reward_mo
 
     quick = ("--num-train-epochs", 1, "--learning-rate", 1e-4)
     printed = shell("train", "rft", "--run", run, "--threshold", "none", "--num-generations", 2, *quick)
-    assert re.search(r"rft: 4 episodes of 2 questions sampled, \d+ tokens -> 4 answered -> \d rightly -> ", printed)
+    assert re.search(r"rft: 4 episodes of 2 questions sampled, \d+ tokens -> 4 answered -> \d with a right answer -> ", printed)
     assert re.search(r"  updates: \d, loss \d\.\d{3} -> \d\.\d{3}\n", printed)
     printed = shell("train", "dpo", "--run", run, "--pairs", pairs, "--num-train-epochs", 3, "--learning-rate", 1e-3)
-    assert re.search(r"dpo: learnt from 2 pairs of 2 questions; held out 2: accuracy 1\.000, reward gap \d", printed)
-    assert re.search(r"  dev: F1 1\.000, KL a token from where it began \d\.\d{3}\n", printed)
+    assert re.search(r"dpo: trained on 2 pairs of 2 questions; held out 2: accuracy 1\.000, reward gap \d", printed)
+    assert re.search(r"  dev: F1 1\.000, KL per token to the initial policy \d\.\d{3}\n", printed)
     assert f"trained policy: {run / 'dpo' / 'policy'}" in printed
     printed = shell("train", "prm", "--run", run, *quick)
-    assert re.search(r"prm: learnt from 2 pairs; held out 2: accuracy [01]\.\d{3}, margin .*, loss \d", printed)
+    assert re.search(r"prm: trained on 2 pairs; held out 2: accuracy [01]\.\d{3}, margin .*, loss \d", printed)
     assert "trained policy" not in printed
     inputs = {stage.name: dict(stage.inputs) for stage in RunFolder.open(run).recipe().stages}
     assert inputs["dpo"] == {"policy": "rft", "pairs": "pairs-file"}
@@ -339,11 +339,11 @@ def lines_of(kind: str, summary: dict[str, Any]) -> str:
 def test_a_refinement_tells_what_was_left_and_where_the_others_failed() -> None:
     bad = {"first_bad_step": {"1": 12, "3": 8}, "first_bad_kind": {"query": 15, "answer": 5}, "best_dev_f1": 0.625}
     assert lines_of("rft", {**SUMMARIES["rft"], **bad, "skipped_too_long": 2}).splitlines() == [
-        "80 episodes of 10 questions sampled, 5,000 tokens -> 70 answered -> 40 rightly -> 30 by good steps alone -> "
-        "20 different -> 9 kept",
+        "80 episodes of 10 questions sampled, 5,000 tokens -> 70 answered -> 40 with a right answer -> "
+        "30 with good steps only -> 20 distinct -> 9 kept",
         "first bad step: step 1 12, step 3 8",
         "its kind: query 15, answer 5",
-        "too long to learn from: 2",
+        "too long to train on: 2",
         "updates: 3, loss 0.700 -> 0.100",
         "dev: F1 0.625",
     ]
@@ -351,10 +351,10 @@ def test_a_refinement_tells_what_was_left_and_where_the_others_failed() -> None:
 
 def test_a_reward_model_tells_what_it_learnt_from_and_what_it_refused() -> None:
     values = {"scored_steps": 1200, "held_out_steps": 130, "held_out_error": 0.21, "held_out_loss": 0.5, **TRAINED}
-    assert lines_of("prm", values).startswith("learnt from 1,200 steps; held out 130: error 0.210, loss 0.500\n")
+    assert lines_of("prm", values).startswith("trained on 1,200 steps; held out 130: error 0.210, loss 0.500\n")
     told = lines_of("prm", {**SUMMARIES["prm"], "refused": {"other prompt": 4}, "histories_cut": 7})
-    assert told.startswith("learnt from 9 pairs; held out 0\n")
-    assert "refused: other prompt 4\nhistories cut: 7" in told
+    assert told.startswith("trained on 9 pairs; held out 0\n")
+    assert "refused: other prompt 4\ntruncated histories: 7" in told
 
 
 def examination() -> dict[str, Any]:
@@ -376,12 +376,12 @@ def test_an_examination_tells_how_good_a_reward_model_is() -> None:
     assert told.startswith("AUC 1.00 [1.00, 1.00] against the gold judge, 30 steps of 5 questions\n")
     for line in (
         "by kind: answer 1.00 [1.00, 1.00] (faulty 10 of 20), query - (faulty 0 of 10)",
-        "faults noticed at 0: wrong answer 100% of 10",
+        "faults detected at 0: wrong answer 100% of 10",
         "held-out pairs: accuracy 0.75 [0.50, 1.00] of 4",
-        "spoilt chains told from gold ones: answer first 0.75 of 2",
+        "AUC of gold against corrupted chains: answer first 0.75 of 2",
     ):
         assert line in told.splitlines()
-    assert re.search(r"^calibration error: as it is 0\.\d{3}, rescaled 0\.\d{3}$", told, re.MULTILINE)
+    assert re.search(r"^calibration error: raw 0\.\d{3}, rescaled 0\.\d{3}$", told, re.MULTILINE)
 
 
 def test_an_examination_tells_what_there_is() -> None:
@@ -402,7 +402,7 @@ def test_evaluations_are_compared_with_the_first_and_with_the_one_before(tmp_pat
     console = Console(width=80, file=StringIO())
     print_report(console, report)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert re.findall(r"^(\S+) - (\S+): f1", printed, re.MULTILINE) == wanted, "in reading order, none twice"
+    assert re.findall(r"^(\S+) vs\. (\S+): f1", printed, re.MULTILINE) == wanted, "in reading order, none twice"
     plain = json.loads(json.dumps(as_json(report)))["differences"]
     assert [(each["stage"], each["against"]) for each in plain if each["metric"] == "em"] == wanted
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, model_validator
 from rich.console import Console
 
-from stepladder.agents import AGENTS, Agent, is_agent_file, make_agent
+from stepladder import agents
+from stepladder.agents import Agent, is_agent_file, make_agent
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
@@ -45,8 +46,7 @@ def _absolute(path: Path) -> Path:
 def _known_agent(name: str) -> str:
     if is_agent_file(name):
         return str(_absolute(Path(name)))
-    AGENTS.get(name)  # raises if there is no such agent
-    return name
+    return agents.AGENTS.checked(name)
 
 
 def _in_process_engine(name: str) -> str:

@@ -336,7 +336,7 @@ class Told(ScriptedEngine):
         reply: Any = super()._reply(request)
         return replace(reply, written=replace(reply.written, logprobs=()))  # they would not be the model's
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """There is nothing to forget."""
 
 

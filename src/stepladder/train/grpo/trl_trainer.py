@@ -29,10 +29,10 @@ from stepladder.train.grpo.credit import CreditedEpisode
 from stepladder.train.grpo.monitors import ALARMS, Monitors, write_alarms
 from stepladder.train.grpo.rollback import RollbackCheckpoints
 from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts, multiple_contexts_error
+from stepladder.train.grpo.token_logps import token_logps
 from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, TrainerHooks, TRLOverrides
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import split_microbatches
-from stepladder.train.loop.token_logps import token_logps
 
 #: Metrics of episodes that are sums, not means; and trl's names of metrics -> ours.
 _COUNTS = ("written", "failed")
