@@ -39,6 +39,7 @@ from trl import GRPOConfig as TrlGRPOConfig  # type: ignore[attr-defined]
 from trl import GRPOTrainer
 
 from prm_speed import one_text_a_call, texts_of
+from stepladder.core.io.records import dumps
 from stepladder.core.requests import Finish, Generate, Generation, Retrieve
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Author, Question, Segment, Trajectory, Usage
@@ -295,8 +296,7 @@ class Bench:
                 **grpo._grpo_arguments(settings, policy),
             ),
             rollouts=rollouts,
-            questions={question.id: question for question in self.questions},
-            train_dataset=Dataset.from_dict({"prompt": [question.id for question in self.questions]}),
+            train_dataset=Dataset.from_dict({"prompt": [dumps(question) for question in self.questions]}),
             processing_class=policy.tokenizer,
         )
         checkpoints, metrics = Checkpoints(folder / "checkpoints"), MetricsLog(folder / "curves.jsonl", is_writer=False)

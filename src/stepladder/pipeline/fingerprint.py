@@ -103,16 +103,16 @@ def agent_content(agent: str) -> str:
 
 def _policy_content(policy: str) -> str:
     is_local = is_model_folder(policy) or (policy not in NAMED and is_gguf_file(expand_path(policy)))
-    place = builtin_folder(policy) or (expand_path(policy) if is_local else None)
-    if place is None:
+    path = builtin_folder(policy) or (expand_path(policy) if is_local else None)
+    if path is None:
         if policy[0] in "./~":  # not a hub name
             raise StepladderError(f"policy: the model {policy} does not exist")
         return policy
-    if is_adapter(place):
-        return f"content {content(place)} on {_policy_content(base_of(place))}"
-    if place.is_dir() and not (place / "config.json").is_file():
-        raise StepladderError(f"policy: {place} is not a model folder: it has no config.json")
-    return f"content {content(place)}"
+    if is_adapter(path):
+        return f"content {content(path)} on {_policy_content(base_of(path))}"
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise StepladderError(f"policy: {path} is not a model folder: it has no config.json")
+    return f"content {content(path)}"
 
 
 def _data_ingredients(data: DataConfig) -> Ingredients:
@@ -122,8 +122,8 @@ def _data_ingredients(data: DataConfig) -> Ingredients:
     elif data.name is not None:
         files = data_files(data.name)
         for path in files:
-            shown = "data.name" if len(files) == 1 else f"data.name.{path.parent.name}/{path.name}"
-            found[shown] = _file_content(path)
+            key = "data.name" if len(files) == 1 else f"data.name.{path.parent.name}/{path.name}"
+            found[key] = _file_content(path)
         if len(parts := data.name.split("+")) > 1 and not Path(data.name).exists():
             # The order of the sets decides the order of the questions; their location does not matter.
             found["data.joined"] = "+".join(part if part in DATA_SETS else Path(part).name for part in parts)

@@ -20,7 +20,7 @@ from stepladder.core.seeding import seed_of
 from stepladder.pipeline.resources import BASE, ORACLE, SharedConfig
 from stepladder.pipeline.stages import STAGES, StageSpec, get_stage
 
-#: A stage's name is a folder's: what every file system tells apart.
+#: A stage's name is the name of its folder: letters that every file system distinguishes.
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 #: Former names of stages of the shipped recipes, and of the oracle.
@@ -184,7 +184,7 @@ def override(data: object, change: str, within: Sequence[str] = ()) -> object:
     if keys[0] == "stages" and len(keys) > 1 and isinstance(data, dict):
         stages = data.get("stages")
         known = [str(name) for name in stages] if isinstance(stages, dict) else []
-        if keys[1] not in known:  # one that is misspelt must not become a stage of its own
+        if keys[1] not in known:  # a misspelled name must not create a new stage
             if new := _new_name(keys[1], known):
                 raise StepladderError(f"--set {change}: stage '{keys[1]}' was{new}")
             raise unknown_name(f"stage in --set {change}:", keys[1], known)

@@ -18,14 +18,8 @@ from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage_summary import Numbers, StageCost, StageSummary, cost_from_summary
 
 #: Roles of inputs and outputs. A policy is a model folder, trees are one file, the others are folders.
-POLICY, TREES, PAIRS, REWARD, EVALUATION, EXAMINATION = (
-    "policy",
-    "trees",
-    "pairs",
-    "reward",
-    "evaluation",
-    "examination",
-)
+POLICY, TREES, PAIRS, REWARD = "policy", "trees", "pairs", "reward"
+EVALUATION, EXAMINATION = "evaluation", "examination"
 #: Files in a folder of pairs.
 TRAIN_PAIRS, DEV_PAIRS, PAIR_STATS = "train.jsonl", "dev.jsonl", "stats.json"
 

@@ -117,7 +117,7 @@ def test_an_adapter_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     extract_lora(trained(rank=2), tiny_model(), begun(tmp_path / "base"), tiny_tokenizer(), 2, folder)
     assert main(["ask", "--run", str(folder)]) == 2
     assert (
-        "is not a run but a model: `ask`, `eval` and `serve-agent` take it as --model"
+        "is a model, not a run: pass it to `ask`, `eval` and `serve-agent` as --model"
         in capsys.readouterr().err.replace("\n", " ")
     )
 
@@ -142,4 +142,4 @@ def test_a_change_that_is_mostly_rounding_says_so(tmp_path: Path, capsys: pytest
     tiny_tokenizer().save_pretrained(tmp_path / "policy")
     command = ["adapter", str(tmp_path / "policy"), "--base", str(tmp_path / "base"), "--rank", "2"]
     assert main([*command, "--out", str(tmp_path / "small")]) == 0
-    assert "rounding to bf16 counts as change too" in capsys.readouterr().out
+    assert "bf16 rounding counts as change too" in capsys.readouterr().out

@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 from stepladder.agents import make_agent
 from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import dumps
 from stepladder.core.requests import Generate
 from stepladder.core.trace import Action, ActionKind, Author, Segment, Step, StopReason, Trajectory
 from stepladder.driver import Driver, Outcome
@@ -97,9 +98,8 @@ def trainer_for(
                 gradient_accumulation_steps=parts, **grpo._grpo_arguments(settings, policy),
             ),
             rollouts=Rollouts(driver, agent or Loose(), EPISODE if agent is None else ROOMY, settings, likes),
-            questions={question.id: question for question in QUESTIONS},
             reference=reference if settings.beta and settings.lora is None else None,
-            train_dataset=Dataset.from_dict({"prompt": [question.id for question in QUESTIONS]}),
+            train_dataset=Dataset.from_dict({"prompt": [dumps(question) for question in QUESTIONS]}),
             processing_class=policy.tokenizer,
             peft_config=None if settings.lora is None else peft_config(settings.lora, "CAUSAL_LM"),
         )  # fmt: skip
@@ -113,7 +113,7 @@ def batch_of(trainer: EpisodeTrainer) -> dict[str, Any]:
     settings = trainer.rollouts.config
     asked = QUESTIONS[: settings.batch_size // settings.num_generations]
     return trainer._generate_and_score_completions(
-        [{"prompt": question.id} for question in asked for _ in range(settings.num_generations)]
+        [{"prompt": dumps(question)} for question in asked for _ in range(settings.num_generations)]
     )
 
 
@@ -712,7 +712,7 @@ def test_every_epoch_plays_all_questions_and_fills_up_the_updates() -> None:
         ({"num_generations": 1}, "num_generations must be 2 or more: an episode is compared with others"),
         ({"mode": "tree", "num_generations": 4, "tree": {"stems": 5}}, r"tree\.stems 5 is more than num_generations 4"),
         ({"questions": 2, "batch_size": 32}, "questions 2 do not fill an update of 4"),
-        ({"mode": "duel"}, "mode: expected 'dual', 'outcome', 'process' or 'tree', found 'duel'"),
+        ({"mode": "duel"}, "mode: unknown mode 'duel'. Did you mean 'dual'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:

@@ -80,11 +80,11 @@ def run_pairs(settings: PairConfig, context: RunContext, task: Task) -> StageRes
     """Judge the siblings of every tree, balance the pairs, write them."""
     judge = settings.make_judge()
     with TemporaryFile("w+b", dir=task.folder) as buffer:
-        made = _make(settings, judge, context, task, buffer)
-        kept = _balance(made.pairs, settings, task.seed)
+        found = _judge_trees(settings, judge, context, task, buffer)
+        kept = _balance(found.pairs, settings, task.seed)
         if not kept:
-            raise StepladderError(f"{task.name}: {_no_pairs(settings, made)}")
-        held_out = dev_questions(made.questions, settings.dev_share)
+            raise StepladderError(f"{task.name}: {_no_pairs(settings, found)}")
+        held_out = dev_questions(found.questions, settings.dev_share)
         if held_out.issuperset(pair.question_id for pair in kept):  # there must be training pairs
             held_out = frozenset()
         stats = PairStats()
@@ -102,8 +102,8 @@ def run_pairs(settings: PairConfig, context: RunContext, task: Task) -> StageRes
                 "train": counts["train"],
                 "dev": counts["dev"],
                 "judge": judge.name,
-                "dropped": _by_count(made.dropped + Counter(balance=len(made.pairs) - len(kept))),
-                **made.judged,
+                "dropped": _by_count(found.dropped + Counter(balance=len(found.pairs) - len(kept))),
+                **found.judged,
             }
             (folder / PAIR_STATS).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return StageResult(summary, {PAIRS: task.folder / PAIRS})
@@ -126,7 +126,7 @@ class _BufferedPair:
 
 
 @dataclass(slots=True)
-class _Made:
+class _TreePairs:
     """The pairs of all trees."""
 
     #: In the order of the trees, regardless of the order in which the judge finished them.
@@ -139,14 +139,14 @@ class _Made:
     judged: dict[str, Any] = field(default_factory=dict)
 
 
-def _make(settings: PairConfig, judge: Judge, context: RunContext, task: Task, buffer: IO[bytes]) -> _Made:
+def _judge_trees(settings: PairConfig, judge: Judge, context: RunContext, task: Task, buffer: IO[bytes]) -> _TreePairs:
     """The pairs of all trees, in a buffer file because they may not fit into memory."""
     trees = Path(task.inputs[TREES])
-    made = _Made()
+    found = _TreePairs()
 
     def jobs() -> Iterator[Callable[[], Algorithm[TreePairs]]]:
         for tree in read_trees(trees):
-            made.questions.append(tree.question.id)
+            found.questions.append(tree.question.id)
             yield partial(tree_pairs, tree, judge, settings)
 
     llm = settings.llm
@@ -159,19 +159,19 @@ def _make(settings: PairConfig, judge: Judge, context: RunContext, task: Task, b
                 if outcome.value is None:
                     assert outcome.failure is not None
                     raise StepladderError(f"{task.name}: {outcome.failure.reason}")
-                made.dropped.update(outcome.value.dropped)
+                found.dropped.update(outcome.value.dropped)
                 for pair in outcome.value.pairs:
                     line = (dumps(pair) + "\n").encode()
                     kind = pair.chosen.action.kind.value
-                    made.pairs.append(
+                    found.pairs.append(
                         _BufferedPair(outcome.index, buffer.tell(), len(line), pair.question_id, kind, pair.depth)
                     )
                     buffer.write(line)
                 watch(outcome)
         if engine is not None and isinstance(judge, LLMJudge):
-            made.judged = {**judge.summary(), "spend": asdict(engine.spend())}
-    made.pairs.sort(key=lambda pair: pair.tree)
-    return made
+            found.judged = {**judge.summary(), "spend": asdict(engine.spend())}
+    found.pairs.sort(key=lambda pair: pair.tree)
+    return found
 
 
 def _balance(pairs: list[_BufferedPair], settings: PairConfig, seed: int) -> list[_BufferedPair]:
@@ -182,15 +182,16 @@ def _balance(pairs: list[_BufferedPair], settings: PairConfig, seed: int) -> lis
     return [pairs[index] for index in balanced(groups, seed)]
 
 
-def _no_pairs(settings: PairConfig, made: _Made) -> str:
+def _no_pairs(settings: PairConfig, found: _TreePairs) -> str:
     """Why there are no pairs, and what to do about it."""
-    dropped = format_counts(_by_count(made.dropped)) or "nothing"
-    if made.judged:
-        problem = next(iter(made.judged["problems"]), None)
+    dropped = format_counts(_by_count(found.dropped)) or "nothing"
+    if found.judged:
+        problem = next(iter(found.judged["problems"]), None)
         reason = "" if problem is None else f"; most common problem: {problem}"
-        return f"the LLM found no pair in the trees ({format_counts(made.judged['asked'])}; dropped: {dropped}{reason})"
-    found = f"judge '{settings.judge}' found no pair in the trees (dropped: {dropped})"
-    return f"{found}. {judges().get(settings.judge).advice}"
+        asked = format_counts(found.judged["asked"])
+        return f"the LLM found no pair in the trees ({asked}; dropped: {dropped}{reason})"
+    advice = judges().get(settings.judge).advice
+    return f"judge '{settings.judge}' found no pair in the trees (dropped: {dropped}). {advice}"
 
 
 def _by_count(counts: Counter[str]) -> dict[str, int]:

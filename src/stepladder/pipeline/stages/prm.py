@@ -48,7 +48,7 @@ def run_prm(settings: PRMConfig, context: RunContext, task: Task) -> StageResult
         extended = bool(settings.chains or settings.episodes)
         training = context.training(task, None if extended else (), dev=False, search=extended)
         sample = partial(
-            sampled_episodes, context, task, samples=settings.num_generations, temperature=settings.temperature
+            sampled_episodes, context, task, num_generations=settings.num_generations, temperature=settings.temperature
         )
         examples = tree_examples(settings, training, Path(task.inputs[TREES]), task.inputs.get(POLICY, ""), sample)
     report = train_prm(settings.model or task.inputs[POLICY], training, settings, examples)

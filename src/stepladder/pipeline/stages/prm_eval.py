@@ -86,10 +86,10 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
         task.inputs[REWARD], device=shared.device, dtype=shared.dtype, retokenize=settings.retokenize
     )
     questions = sample_questions(context.split(settings.split), settings.questions, task.seed)
-    played = sampled_episodes(
-        context, task, questions, samples=settings.num_generations, temperature=settings.temperature
+    episodes = sampled_episodes(
+        context, task, questions, num_generations=settings.num_generations, temperature=settings.temperature
     )
-    steps = graded_steps(played, prm.score_logits(played))
+    steps = graded_steps(episodes, prm.score_logits(episodes))
     if len({step.good for step in steps}) < 2:
         raise StepladderError(
             f"{task.name}: of {len(steps):,} steps that the gold judge could grade, all are good or all are faulty. "
@@ -159,7 +159,7 @@ def check_prm_eval(settings: PRMEvalConfig, context: RunContext) -> None:
 
 def _unused(settings: PRMEvalConfig) -> frozenset[str]:
     return frozenset(
-        role for role, taken in ((PAIRS, settings.held_out_pairs), (TREES, settings.score_trees)) if not taken
+        role for role, used in ((PAIRS, settings.held_out_pairs), (TREES, settings.score_trees)) if not used
     )
 
 
