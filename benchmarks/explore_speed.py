@@ -36,6 +36,7 @@ from stepladder.core.requests import (
 )
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, Tree
+from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.explore.mcts import MCTSConfig, mcts_search
@@ -45,7 +46,6 @@ from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import ExploreConfig
-from stepladder.data.sampling import sample_questions
 
 RECIPE = "prorag-nano"
 SIZES = (16, 64, 256, 1024)

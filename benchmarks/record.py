@@ -19,7 +19,7 @@ from typing import Any
 from build_results import BEGIN, END, RESULTS, column, table_of
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
-from stepladder.evaluate.statistics import Interval
+from stepladder.evaluation.statistics import Interval
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.reporting.compare import RunComparison, compare_arms, group_by_seed, load_sources
 from stepladder.reporting.compare.comparison import Arm

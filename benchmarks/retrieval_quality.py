@@ -30,7 +30,7 @@ from stepladder.core.io.files import atomic_file
 from stepladder.core.io.jsonl import read_lines
 from stepladder.core.trace import Passage, Question
 from stepladder.data.formats.flashrag import QuestionFileError, load_questions
-from stepladder.evaluate.statistics import mean_interval, paired_difference
+from stepladder.evaluation.statistics import mean_interval, paired_difference
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.corpus.reader import read_corpus
 from stepladder.retrieval.hybrid import HybridRetriever, fuse_by_ranks, fuse_by_scores

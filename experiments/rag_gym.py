@@ -193,8 +193,8 @@ def tell_agents(plan: Plan) -> None:
 
 
 def tell_guided(plan: Plan) -> None:
-    from stepladder.evaluate.evaluator import load_scores
-    from stepladder.evaluate.statistics import paired_difference
+    from stepladder.evaluation.evaluator import load_scores
+    from stepladder.evaluation.statistics import paired_difference
     from stepladder.reporting.charts.band_plot import Point, bands_svg
 
     ways = {
@@ -257,7 +257,7 @@ def tell_guided(plan: Plan) -> None:
 
 
 def tell_transfer(plan: Plan) -> None:
-    from stepladder.evaluate.evaluator import compare, load_scores
+    from stepladder.evaluation.evaluator import compare, load_scores
 
     head = f"{'greedy':>7} {'n = 1':>7} {'n = 8':>7}  n = 8 less n = 1"
     print(f"\n{'policy, guided by the reward model of seed 0':44} {head}")

@@ -42,8 +42,8 @@ from rich.console import Console
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import StopReason
-from stepladder.evaluate.evaluator import load_scores
-from stepladder.evaluate.statistics import mean_interval, paired_difference
+from stepladder.evaluation.evaluator import load_scores
+from stepladder.evaluation.statistics import mean_interval, paired_difference
 from stepladder.pipeline.recipe import load_recipe
 from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_runner import run_jobs

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pretrain.mistakes import Mistakes
 from pretrain.source import Source
 from pretrain.styles import FRAME, GIVEN, Document, Style
-from stepladder.oracle.decomposition import fill_references
 from stepladder.core.trace import Question
+from stepladder.oracle.decomposition import fill_references
 
 #: The weight of a verdict in the loss. Nothing else has any.
 VERDICT = 1.0

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pretrain.checks import Checks
 from pretrain.source import Source
 from pretrain.styles import AGENT_TAGS, ANSWER, FRAME, GIVEN, PASSAGE, PLAIN_TAGS, Document, Style, tidy
-from stepladder.oracle.decomposition import fill_references
 from stepladder.core.trace import Hop, Question
 from stepladder.data.atlas import Atlas, generate_atlas
 from stepladder.data.atlas.catalogue import RELATIONS
+from stepladder.oracle.decomposition import fill_references
 
 #: Worlds of these seeds are for pre-training; the default world is seed 0.
 FIRST_WORLD = 1_000_000

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from pretrain.source import Source
 from stepladder.core.answer_metrics import normalize
-from stepladder.oracle.decomposition import fill_references, references
 from stepladder.core.trace import Hop, Passage
 from stepladder.oracle.corruptions import garble
+from stepladder.oracle.decomposition import fill_references, references
 
 #: Most words of a name that is looked for in a question.
 _LONGEST_NAME = 4

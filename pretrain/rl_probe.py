@@ -31,7 +31,7 @@ from stepladder.core.trace import ActionKind, Author, Trajectory
 from stepladder.data import load_dataset
 from stepladder.driver import Driver
 from stepladder.engines.transformers.engine import TransformersEngine
-from stepladder.evaluate.evaluator import evaluate
+from stepladder.evaluation.evaluator import evaluate
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.retrieval.index.bm25 import BM25Index
 

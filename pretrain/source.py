@@ -5,9 +5,9 @@ import random
 from stepladder.core.trace import Passage
 from stepladder.data.atlas import Atlas
 from stepladder.data.atlas.articles import Library, write_library
+from stepladder.data.atlas.catalogue import RELATIONS
 from stepladder.data.atlas.literals import Value
 from stepladder.data.atlas.phrasing import Link, Outline
-from stepladder.data.atlas.catalogue import RELATIONS
 from stepladder.data.atlas.world import Fact
 
 

@@ -18,7 +18,7 @@ from pretrain.source import Source
 from pretrain.styles import tidy
 from pretrain.train import CHECKED_KINDS, CONTEXT, HELD_OUT_WORLDS
 from stepladder.data.atlas import generate_atlas
-from stepladder.evaluate.prm.ranking import auc
+from stepladder.evaluation.prm.ranking import auc
 
 
 @torch.inference_mode()

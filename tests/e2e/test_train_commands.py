@@ -18,7 +18,7 @@ from stepladder.cli.recipes import finished_inputs
 from stepladder.cli.train import prm_command
 from stepladder.core.io.records import write_records
 from stepladder.core.trace import Action, ActionKind, Author, Pair, Question, Segment, Side, Trajectory
-from stepladder.evaluate.prm.calibration import (
+from stepladder.evaluation.prm.calibration import (
     GradedStep,
     calibration_report,
     chain_metrics,

@@ -19,7 +19,7 @@ from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.core.trace_printer import TracePrinter, printable
 from stepladder.data import DataSet
 from stepladder.driver.progress import Progress
-from stepladder.evaluate.evaluator import check_output_folder, compare, evaluate, load_scores
+from stepladder.evaluation.evaluator import check_output_folder, compare, evaluate, load_scores
 from stepladder.explore.episode import watch_states
 from stepladder.pipeline.resources import ORACLE
 from stepladder.reporting.eval_table import comparison_line, print_summary

@@ -1,7 +1,7 @@
 """Answer metrics (EM, F1) and episode metrics.
 
 In: a prediction and the accepted answers, or a finished `Trajectory`. Out: numbers. `score` returns all metrics of one
-question as a `QuestionScore`; means, intervals and tests over questions are in evaluate/statistics.py.
+question as a `QuestionScore`; means, intervals and tests over questions are in evaluation/statistics.py.
 
 Exact match, F1, precision and recall follow HotpotQA's official script (`hotpot_evaluate_v1.py`), including its edge
 cases: yes, no and noanswer get no partial credit, and an answer of only articles and punctuation ("The The") can match

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stepladder.evaluate.statistics import Interval, interval_text
+from stepladder.evaluation.statistics import Interval, interval_text
 from stepladder.preferences.pair_stats import format_counts
 
 if TYPE_CHECKING:

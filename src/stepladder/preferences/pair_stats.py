@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepladder.core.trace import Pair
-from stepladder.evaluate.statistics import pooled_share
+from stepladder.evaluation.statistics import pooled_share
 
 #: Upper bounds of the margin groups, and the names of all groups, the narrowest first.
 _MARGINS = (0.05, 0.1, 0.25, 0.5)

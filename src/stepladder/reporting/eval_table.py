@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stepladder.evaluate.evaluator import Evaluation, Summary
-from stepladder.evaluate.statistics import Comparison, interval_text
+from stepladder.evaluation.evaluator import Evaluation, Summary
+from stepladder.evaluation.statistics import Comparison, interval_text
 
 #: Rows of the table: metric, label, decimals.
 _ROWS = (

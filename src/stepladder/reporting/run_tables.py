@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stepladder.core.trace_printer import printable
-from stepladder.evaluate.evaluator import compare, load_scores
-from stepladder.evaluate.statistics import Comparison, Interval, interval_text
+from stepladder.evaluation.evaluator import compare, load_scores
+from stepladder.evaluation.statistics import Comparison, Interval, interval_text
 from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.runner import RunReport

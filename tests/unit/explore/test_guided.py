@@ -14,7 +14,7 @@ from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.core.trace import ActionKind, Author, Question, Segment, StopReason, Trajectory, Usage
 from stepladder.driver import Driver, Outcome
 from stepladder.engines.base import Engine
-from stepladder.evaluate.evaluator import evaluate
+from stepladder.evaluation.evaluator import evaluate
 from stepladder.explore.episode import Cost, EpisodeConfig, metered
 from stepladder.explore.guided import Guide, guided_search
 from stepladder.oracle.step_judge import GoldScorer

@@ -18,7 +18,7 @@ from stepladder.core.trace import Action, ActionKind, Author, Node, Segment, Sid
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.evaluate.prm.calibration import (
+from stepladder.evaluation.prm.calibration import (
     GradedStep,
     calibration_report,
     chain_metrics,
@@ -26,7 +26,7 @@ from stepladder.evaluate.prm.calibration import (
     graded_steps,
     pair_accuracy,
 )
-from stepladder.evaluate.prm.tree_scores import read_tree_scores, score_tree, write_tree_scores
+from stepladder.evaluation.prm.tree_scores import read_tree_scores, score_tree, write_tree_scores
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.tree_store import TreeFile
 from stepladder.judges.prm import reward_model as prm

@@ -13,7 +13,7 @@ import pytest
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import StopReason
-from stepladder.evaluate.evaluator import Evaluation
+from stepladder.evaluation.evaluator import Evaluation
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import StageRecord, claim
 from stepladder.pipeline.stage import EVALUATION

@@ -22,8 +22,8 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import write_records
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Action, ActionKind, Author, Node, Segment, Side, StopReason
-from stepladder.evaluate.evaluator import Evaluation
-from stepladder.evaluate.statistics import Interval
+from stepladder.evaluation.evaluator import Evaluation
+from stepladder.evaluation.statistics import Interval
 from stepladder.explore.tree_store import TreeFile
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe, shipped

@@ -21,10 +21,10 @@ from stepladder.core.answer_metrics import score
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Action, ActionKind, Author, Node, Passage, Rollout, Segment, StopReason
-from stepladder.evaluate.evaluator import Evaluation
-from stepladder.evaluate.prm.plots import reliability_svg
-from stepladder.evaluate.prm.tree_scores import write_tree_scores
-from stepladder.evaluate.statistics import Interval
+from stepladder.evaluation.evaluator import Evaluation
+from stepladder.evaluation.prm.plots import reliability_svg
+from stepladder.evaluation.prm.tree_scores import write_tree_scores
+from stepladder.evaluation.statistics import Interval
 from stepladder.explore.tree_store import TreeFile
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import RunFolder, StageRecord, claim

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import StopReason
-from stepladder.evaluate.statistics import Interval
+from stepladder.evaluation.statistics import Interval
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.reporting.charts.band_plot import Point
 from stepladder.reporting.studies import STUDIES, find_study

@@ -11,7 +11,7 @@ import pytest
 
 from stepladder.cli import main
 from stepladder.core.errors import StepladderError
-from stepladder.evaluate.evaluator import evaluate
+from stepladder.evaluation.evaluator import evaluate
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import Recipe
 from stepladder.retrieval.factory import is_url, load_retriever, retriever_info

@@ -15,7 +15,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.trace import StopReason
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
-from stepladder.evaluate.evaluator import Summary, evaluate, load_scores
+from stepladder.evaluation.evaluator import Summary, evaluate, load_scores
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import EVALUATION, POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task

@@ -25,15 +25,15 @@ from stepladder.core.io.files import atomic_folder
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair, Question
 from stepladder.data.sampling import sample_questions
-from stepladder.evaluate.prm.calibration import (
+from stepladder.evaluation.prm.calibration import (
     calibration_report,
     chain_metrics,
     gold_agreement,
     graded_steps,
     pair_accuracy,
 )
-from stepladder.evaluate.prm.plots import distributions_svg, reliability_svg
-from stepladder.evaluate.prm.tree_scores import write_tree_scores
+from stepladder.evaluation.prm.plots import distributions_svg, reliability_svg
+from stepladder.evaluation.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
 from stepladder.pipeline.episodes import sampled_episodes
 from stepladder.pipeline.resources import RunContext

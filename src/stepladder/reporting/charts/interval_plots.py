@@ -21,7 +21,7 @@ from stepladder.core.svg import (
     ticks,
     vertical_text,
 )
-from stepladder.evaluate.statistics import Interval
+from stepladder.evaluation.statistics import Interval
 
 #: Forest plot: total width, width of the label and number columns, row height, space above and below the rows.
 _WIDTH, _LABELS, _NUMBERS, _ROW, _TOP, _BOTTOM = 760.0, 190.0, 170.0, 28.0, 10.0, 34.0

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from stepladder.core.io.files import atomic_file
-from stepladder.evaluate.statistics import Interval, interval_text
+from stepladder.evaluation.statistics import Interval, interval_text
 from stepladder.reporting.charts.interval_plots import Dot, Row, forest_svg, scatter_svg
 from stepladder.reporting.compare.compare_table import brief, decimal, metric_name, notes, p_text
 from stepladder.reporting.compare.comparison import ALPHA, Arm, Difference, RunComparison

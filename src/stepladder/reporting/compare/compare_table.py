@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepladder.core.trace_printer import printable
-from stepladder.evaluate.statistics import Interval
+from stepladder.evaluation.statistics import Interval
 from stepladder.reporting.compare.comparison import ALPHA, Arm, Difference, RunComparison
 
 #: Display names of metrics; others are shown as they are.

@@ -15,8 +15,8 @@ from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.display import Showable
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.trace import StopReason
-from stepladder.evaluate.evaluator import METRICS
-from stepladder.evaluate.statistics import Interval, mean_interval, paired_difference
+from stepladder.evaluation.evaluator import METRICS
+from stepladder.evaluation.statistics import Interval, mean_interval, paired_difference
 from stepladder.reporting.compare.evaluations import EvaluationSource
 from stepladder.reporting.compare.holm import holm
 from stepladder.reporting.compare.seed_groups import SeedGroup

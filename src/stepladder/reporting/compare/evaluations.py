@@ -14,7 +14,7 @@ from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import expand_path
 from stepladder.core.trace import StopReason
-from stepladder.evaluate.evaluator import load_scores
+from stepladder.evaluation.evaluator import load_scores
 from stepladder.pipeline.recipe import Stage
 from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.run_folder import RunFolder

@@ -17,8 +17,8 @@ from stepladder.agents import is_agent_file
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver
-from stepladder.evaluate.evaluator import Evaluation
-from stepladder.evaluate.evaluator import evaluate as evaluate_policy
+from stepladder.evaluation.evaluator import Evaluation
+from stepladder.evaluation.evaluator import evaluate as evaluate_policy
 from stepladder.explore.episode import episode
 from stepladder.models.adapters import agent_of
 from stepladder.pipeline.resources import DataConfig, RunContext, SharedConfig

@@ -16,7 +16,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair, Tree
-from stepladder.evaluate.statistics import Interval, interval_text
+from stepladder.evaluation.statistics import Interval, interval_text
 from stepladder.explore.tree_store import read_trees
 from stepladder.pipeline.recipe import Recipe, load_recipe, override
 from stepladder.pipeline.run_folder import RunFolder, StageRecord

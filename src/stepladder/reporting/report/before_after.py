@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Question, Trajectory
-from stepladder.evaluate.evaluator import load_scores
+from stepladder.evaluation.evaluator import load_scores
 from stepladder.oracle.step_judge import judge
 from stepladder.pipeline.stage import EVALUATION
 from stepladder.reporting.report.run_data import RunData

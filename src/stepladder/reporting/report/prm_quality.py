@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepladder.evaluate.statistics import Interval, interval_text
+from stepladder.evaluation.statistics import Interval, interval_text
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.stage import EXAMINATION
 from stepladder.reporting.report.run_data import RunData

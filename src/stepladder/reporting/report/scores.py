@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from stepladder.evaluate.statistics import Comparison, Interval, interval_text
+from stepladder.evaluation.statistics import Comparison, Interval, interval_text
 from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.reporting.charts.interval_plots import StageScore, stages_svg

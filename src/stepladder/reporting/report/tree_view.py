@@ -12,8 +12,8 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from stepladder.core.trace import Node, StopReason, Tree
-from stepladder.evaluate.prm.ranking import as_probabilities
-from stepladder.evaluate.prm.tree_scores import NodeScores, read_tree_scores
+from stepladder.evaluation.prm.ranking import as_probabilities
+from stepladder.evaluation.prm.tree_scores import NodeScores, read_tree_scores
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import spre
 from stepladder.oracle.step_judge import judge_tree

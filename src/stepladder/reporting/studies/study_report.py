@@ -12,7 +12,7 @@ from rich.table import Table
 
 from stepladder.core.io.files import atomic_file
 from stepladder.core.svg import SERIES
-from stepladder.evaluate.statistics import Interval
+from stepladder.evaluation.statistics import Interval
 from stepladder.reporting.charts.band_plot import Point, bands_svg
 from stepladder.reporting.studies.study_results import StudyResults, curve_differences, questions_to_reach, study_curves
 

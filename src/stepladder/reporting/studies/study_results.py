@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from stepladder.core.errors import StepladderError
-from stepladder.evaluate.evaluator import compare, load_scores
-from stepladder.evaluate.statistics import Interval
+from stepladder.evaluation.evaluator import compare, load_scores
+from stepladder.evaluation.statistics import Interval
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.pipeline.stage import EVALUATION
 from stepladder.reporting.charts.band_plot import Point

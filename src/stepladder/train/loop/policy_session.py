@@ -17,7 +17,7 @@ from stepladder.core.trace import Trajectory
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.engines.transformers.in_process import InProcessEngine
-from stepladder.evaluate.evaluator import evaluate
+from stepladder.evaluation.evaluator import evaluate
 from stepladder.models.loading import DTYPES, load_model, quiet_libraries
 from stepladder.train.loop.base_trainer import DevScore
 from stepladder.train.loop.compute import Compute, Precision, prepare_compute

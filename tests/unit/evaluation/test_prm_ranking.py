@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stepladder.core.errors import StepladderError
-from stepladder.evaluate import statistics
-from stepladder.evaluate.prm.ranking import (
+from stepladder.evaluation import statistics
+from stepladder.evaluation.prm.ranking import (
     Bin,
     as_probabilities,
     auc,
@@ -20,7 +20,7 @@ from stepladder.evaluate.prm.ranking import (
     platt,
     reliability,
 )
-from stepladder.evaluate.statistics import Interval
+from stepladder.evaluation.statistics import Interval
 
 # Few different numbers, so that there are ties.
 NUMBERS = st.integers(-4, 4).map(float) | st.floats(-1e6, 1e6)

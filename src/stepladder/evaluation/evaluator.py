@@ -25,7 +25,7 @@ from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.driver import Driver, Interrupted, Outcome, OutcomeCallback
-from stepladder.evaluate.statistics import Comparison, Interval, interval_text, mean_interval, paired_difference
+from stepladder.evaluation.statistics import Comparison, Interval, interval_text, mean_interval, paired_difference
 from stepladder.explore.episode import Cost, EpisodeConfig, episode, metered
 from stepladder.explore.guided import Guide, guided_search
 

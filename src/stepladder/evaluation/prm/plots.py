@@ -28,8 +28,8 @@ from stepladder.core.svg import (
     ticks,
     vertical_text,
 )
-from stepladder.evaluate.prm.ranking import Bin, brier, calibration_error, reliability
-from stepladder.evaluate.statistics import Values
+from stepladder.evaluation.prm.ranking import Bin, brier, calibration_error, reliability
+from stepladder.evaluation.statistics import Values
 
 #: Colors of scores below 0, and of the others.
 _BELOW, _ABOVE = "s0", "s1"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepladder.core.errors import StepladderError
-from stepladder.evaluate.statistics import LEVEL, RESAMPLES, Interval, Values, in_chunks
+from stepladder.evaluation.statistics import LEVEL, RESAMPLES, Interval, Values, in_chunks
 
 Labels = NDArray[np.bool_]
 #: Newton's method needs about ten iterations, more with halved steps.

@@ -15,7 +15,7 @@ from stepladder.core.requests import Generate, Generation
 from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.evaluate.evaluator import Evaluation, check_output_folder, compare, evaluate, load_scores, summarize
+from stepladder.evaluation.evaluator import Evaluation, check_output_folder, compare, evaluate, load_scores, summarize
 from stepladder.oracle.engine import OracleEngine
 from stepladder.reporting.eval_table import comparison_line, print_summary
 from tests.support.samples import WordRetriever

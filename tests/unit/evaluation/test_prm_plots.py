@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepladder.core.svg import WIDTH, Axis, tick_step, ticks
-from stepladder.evaluate.prm.plots import distributions_svg, reliability_svg
-from stepladder.evaluate.prm.ranking import brier, calibration_error
+from stepladder.evaluation.prm.plots import distributions_svg, reliability_svg
+from stepladder.evaluation.prm.ranking import brier, calibration_error
 
 SVG = "{http://www.w3.org/2000/svg}"
 GROUPS = {"gold": [0.1, 1.2, 2.0, 3.5], "shuffled": [-2.25, -1.0, 0.0]}

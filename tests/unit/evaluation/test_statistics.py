@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepladder.evaluate import statistics as stats
-from stepladder.evaluate.statistics import Interval, mean_interval, paired_difference
+from stepladder.evaluation import statistics as stats
+from stepladder.evaluation.statistics import Interval, mean_interval, paired_difference
 
 
 def test_an_interval_by_hand() -> None:

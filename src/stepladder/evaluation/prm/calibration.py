@@ -12,8 +12,8 @@ import numpy as np
 
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Trajectory
-from stepladder.evaluate.prm.ranking import as_probabilities, auc, auc_interval, brier, calibration_error, platt
-from stepladder.evaluate.statistics import pooled_share
+from stepladder.evaluation.prm.ranking import as_probabilities, auc, auc_interval, brier, calibration_error, platt
+from stepladder.evaluation.statistics import pooled_share
 from stepladder.oracle.step_judge import judge
 
 
