@@ -6,7 +6,7 @@
 - peft, frozen in bf16: the same, with the frozen weights in bf16 (on a GPU);
 - liger: frozen weights and adapters in bf16 (`autocast_adapter_dtype=False`) with Liger's fused norms, rotary
   embeddings and SwiGLU, if `liger-kernel` is installed (on a GPU);
-- stepladder: LoRA products added in place (`train/loop/fused_lora.py`), fused norms (`engines/paged/fused_norms.py`).
+- stepladder: LoRA products added in place (`train/loop/fused_lora.py`) and fused norms.
 
 A batch is rows of random tokens of which every sixth is a target, about as in transcripts; a pass is loss and
 gradients. The last column is the distance of the gradients of all trained weights to those of peft, as a share of them. On a CPU

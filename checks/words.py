@@ -25,7 +25,8 @@ WORDS = {
     r"told apart": "distinguished",
     r"whoever": "name the component",
     r"encoded? anew": "retokenize",
-    r"(?:one|an?) [a-z]+ an? (?:update|step|question|agent|episode|search|row|file|token|stage|request|line|node)": "per",
+    r"(?:one|an?) [a-z]+ an? "
+    r"(?:update|step|question|agent|episode|search|row|file|token|stage|request|line|node)": "one ... per ...",
 }
 _FOLDERS = ("src", "recipes", "docs", "examples", "README.md", "Makefile")
 _ENDINGS = {".py", ".md", ".yaml", ".html", ".js", ".ipynb", ""}

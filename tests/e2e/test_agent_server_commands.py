@@ -31,7 +31,9 @@ def test_the_command_serves_a_model_until_it_is_asked_to_end() -> None:
             answer = client.chat.completions.create(
                 model="outer", messages=[{"role": "user", "content": "Who?"}], max_tokens=400
             )
-            assert answer.choices[0].message.content == "No answer: the model's output did not match the agent's format."
+            assert (
+                answer.choices[0].message.content == "No answer: the model's output did not match the agent's format."
+            )
             trace: Any = answer.choices[0].message.model_extra["stepladder"]  # type: ignore[index]
             assert (trace["steps"][0]["action"], trace["steps"][0]["content"]) == ("malformed", "Velm"), "what it said"
             assert answer.usage is not None

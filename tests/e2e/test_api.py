@@ -35,11 +35,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> sl.Run:
     return sl.run(SMALL, tmp_path_factory.mktemp("api") / "small", {"stages.sft.questions": 4})
 
 
-def test_a_run_has_scores_trees_a_policy_and_a_reward_model(run: sl.Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert repr(run).startswith("Run(") and "done=['explore', 'prm', 'sft', 'eval-sft']" in repr(run)
+def test_a_run_has_scores_trees_a_policy_and_a_reward_model(
+    run: sl.Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert repr(run).startswith("Run(")
+    assert "done=['explore', 'prm', 'sft', 'eval-sft']" in repr(run)
     assert run.recipe.stages[2].settings.questions == 4
     scores = run.scores()
-    assert list(scores) == ["eval-sft"] and scores["eval-sft"]["questions"] == 3
+    assert list(scores) == ["eval-sft"]
+    assert scores["eval-sft"]["questions"] == 3
     scores.show()
     assert "eval-sft" in capsys.readouterr().out
     assert len(run.trees) == 2
@@ -50,7 +55,8 @@ def test_a_run_has_scores_trees_a_policy_and_a_reward_model(run: sl.Run, capsys:
     assert repr(tree).startswith("Tree(")
     episode = run.trees[1].trajectory(run.trees[1].nodes[-1])
     (scored,) = run.prm.score([episode])
-    assert len(scored) == len(episode.steps) and all(0 <= each <= 1 for each in scored)
+    assert len(scored) == len(episode.steps)
+    assert all(0 <= each <= 1 for each in scored)
 
 
 def test_the_agent_of_a_run_is_asked(run: sl.Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +73,8 @@ def test_policies_are_evaluated_and_runs_compared(
     run: sl.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluation = sl.evaluate(run.policy, "atlas", split="test", limit=3)
-    assert len(evaluation.scores) == 3 and repr(evaluation).startswith("Evaluation(3 questions, F1 ")
+    assert len(evaluation.scores) == 3
+    assert repr(evaluation).startswith("Evaluation(3 questions, F1 ")
     upper_bound = sl.evaluate("oracle", "atlas", limit=3, agent="prorag-brief", topk=1)
     assert upper_bound.summary().metrics["f1"].mean > evaluation.summary().metrics["f1"].mean
     upper_bound.show()
@@ -109,11 +116,13 @@ def test_search_algorithms_run_in_a_driver() -> None:
         lambda: sl.guided_search(agent, QUESTION, episode, Guide("vote", 2), 0),
     ]
     tree, trajectory = (outcome.value for outcome in driver.run(jobs))
-    assert isinstance(tree, sl.Tree) and isinstance(trajectory, sl.Trajectory)
+    assert isinstance(tree, sl.Tree)
+    assert isinstance(trajectory, sl.Trajectory)
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
-    program = "import sys, stepladder; print([name for name in ('torch', 'pydantic', 'rich', 'numpy') if name in sys.modules])"
+    heavy = ("torch", "pydantic", "rich", "numpy")
+    program = f"import sys, stepladder; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
     assert {"run", "evaluate", "compare", "GRPOTrainer", "check_agent"} <= set(dir(sl))

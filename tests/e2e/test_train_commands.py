@@ -312,7 +312,9 @@ def test_a_policy_is_warmed_up_refined_and_taught_by_pairs_and_so_is_a_reward_mo
 
     quick = ("--num-train-epochs", 1, "--learning-rate", 1e-4)
     printed = shell("train", "rft", "--run", run, "--threshold", "none", "--num-generations", 2, *quick)
-    assert re.search(r"rft: 4 episodes of 2 questions sampled, \d+ tokens -> 4 answered -> \d with a right answer -> ", printed)
+    assert re.search(
+        r"rft: 4 episodes of 2 questions sampled, \d+ tokens -> 4 answered -> \d with a right answer -> ", printed
+    )
     assert re.search(r"  updates: \d, loss \d\.\d{3} -> \d\.\d{3}\n", printed)
     printed = shell("train", "dpo", "--run", run, "--pairs", pairs, "--num-train-epochs", 3, "--learning-rate", 1e-3)
     assert re.search(r"dpo: trained on 2 pairs of 2 questions; held out 2: accuracy 1\.000, reward gap \d", printed)

@@ -67,13 +67,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
     processing_class: Any
     _metrics: Any
 
-    def __init__(
-        self,
-        *arguments: Any,
-        rollouts: Rollouts,
-        reference: nn.Module | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, rollouts: Rollouts, reference: nn.Module | None = None, **options: Any) -> None:
         """The prompts of the dataset are questions as JSON records.
 
         `reference`: the initial policy, if there is a KL penalty and no LoRA.

@@ -2,15 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from stepladder.models import absolute_if_folder
 from stepladder.train.loop.config import TrainingConfig
@@ -62,7 +54,6 @@ class PRMConfig(TrainingConfig):
     max_length: PositiveInt | None = None
     #: Trees and episodes: share of the questions that is held out. Pairs have their own split.
     dev_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    num_train_epochs: PositiveFloat = 3
 
     @model_validator(mode="after")
     def _only_with_verdicts(self) -> Self:

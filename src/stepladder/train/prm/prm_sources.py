@@ -66,11 +66,7 @@ def _from_pairs(
     accepted.expect_some("the pairs to train on")
     refused = dict((accepted.refused + dev.refused).most_common())
     counts = {"pairs": len(accepted.pairs), "held_out_pairs": len(dev.pairs), "refused": refused}
-    return (
-        from_pairs(accepted.pairs, builder, config.margin),
-        from_pairs(dev.pairs, builder, config.margin),
-        counts,
-    )
+    return (from_pairs(accepted.pairs, builder, config.margin), from_pairs(dev.pairs, builder, config.margin), counts)
 
 
 def _from_trees(
