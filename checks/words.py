@@ -25,7 +25,7 @@ WORDS = {
     r"told apart": "distinguished",
     r"whoever": "name the component",
     r"encoded? anew": "retokenize",
-    r"(?:one|an?) [a-z]+ an? "
+    r"(?:one|an?) (?!(?:is|was|as|in|of|to|by|or|and|for|with|from|that|on)\b)[a-z]+ an? "
     r"(?:update|step|question|agent|episode|search|row|file|token|stage|request|line|node)": "one ... per ...",
 }
 _FOLDERS = ("src", "recipes", "docs", "examples", "README.md", "Makefile")
