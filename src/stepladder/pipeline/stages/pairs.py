@@ -126,7 +126,7 @@ class _BufferedPair:
 
 
 @dataclass(slots=True)
-class _TreePairs:
+class _AllPairs:
     """The pairs of all trees."""
 
     #: In the order of the trees, regardless of the order in which the judge finished them.
@@ -139,10 +139,10 @@ class _TreePairs:
     judged: dict[str, Any] = field(default_factory=dict)
 
 
-def _judge_trees(settings: PairConfig, judge: Judge, context: RunContext, task: Task, buffer: IO[bytes]) -> _TreePairs:
+def _judge_trees(settings: PairConfig, judge: Judge, context: RunContext, task: Task, buffer: IO[bytes]) -> _AllPairs:
     """The pairs of all trees, in a buffer file because they may not fit into memory."""
     trees = Path(task.inputs[TREES])
-    found = _TreePairs()
+    found = _AllPairs()
 
     def jobs() -> Iterator[Callable[[], Algorithm[TreePairs]]]:
         for tree in read_trees(trees):
@@ -182,7 +182,7 @@ def _balance(pairs: list[_BufferedPair], settings: PairConfig, seed: int) -> lis
     return [pairs[index] for index in balanced(groups, seed)]
 
 
-def _no_pairs(settings: PairConfig, found: _TreePairs) -> str:
+def _no_pairs(settings: PairConfig, found: _AllPairs) -> str:
     """Why there are no pairs, and what to do about it."""
     dropped = format_counts(_by_count(found.dropped)) or "nothing"
     if found.judged:
