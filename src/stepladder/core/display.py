@@ -64,7 +64,7 @@ def _in_notebook() -> bool:
         from IPython.core.getipython import get_ipython
     except ImportError:
         return False
-    shell = get_ipython()  # type: ignore[no-untyped-call]
+    shell = get_ipython()
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 

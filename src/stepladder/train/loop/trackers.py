@@ -29,7 +29,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise StepladderError("report_to: tensorboard needs the package: pip install tensorboard") from error
-        self.writer: Any = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
     def log(self, row: dict[str, Any]) -> None:
         for name, value in row.items():
