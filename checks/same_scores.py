@@ -60,12 +60,21 @@ def _with_old_keys(settings: dict[str, Any], renamed: dict[str, str]) -> dict[st
     return {renamed.get(key, key): value for key, value in settings.items()}
 
 
+def worktree_of(commit: str, out: Path) -> Path:
+    """A checkout of a commit, made if it is not there."""
+    revision = _git("rev-parse", "--short=10", commit)
+    worktree = out / f"worktree-{revision}"
+    if not worktree.exists():
+        _git("worktree", "prune")
+        _git("worktree", "add", "--detach", str(worktree), revision)
+    return worktree
+
+
 def run_at(commit: str, out: Path) -> Path:
     """The folder of the run at a commit, made if it is not there."""
-    revision = _git("rev-parse", "--short=10", commit)
-    worktree, run = out / f"worktree-{revision}", out / f"run-{revision}"
-    if not worktree.exists():
-        _git("worktree", "add", "--detach", str(worktree), revision)
+    worktree = worktree_of(commit, out)
+    revision = worktree.name.removeprefix("worktree-")
+    run = out / f"run-{revision}"
     recipe = out / f"recipe-{revision}.yaml"
     recipe.write_text(recipe_for(worktree), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(worktree / "src"), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
