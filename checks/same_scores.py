@@ -4,8 +4,8 @@
 
 In: two commits. Out: one line per stage and number that differs, or the number of values that are equal; exit status 1
 on any difference. Each commit is checked out into its own worktree and runs in this environment with one thread and
-seed 0 (about 15 minutes per commit on two slow cores). Finished runs in --out are reused, so an interrupted check resumes.
-Times, paths and versions are not compared.
+seed 0 (about 15 minutes per commit on two slow cores). Finished runs in --out are reused, so an interrupted check
+resumes. Times, paths and versions are not compared.
 """
 
 import argparse
