@@ -596,12 +596,12 @@ def test_played_questions_that_are_held_out_teach_nothing_whatever_is_made_of_th
     ]
     settings = changed(objective="verdicts", episodes=20, chains=30, dev_share=0.2)
     chosen = choose_questions(settings, [*unjudged, *questions], explored, 3)
-    assert {question.id[0] for question in chosen.played} == {"q"}
+    assert {question.id[0] for question in chosen.sampled} == {"q"}
     assert dev_questions(explored, 0.2) < chosen.held_out
-    assert len(chosen.held_out & {question.id for question in chosen.played}) >= 4
-    assert not chosen.held_out & {question.id for question in chosen.chained}
+    assert len(chosen.held_out & {question.id for question in chosen.sampled}) >= 4
+    assert not chosen.held_out & {question.id for question in chosen.gold}
     plain = choose_questions(changed(objective="verdicts", chains=30, dev_share=0.2), questions, explored, 3)
-    assert (plain.held_out, plain.played) == (dev_questions(explored, 0.2), ())
+    assert (plain.held_out, plain.sampled) == (dev_questions(explored, 0.2), ())
 
 
 def test_trees_without_what_is_to_be_learnt_are_refused(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
     if TREES not in stage.inputs:
         raise StepladderError("the trees that this reward model was trained on are missing")
     chosen = choose_questions(settings, stage.context.split("train"), tree_questions(stage.inputs[TREES]), stage.seed)
-    return (question.id for question in (*chosen.played, *chosen.chained))
+    return (question.id for question in (*chosen.sampled, *chosen.gold))
 
 
 STAGE = StageSpec(

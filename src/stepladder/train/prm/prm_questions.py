@@ -21,8 +21,8 @@ class PRMQuestions:
     #: objectives can be compared on them.
     held_out: frozenset[str]
     #: For sampled episodes, and for gold trajectories.
-    played: tuple[Question, ...]
-    chained: tuple[Question, ...]
+    sampled: tuple[Question, ...]
+    gold: tuple[Question, ...]
 
 
 def choose_questions(
@@ -30,10 +30,10 @@ def choose_questions(
 ) -> PRMQuestions:
     """A seeded choice; episodes are sampled only of questions that the gold judge can judge."""
     judged = [question for question in questions if question.hops or question.gold_passages]
-    played = sample_questions(judged, config.episodes, seed) if config.episodes else []
+    sampled = sample_questions(judged, config.episodes, seed) if config.episodes else []
     held_out = dev_questions(explored, config.dev_share)
-    if played:
-        held_out |= dev_questions((question.id for question in played), config.dev_share)
+    if sampled:
+        held_out |= dev_questions((question.id for question in sampled), config.dev_share)
     others = [question for question in questions if question.id not in held_out]
-    chained = sample_questions(others, config.chains, seed, balance=True) if config.chains else []
-    return PRMQuestions(held_out, tuple(played), tuple(chained))
+    gold = sample_questions(others, config.chains, seed, balance=True) if config.chains else []
+    return PRMQuestions(held_out, tuple(sampled), tuple(gold))

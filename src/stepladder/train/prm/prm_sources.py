@@ -48,9 +48,9 @@ def tree_examples(
     explored = [tree.question.id for tree in read_trees(trees)]
     questions = choose_questions(config, context.questions, explored, context.seed)
     episodes: Sequence[Trajectory] = ()
-    if questions.played:
+    if questions.sampled:
         _check_tokenizers(config, policy)
-        episodes = sample(questions.played)
+        episodes = sample(questions.sampled)
     return partial(_from_trees, config, context, trees, questions, episodes)
 
 
@@ -89,10 +89,10 @@ def _from_trees(
     counts: dict[str, object] = {}
     if episodes:
         written = sum(step.usage.written for trajectory in episodes for step in trajectory.steps)
-        failed = len(questions.played) * config.num_generations - len(episodes)
+        failed = len(questions.sampled) * config.num_generations - len(episodes)
         counts = {"episodes": len(episodes), "broken": failed, "tokens_sampled": written}
-    if questions.chained:
-        train += from_chains(_gold_and_corrupted(config, context, questions.chained), builder)
+    if questions.gold:
+        train += from_chains(_gold_and_corrupted(config, context, questions.gold), builder)
     if not train:
         raise StepladderError(
             f"no step of the trees in {path} has a value for the objective '{config.objective}'. Verdicts need "
