@@ -9,8 +9,8 @@
 - stepladder: LoRA products added in place (`train/loop/fused_lora.py`) and fused norms.
 
 A batch is rows of random tokens of which every sixth is a target, about as in transcripts; a pass is loss and
-gradients. The last column is the distance of the gradients of all trained weights to those of peft, as a share of
-them. On a CPU training keeps peft's layers, because fusing gains nothing there; here it shows that both compute the same.
+gradients. The last column is the distance of the gradients of all trained weights to those of peft, as a share
+of them. On a CPU training keeps peft's layers, because fusing gains nothing there; here it shows that both agree.
 """
 
 import argparse

@@ -36,7 +36,7 @@ OLD_TRAINING_KEYS = {
     "num_generations": "samples",
 }
 #: Measured times differ from run to run.
-_TIMES = ("seconds",)
+_TIMES = ("seconds", "per_second")
 #: Names of summary numbers and values that were renamed: new -> old.
 _RENAMED: dict[str, str] = {}
 
