@@ -618,7 +618,7 @@ def test_a_name_that_is_nowhere_is_refused_before_the_hub_is_asked(
 
 @pytest.mark.parametrize("load", [TransformersEngine, loading.load_tokenizer])
 def test_a_model_that_the_hub_does_not_give_is_not_a_folder_either(load: Callable[[str], Any], hub_cache: Path) -> None:
-    said = "there is no folder 'runs/typo', and the hub download failed:  .*at 'https://[^ ]*'. Give a folder"
+    said = "there is no folder 'runs/typo', and the hub download failed: .*at 'https://[^ ]*'. Give a folder"
     with pytest.raises(StepladderError, match=said):
         load("runs/typo")
     with pytest.raises(StepladderError, match="model path typo does not exist"):

@@ -477,7 +477,7 @@ def test_the_command_serves_an_index_folder(tmp_path: Path, monkeypatch: pytest.
     secret.write_text("open-sesame\n", encoding="utf-8")
     served: list[tuple[Any, ...]] = []
     monkeypatch.setattr("stepladder.serve.search.search_server.serve", lambda *given, **_: served.append(given))
-    serve_command(str(folder), token_file=secret)
+    serve_command(index=str(folder), token_file=secret)
     ((_, settings, info),) = served
     assert settings == ServerConfig(token=SecretStr("open-sesame"))
     assert info == asdict(made)
@@ -488,5 +488,5 @@ def test_a_file_that_holds_no_token_is_refused_without_showing_it(tmp_path: Path
     for content in (b"", b"two words", b"\xff\xfe"):
         file.write_bytes(content)
         with pytest.raises(StepladderError, match="must contain only a token") as refused:
-            serve_command("atlas", token_file=file)
+            serve_command(index="atlas", token_file=file)
         assert "two words" not in str(refused.value)
