@@ -57,8 +57,7 @@ def made(label: str, source: str, device: torch.device, *, bf16: bool, fused: bo
 def made_by_liger(source: str, device: torch.device) -> Way:
     """peft with adapters in bf16 and Liger's kernels."""
     from liger_kernel.transformers import _apply_liger_kernel_to_instance  # type: ignore[import-not-found]
-    from peft import LoraConfig as PeftLoraConfig
-    from peft import get_peft_model
+    from peft import LoraConfig as PeftLoraConfig, get_peft_model
 
     torch.manual_seed(0)
     base = load_policy(source, None, bf16=True, device=device).model.to(torch.bfloat16)

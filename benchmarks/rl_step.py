@@ -35,8 +35,10 @@ from typing import Any
 import torch
 from datasets import Dataset  # type: ignore[import-untyped]
 from transformers import AutoModelForSequenceClassification
-from trl import GRPOConfig as TrlGRPOConfig  # type: ignore[attr-defined]
-from trl import GRPOTrainer
+from trl import (
+    GRPOConfig as TrlGRPOConfig,  # type: ignore[attr-defined]
+    GRPOTrainer,
+)
 
 from prm_speed import one_text_a_call, texts_of
 from stepladder.core.io.records import dumps

@@ -12,9 +12,49 @@ Every name below is imported on first use, so that `import stepladder` stays fas
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from stepladder.core.version import __version__
+
+if TYPE_CHECKING:  # for type checkers and editors; at run time the names are imported on first use
+    from stepladder.agents.base import Agent as Agent
+    from stepladder.core.requests import Generate as Generate, Retrieve as Retrieve, Score as Score
+    from stepladder.core.step_scorer import StepScorer as StepScorer, check_step_scorer as check_step_scorer
+    from stepladder.core.trace import (
+        Pair as Pair,
+        Question as Question,
+        Step as Step,
+        Trajectory as Trajectory,
+        Tree as Tree,
+    )
+    from stepladder.data import load_dataset as load_dataset
+    from stepladder.driver import Driver as Driver
+    from stepladder.engines.base import Engine as Engine, check_engine as check_engine
+    from stepladder.explore.guided import guided_search as guided_search
+    from stepladder.explore.mcts import mcts_search as mcts_search
+    from stepladder.judges.base import Judge as Judge
+    from stepladder.judges.judge_check import check_judge as check_judge
+    from stepladder.oracle.agent_check import check_agent as check_agent
+    from stepladder.reporting.compare import compare as compare
+    from stepladder.reporting.interactive.policy import (
+        Policy as Policy,
+        evaluate as evaluate,
+        load_policy as load_policy,
+        load_prm as load_prm,
+    )
+    from stepladder.reporting.interactive.run import Run as Run, load_run as load_run, run as run
+    from stepladder.retrieval.base import Retriever as Retriever, check_retriever as check_retriever
+    from stepladder.retrieval.factory import load_retriever as load_retriever
+    from stepladder.train.dpo.config import DPOConfig as DPOConfig
+    from stepladder.train.dpo.trainer import DPOTrainer as DPOTrainer
+    from stepladder.train.grpo.config import GRPOConfig as GRPOConfig
+    from stepladder.train.grpo.trainer import GRPOTrainer as GRPOTrainer
+    from stepladder.train.prm.config import PRMConfig as PRMConfig
+    from stepladder.train.prm.trainer import PRMTrainer as PRMTrainer
+    from stepladder.train.rft.config import RFTConfig as RFTConfig
+    from stepladder.train.rft.trainer import RFTTrainer as RFTTrainer
+    from stepladder.train.sft.config import SFTConfig as SFTConfig
+    from stepladder.train.sft.trainer import SFTTrainer as SFTTrainer
 
 #: Public names by the module that defines them.
 _PUBLIC = {

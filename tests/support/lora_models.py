@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import PeftModel, get_peft_model
+from peft import LoraConfig as PeftLoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 

@@ -22,7 +22,6 @@ from typing import Annotated
 
 import typer
 
-from stepladder import __version__
 from stepladder.cli.ask_eval import ask_command, eval_command
 from stepladder.cli.declarations import ERR, say
 from stepladder.cli.demo import demo_command
@@ -33,12 +32,12 @@ from stepladder.cli.index import app as index_app
 from stepladder.cli.renamed import RootGroup
 from stepladder.cli.reports import compare_command, report_command, study_command
 from stepladder.cli.serve import serve_agent_command, serve_command
-from stepladder.cli.train import app as train_app
-from stepladder.cli.train import prm_command, run_command
+from stepladder.cli.train import app as train_app, prm_command, run_command
 from stepladder.cli.tree import tree_command
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import TraceError
 from stepladder.core.trace_printer import printable
+from stepladder.core.version import __version__
 
 __all__ = ["app", "main"]
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from stepladder import __version__
 from stepladder.cli.agent_options import AgentOptions, AgentSetup, SamplingOptions
 from stepladder.cli.declarations import ERR, OUT, argument, number_option, option, path_option, say, takes_groups
 from stepladder.cli.options import AsJson, RunPath, Seed
@@ -17,6 +16,7 @@ from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, StopReason, Trajectory
 from stepladder.core.trace_printer import TracePrinter, printable
+from stepladder.core.version import __version__
 from stepladder.data import DataSet
 from stepladder.driver.progress import Progress
 from stepladder.evaluation.evaluator import check_output_folder, compare, evaluate, load_scores

@@ -13,11 +13,11 @@ from pathlib import Path
 import typer
 from packaging.requirements import Requirement
 
-from stepladder import __version__
 from stepladder.cli.declarations import say
 from stepladder.cli.options import AsJson
 from stepladder.core.extras import install_command
 from stepladder.core.trace_printer import printable
+from stepladder.core.version import __version__
 
 #: Extras and what they add.
 EXTRAS = {

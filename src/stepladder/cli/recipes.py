@@ -23,8 +23,7 @@ from stepladder.pipeline.recipe import Recipe, override
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import PAIRS, REWARD, TREES
 from stepladder.pipeline.stages import get_stage
-from stepladder.reporting.run_tables import as_json as report_as_json
-from stepladder.reporting.run_tables import print_report
+from stepladder.reporting.run_tables import as_json as report_as_json, print_report
 
 #: By role: its name in messages, and the command that writes it.
 _COMMANDS = {

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    Progress as RichProgress,
     ProgressColumn,
     SpinnerColumn,
     Task,
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from stepladder.driver.outcomes import Outcome

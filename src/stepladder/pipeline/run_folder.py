@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from stepladder import __version__
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
+from stepladder.core.version import __version__
 from stepladder.pipeline.recipe import Recipe, read_yaml
 from stepladder.pipeline.stages import get_stage
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stepladder import __version__
+from stepladder.core.version import __version__
 from stepladder.pipeline.recipe import Recipe
 
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate")

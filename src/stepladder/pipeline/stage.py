@@ -58,14 +58,6 @@ class FinishedStage:
     outputs: Mapping[str, Path]
 
 
-def _nothing(settings: Any) -> frozenset[str]:  # noqa: ARG001
-    return frozenset()
-
-
-def _no_check(settings: Any, context: RunContext) -> None:
-    """Accept everything."""
-
-
 def tree_questions(path: Path) -> list[str]:
     """Question ids of the trees in a file, in order. Nothing else of the trees is parsed."""
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
@@ -74,14 +66,6 @@ def tree_questions(path: Path) -> list[str]:
 
 def _questions_of_trees(stage: FinishedStage) -> Iterable[str] | None:
     return tree_questions(stage.outputs[TREES]) if TREES in stage.outputs else None
-
-
-def _no_summary(numbers: Numbers) -> StageSummary | None:  # noqa: ARG001
-    return None
-
-
-def _always(settings: Any) -> bool:  # noqa: ARG001
-    return True
 
 
 def never(settings: Any) -> bool:  # noqa: ARG001
@@ -105,9 +89,9 @@ class StageSpec:
     inputs: tuple[str, ...] = (POLICY,)
     outputs: tuple[str, ...] = ()
     #: settings -> input roles that these settings do not need.
-    unused_inputs: Callable[[Any], frozenset[str]] = _nothing
+    unused_inputs: Callable[[Any], frozenset[str]] = lambda settings: frozenset()  # noqa: ARG005
     #: (settings, context): raises if the stage could not run. Called for all stages before the first one starts.
-    check: Callable[[Any, RunContext], None] = _no_check
+    check: Callable[[Any, RunContext], None] = lambda settings, context: None  # noqa: ARG005
     #: Whether `policy: oracle` is accepted.
     accepts_oracle: bool = False
     #: Settings that name a file or folder outside of the run: fingerprinted by content.
@@ -120,14 +104,14 @@ class StageSpec:
     #: Increase it when the same settings give another result: finished stages are then recomputed.
     version: int = 1
     #: summary numbers -> headline and detail lines for tables; None prints nothing.
-    summarize: Callable[[Numbers], StageSummary | None] = _no_summary
+    summarize: Callable[[Numbers], StageSummary | None] = lambda numbers: None  # noqa: ARG005
     #: What it consumed.
     cost: Callable[[FinishedStage], StageCost] = cost_from_summary
     #: Ids of the questions that it used itself, beyond those of its inputs; None if unknown. By default those of the
     #: trees that it writes.
     questions: Callable[[FinishedStage], Iterable[str] | None] = _questions_of_trees
     #: settings -> whether a model generates text in this stage.
-    generates: Callable[[Any], bool] = _always
+    generates: Callable[[Any], bool] = lambda settings: True  # noqa: ARG005
 
 
 def expect_dev(stage: str, questions: int, context: RunContext) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from stepladder import __version__
+from stepladder.core.version import __version__
 
 
 def render_page(

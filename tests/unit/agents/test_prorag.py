@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stepladder.agents import AGENTS, Agent, make_agent
 from stepladder.agents.base import neutralize, render_passages

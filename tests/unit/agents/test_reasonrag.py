@@ -5,8 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stepladder import Question, Step, Trajectory
 from stepladder.agents import make_agent

@@ -3,8 +3,7 @@
 import string
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stepladder import Question, Step, Trajectory
 from stepladder.core.answer_metrics import (

@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stepladder import Question, Step, Trajectory, Tree
 from stepladder.core.io.records import SCHEMA_VERSION, RecordError, dumps, loads, read_records, write_records

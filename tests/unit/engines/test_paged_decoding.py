@@ -13,9 +13,7 @@ from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Sa
 from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
 from stepladder.engines.base import EngineOutOfMemory, Session
-from stepladder.engines.paged import cuda_graphs as passes
-from stepladder.engines.paged import paged_attention as decode_kernel
-from stepladder.engines.paged import paged_decoding as pool
+from stepladder.engines.paged import cuda_graphs as passes, paged_attention as decode_kernel, paged_decoding as pool
 from stepladder.engines.paged.kv_cache import PAGE_SIZE, PagedKVCache, kv_bytes_per_token
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.packed_attention import use_packed_attention

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from peft import LoraConfig, get_peft_model
 from peft.helpers import rescale_adapter_scale
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
@@ -17,8 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 from stepladder.core.requests import Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.engines.base import check_engine
-from stepladder.engines.transformers import decoding
-from stepladder.engines.transformers import packed_attention as blocks
+from stepladder.engines.transformers import decoding, packed_attention as blocks
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.packed_attention import DenseKVCache
 from stepladder.engines.transformers.prefix_cache import STRIDE, PrefixCache, weights_fingerprint

@@ -6,8 +6,7 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stepladder.core.svg import WIDTH, Axis, tick_step, ticks
 from stepladder.evaluation.prm.plots import distributions_svg, reliability_svg

@@ -5,8 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stepladder.evaluation import statistics as stats
 from stepladder.evaluation.statistics import Interval, mean_interval, paired_difference

@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
+from hypothesis import given, settings as examples, strategies as st
 
 from stepladder.agents import make_agent
 from stepladder.core.answer_metrics import score

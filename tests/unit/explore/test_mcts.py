@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
+from hypothesis import given, settings as examples, strategies as st
 
 from stepladder.agents import make_agent
 from stepladder.core.errors import BackendDown, BackendError, StepladderError

@@ -14,8 +14,7 @@ from packaging.requirements import Requirement
 from stepladder import cli
 from stepladder.cli import doctor
 from stepladder.core.errors import StepladderError
-from stepladder.models import NAMED, absolute_if_folder, cache
-from stepladder.models import resolve as places
+from stepladder.models import NAMED, absolute_if_folder, cache, resolve as places
 from stepladder.models.cache import cache_folder, cached_conversion
 from stepladder.models.loading import end_tokens, load_model
 from tests.support.gguf_files import CONTROL, WORDS, as_gguf, small_llama, write_gguf

@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pretrain import card

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import get_peft_model
+from peft import LoraConfig as PeftLoraConfig, get_peft_model
 from torch import nn
 
 from stepladder.models import stochastic_rounding as rounding

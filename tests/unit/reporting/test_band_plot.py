@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stepladder.core.svg import FONT, SERIES, WIDTH, Axis
 from stepladder.reporting.charts.band_plot import Point, bands_svg

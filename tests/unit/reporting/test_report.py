@@ -11,8 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import typer
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from typer.testing import CliRunner
 
 from stepladder import Question, Step, Trajectory, Tree

@@ -6,8 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
 from stepladder.cli.tree import find_tree, most_instructive_tree, print_tree, tree_command

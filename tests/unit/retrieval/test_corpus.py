@@ -15,8 +15,7 @@ from typing import Any
 
 import pyarrow
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pyarrow import parquet
 
 from stepladder.core.errors import StepladderError

@@ -14,8 +14,10 @@ from datasets import Dataset  # type: ignore[import-untyped]
 from rich.console import Console
 from torch import nn
 from transformers import AutoModelForCausalLM
-from trl import GRPOConfig as TrlGRPOConfig  # type: ignore[attr-defined]
-from trl import GRPOTrainer
+from trl import (
+    GRPOConfig as TrlGRPOConfig,  # type: ignore[attr-defined]
+    GRPOTrainer,
+)
 
 from stepladder.agents import make_agent
 from stepladder.agents.base import Agent
@@ -43,8 +45,7 @@ from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts
 from stepladder.train.grpo.trainer import TrainingReport, schedule, train_grpo
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer, token_row
-from stepladder.train.loop import policy_session
-from stepladder.train.loop import rollout_engine as playing
+from stepladder.train.loop import policy_session, rollout_engine as playing
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.compute import prepare_compute
 from stepladder.train.loop.config import LoraConfig

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from stepladder import Pair, Step, Trajectory, Tree
@@ -608,7 +607,7 @@ def test_trees_without_what_is_to_be_learnt_are_refused(tmp_path: Path) -> None:
     unjudged = replace(small_tree(), question=replace(QUESTION, hops=(), gold_passages=(), answers=()))
     with TreeFile(tmp_path / "trees.jsonl.gz") as trees:
         trees.add(unjudged)
-    with pytest.raises(StepladderError, match=r"no step of the trees in .* has a value for the objective 'verdicts'"):
+    with pytest.raises(StepladderError, match=r"no step of the trees has a value for the objective 'verdicts'"):
         stage(tmp_path / "prm", {"trees": tmp_path / "trees.jsonl.gz"}, objective="verdicts")
 
 

@@ -82,8 +82,3 @@ class Relation:
     def symmetric(self) -> bool:
         """Whether the relation also holds in the opposite direction (spouses, twin cities)."""
         return self.implies == self.name
-
-    @property
-    def to_entity(self) -> bool:
-        """Whether the object is an entity."""
-        return self.object not in LITERALS

@@ -5,7 +5,7 @@ passed wherever a model path is expected.
 """
 
 import os
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +17,7 @@ from stepladder.agents import is_agent_file
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver
-from stepladder.evaluation.evaluator import Evaluation
-from stepladder.evaluation.evaluator import evaluate as evaluate_policy
+from stepladder.evaluation.evaluator import Evaluation, evaluate as evaluate_policy
 from stepladder.explore.episode import episode
 from stepladder.models.adapters import agent_of
 from stepladder.pipeline.resources import DataConfig, RunContext, SharedConfig
@@ -43,7 +42,7 @@ _KEYS = {
 }
 
 
-class Policy(os.PathLike[str]):
+class Policy(AbstractContextManager["Policy"], os.PathLike[str]):
     """A model with its agent format, retriever and episode limits. Use it as a context manager, or call `close`."""
 
     def __init__(self, model: str, config: SharedConfig) -> None:
@@ -86,9 +85,6 @@ class Policy(os.PathLike[str]):
             self.context.close()
         for opened in ("driver", "context"):
             self.__dict__.pop(opened, None)
-
-    def __enter__(self) -> "Policy":
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -137,14 +133,14 @@ def evaluate(
     **settings: Any,
 ) -> Evaluation:
     """Run one episode per question of a split and score the answers. `.show()` prints metrics with intervals."""
-    with load_policy(policy, **settings) as loaded:
-        if data is not None and data != loaded.config.data.name:
-            config = loaded.config.model_copy(update={"data": DataConfig.read({"name": data}, "data")})
-            loaded = Policy(loaded.model, config)
+    loaded = load_policy(policy, **settings)
+    if data is not None and data != loaded.config.data.name:
+        config = loaded.config.model_copy(update={"data": DataConfig.read({"name": data}, "data")})
+        loaded = Policy(loaded.model, config)
+    with loaded:
         context = loaded.context
         questions = context.split(split)[:limit]
         result = evaluate_policy(loaded.driver, context.agent, questions, context.episode(temperature), seed=seed)
-        loaded.close()
     if result.stopped_by is not None:
         raise result.stopped_by
     return result

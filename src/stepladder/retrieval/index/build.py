@@ -17,10 +17,10 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from stepladder import __version__
 from stepladder.core.config import Config
 from stepladder.core.io.files import PartialFolder, atomic_file, resumable_folder, sync_all
 from stepladder.core.trace import Passage
+from stepladder.core.version import __version__
 from stepladder.retrieval.base import ProgressCallback, Retriever, no_progress
 from stepladder.retrieval.corpus.passage_store import PassageStore, PassageWriter
 from stepladder.retrieval.corpus.reader import Corpus, check_unique_ids, read_corpus

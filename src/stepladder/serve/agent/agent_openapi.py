@@ -6,7 +6,7 @@ and the errors. The server does not validate requests with it.
 
 from typing import Any
 
-from stepladder import __version__
+from stepladder.core.version import __version__
 from stepladder.serve.agent.chat_request import MAX_TEMPERATURE
 from stepladder.serve.agent.server_config import AgentServerConfig
 

@@ -22,8 +22,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 
-from stepladder import __version__
 from stepladder.core.io.auth_token import validate_token
+from stepladder.core.version import __version__
 from stepladder.serve.agent.agent_openapi import openapi_schema
 from stepladder.serve.agent.chat import Chat
 from stepladder.serve.agent.chat_response import error_body

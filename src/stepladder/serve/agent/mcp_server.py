@@ -16,10 +16,10 @@ from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 
-from stepladder import __version__
 from stepladder.agents.base import render_passages
 from stepladder.core.io.json_body import BadRequest, json_type
 from stepladder.core.trace import Trajectory
+from stepladder.core.version import __version__
 from stepladder.serve.agent.chat_request import read_question
 from stepladder.serve.agent.citations import cite
 from stepladder.serve.agent.client_wait import stream_events

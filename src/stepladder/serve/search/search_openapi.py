@@ -7,7 +7,7 @@ parsed; the tests check that both agree.
 
 from typing import Any
 
-from stepladder import __version__
+from stepladder.core.version import __version__
 from stepladder.retrieval.remote.limits import ServerConfig
 
 _TEXT = {"type": "string"}

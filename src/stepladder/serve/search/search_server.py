@@ -16,9 +16,9 @@ Errors are JSON, {"detail": "..."}: 401 without the token, 408 if the body is la
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from stepladder import __version__
 from stepladder.core.io.auth_token import validate_token
 from stepladder.core.io.json_body import BadRequest
+from stepladder.core.version import __version__
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.retrieval.remote.protocol import read_request, write_reply

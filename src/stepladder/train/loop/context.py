@@ -1,14 +1,24 @@
 """What every trainer needs besides the model and its own settings, as one object."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 from stepladder.agents.base import Agent
-from stepladder.core.trace import Question
+from stepladder.core.trace import Question, Tree
 from stepladder.driver import OutcomeCallback
 from stepladder.explore.episode import EpisodeConfig
+from stepladder.explore.tree_store import read_trees
 from stepladder.retrieval.base import Retriever
+
+#: A file of search trees, or the trees.
+Trees = str | PathLike[str] | Sequence[Tree]
+
+
+def iter_trees(trees: Trees) -> Iterable[Tree]:
+    """The search trees, read one at a time from a file."""
+    return read_trees(Path(trees)) if isinstance(trees, str | PathLike) else trees
 
 
 @dataclass(frozen=True, slots=True)

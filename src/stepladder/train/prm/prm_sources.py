@@ -13,14 +13,13 @@ from pathlib import Path
 from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Pair, Question, Trajectory
-from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import monte_carlo
 from stepladder.judges.prm.prm_inputs import PRMInputBuilder
 from stepladder.models.loading import fingerprint, load_tokenizer
 from stepladder.oracle.control_chains import control_chains
 from stepladder.oracle.corruptions import Corruptor
 from stepladder.preferences.pair_checks import PairCheck
-from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.context import TrainingContext, Trees, iter_trees
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import PRMExample, from_chains, from_pairs, from_trees, gold_verdicts, outcomes
 from stepladder.train.prm.prm_questions import PRMQuestions, choose_questions
@@ -40,12 +39,12 @@ def pair_examples(
 def tree_examples(
     config: PRMConfig,
     context: TrainingContext,
-    trees: Path,
+    trees: Trees,
     policy: str | Path,
     sample: Callable[[Sequence[Question]], Sequence[Trajectory]],
 ) -> ExampleMaker:
     """The steps of trees, and with `episodes` those of episodes that `sample` generates with the policy."""
-    explored = [tree.question.id for tree in read_trees(trees)]
+    explored = [tree.question.id for tree in iter_trees(trees)]
     questions = choose_questions(config, context.questions, explored, context.seed)
     episodes: Sequence[Trajectory] = ()
     if questions.sampled:
@@ -72,7 +71,7 @@ def _from_pairs(
 def _from_trees(
     config: PRMConfig,
     context: TrainingContext,
-    path: Path,
+    trees: Trees,
     questions: PRMQuestions,
     episodes: Sequence[Trajectory],
     builder: PRMInputBuilder,
@@ -81,9 +80,9 @@ def _from_trees(
 
     def of_policy(held_out: bool) -> list[PRMExample]:
         """Steps that the policy wrote, of held-out questions or of the others."""
-        trees = (tree for tree in read_trees(path) if (tree.question.id in questions.held_out) is held_out)
+        explored = (tree for tree in iter_trees(trees) if (tree.question.id in questions.held_out) is held_out)
         own = (each for each in episodes if (each.question.id in questions.held_out) is held_out)
-        return [*from_trees(trees, builder, values_of), *from_chains(own, builder)]
+        return [*from_trees(explored, builder, values_of), *from_chains(own, builder)]
 
     train, dev = of_policy(held_out=False), of_policy(held_out=True)
     counts: dict[str, object] = {}
@@ -95,7 +94,7 @@ def _from_trees(
         train += from_chains(_gold_and_corrupted(config, context, questions.gold), builder)
     if not train:
         raise StepladderError(
-            f"no step of the trees in {path} has a value for the objective '{config.objective}'. Verdicts need "
+            f"no step of the trees has a value for the objective '{config.objective}'. Verdicts need "
             "questions with a gold decomposition or gold passages; values and outcomes need rollouts and finished ends"
         )
     steps, held_out_steps = (sum(len(example.values) for example in examples) for examples in (train, dev))

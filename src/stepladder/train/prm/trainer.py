@@ -40,7 +40,7 @@ from stepladder.models.loading import DTYPES, context_limit_of, quiet_libraries
 from stepladder.preferences.pair_checks import read_pairs
 from stepladder.train.loop.base_trainer import BaseTrainer, DevScore
 from stepladder.train.loop.compute import Compute, prepare_compute
-from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.context import TrainingContext, Trees
 from stepladder.train.loop.policy_weights import add_lora
 from stepladder.train.loop.public_trainer import PublicTrainer, all_questions
 from stepladder.train.loop.training_loop import learning_rate_for, report_line, run_training, training_numbers
@@ -75,8 +75,8 @@ class PRMTrainer(PublicTrainer[PRMConfig, PRMReport]):
     #: For the objective `pairs`: pairs, or a folder or file of them. `held_out` is used with a sequence of pairs.
     pairs: Sequence[Pair] | str | os.PathLike[str] | None = None
     held_out: Sequence[Pair] = ()
-    #: For the other objectives: a file of search trees.
-    trees: str | os.PathLike[str] | None = None
+    #: For the other objectives.
+    trees: Trees | None = None
 
     kind = "prm"
     config_class = PRMConfig
@@ -102,7 +102,7 @@ class PRMTrainer(PublicTrainer[PRMConfig, PRMReport]):
                 temperature=config.temperature,
                 label="Episodes",
             )
-            examples = tree_examples(config, context, Path(self.trees), policy, sample)
+            examples = tree_examples(config, context, self.trees, policy, sample)
         return train_prm(config.model or policy, context, config, examples)
 
 

@@ -21,9 +21,8 @@ from stepladder.core.io.records import read_records, write_records
 from stepladder.core.trace import Question, Trajectory
 from stepladder.engines.base import Engine
 from stepladder.engines.openai import OpenAIEngine
-from stepladder.explore.tree_store import read_trees
 from stepladder.judges.llm.spend.response_cache import CachedEngine
-from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.context import TrainingContext, Trees, iter_trees
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.demonstrations import (
     Demonstrations,
@@ -53,11 +52,11 @@ def load_or_make(
     context: TrainingContext,
     engine: Engine,
     questions: Sequence[Question],
-    trees: Path | None = None,
+    trees: Trees | None = None,
 ) -> Demonstrations:
     """Demonstrations of these questions, from the output folder or else from their source.
 
-    `engine`: the model to train. `trees`: a file, for the source `trees`. Weak decompositions must already be there.
+    `engine`: the model to train. `trees`: for the source `trees`. Weak decompositions must already be there.
     """
     path, counts = context.folder / _TRANSCRIPTS, context.folder / _DROPPED
     if demonstrations_exist(context.folder):
@@ -78,12 +77,12 @@ def load_or_make(
 
 
 def _make(
-    config: SFTConfig, context: TrainingContext, engine: Engine, questions: Sequence[Question], trees: Path | None
+    config: SFTConfig, context: TrainingContext, engine: Engine, questions: Sequence[Question], trees: Trees | None
 ) -> Demonstrations:
     if config.source == "trees":
         if trees is None:
             raise StepladderError("source 'trees' needs search trees: run explore or rank first")
-        return tree_demonstrations(read_trees(trees), config.min_f1)
+        return tree_demonstrations(iter_trees(trees), config.min_f1)
     if config.source in ("gold", "mined"):
         return gold_demonstrations(
             context.agent, questions, context.retriever, context.episode, seed=context.seed, watch=context.watch

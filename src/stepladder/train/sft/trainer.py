@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepladder.data.sampling import sample_questions
-from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.context import TrainingContext, Trees
 from stepladder.train.loop.policy_session import open_policy
 from stepladder.train.loop.public_trainer import PublicTrainer
 from stepladder.train.loop.training_loop import TrainingReport, progress
@@ -29,20 +29,20 @@ from stepladder.train.transcripts.fine_tune import fine_tune
 class SFTTrainer(PublicTrainer[SFTConfig, TrainingReport]):
     """Supervised fine-tuning: `SFTTrainer("nano", "prorag-brief", args=SFTConfig(questions=48)).train()`."""
 
-    #: A file of search trees, for the source `trees`.
-    trees: str | Path | None = None
+    #: For the source `trees`.
+    trees: Trees | None = None
 
     kind = "sft"
     config_class = SFTConfig
 
     def _train(self, policy: str, context: TrainingContext, config: SFTConfig) -> TrainingReport:
-        return train_sft(policy, context, config, Path(self.trees) if self.trees is not None else None)
+        return train_sft(policy, context, config, self.trees)
 
 
 def train_sft(
-    policy: str | Path, context: TrainingContext, config: SFTConfig, trees: Path | None = None
+    policy: str | Path, context: TrainingContext, config: SFTConfig, trees: Trees | None = None
 ) -> TrainingReport:
-    """Fine-tune a model on demonstrations. `trees`: a file, for the source `trees`."""
+    """Fine-tune a model on demonstrations. `trees`: for the source `trees`."""
     questions, seed = context.questions, context.seed
     with open_policy(policy, context, config, "sft") as session:
         if config.source == "mined" and not demonstrations_exist(context.folder):
