@@ -228,7 +228,9 @@ def test_ctrl_c_ends_a_run_with_130_and_the_same_command_goes_on(tmp_path: Path)
 
 
 def test_ctrl_c_prints_what_was_reached_and_exits_130(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stepladder", "eval", "--engine", "transformers", "--model", "tiny"]
+    often = "Progress.__init__.__kwdefaults__['log_every'] = 0.5"  # ten seconds otherwise
+    script = f"from stepladder.cli import main; from stepladder.driver.progress import Progress; {often}; exit(main())"
+    command = [sys.executable, "-c", script, "eval", "--engine", "transformers", "--model", "tiny"]
     command += ["--agent", "direct", "--batch-size", "2", "--max-tokens", "200", "--temperature", "1"]
     command += ["--json", "--out", str(tmp_path / "run")]
     process = start(command)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.records import read_records
+from stepladder.core.trace import Node, Trajectory, Tree
 from stepladder.data import DataSet
 from stepladder.judges.prm.reward_model import ProcessRewardModel
 from stepladder.train.dpo.config import DPOConfig
@@ -64,6 +66,23 @@ def test_rft_and_grpo_take_a_reward_model_by_its_folder_or_as_an_object(prm: PRM
         GRPOTrainer("tiny", args=args, output_dir=tmp_path / "3", **options).train()
     with pytest.raises(StepladderError, match="no transcripts left"):
         RFTTrainer("tiny", args=RFTConfig(**QUICK), output_dir=tmp_path / "4", scorer=prm.reward, **options).train()
+
+
+def test_a_reward_model_takes_trees_and_samples_episodes_of_the_policy(sft: TrainingReport, tmp_path: Path) -> None:
+    demonstrations = read_records(sft.policy.parent / "transcripts.jsonl", Trajectory)
+    trees = []
+    for each in demonstrations:
+        nodes = (Node(number, number - 1, step) for number, step in enumerate(each.steps, start=1))
+        trees.append(Tree(each.question, each.agent, (Node(0, None, None), *nodes)))
+    args = PRMConfig(objective="verdicts", episodes=2, num_generations=1, num_train_epochs=1, batch_size=2, dev_share=0)
+    report = PRMTrainer(
+        sft.policy, "prorag-brief", DATA, args, tmp_path, trees=trees,
+        retriever=WordRetriever(), episode=sft_training.EPISODE, device="cpu",
+    ).train()  # fmt: skip
+    assert report.numbers["episodes"] == 2
+    assert report.numbers["scored_steps"] > sum(len(tree.nodes) - 1 for tree in trees)
+    with pytest.raises(StepladderError, match="objective 'values' needs trees"):
+        PRMTrainer("tiny", "direct", DATA, PRMConfig(objective="values"), tmp_path).train()
 
 
 def test_dpo_takes_pairs(tmp_path: Path) -> None:
