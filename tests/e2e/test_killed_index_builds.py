@@ -48,7 +48,7 @@ SLOW_BUILD = """
 import sys, time
 from stepladder.retrieval.index import faiss_index as nearest, vectors
 from stepladder.retrieval.index.build import build_index
-vectors.SHARD, nearest._FEWEST = 512, 1000
+vectors.SHARD, nearest._MIN_TRAINING = 512, 1000
 corpus, folder, encoder, kind, stop = sys.argv[1:]
 def progress(doing, done, total):
     if f"{doing} {done}" == stop:
@@ -65,7 +65,7 @@ def test_a_killed_build_goes_on_and_gives_the_same_index(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stop: str
 ) -> None:
     monkeypatch.setattr("stepladder.retrieval.index.vectors.SHARD", 512)
-    monkeypatch.setattr("stepladder.retrieval.index.faiss_index._FEWEST", 1000)
+    monkeypatch.setattr("stepladder.retrieval.index.faiss_index._MIN_TRAINING", 1000)
     corpus = tmp_path / "corpus.jsonl"
     rows = ({"id": str(number), "contents": f"{number**2}\n{number % 13} on {number % 7}"} for number in range(2000))
     corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
