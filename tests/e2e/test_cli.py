@@ -207,6 +207,7 @@ def start(command: list[str]) -> subprocess.Popen[str]:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_with_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
@@ -227,6 +228,7 @@ def test_ctrl_c_ends_a_run_with_130_and_the_same_command_goes_on(tmp_path: Path)
     assert not (tmp_path / "run" / "floor" / "stage.json").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_what_was_reached_and_exits_130(tmp_path: Path) -> None:
     often = "Progress.__init__.__kwdefaults__['log_every'] = 0.5"  # ten seconds otherwise
     script = f"from stepladder.cli import main; from stepladder.driver.progress import Progress; {often}; exit(main())"

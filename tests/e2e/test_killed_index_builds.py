@@ -58,6 +58,7 @@ build_index(corpus, folder, kind, encoder=encoder, device="cpu", progress=progre
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "stop"), [("bm25+flat", "Encoding passages 1024"), ("ivfpq", "Compressing vectors 0")]
 )
@@ -113,6 +114,7 @@ build_index(corpus, folder, "milvus", encoder=model, device="cpu", dtype="fp32",
 """
 
 
+@pytest.mark.slow
 def test_a_build_that_was_killed_while_sending_goes_on(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

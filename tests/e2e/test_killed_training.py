@@ -15,6 +15,7 @@ from stepladder.train.loop.metrics_log import read_metrics
 from tests.support import ROOT, dpo_training, grpo_training, prm_training, sft_training
 from tests.support.training_runs import losses, plain_rows, updates, weights
 
+pytestmark = pytest.mark.slow  # four trainers, each of them three times
 TRAINERS = ("dpo", "grpo", "prm", "sft")
 #: Every trainer in a process of its own, forked from one that has imported all of them.
 KILLED = """

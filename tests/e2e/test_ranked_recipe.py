@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from stepladder.explore.tree_store import read_trees
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
@@ -10,6 +12,7 @@ from stepladder.reporting.compare.evaluations import load_sources
 from stepladder.reporting.compare.provenance import ProvenanceResolver
 
 
+@pytest.mark.slow
 def test_a_run_ranks_then_imitates_prefers_and_scores(tmp_path: Path) -> None:
     """All three uses of the data, with the tiny model: what matters is who takes what from whom."""
     quick = {"batch_size": 2, "dev_questions": 0}

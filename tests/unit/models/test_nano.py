@@ -104,6 +104,7 @@ def _words(seed: int, *, checked: bool = False) -> Iterator[str]:
         yield from re.findall(r"[^\W\d_]+", "".join(text for text, _ in document).lower())
 
 
+@pytest.mark.slow
 def test_nothing_of_the_default_world_is_read() -> None:
     assert not cached_atlas().name_words.intersection(_words(FIRST_WORLD + 3))
     assert not cached_atlas().name_words.intersection(_words(FIRST_WORLD + 3, checked=True))

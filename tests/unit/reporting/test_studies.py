@@ -54,6 +54,7 @@ def study(tmp_path: Path) -> Study:
     return Study("small", "whether longer is better", str(path), arms, "before", "sft", "after", {"long": "short"})
 
 
+@pytest.mark.slow
 def test_a_study_runs_every_arm_from_what_they_share(study: Study, tmp_path: Path) -> None:
     folder, told = tmp_path / "study", StringIO()
     run_study(study, folder, seeds=[0], jobs=2, console=Console(file=told, width=200))
