@@ -12,7 +12,6 @@ of tokens, sampled at temperature 1:
 - generate: transformers as it is; every step reads the whole transcript again, in one left-padded batch that goes on
   until its longest row has ended (tokens beyond a row's own limit are computed, but not counted);
 - transformers: our driver and our engine on transformers; a transcript goes on as soon as its step is written;
-- unfused: as transformers, but CUDA graphs replay the model's own decode pass instead of the fused one (GPU only);
 - vllm: the same with our engine on vLLM, where that is installed and the model is a folder; with a seed for every row,
   and without.
 
@@ -23,8 +22,7 @@ sizes are small.
 import argparse
 import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -38,7 +36,7 @@ from stepladder.core.requests import Algorithm, Generate, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
-from stepladder.engines.paged.fused_decode import FusedDecoder, prepare_for_decoding
+from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.models.loading import load_model
@@ -183,17 +181,6 @@ def _let_go(engine: Engine | None) -> None:
         torch.cuda.empty_cache()
 
 
-@contextmanager
-def without_fused_decode() -> Iterator[None]:
-    """The paged engine with CUDA graphs of the model's own decode pass, without our Triton pass."""
-    original = FusedDecoder.for_model
-    FusedDecoder.for_model = lambda _model: None  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        FusedDecoder.for_model = original  # type: ignore[method-assign]
-
-
 def plain_model(model: str, device: str) -> tuple[Any, Any]:
     """The model as transformers has it, and its tokenizer."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -218,15 +205,10 @@ def run(model: str, count: int, batch: int, rounds: int, ways: set[str]) -> None
         engine = None
         if "transformers" in ways:
             if device == "cuda":
-                prepare_for_decoding(plain)  # as the engine does with a model that it loads itself
+                fuse_norms(plain)  # as the engine does with a model that it loads itself
             engine = TransformersEngine(plain, words, max_batch=count)
             measure("stepladder on transformers", by_engine(engine), vocabulary, count, rounds, base)
         _let_go(engine)
-        if "unfused" in ways and device == "cuda":
-            with without_fused_decode():
-                engine = TransformersEngine(plain, words, max_batch=count)
-                measure("stepladder, model's own decode pass", by_engine(engine), vocabulary, count, rounds, base)
-                _let_go(engine)
         del engine, plain
         _let_go(None)
     if "vllm" in ways and model not in RANDOM and device == "cuda" and find_spec("vllm") is not None:

@@ -68,8 +68,8 @@ def cells_of(line: Arm, compared: RunComparison) -> dict[str, Any]:
         "difference": None if change is None else three(change.difference),
         "em": three(line.scores["em"]),
         **{name: None if (value := line.mean(name)) is None else _short(value) for name in means},
-        "training_questions": line.training_questions,
-        "training_tokens": line.training_tokens,
+        "training_questions": line.training("questions"),
+        "training_tokens": line.training("tokens"),
     }
 
 

@@ -27,9 +27,10 @@ from rich.table import Table
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
-from stepladder.core.io.jsonl import read_lines
+from stepladder.core.io.jsonl import read_objects
 from stepladder.core.trace import Passage, Question
-from stepladder.data.formats.flashrag import QuestionFileError, load_questions
+from stepladder.data.formats.detect import read_questions
+from stepladder.data.formats.rows import QuestionFileError
 from stepladder.evaluation.statistics import mean_interval, paired_difference
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.corpus.reader import read_corpus
@@ -102,14 +103,14 @@ def read_pools(folder: Path, split: str) -> list[Pool]:
         questions_file = folder / name / f"{split}.jsonl.gz"
         if split == "train" and not questions_file.exists():
             continue
-        corpus, asked = folder / name / "corpus.jsonl.gz", load_questions(questions_file)
+        corpus, asked = folder / name / "corpus.jsonl.gz", read_questions(questions_file).questions
         questions = tuple(question for question in asked if question.gold_passages)
         if len(questions) < len(asked):
             print(f"{name}: {len(asked) - len(questions)} questions left out, their gold passages are not known")
         passages = list(read_corpus(corpus))
         pools.append(Pool(name, passages, questions))
         if split == "dev" and name == PUBLISHED_POOL[0]:
-            sources = {key: line.data.get("source") for key, line in read_lines(corpus, QuestionFileError)}
+            sources = {line.id("id"): line.data.get("source") for line in read_objects(corpus, QuestionFileError)}
             kept = [passage for passage in passages if sources[passage.id] == PUBLISHED_POOL[1]]
             pools.append(Pool(PUBLISHED_POOL[2], kept, questions))
     return pools

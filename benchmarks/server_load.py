@@ -1,22 +1,26 @@
-"""How many searches does the server answer under load? `stepladder serve` against a plain server, on the same index.
+"""How many requests do the servers answer under load? Ours against a plain server, and against another version of ours.
 
-    python benchmarks/server_load.py [--seconds 60] [--clients 500] [--passages 100000] [--kind bm25] [--servers 1]
+    python benchmarks/server_load.py [--clients 500] [--seconds 60] [--passages 100000] [--kind bm25] [--rounds 1]
+    python benchmarks/server_load.py --before ../other-checkout --rounds 5     another version, taking turns with ours
+    python benchmarks/server_load.py --agent                                   the agent server, an oracle answers
 
 The plain server is of the reference design: FastAPI, a pydantic body, a `def` endpoint that searches once a request,
-uvicorn's defaults (its log of every request is off, in its favour). Every server runs in a process of its own, and so
-does the load: clients that each keep one connection and ask one query after the other, as Search-R1's roll-outs do,
-without a pause. The corpus is an Atlas world, the queries are sub-questions about its facts. Two workloads:
+uvicorn's defaults (its log of every request is off, in its favour). Ours is `stepladder serve`; the agent server plays
+whole episodes over the same index with the oracle engine. Every server runs in a process of its own, and so does the
+load: clients that each keep one connection and ask one query after the other, as Search-R1's roll-outs do, without a
+pause. The corpus is an Atlas world, the queries are sub-questions about its facts. Workloads:
 
     distinct   no query is asked twice: merging helps, keeping results does not
     group      every query is asked by 8 clients, as the 8 roll-outs of a GRPO group do when they agree
+    chat       questions of Atlas to the agent server, several searches each
 
 `--servers N` adds a line for N servers of ours on N ports, the clients spread over them as `RemoteRetriever` would.
 
-Answers are checked: the status of all, and of every 101st that it is what the retriever finds in this process. A 429
-with Retry-After is orderly, and its client comes back when it is told to; anything else is a failure, and one of ours
-makes the exit status 1. "CPU" is the processor time of the server an answer, which depends less than answers a second
-on what else the machine does. The load itself takes 20 to 190 microseconds of a core an answer (printed below the
-table), more where answers come one by one; without a core to itself it slows down the servers, the faster the more.
+Answers are checked: the status of all, and of every 101st that it is what the retriever finds in this process, or the
+gold answer. A 429 with Retry-After is orderly, and its client comes back when it is told to; anything else is a
+failure, and one of ours makes the exit status 1. "CPU" is the processor time of the server an answer, which depends
+less than answers a second on what else the machine does. The load itself takes 20 to 250 microseconds of a core an
+answer (printed below the table); without a core to itself it slows down the servers, the faster the more.
 """
 
 import argparse
@@ -24,13 +28,15 @@ import asyncio
 import json
 import os
 import random
-import signal
+import re
+import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -44,18 +50,27 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from stepladder import Question, Trajectory
+from stepladder.agents import make_agent
+from stepladder.core.requests import Algorithm, Sampling
+from stepladder.data import load_dataset
 from stepladder.data.atlas.articles import write_library
 from stepladder.data.atlas.catalogue import RELATIONS, TYPES
 from stepladder.data.atlas.world import World
+from stepladder.driver import Driver
+from stepladder.explore.episode import EpisodeConfig, episode
+from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.index.build import build_index, open_index
-from stepladder.retrieval.index.manifest import index_info
-from stepladder.retrieval.remote.limits import ServerConfig
+from stepladder.serve.agent.agent_server import serve_agent
+from stepladder.serve.agent.served_agent import ServedAgent
+from stepladder.serve.agent.server_config import AgentServerConfig
 from stepladder.serve.http.run_server import listen
-from stepladder.serve.search.search_server import serve
 
+ROOT = Path(__file__).parents[1]
 SECONDS, CLIENTS, PASSAGES, K = 60.0, 500, 100_000, 3
 #: Clients that ask the same queries, by workload.
 WORKLOADS = {"distinct": 1, "group": 8}
+CHAT = "chat"
 #: Seconds that answers may take when the load has ended.
 PATIENCE = 60.0
 SAMPLE_EVERY = 101
@@ -74,7 +89,7 @@ class QueryRequest(BaseModel):
     return_scores: bool = False
 
 
-def plain_server(folder: Path, started: Callable[[int], None]) -> None:
+def plain_server(folder: Path) -> None:
     """One request, one search."""
     retriever = open_index(folder)
     turn = threading.Semaphore(retriever.concurrency)
@@ -93,34 +108,70 @@ def plain_server(folder: Path, started: Callable[[int], None]) -> None:
         return {"result": [[item for item, _ in found] for found in documents]}
 
     listener = listen("127.0.0.1", 0)
-    started(listener.getsockname()[1])
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
 
-def our_server(folder: Path, started: Callable[[int], None]) -> None:
-    """Stepladder's, with its defaults."""
-    info = asdict(index_info(folder))
-    retriever = open_index(folder)
-    serve(retriever, ServerConfig(), info, port=0, announce=lambda url: started(int(url.rpartition(":")[2])))
+def agent_server(folder: Path) -> None:
+    """Our agent server, with an oracle that knows the questions of Atlas."""
+    questions = {question.text: question for question in load_dataset("atlas").split("train")}
+    agent = make_agent("prorag")
+
+    def play(question: Question, sampling: Sampling, seed: int) -> Algorithm[Trajectory]:
+        return episode(agent, questions[question.text], EpisodeConfig(sampling=sampling), seed)
+
+    config = AgentServerConfig(max_waiting=2 * CLIENTS)
+    driver = Driver(OracleEngine(agent), open_index(folder), in_flight=config.max_running)
+    serve_agent(ServedAgent(driver, play), config, port=0, announce=lambda url: print(url, flush=True))
 
 
-Server = Callable[[Path, Callable[[int], None]], None]
+@dataclass(frozen=True)
+class Contender:
+    """A server that is measured."""
+
+    name: str
+    #: Its command; the folder of the index is added.
+    command: tuple[str, ...]
+    source: Path = ROOT / "src"
+    servers: int = 1
+    ours: bool = True
 
 
-def run_server(server: Server, folder: Path, teller: Connection) -> None:
-    """Run a server until SIGTERM; tells its port at the start, and at the end the seconds of a core it took."""
-    begun = 0.0
+class Running:
+    """A server in a process of its own, until `stop`."""
 
-    def started(port: int) -> None:
-        nonlocal begun
-        begun = time.process_time()
-        teller.send(port)
+    def __init__(self, contender: Contender, folder: Path) -> None:
+        options = ("--port", "0") if contender.command[-1] == "serve" else ()
+        environment = {**os.environ, "PYTHONPATH": str(contender.source)}
+        self._process = subprocess.Popen(
+            [sys.executable, *contender.command, str(folder), *options],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        output = []
+        for line in self._process.stdout:
+            output.append(line)
+            if told := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                self.port = int(told[1])
+                break
+        else:
+            sys.exit(f"{contender.name} did not start:\n{''.join(output)}")
+        self._begun = self._cpu()
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    try:
-        server(folder, started)
-    finally:
-        teller.send(time.process_time() - begun)
+    def _cpu(self) -> float:
+        """Seconds of a core that the process has taken."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> float:
+        """End it; the seconds of a core that it took since it started."""
+        seconds = self._cpu() - self._begun
+        self._process.terminate()
+        self._process.communicate(timeout=60)
+        return seconds
 
 
 # --- The load, in a process of its own ----------------------------------------------------------------------
@@ -141,12 +192,17 @@ class Load:
     load_cpu: float = 0.0
     server_cpu: float = 0.0
 
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return len(self.times) / self.seconds
+
 
 class Client(asyncio.Protocol):
     """Asks one query after the other on one connection, until the time is up."""
 
-    def __init__(self, queries: Iterator[str], deadline: float, load: Load) -> None:
-        self._queries, self._deadline, self._load = queries, deadline, load
+    def __init__(self, queries: Iterator[str], chat: bool, deadline: float, load: Load) -> None:
+        self._queries, self._chat, self._deadline, self._load = queries, chat, deadline, load
         self._received = b""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -161,11 +217,15 @@ class Client(asyncio.Protocol):
             self._transport.close()
             return
         self._query = next(self._queries)
-        body = json.dumps({"queries": [self._query], "topk": K, "return_scores": True}).encode()
+        if self._chat:
+            path, content = b"/v1/chat/completions", {"messages": [{"role": "user", "content": self._query}]}
+        else:
+            path, content = b"/retrieve", {"queries": [self._query], "topk": K, "return_scores": True}
+        body = json.dumps(content).encode()
         self._began = time.perf_counter()
         self._transport.write(
-            b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+            b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (path, len(body), body)
         )
 
     def data_received(self, data: bytes) -> None:
@@ -200,20 +260,26 @@ class Client(asyncio.Protocol):
 
 
 def make_load(
-    ports: Sequence[int], queries: Path, clients: int, together: int, seconds: float, result: Connection
+    ports: Sequence[int], queries: Path, clients: int, workload: str, seconds: float, result: Connection
 ) -> None:
-    """So many clients for so many seconds, spread over the ports; every `together` of them ask the same queries."""
+    """So many clients for so many seconds, spread over the ports; some of them ask the same queries."""
     lines: list[str] = json.loads(queries.read_bytes())
+    together = WORKLOADS.get(workload, 1)
     groups = -(-clients // together)
     load = Load()
+
+    def questions(group: int) -> Iterator[str]:
+        while True:
+            yield from lines[group::groups]
 
     async def crowd() -> None:
         loop = asyncio.get_running_loop()
         deadline = time.perf_counter() + seconds
         talks = []
         for number in range(clients):
-            own, port = iter(lines[number // together :: groups]), ports[number % len(ports)]
-            _, client = await loop.create_connection(lambda own=own: Client(own, deadline, load), "127.0.0.1", port)  # type: ignore[misc]
+            own, port = questions(number // together), ports[number % len(ports)]
+            make = lambda own=own: Client(own, workload == CHAT, deadline, load)  # noqa: E731
+            _, client = await loop.create_connection(make, "127.0.0.1", port)
             talks.append(client.done)
         _, late = await asyncio.wait(talks, timeout=seconds + PATIENCE)
         load.failures += [f"no answer within {PATIENCE:g} s"] * len(late)
@@ -243,27 +309,17 @@ def atlas(passages: int) -> tuple[World, list[str]]:
     return world, queries
 
 
-def measure(
-    server: Server, servers: int, folder: Path, queries: Path, workload: str, options: argparse.Namespace
-) -> Load:
-    """So many fresh servers under one workload."""
-    serving = []
-    for _ in range(servers):
-        here, there = _processes.Pipe()
-        process = _processes.Process(target=run_server, args=(server, folder, there))
-        process.start()
-        serving.append((process, here))
-    ports = [teller.recv() for _, teller in serving]
+def measure(contender: Contender, folder: Path, queries: Path, workload: str, options: argparse.Namespace) -> Load:
+    """Fresh servers under one workload."""
+    servers = [Running(contender, folder) for _ in range(contender.servers)]
     here, there = _processes.Pipe()
-    arguments = (ports, queries, options.clients, WORKLOADS[workload], options.seconds, there)
+    ports = [server.port for server in servers]
+    arguments = (ports, queries, options.clients, workload, options.seconds, there)
     crowd = _processes.Process(target=make_load, args=arguments)
     crowd.start()
     load: Load = here.recv()
     crowd.join()
-    for process, teller in serving:
-        process.terminate()
-        load.server_cpu += teller.recv()
-        process.join()
+    load.server_cpu = sum(server.stop() for server in servers)
     return load
 
 
@@ -284,6 +340,12 @@ def wrong_answers(load: Load, folder: Path) -> list[str]:
     return wrong
 
 
+def incomplete_answers(load: Load, _: Path) -> list[str]:
+    """Those of the sample that are no finished episode. The oracle may fail to find something."""
+    choices = [(query, json.loads(body)["choices"][0]) for query, body in load.sample]
+    return [f"{query!r} got {choice}"[:300] for query, choice in choices if choice["finish_reason"] != "stop"]
+
+
 def alone(folder: Path, queries: Sequence[str]) -> float:
     """Queries a second that the retriever answers in this process, in full batches."""
     retriever = open_index(folder)
@@ -297,46 +359,63 @@ def alone(folder: Path, queries: Sequence[str]) -> float:
     return sum(map(len, batches)) / seconds
 
 
+def contenders(options: argparse.Namespace) -> list[Contender]:
+    """The servers to measure."""
+    command = (__file__, "--run-agent") if options.agent else ("-m", "stepladder", "serve")
+    chosen = [] if options.agent else [Contender("plain", (__file__, "--run-plain"), ours=False)]
+    if options.before is not None:
+        chosen.append(Contender("before", command, options.before.absolute() / "src", ours=False))
+    chosen.append(Contender("ours", command))
+    if options.servers > 1:
+        chosen.append(Contender(f"{options.servers} ours", command, servers=options.servers))
+    return chosen
+
+
 def run(options: argparse.Namespace) -> int:
     """Measure and print; 1 when our server failed a request."""
     console = Console()
-    columns = ("workload", "server", "per s", "p50 ms", "p99 ms", "429", "failed", "CPU µs", "times")
+    columns = ("workload", "server", "per s", "p50 ms", "p99 ms", "429", "failed", "CPU µs", "times", "each round")
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    contenders = [("plain", plain_server, 1), ("ours", our_server, 1)]
-    if options.servers > 1:
-        contenders.append((f"{options.servers} ours", our_server, options.servers))
     failed: list[str] = []
+    load_cpu = []
     with tempfile.TemporaryDirectory() as name:
         folder, file = Path(name) / "index", Path(name) / "queries.json"
-        world, queries = atlas(options.passages)
-        build_index(write_library(world).passages, folder, kind=options.kind)
+        if options.agent:
+            data = load_dataset("atlas")
+            passages, queries = list(data.passages or ()), [question.text for question in data.split("train")]
+        else:
+            world, queries = atlas(options.passages)
+            passages = write_library(world).passages
+        build_index(passages, folder, kind=options.kind)
         file.write_text(json.dumps(queries), encoding="utf-8")
         console.print(
-            f"{options.clients} clients for {options.seconds:g} s, {options.passages:,} passages, {options.kind}"
+            f"{options.clients} clients for {options.seconds:g} s, {len(passages):,} passages, {options.kind}"
         )
         console.print(f"{os.cpu_count()} cores; the retriever alone: {alone(folder, queries):,.0f} queries/s")
-        load_cpu = []
-        for workload in WORKLOADS:
-            plain = 0.0
-            for label, server, servers in contenders:
-                load = measure(server, servers, folder, file, workload, options)
-                problems = load.failures + wrong_answers(load, folder)
-                answers, rate = len(load.times), len(load.times) / load.seconds
-                plain = plain or rate
-                times = np.percentile(load.times, [50, 99]) * 1000
-                load_cpu.append(load.load_cpu / answers * 1e6)
+        for workload in [CHAT] if options.agent else WORKLOADS:
+            loads: dict[Contender, list[Load]] = {each: [] for each in contenders(options)}
+            for _ in range(options.rounds):
+                for contender, measured in loads.items():
+                    measured.append(measure(contender, folder, file, workload, options))
+            first = statistics.median(each.rate for each in next(iter(loads.values())))
+            for contender, measured in loads.items():
+                check = incomplete_answers if options.agent else wrong_answers
+                problems = [problem for load in measured for problem in (*load.failures, *check(load, folder))]
+                times = [seconds for load in measured for seconds in load.times]
+                rate = statistics.median(load.rate for load in measured)
+                load_cpu += [load.load_cpu / len(load.times) * 1e6 for load in measured]
                 table.add_row(
                     workload,
-                    label,
+                    contender.name,
                     f"{rate:,.0f}",
-                    *(f"{each:,.0f}" for each in times),
-                    str(load.refused),
+                    *(f"{each:,.0f}" for each in np.percentile(times, [50, 99]) * 1000),
+                    str(sum(load.refused for load in measured)),
                     str(len(problems)),
-                    f"{load.server_cpu / answers * 1e6:,.0f}",
-                    f"{rate / plain:.1f}",
+                    f"{sum(load.server_cpu for load in measured) / len(times) * 1e6:,.0f}",
+                    f"{rate / first:.2f}",
+                    " ".join(f"{load.rate:,.0f}" for load in measured),
                 )
-                if server is our_server:
-                    failed += problems
+                failed += problems if contender.ours else []
     console.print(table)
     console.print(f"the load took {min(load_cpu):.0f} to {max(load_cpu):.0f} µs of a core an answer")
     for problem in failed[:10]:
@@ -352,7 +431,16 @@ def main() -> int:
     parser.add_argument("--passages", type=int, default=PASSAGES)
     parser.add_argument("--kind", default="bm25")
     parser.add_argument("--servers", type=int, default=1)
-    return run(parser.parse_args())
+    parser.add_argument("--rounds", type=int, default=1, help="how often each server is measured, taking turns")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another version of Stepladder")
+    parser.add_argument("--agent", action="store_true", help="the agent server in place of the search server")
+    parser.add_argument("--run-plain", type=Path, metavar="INDEX", help=argparse.SUPPRESS)
+    parser.add_argument("--run-agent", type=Path, metavar="INDEX", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run_plain or options.run_agent:
+        plain_server(options.run_plain) if options.run_plain else agent_server(options.run_agent)
+        return 0
+    return run(options)
 
 
 if __name__ == "__main__":

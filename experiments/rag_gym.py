@@ -18,12 +18,16 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from commands import Command, carry_out
+from rich.console import Console
+
+from stepladder.core.errors import StepladderError
+from stepladder.reporting.studies.study_job import Job
+from stepladder.reporting.studies.study_runner import run_jobs
 
 AGENTS = (
     "direct",
@@ -55,9 +59,9 @@ TEMPERATURE = 0.5
 TRIED = (0.3, 0.5, 0.7, 1.0)
 
 
-def run_job(recipe: str, folder: Path, *changes: str) -> Command:
+def run_job(recipe: str, folder: Path, *changes: str) -> Job:
     settings = tuple(part for change in changes for part in ("--set", change))
-    return Command(folder.name, ("run", recipe, *settings, "--out", str(folder)), folder / "DONE")
+    return Job({}, folder, arguments=("run", recipe, *settings, "--out", str(folder)), done=folder / "DONE")
 
 
 def eval_job(
@@ -69,12 +73,21 @@ def eval_job(
     *,
     temperature: float = TEMPERATURE,
     asked: Sequence[str] = ("--limit", str(QUESTIONS)),
-) -> Command:
+) -> Job:
     by = () if guide is None else tuple(str(reward) if each == "PRM" else each for each in guide)
     chosen = ("--guide", *by, "--temperature", str(temperature)) if by else ()
     arguments = ("eval", "--run", str(run), "--model", str(policy), *asked, *chosen)
-    needs = [stage / "stage.json" for stage in (policy.parent, reward.parent)]
-    return Command(out.name, (*arguments, "--json", "--out", str(out)), out / "summary.json", tuple(needs))
+    needs = (policy.parent / "stage.json", reward.parent / "stage.json")
+    made = (*arguments, "--json", "--out", str(out))
+    return Job({}, out, arguments=made, needs=needs, done=out / "summary.json")
+
+
+def carry_out(jobs: Iterable[Job], at_once: int) -> None:
+    """Run each job once. What fails is told, and its tables are printed without it."""
+    try:
+        run_jobs({job.folder: job for job in jobs}.values(), at_once, Console(stderr=True))
+    except StepladderError as error:
+        print(error, file=sys.stderr)
 
 
 # --- What there is to do ------------------------------------------------------------------------------------
@@ -92,18 +105,18 @@ class Plan:
     def reward(self, seed: int) -> Path:
         return self.prorag(seed) / "prm" / "reward"
 
-    def base(self) -> list[Command]:
+    def base(self) -> list[Job]:
         """The runs whose policies and reward models guided inference takes."""
-        return [job for job in self.recipes() if job.name.startswith(("prorag-", "larger-"))]
+        return [job for job in self.recipes() if job.folder.name.startswith(("prorag-", "larger-"))]
 
-    def agents(self) -> list[Command]:
+    def agents(self) -> list[Job]:
         return [
             run_job("warmup-nano", self.out / f"agent-{agent}-{seed}", f"agent={agent}", f"seed={seed}")
             for agent in AGENTS
             for seed in self.seeds
         ]
 
-    def recipes(self) -> list[Command]:
+    def recipes(self) -> list[Job]:
         runs = [
             run_job(f"{recipe}-nano", self.out / f"{recipe}-{seed}", f"seed={seed}")
             for recipe in RECIPES
@@ -114,12 +127,12 @@ class Plan:
         changes = (f"policy={self.larger}", "stages.sft.learning_rate=1e-4", "batch_size=64")
         return [*runs, run_job("warmup-nano", self.out / "larger-0", *changes)]
 
-    def warmed_up(self, name: str, seed: int, guide: Sequence[str] | None, **options: Any) -> Command:
+    def warmed_up(self, name: str, seed: int, guide: Sequence[str] | None, **options: Any) -> Job:
         """The evaluation of a run's warmed-up policy, guided by that run's reward model."""
         run = self.prorag(seed)
         return eval_job(self.out / f"{name}-{seed}", run, run / "sft" / "policy", guide, self.reward(seed), **options)
 
-    def tuning(self) -> list[Command]:
+    def tuning(self) -> list[Job]:
         """The temperatures on dev questions."""
         ways = {"greedy": None, **{str(each): ("PRM", "--n", "8") for each in TRIED}}
         dev = ("--split", "dev", "--limit", "150")
@@ -129,7 +142,7 @@ class Plan:
             for way, guide in ways.items()
         ]
 
-    def guided(self) -> list[Command]:
+    def guided(self) -> list[Job]:
         ways: dict[str, Sequence[str] | None] = {
             **{f"actions-{n}": ("PRM", "--n", str(n)) for n in SIZES},
             **{f"weighted-{n}": ("PRM", "--weighted", "--n", str(n)) for n in SIZES[1:]},
@@ -154,7 +167,7 @@ class Plan:
             found["SmolLM2-135M, warmed up"] = (self.out / "larger-0", self.out / "larger-0" / "sft" / "policy")
         return found
 
-    def transfer(self) -> dict[str, dict[str, Command]]:
+    def transfer(self) -> dict[str, dict[str, Job]]:
         """By policy: greedy, one sample and eight. What guided inference measures too is the same job, done once."""
         ways: dict[str, Sequence[str] | None] = {
             "greedy": None,
@@ -162,7 +175,7 @@ class Plan:
             "8": ("PRM", "--n", "8"),
         }
         known = {job.arguments[:-1]: job for job in self.guided()}  # the last one says where to
-        jobs: dict[str, dict[str, Command]] = {}
+        jobs: dict[str, dict[str, Job]] = {}
         for label, (run, policy) in self.policies().items():
             jobs[label] = {}
             for way, guide in ways.items():
@@ -184,7 +197,7 @@ def summary_of(folder: Path) -> dict[str, Any] | None:
 
 
 def tell_agents(plan: Plan) -> None:
-    folders = [job.done.parent for job in (*plan.agents(), *plan.recipes()) if "larger" not in job.name]
+    folders = [job.folder for job in (*plan.agents(), *plan.recipes()) if "larger" not in job.folder.name]
     done = [folder for folder in folders if (folder / "DONE").exists()]
     labels = [f"{folder.name.rsplit('-', 1)[0].removeprefix('agent-')}={folder}" for folder in done]
     if labels:
@@ -195,7 +208,7 @@ def tell_agents(plan: Plan) -> None:
 def tell_guided(plan: Plan) -> None:
     from stepladder.evaluation.evaluator import load_scores
     from stepladder.evaluation.statistics import paired_difference
-    from stepladder.reporting.charts.band_plot import Point, bands_svg
+    from stepladder.reporting.charts.figures import Point, bands_svg
 
     ways = {
         **{f"actions, n = {n}": f"actions-{n}" for n in SIZES},
@@ -213,7 +226,7 @@ def tell_guided(plan: Plan) -> None:
         return
     common = sorted(set.intersection(*(set(each) for found in rows.values() for each in found)))
     first = rows.get("actions, n = 1")
-    numbers = {}
+    numbers: dict[str, Any] = {}
     print(f"\n{len(common)} questions that all have; differences are of seeds that both have, paired by question")
     print(f"{'way':34} {'F1 by seed':24} {'mean':>6} {'EM':>6} {'written':>8} {'searches':>8}  less n = 1")
     for label, found in rows.items():
@@ -263,11 +276,11 @@ def tell_transfer(plan: Plan) -> None:
     print(f"\n{'policy, guided by the reward model of seed 0':44} {head}")
     rows = []
     for label, jobs in plan.transfer().items():
-        folders = {way: job.done.parent for way, job in jobs.items()}
+        folders = {way: job.folder for way, job in jobs.items()}
         found = {way: each for way, folder in folders.items() if (each := summary_of(folder))}
         if len(found) < 3:
             continue
-        rows_of = {way: load_scores(folder) for way, folder in folders.items()}
+        rows_of = {way: list(load_scores(folder)) for way, folder in folders.items()}
         asked = set.intersection(*({row.question_id for row in each} for each in rows_of.values()))
         rows_of = {way: [row for row in each if row.question_id in asked] for way, each in rows_of.items()}
         change = compare(rows_of["8"], rows_of["1"], "f1")
@@ -289,10 +302,11 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only tell what is there")
     chosen = parser.parse_args()
     plan = Plan(chosen.out.absolute(), chosen.seeds, chosen.larger and chosen.larger.absolute())
+    plan.out.mkdir(parents=True, exist_ok=True)
     parts = chosen.only.split(",")
     if chosen.tune:
-        carry_out(plan.base(), chosen.jobs, plan.out / "logs")
-        carry_out(plan.tuning(), chosen.jobs, plan.out / "logs")
+        carry_out(plan.base(), chosen.jobs)
+        carry_out(plan.tuning(), chosen.jobs)
         for way in ("greedy", *map(str, TRIED)):
             found = [each for seed in plan.seeds if (each := summary_of(plan.out / f"dev-{way}-{seed}"))]
             print(f"{way:8}" + " ".join(f"{each['f1']['mean']:.3f}" for each in found))
@@ -305,7 +319,7 @@ def main() -> None:
             jobs += [job for ways in reversed(plan.transfer().values()) for job in reversed(ways.values())]
         if "guided" in parts:
             jobs += plan.guided()
-        carry_out(dict.fromkeys(jobs), chosen.jobs, plan.out / "logs")
+        carry_out(jobs, chosen.jobs)
     if {"agents", "recipes"} & set(parts):
         tell_agents(plan)
     if "guided" in parts:

@@ -24,19 +24,16 @@ over questions, of all runs together, and each stage less the one that it builds
 
 import argparse
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from commands import Command, carry_out
 from rich.console import Console
 
 from stepladder.core.answer_metrics import QuestionScore
@@ -150,13 +147,6 @@ def trainings(out: Path, seeds: Sequence[int], repeats: int, changes: Sequence[s
     return [*jobs, *(job(seed, "dpo", DPO) for seed in seeds)]
 
 
-def train(jobs: Sequence[Job], at_once: int) -> None:
-    """Through the runner of studies: what is shared is computed once, and what fails does not stop the others."""
-    for job in jobs:
-        job.folder.parent.mkdir(parents=True, exist_ok=True)
-    run_jobs(jobs, at_once, Console(stderr=True))
-
-
 def hybrid_index(out: Path) -> Path:
     """An index of all passages with BM25 and embeddings, built once; the end where that fails."""
     folder = out / "hybrid-index"
@@ -200,8 +190,8 @@ def training_seconds(out: Path, run: Run, row: Row) -> float | None:
 
 def evaluations(
     out: Path, seeds: Sequence[int], repeats: int, search: str, index: Path | None, limit: int | None
-) -> list[Command]:
-    def command(run: Run, label: str, row: Row) -> Command:
+) -> list[Job]:
+    def command(run: Run, label: str, row: Row) -> Job:
         place, folder = out / f"seed-{run.seed}", evaluation(out, run, search, label, limit)
         reward, needs = place / "shared" / "prm", [place / "shared" / "sft"]
         arguments = ["eval", "--run", str(place / "shared"), "--split", "test"]
@@ -222,7 +212,9 @@ def evaluations(
             arguments += ["--limit", str(most)]
         found = (*arguments, "--json", "--out", str(folder))
         done = tuple(stage / "stage.json" for stage in dict.fromkeys(needs))
-        return Command(f"{search}-{folder.name}-seed-{run.seed}", found, folder / "summary.json", done)
+        title = f"{search}-{folder.name}-seed-{run.seed}"
+        made = folder / "summary.json"
+        return Job({}, folder, arguments=found, needs=done, done=made, group="evaluations", title=title)
 
     return [command(run, label, row) for label, row in ROWS.items() for run in row.runs(seeds, repeats)]
 
@@ -351,34 +343,20 @@ def main() -> None:
         # Before anything is begun: what cannot be built is better known now.
         index = hybrid_index(out) if evaluates and "hybrid" in searches else None
         changes = [f"policy={chosen.policy}", *chosen.changes]
-        jobs = trainings(out, seeds, chosen.repeats, changes, chosen.updates)
+        jobs = trainings(out, seeds, chosen.repeats, changes, chosen.updates) if trains else []
         if chosen.part == "shared":
             jobs = [job for job in jobs if job.origin is None]
-        if evaluates:  # trainings alone share the GPU by themselves
-            at_once = chosen.evals + (min(chosen.jobs, len(jobs)) if trains else 0)
-            os.environ.setdefault("STEPLADDER_GPU_SHARE", f"{1 / at_once:.4f}")
-
-        def trained() -> None:
-            try:
-                train(jobs, chosen.jobs)
-            except StepladderError as error:  # what came to its end is evaluated all the same
-                failed.append(str(error))
-
-        commands = []
         for search in searches if evaluates else ():
             over = index if search == "hybrid" else None
-            commands += evaluations(out, seeds, chosen.repeats, search, over, chosen.limit)
-        commands.sort(key=lambda command: "--guide" in command.arguments)  # what costs most comes last
-        for command in commands:
-            if "--guide" in command.arguments:
-                set_aside(command.done.parent)
-        training = threading.Thread(target=trained)
-        if trains:
-            training.start()
-        if evaluates:
-            carry_out(commands, chosen.evals, out / "logs", more_may_come=training.is_alive)
-        if trains:
-            training.join()
+            jobs += evaluations(out, seeds, chosen.repeats, search, over, chosen.limit)
+        jobs.sort(key=lambda job: "--guide" in job.arguments)  # what costs most comes last
+        for job in jobs:
+            if "--guide" in job.arguments:
+                set_aside(job.folder)
+        try:
+            run_jobs(jobs, {"runs": chosen.jobs, "evaluations": chosen.evals}, Console(stderr=True))
+        except StepladderError as error:  # what came to its end is told all the same
+            failed.append(str(error))
     tables = {search: tell(out, seeds, chosen.repeats, search, chosen.limit) for search in searches}
     if chosen.report and not any(tables.values()):
         sys.exit(f"{out} has no evaluations of these seeds; without --report they are made")

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +21,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several processes test at once: let e
 
 
 TESTS = ROOT / "tests"
+#: Read when trl, which imports trackio, is imported.
+TRACKIO = tempfile.TemporaryDirectory(prefix="trackio")
+os.environ["TRACKIO_DIR"] = TRACKIO.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

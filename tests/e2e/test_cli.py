@@ -280,7 +280,7 @@ def test_a_comparison_with_other_questions_is_refused_before_the_run(
 def test_a_summary_says_how_to_repeat_the_run(capsys: pytest.CaptureFixture[str], corpus: Path, tmp_path: Path) -> None:
     folder = str(tmp_path / "index")
     assert run(capsys, "index", "build", str(corpus), "--out", folder)[0] == 0
-    _, printed, _ = run(capsys, "eval", "--limit", "1", "--index", folder, "--json")
+    _, printed, _ = run(capsys, "eval", "--data", "atlas", "--limit", "1", "--index", folder, "--json")
     result = json.loads(printed)
     assert result["limit"] == 1
     assert result["index"]["checksum"] == json.loads(run(capsys, "index", "info", folder, "--json")[1])["checksum"]
@@ -372,8 +372,8 @@ def test_a_recipe_runs_resumes_and_ends_in_tables(
 
     code, _, err = run(capsys, "run", recipe, "--out", folder)
     assert code == 2
-    assert "stages.floor.limit: 2 -> 3. Pass --update" in " ".join(err.split())
-    code, printed, _ = run(capsys, "run", recipe, "--out", folder, "--update")
+    assert "stages.floor.limit: 2 -> 3. --out" in " ".join(err.split())
+    code, printed, _ = run(capsys, "run", recipe, "--out", folder, "--update", "--yes")
     assert code == 0
     assert "oracle: done" in printed
 

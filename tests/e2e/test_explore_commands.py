@@ -93,7 +93,7 @@ def test_the_same_command_again_computes_nothing(shell: Shell, explored: Path) -
 
 def test_other_settings_are_refused_until_update_is_said(shell: Shell, explored: Path) -> None:
     assert "stages.explore.simulations: 20 -> 8" in shell("explore", "--run", explored, "--simulations", 8, code=2)
-    shell("explore", "--run", explored, "--simulations", 8, "--update")
+    shell("explore", "--run", explored, "--simulations", 8, "--update", "--yes")
     assert max(tree.nodes[0].visits for tree in read_trees(explored / "explore" / "trees.jsonl.gz")) <= 8
 
 
@@ -119,27 +119,30 @@ def test_balanced_pairs(shell: Shell, explored: Path) -> None:
 
 
 def test_exports_of_a_run(shell: Shell, explored: Path, tmp_path: Path) -> None:
-    assert "has no pairs yet" in shell("export", explored, tmp_path / "out", "--to", "trl", code=2)
+    assert "has no pairs yet" in shell("export", "--run", explored, "--out", tmp_path / "out", "--to", "trl", code=2)
     shell("pairs", "--run", explored)
     for format in ("trl", "llama-factory", "rag-proguide"):
-        assert "README.md says how" in shell("export", explored, tmp_path / format, "--to", format)
+        assert "README.md says how" in shell("export", "--run", explored, "--out", tmp_path / format, "--to", format)
         assert (tmp_path / format / "README.md").is_file()
     again = next((tmp_path / "rag-proguide").glob("*train*.json*"))
-    assert "train pairs of train.json as trl" in shell("export", again, tmp_path / "from-file", "--to", "trl")
     same = "preference/train.jsonl"
-    assert (tmp_path / "from-file" / same).read_bytes() == (tmp_path / "trl" / same).read_bytes()
-    ours = explored / "pairs" / "pairs" / "train.jsonl"
-    assert "name the run" in shell("export", ours, tmp_path / "x", "--to", "trl", code=2)
-    assert "Did you mean 'trl'" in shell("export", explored, tmp_path / "x", "--to", "trll", code=2)
+    for pairs in (again, explored / "pairs" / "pairs" / "train.jsonl"):
+        printed = shell("export", "--pairs", pairs, "--out", tmp_path / pairs.suffix, "--to", "trl")
+        assert f"train pairs of {pairs.name} as trl" in printed
+        assert (tmp_path / pairs.suffix / same).read_bytes() == (tmp_path / "trl" / same).read_bytes()
+    wrong = ("export", "--run", explored, "--out", tmp_path / "x", "--to", "trll")
+    assert "Did you mean 'trl'" in shell(*wrong, code=2)
+    assert "give either --run DIR" in shell("export", "--out", tmp_path / "x", "--to", "trl", code=2)
 
 
 def test_the_pairs_of_any_stage_can_be_exported(shell: Shell, explored: Path, tmp_path: Path) -> None:
     for judge in ("mc", "spre"):
         shell("pairs", "--run", explored, "--judge", judge, "--name", judge)
-    assert shell.json("export", explored, tmp_path / "newest", "--to", "trl")["source"] == "run/spre"
-    assert shell.json("export", explored, tmp_path / "named", "--to", "trl", "--name", "mc")["source"] == "run/mc"
+    export = ("export", "--run", explored, "--to", "trl", "--out")
+    assert shell.json(*export, tmp_path / "newest")["source"] == "run/spre"
+    assert shell.json(*export, tmp_path / "named", "--stage", "mc")["source"] == "run/mc"
     assert "from `run/mc`" in (tmp_path / "named" / "README.md").read_text()
-    assert "Known: mc, spre" in shell("export", explored, tmp_path / "x", "--to", "trl", "--name", "gold", code=2)
+    assert "Known: mc, spre" in shell(*export, tmp_path / "x", "--stage", "gold", code=2)
 
 
 def questions_of(run: Path, stage: str) -> dict[str, set[str]]:
@@ -167,10 +170,27 @@ def test_there_is_always_something_to_learn_from(shell: Shell, tmp_path: Path, q
 
 
 def test_a_stage_that_found_nothing_may_be_tried_with_other_settings(shell: Shell, explored: Path) -> None:
-    never = ("--set", "min_state_visits=999")
-    assert "Explore with more simulations" in shell("pairs", "--run", explored, *never, code=2)
-    assert "needs questions with a gold" in shell("pairs", "--run", explored, "--judge", "gold", *never, code=2)
+    said = shell("pairs", "--run", explored, "--set", "min_state_visits=999", code=2)
+    assert "pairs: no pairs in 12 trees, where 0 states have steps to compare: in all others the policy wrote" in said
+    assert "explore with more simulations" in said
     shell("pairs", "--run", explored)
+
+
+def test_steps_of_equal_value_are_why_a_policy_that_is_hardly_trained_gives_no_pairs(
+    shell: Shell, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not for want of a gold decomposition: the cause is said, with counts, and what to try."""
+    questions.write_text(questions.read_text().replace("Velm", "Something that nobody answers"))
+    shell("explore", "--out", tmp_path / "run", "--model", "tiny", "--data", questions, "--agent", "prorag-brief")
+    said = shell("pairs", "--run", tmp_path / "run", code=2)
+    assert re.search(r"no pairs in 12 trees, where \d+ states have steps to compare, but in none of them do two", said)
+    assert "differ in value by the margin, 0.01" in said
+    assert "train it longer. Or explore with more simulations" in said
+    assert "gold" not in said
+    monkeypatch.setattr("stepladder.preferences.pairs.judge_tree", lambda tree: [None] * len(tree.nodes))
+    monkeypatch.setattr("stepladder.oracle.step_judge.judge_tree", lambda tree: [None] * len(tree.nodes))
+    said = shell("pairs", "--run", tmp_path / "run", "--judge", "gold", code=2)
+    assert "none of them graded: judge 'gold' needs questions with a gold decomposition" in said
 
 
 def test_the_search_itself_knows_nothing_of_what_it_did_not_visit() -> None:
@@ -214,7 +234,7 @@ def test_the_report_fits_a_narrow_terminal(shell: Shell, explored: Path) -> None
         (["pairs", "--run", "RUN", "--judge-model", "./none"], "is not a model folder"),
         (["pairs", "--run", "RUN", "--judge-model", "~nobody-at-all/m"], "is not a model folder"),
         (["explore", "--run", "RUN", "--judge-model", "m", "--budget", "1usd", "--update"], "'m' has no price"),
-        (["export", "RUN/recipe.yaml", "x", "--to", "trl", "--name", "pairs"], "is a file"),
+        (["export", "--pairs", "RUN/recipe.yaml", "--out", "x", "--to", "trl", "--stage", "pairs"], "is a file"),
         (["pairs", "--run", "nowhere"], "is not a run"),
     ],
 )
@@ -240,7 +260,8 @@ def a_choice(body: dict[str, Any], number: int) -> Answer:
 
 
 def judged(shell: Shell, run: Path, server: Server, *more: object) -> Any:
-    given = ("--judge-model", "tiny", "--judge-url", server.url, "--order", "made", *more)
+    order = () if "score" in more else ("--order", "made")
+    given = ("--judge-model", "tiny", "--judge-url", server.url, *order, *more)
     return shell.json("pairs", "--run", run, *given)["stages"][0]["summary"]
 
 
@@ -271,7 +292,7 @@ def test_replies_that_were_paid_for_survive_another_question_to_the_trees(
     server.answer = a_choice  # type: ignore[method-assign]
     judged(shell, explored, server)
     asked = len(server.requests)
-    judged(shell, explored, server, "--set", "twin_overlap=0.5", "--update")
+    judged(shell, explored, server, "--set", "twin_overlap=0.5", "--update", "--yes")
     assert len(server.requests) == asked
 
 
@@ -298,9 +319,7 @@ def test_what_goes_wrong_at_the_server_is_told(shell: Shell, explored: Path, ser
     server.answer = lambda body, number: fails(400, "no [/such] model")  # type: ignore[method-assign]
     given = ("--judge-model", "tiny", "--judge-url", server.url)
     said = shell("pairs", "--run", explored, *given, code=2).replace("\n", " ")
-    assert re.search(
-        r"failed \d+; dropped: nothing; most common problem: .* returned status 400 .*: no \[/such\] model", said
-    )
+    assert re.search(r"failed \d+; most common problem: .* returned status 400 .*: no \[/such\] model", said)
 
 
 def test_trees_that_failed_are_told_with_the_reason(

@@ -82,7 +82,7 @@ def test_a_killed_build_goes_on_and_gives_the_same_index(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == stop + "\n"
-        with pytest.raises(StepladderError, match="is being written by another process"):
+        with pytest.raises(StepladderError, match="is in use by another process"):
             build("cut")
         killed.send_signal(signal.SIGKILL)
     assert not (tmp_path / "cut").exists()

@@ -54,7 +54,7 @@ def test_a_run_ranks_then_imitates_prefers_and_scores(tmp_path: Path) -> None:
     for tree in read_trees(tmp_path / "run" / "reranked" / "trees.jsonl.gz"):
         assert all(0 < node.value < 1 for node in tree.nodes[1:])
     warm, questions = stages["warm"].summary["asked"], {tree.question.id for tree in trees}
-    trained = {name: ProvenanceResolver().of_stages(tmp_path / "run", name) for name in ("warm", "imitated")}
+    trained = {name: ProvenanceResolver().resolve([(tmp_path / "run", name)]) for name in ("warm", "imitated")}
     warmed = trained["warm"].stages[0].questions or frozenset()
     both = {each for _, each in warmed} | questions
     assert (len(warmed), trained["imitated"].questions) == (warm, len(both))

@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ from stepladder.evaluation.prm.calibration import (
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
-from stepladder.pipeline.stages import STAGES, StageResult, Task, get_stage
 from stepladder.pipeline.stages.prm_eval import PRMEvalConfig
 from stepladder.reporting.run_tables import as_json, differences, print_report
 from stepladder.reporting.stage_summaries import stage_summary
@@ -36,23 +33,13 @@ from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.rft.config import RFTConfig
+from tests.support import pretended
+from tests.support.pretended import SUMMARIES, TRAINED, Begin
 from tests.support.shell import Shell
 
-# --- what is typed becomes a stage --------------------------------------------------------------------------------
+begin = pretended.begin
 
-TRAINED = {"steps": 3, "first_loss": 0.7, "last_loss": 0.1}
-FILTERED = {"sampled": 80, "answered": 70, "right_answer": 40, "good_steps": 30, "distinct": 20, "kept": 9}
-#: What stages tell that only pretend to work.
-SUMMARIES: dict[str, dict[str, Any]] = {
-    "explore": {"trees": 1, "nodes": 2, "simulations": 3, "mean_f1": 1, "solved": 1, "shared": 0, "failed": 0,
-                "tokens_written": None},
-    "pairs": {"pairs": 1, "questions": 1, "gold": None, "kinds": {}, "depths": {}, "margins": {}, "dropped": {},
-              "train": 1, "dev": 0, "judge": "spre"},
-    "prm": {"pairs": 9, "held_out_pairs": 0, **TRAINED},
-    "rft": {"questions": 10, **FILTERED, "broken": 0, "first_bad_step": {}, "first_bad_kind": {},
-            "tokens_sampled": 5000, "skipped_too_long": 0, **TRAINED},
-    "dpo": {"pairs": 9, "held_out_pairs": 0, "refused": {}, "questions": 4, **TRAINED},
-}  # fmt: skip
+# --- what is typed becomes a stage --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -61,35 +48,6 @@ def theirs(tmp_path: Path) -> Path:
     path = tmp_path / "theirs.json"
     path.write_text("[]")
     return path
-
-
-Begin = Callable[..., Path]
-
-
-@pytest.fixture
-def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
-    """Begins a run of stages of some kinds, which do nothing but leave what they should make."""
-
-    def worker(kind: str) -> Callable[..., StageResult]:
-        def work(settings: object, context: object, task: Task) -> StageResult:
-            outputs = {role: task.folder / role for role in get_stage(kind).outputs}
-            for path in outputs.values():
-                path.write_text("made")
-            return StageResult(SUMMARIES.get(kind, {}), outputs)
-
-        return work
-
-    for kind in set(STAGES) - {"eval"}:
-        pretended = replace(get_stage(kind), run=worker(kind))
-        # Checks look at the data, which takes seconds; but that files are there is for these tests to see.
-        unchecked = pretended if kind == "pairs-file" else replace(pretended, check=lambda *_: None)
-        monkeypatch.setitem(STAGES._targets, kind, unchecked)
-
-    def begun(*kinds: str) -> Path:
-        recipe = Recipe.read({"policy": "tiny", "device": "cpu", "stages": {kind: {} for kind in kinds}})
-        return run_recipe(recipe, tmp_path / "run", console=Console(file=StringIO())).folder
-
-    return begun
 
 
 def stage_of(run: Path, name: str) -> Stage:
@@ -233,7 +191,7 @@ def test_a_stage_that_is_there_may_learn_from_a_file_from_now_on(shell: Shell, b
     run = begin("sft", "explore", "pairs", "dpo", "prm")
     more = ("--pairs", theirs)
     assert "stages.dpo.pairs: pairs -> pairs-file" in shell("train", "dpo", "--run", run, *more, code=2)
-    shell("train", "dpo", "--run", run, *more, "--update")
+    shell("train", "dpo", "--run", run, *more, "--update", "--yes")
     names = [stage.name for stage in RunFolder.open(run).recipe().stages]
     assert names == ["sft", "explore", "pairs", "pairs-file", "dpo", "prm"]
 
@@ -249,7 +207,7 @@ def test_a_stage_that_is_there_may_learn_from_a_file_from_now_on(shell: Shell, b
         (["prm", "--set", "epoch=2"], "has no pairs yet"),
         (["prm", "--set", "pairs=mine"], "stages.prm.pairs: expected"),
         (["rft"], "`stepladder train prm --run RUN` makes one, and --threshold none does without"),
-        (["rft", "--threshold", "high"], "--threshold: expected a number or none, found 'high'"),
+        (["rft", "--threshold", "high"], "stages.rft.threshold: expected a number, found 'high'"),
         (["rft", "--threshold", "nan"], "stages.rft.threshold: expected a finite number"),
         (["rft", "--threshold", "none", "--set", "samples=2"], "stages.rft.samples: renamed to 'num_generations'"),
         (["dpo"], "`stepladder pairs --run RUN` makes them, and --pairs FILE reads others"),

@@ -9,8 +9,14 @@ from typing import Any
 from stepladder.core.requests import Algorithm, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.driver import Driver
-from stepladder.judges.llm.spend.budget import TEMPLATE_PER_CALL, TEMPLATE_PER_MESSAGE, Budget, max_usage
-from stepladder.judges.llm.spend.paid import PaidEngine, open_judge_engine
+from stepladder.judges.llm.spend.budget import (
+    TEMPLATE_PER_CALL,
+    TEMPLATE_PER_MESSAGE,
+    Budget,
+    PaidEngine,
+    max_usage,
+    open_judge_engine,
+)
 from tests.support.openai_server import Answer, Server, says
 
 MOST_WRITTEN = 20
@@ -34,7 +40,7 @@ def calls(count: float) -> Budget:
 
 def opened(server: Server, folder: Path, budget: Budget | None = None, **settings: Any) -> PaidEngine:
     return open_judge_engine(
-        "tiny", folder, url=server.url, budget=budget, **{"retries": 2, "backoff": 0.001, "timeout": 10} | settings
+        "tiny", folder, url=server.url, budget=budget, **{"max_retries": 2, "backoff": 0.001, "timeout": 10} | settings
     )
 
 

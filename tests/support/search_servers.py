@@ -16,7 +16,7 @@ import httpx2
 
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.remote.limits import ServerConfig
+from stepladder.serve.search.search_config import ServerConfig
 from stepladder.serve.search.search_server import make_app
 from tests.support import ROOT
 from tests.support.http_servers import RunningServer, serving

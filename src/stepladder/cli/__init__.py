@@ -3,13 +3,13 @@
 declarations.py   how commands declare options and print
 options.py        options that several commands share
 agent_options.py  options of the commands that run an agent, and what they set up
-renamed.py        old flags and values: errors that name the new ones
+usage_errors.py   usage errors in one line: nearest names, old names, --run
 ask_eval.py       ask, eval
 recipes.py        recipes from the command line: a new run, or a run with one more stage
+recipe_list.py    recipes
 train.py          run; train sft, prm, rft, dpo, grpo; prm
 explore.py        explore, pairs
-tree.py           tree
-reports.py        report, compare, study
+reports.py        report, tree, compare, study
 export.py         export, adapter
 index.py          index build, search, info
 serve.py          serve, serve-agent
@@ -29,11 +29,11 @@ from stepladder.cli.doctor import doctor_command
 from stepladder.cli.explore import explore_command, pairs_command
 from stepladder.cli.export import adapter_command, export_command
 from stepladder.cli.index import app as index_app
-from stepladder.cli.renamed import RootGroup
-from stepladder.cli.reports import compare_command, report_command, study_command
+from stepladder.cli.recipe_list import recipes_command
+from stepladder.cli.reports import compare_command, report_command, study_command, tree_command
 from stepladder.cli.serve import serve_agent_command, serve_command
 from stepladder.cli.train import app as train_app, prm_command, run_command
-from stepladder.cli.tree import tree_command
+from stepladder.cli.usage_errors import explain
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import TraceError
 from stepladder.core.trace_printer import printable
@@ -42,15 +42,14 @@ from stepladder.core.version import __version__
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    cls=RootGroup,
     help="Train language models to answer questions by searching, with rewards for each step.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 for command in (
-    *(demo_command, ask_command, eval_command, run_command, explore_command, tree_command, pairs_command, prm_command),
-    *(report_command, compare_command, study_command, export_command, adapter_command),
+    *(demo_command, ask_command, eval_command, recipes_command, run_command, explore_command, tree_command),
+    *(pairs_command, prm_command, report_command, compare_command, study_command, export_command, adapter_command),
     *(serve_command, serve_agent_command, doctor_command),
 ):
     app.command(name=command.__name__.removesuffix("_command").replace("_", "-"))(command)
@@ -63,19 +62,25 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # print ? for characters that the terminal's encoding lacks
             stream.reconfigure(errors="replace")
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        app(arguments, standalone_mode=True)
+        code = app(words, prog_name="stepladder", standalone_mode=False)
         sys.stdout.flush()
-    except SystemExit as end:
+    except SystemExit as end:  # nobody reads standard output any more
         return end.code if isinstance(end.code, int) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except typer.Abort:
+        return 130
+    except typer.TyperException as error:
+        message = explain(error, words)
+        return _print_error(message) if message else 2  # without arguments the help has been printed
     except (StepladderError, TraceError) as error:
         return _print_error(str(error))
     except OSError as error:
         return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _print_error(message: str) -> int:

@@ -1,15 +1,17 @@
 """`ask` answers one question and shows each step; `eval` answers many questions and scores the answers."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stepladder.cli.agent_options import AgentOptions, AgentSetup, SamplingOptions
+from stepladder.cli.agent_options import AgentOptions, AgentSetup, GuideOptions, SamplingOptions
 from stepladder.cli.declarations import ERR, OUT, argument, number_option, option, path_option, say, takes_groups
 from stepladder.cli.options import AsJson, RunPath, Seed
+from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import dumps
 from stepladder.core.requests import Algorithm
@@ -21,8 +23,8 @@ from stepladder.data import DataSet
 from stepladder.driver.progress import Progress
 from stepladder.evaluation.evaluator import check_output_folder, compare, evaluate, load_scores
 from stepladder.explore.episode import watch_states
-from stepladder.pipeline.resources import ORACLE
-from stepladder.reporting.eval_table import comparison_line, print_summary
+from stepladder.pipeline.resources import ORACLE, RunContext
+from stepladder.reporting.eval_table import UPPER_BOUND, comparison_line, print_summary
 from stepladder.retrieval.factory import retriever_info
 
 
@@ -35,9 +37,10 @@ def ask_command(
     as_json: AsJson = False,
     options: AgentOptions,
     sampling: SamplingOptions,
+    guided: GuideOptions,
 ) -> None:
     """Answer one question and show each step."""
-    setup = AgentSetup.from_options(run, options, sampling)
+    setup = AgentSetup.from_options(run, options, sampling, guided)
     has_index = setup.context.settings.data.index is not None
     own_corpus = has_index and question is not None and setup.engine != ORACLE
     chosen = _find_question(question, None if own_corpus else setup.context.data, setup.engine)
@@ -69,21 +72,22 @@ def eval_command(
     split: Annotated[
         str | None, option("--split", "NAME", "train, dev or test.", default="test, or the only one")
     ] = None,
-    limit: Annotated[int | None, number_option("--limit", "Only the first questions.", min=1)] = None,
+    limit: Annotated[int | None, number_option("--limit", "Only the first questions.", "all", min=1)] = None,
     seed: Seed = 0,
     out_folder: Annotated[
-        Path | None, path_option("--out", "DIR", "Save summary, scores and trajectories here.")
+        Path | None, path_option("--out", "DIR", "Save summary, scores and trajectories here.", "not saved")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing evaluation.")] = False,
     against: Annotated[
-        Path | None, path_option("--against", "DIR", "A saved evaluation to compare with, paired.")
+        Path | None, path_option("--against", "DIR", "A saved evaluation to compare with, paired.", "none")
     ] = None,
     as_json: AsJson = False,
     options: AgentOptions,
     sampling: SamplingOptions,
+    guided: GuideOptions,
 ) -> None:
     """Answer the questions of a split and score the answers, with 95% confidence intervals."""
-    setup = AgentSetup.from_options(run, options, sampling)
+    setup = AgentSetup.from_options(run, options, sampling, guided)
     context, shared = setup.context, setup.context.settings
     if out_folder is not None:
         check_output_folder(out_folder, overwrite=overwrite)
@@ -91,10 +95,11 @@ def eval_command(
     split = split or _default_split(context.data)
     questions = context.split(split)[:limit]
     data_name = options.data or shared.data.name or context.data.name
-    reached = {row.question_id for row in other or () if row.stop is not StopReason.CANCELLED}
-    if other is not None and reached.isdisjoint(question.id for question in questions):
+    if other is not None and _reached(other).isdisjoint(question.id for question in questions):
         raise StepladderError(f"{against} is of other questions: it has none of {data_name} {split}")
     index = shared.data.index
+    if index is not None and run is None and options.data is None:
+        _check_corpus(context, index)
     index_info = retriever_info(index) if index is not None else None  # now: a server may be gone after the evaluation
     with setup.driver() as driver, Progress("Evaluating", len(questions)) as watch:
         guide = setup.guide.guide() if setup.guide is not None else None
@@ -118,31 +123,31 @@ def eval_command(
         "guide": setup.guide and {**setup.guide.describe(), "reward": setup.reward},
         "version": __version__,
     }
-    save_error = None
-    if out_folder is not None:  # before printing, so that an error while printing loses nothing
-        try:
-            result.save(out_folder, description, overwrite=overwrite)
-        except StepladderError as error:
-            save_error = error
     comparisons = {}
-    finished = {row.question_id for row in result.scores if row.stop is not StopReason.CANCELLED}
-    if other is not None and not finished.isdisjoint(reached):
+    if other is not None and not _reached(result.scores).isdisjoint(_reached(other)):
         comparisons = {metric: compare(result.scores, other, metric) for metric in ("em", "f1")}
-    if as_json:
-        versus = {"against": {name: asdict(each) for name, each in comparisons.items()}} if comparisons else {}
-        typer.echo(json.dumps({**description, **summary.as_json(), **versus}, indent=2))
-    else:
-        print_summary(OUT, summary, f"{shared.agent} by {setup.model or setup.engine} on {data_name} {split}")
-        for metric, comparison in comparisons.items():
-            OUT.print(comparison_line(comparison, metric), highlight=False)
-    if save_error is not None:
-        raise save_error
-    if out_folder is not None:
-        say(f"written to {printable(str(out_folder))}", ERR)
+    try:  # neither an error while saving nor one while printing loses the other
+        if out_folder is not None:
+            result.save(out_folder, description, overwrite=overwrite)
+            say(f"written to {printable(str(out_folder))}", ERR)
+    finally:
+        if as_json:
+            versus = {"against": {name: asdict(each) for name, each in comparisons.items()}} if comparisons else {}
+            typer.echo(json.dumps({**result.as_json(description), **versus}, indent=2))
+        else:
+            policy = f"{setup.model or setup.engine}{UPPER_BOUND if result.upper_bound else ''}"
+            print_summary(OUT, summary, f"{shared.agent} by {policy} on {data_name} {split}")
+            for metric, comparison in comparisons.items():
+                OUT.print(comparison_line(comparison, metric), highlight=False)
     if result.stopped_by is not None:
         raise result.stopped_by
     if summary.stops.get(StopReason.FAILED.value) == summary.questions:
         raise StepladderError(f"every episode failed: {next(iter(summary.failures))}")
+
+
+def _reached(rows: Iterable[QuestionScore]) -> set[str]:
+    """Ids of the questions that were not cancelled."""
+    return {row.question_id for row in rows if row.stop is not StopReason.CANCELLED}
 
 
 def _default_split(data: DataSet) -> str:
@@ -153,6 +158,20 @@ def _default_split(data: DataSet) -> str:
     if others:
         raise StepladderError(f"{data.name} has no test split: add --split {' or '.join((first, *others))}")
     return first
+
+
+def _check_corpus(context: RunContext, index: str) -> None:
+    """Raise if the index has no passage of the default data set: its questions could not be answered."""
+    passages = context.data.passages
+    if context.retriever is None or not passages:
+        return
+    texts = {passage.text for passage in passages}
+    found = context.retriever.search([passage.title for passage in passages[:8]], 1)
+    if not any(passage.text in texts for passages in found for passage in passages):
+        raise StepladderError(
+            f"without --data the questions are those of {context.data.name}, and {index} has none of its passages: add "
+            f"--data FILE with your own questions (--data {context.data.name} scores these anyway)"
+        )
 
 
 def _note_mixed_sources(*, own_question: bool, own_corpus: bool) -> None:

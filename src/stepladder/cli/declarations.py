@@ -1,7 +1,7 @@
 """How commands declare options and print: short forms of typer's options and arguments, option groups, consoles.
 
-An option group is an `OptionGroup`, or a `Config` with help texts. Its fields become options of the commands that
-take it.
+An option group is an `OptionGroup`, or settings of a `Config` with a help text each. Its fields become options of the
+commands that take it, and the defaults in the help are those of the config.
 """
 
 import inspect
@@ -10,16 +10,19 @@ from copy import copy
 from dataclasses import asdict, dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
 
+from stepladder.core.config import Config, union_members
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 
 #: Results go to standard output, notes to standard error.
 OUT, ERR = Console(), Console(stderr=True)
+#: The settings that were typed, by name.
+Typed = dict[str, Any]
 
 
 def option(flags: str, metavar: str, help_text: str, default: object = None, **settings: Any) -> Any:
@@ -56,12 +59,13 @@ def path_of(text: str) -> Path:
     return expand_path(text)
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str], last: str = ", ") -> str:
     """Names joined for a help text."""
-    return ", ".join(names)
+    *others, end = names
+    return last.join((", ".join(others), end)) if others else end
 
 
-def given(**values: Any) -> dict[str, Any]:
+def given(**values: Any) -> Typed:
     """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
@@ -79,15 +83,18 @@ class OptionGroup:
     #: Title of their panel in the help; None is the panel of all other options.
     panel: ClassVar[str | None] = None
 
-    def typed(self) -> dict[str, Any]:
+    def typed(self) -> Typed:
         """The values that are not None, by field."""
         return given(**asdict(self))
 
 
 def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command that takes option groups: `OptionGroup`s, or a `Config` annotated with help texts by field.
+    """Decorate a command that takes option groups. Typer sees one option per field or setting.
 
-    Typer sees one option per field. The command receives each group filled with the typed values.
+    The command receives an `OptionGroup` filled with the typed values. `Annotated[ServerConfig, {"port": "Port."}]`
+    makes options of settings and receives the config; `Annotated[Typed, GRPOConfig, {"mode": "Rewards."}]` receives the
+    typed settings, a fourth argument is their panel in the help. In place of a help text there may be a tuple of it and
+    what the default means.
     """
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     parameters: list[inspect.Parameter] = []
@@ -114,21 +121,41 @@ def takes_groups(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _group(kind: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]] | None:
+def _group(annotation: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]] | None:
     """How to make an option group, and its options; None for any other annotation."""
-    if isinstance(kind, type) and issubclass(kind, OptionGroup):
-        hints = get_type_hints(kind, include_extras=True)
-        return kind, [_parameter(each.name, hints[each.name], each.default, kind.panel) for each in fields(kind)]
-    config, *metadata = get_args(kind) or (kind,)
-    if not metadata or not isinstance(metadata[0], Mapping):
-        return None
+    if isinstance(annotation, type) and issubclass(annotation, OptionGroup):
+        hints, panel = get_type_hints(annotation, include_extras=True), annotation.panel
+        return annotation, [_parameter(each.name, hints[each.name], each.default, panel) for each in fields(annotation)]
+    match get_args(annotation):
+        case (_, type() as config, Mapping() as texts, *panel):
+            return given, _settings(config, texts, *panel or [None])
+        case (type() as config, Mapping() as texts):
+            return lambda **typed: config.read(given(**typed)), _settings(config, texts, "Limits")
+    return None
+
+
+def _settings(
+    config: type[Config], texts: Mapping[str, str | tuple[str, str]], panel: str | None
+) -> list[inspect.Parameter]:
+    """Options for settings of a config, which reads and checks their values. The word CHOICES lists the choices."""
     options = []
-    for name, help_text in metadata[0].items():
-        if (field := config.model_fields.get(name)) is not None:
-            flags = "-k --topk" if name == "topk" else f"--{name.replace('_', '-')}"
-            annotation = _annotated(field.annotation, number_option(flags, help_text))
-            options.append(_parameter(name, annotation, field.default, "Limits"))
-    return lambda **typed: config.read(typed), options
+    for name, text in texts.items():
+        if (field := config.model_fields.get(name)) is None:
+            continue
+        help_text, default = text if isinstance(text, tuple) else (text, setting_default(config, name))
+        kinds = union_members(field.annotation)
+        choices = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+        flags = "-k --topk" if name == "topk" else f"--{name.replace('_', '-')}"
+        metavar = "N" if {int, float}.intersection(kinds) else "NAME"
+        declared = option(flags, metavar, help_text.replace("CHOICES", listed(choices or "-", " or ")), default)
+        options.append(_parameter(name, _annotated(str | None, declared), None, panel))
+    return options
+
+
+def setting_default(config: type[Config], name: str) -> str:
+    """The default of a setting, as the help shows it."""
+    value = config.model_fields[name].get_default(call_default_factory=True)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _parameter(name: str, annotation: Any, default: Any, panel: str | None = None) -> inspect.Parameter:

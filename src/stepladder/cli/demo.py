@@ -7,13 +7,13 @@ trained policy, and the tables and the report of the run. The oracle is the uppe
 import math
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from stepladder.cli.declarations import OUT, number_option
-from stepladder.cli.options import Overrides, RunOut, Seed, Update
+from stepladder.cli.declarations import OUT, number_option, takes_groups
+from stepladder.cli.options import RunOut, Seed, UpdateOptions
 from stepladder.cli.recipes import interruptible
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm
@@ -44,25 +44,27 @@ RECIPES = {Size.small: "prorag-nano", Size.large: "prorag-nano-large"}
 _SECONDS_PER_UPDATE, _MAX_QUESTIONS = 1.0, 800
 
 
+@takes_groups
 def demo_command(
+    *,
     folder: RunOut = Path("runs/demo"),
     seed: Seed = 0,
     size: Annotated[
         Size, typer.Option("--size", help="small: minutes on a laptop. large: trains longer and scores higher.")
     ] = Size.small,
     minutes: Annotated[
-        float | None, number_option("--minutes", "Minutes of reinforcement learning.", min=0.1, max=100_000)
+        float | None,
+        number_option("--minutes", "Minutes of reinforcement learning.", "as the recipe says", min=0.1, max=100_000),
     ] = None,
-    overrides: Overrides = None,
-    update: Update = False,
+    options: UpdateOptions,
 ) -> None:
     """Train a small model to search on this machine: a generated encyclopedia, an oracle, scores after each stage."""
-    changes = [f"seed={seed}", *(overrides or ())]
+    changes = [f"seed={seed}", *(options.overrides or ())]
     recipe = load_recipe(RECIPES[size], changes)
     if minutes is not None:
         recipe = load_recipe(RECIPES[size], [*changes, *_time_limit(minutes, recipe)])
     with interruptible():
-        run_demo(OUT, recipe, folder, update=update)
+        run_demo(OUT, recipe, folder, **options.updating())
 
 
 def _time_limit(minutes: float, recipe: Recipe) -> list[str]:
@@ -76,29 +78,25 @@ def _time_limit(minutes: float, recipe: Recipe) -> list[str]:
     return [f"stages.{stage.name}.{key}={value}" for key, value in changes.items()]
 
 
-def run_demo(console: Console, recipe: Recipe, folder: Path, *, update: bool = False) -> RunReport:
-    """Run the recipe, and show a question answered before and after."""
+def run_demo(console: Console, recipe: Recipe, folder: Path, **updating: Any) -> RunReport:
+    """Run the recipe, and show a question answered before and after. `updating`: arguments of `run_recipe`."""
     context = RunContext(recipe.shared, console)
     splits = ", ".join(f"{len(group):,} {name}" for name, group in context.data.questions.items())
     passages = f"{len(context.data.passages):,} passages, " if context.data.passages is not None else ""
     _say(console, f"A generated encyclopedia, {recipe.shared.data.name}: {passages}{splits} questions.")
-    example = _example(context.split("test"))
+    questions = context.split("test")
+    example = next((question for question in questions if question.searches_needed == 2), questions[0])
     _say(console, "\nA question answered by the oracle, which replays the gold queries over real search results:\n")
     _answer(context, ORACLE, example, recipe.seed)
 
     _say(console, f"\nNow {recipe.shared.policy}, a small model, is trained to do the same. Run folder: {folder}\n")
-    report = run_recipe(recipe, folder, update=update, console=console)
-    if report.policy is not None:
-        _say(console, "\nThe same question answered by the trained model:\n")
-        _answer(context, str(report.policy), example, recipe.seed)
+    report = run_recipe(recipe, folder, console=console, **updating)
+    if report.choice is not None:
+        _say(console, f"\nThe same question answered by the trained model, {report.choice}:\n")
+        _answer(context, str(report.choice.path), example, recipe.seed)
     print_report(console, report)
     _say(console, f"\nHTML report with curves, search trees and transcripts: {write_report(folder)}")
     return report
-
-
-def _example(questions: tuple[Question, ...]) -> Question:
-    """The first question that needs two searches."""
-    return next((question for question in questions if question.searches_needed == 2), questions[0])
 
 
 def _answer(context: RunContext, policy: str, question: Question, seed: int) -> None:

@@ -7,34 +7,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepladder.cli.agent_options import say_upper_bound
 from stepladder.cli.declarations import (
     OptionGroup,
+    Typed,
     given,
-    listed,
-    number_option,
     option,
     path_option,
     say,
+    setting_default,
     takes_groups,
 )
-from stepladder.cli.options import (
-    AgentName,
-    DataName,
-    ExploringModel,
-    IndexName,
-    Questions,
-    RunToExtendOrNone,
-    SharedTopK,
-    SharedWorldSeed,
-    StageOptions,
+from stepladder.cli.options import NewRunOptions, StageOptions
+from stepladder.cli.recipes import (
+    add_stage,
+    extend_recipe,
+    find_stage,
+    new_recipe,
+    output_of,
+    read_recipe,
+    run_and_print,
+    run_stage,
 )
-from stepladder.cli.recipes import add_stage, extend_recipe, missing_input, new_recipe, read_recipe, run_and_print
 from stepladder.core.errors import StepladderError
-from stepladder.pipeline.recipe import Recipe, Stage
-from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.run_folder import RunFolder
-from stepladder.pipeline.search_config import PRESETS, ExploreConfig
-from stepladder.pipeline.stage import TREES
+from stepladder.judges.llm.config import LLMJudgeConfig
+from stepladder.pipeline.resources import BASE, ORACLE, RunContext
+from stepladder.pipeline.search_config import ExploreConfig
+from stepladder.pipeline.stage import POLICY, TREES
 from stepladder.pipeline.stages.explore import dry_run as dry_run_explore
 from stepladder.pipeline.stages.pairs import PairConfig, dry_run
 
@@ -49,15 +48,19 @@ class JudgeOptions(OptionGroup):
     panel = "Language model as judge"
 
     judge_model: Annotated[
-        str | None, option("--judge-model", "NAME", "The judge: its model name on a server, or a local model folder.")
+        str | None,
+        option("--judge-model", "NAME", "The judge: its model name on a server, or a local model folder.", "no LLM"),
     ] = None
     judge_url: Annotated[
         str | None, option("--judge-url", "URL", "URL of its OpenAI-compatible server.", default="OpenAI's")
     ] = None
     budget: Annotated[
-        str | None, option("--budget", "AMOUNT", "Hard spending limit over all attempts: 5usd, 300ktok, 2Mtok.")
+        str | None,
+        option("--budget", "AMOUNT", "Hard spending limit over all attempts: 5usd, 300ktok, 2Mtok.", "no limit"),
     ] = None
-    prices: Annotated[Path | None, path_option("--prices", "FILE", "YAML file with more model prices.")] = None
+    prices: Annotated[
+        Path | None, path_option("--prices", "FILE", "YAML file with more model prices.", "the shipped ones")
+    ] = None
     estimate_only: Annotated[
         bool, typer.Option("--dry-run", help="Print the estimated cost of the judge and stop.")
     ] = False
@@ -71,47 +74,35 @@ class JudgeOptions(OptionGroup):
         return typed
 
 
-@dataclass(frozen=True, slots=True)
-class NewRunOptions(OptionGroup):
-    """Options that only a new run takes."""
-
-    panel = "New run (with --out)"
-
-    model: ExploringModel = None
-    agent: AgentName = None
-    data: DataName = None
-    index: IndexName = None
-    topk: SharedTopK = None
-    world_seed: SharedWorldSeed = None
-    seed: Annotated[int | None, number_option("--seed", "Random seed.", default=0)] = None
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions(OptionGroup):
-    """Settings of the tree search."""
-
-    questions: Questions = None
-    preset: Annotated[str | None, option("--preset", "NAME", f"Default search settings: {listed(PRESETS)}.")] = None
-    simulations: Annotated[int | None, number_option("--simulations", "Simulations per tree.", min=1)] = None
-    width: Annotated[int | None, number_option("--width", "Children sampled per node.", min=1)] = None
-    temperature: Annotated[
-        float | None, number_option("--temperature", "Sampling temperature of the children.", min=0.0)
-    ] = None
-    evaluate: Annotated[str | None, option("--evaluate", "NAME", "How leaves are valued: rollout, gold or llm.")] = None
+_SEARCH = ExploreConfig()
+_OF_PRESET = f"with the preset {_SEARCH.preset}"
 
 
 @takes_groups
 def explore_command(
     *,
-    run: RunToExtendOrNone = None,
-    folder: Annotated[Path | None, path_option("--out", "DIR", "Folder of a new run, instead of --run.")] = None,
-    search: SearchOptions,
+    run: Annotated[
+        Path | None, path_option("--run", "DIR", "The run to add the stage to.", default="none: --out starts one")
+    ] = None,
+    folder: Annotated[Path | None, path_option("--out", "DIR", "Folder of a new run.", default="none: --run")] = None,
+    search: Annotated[
+        Typed,
+        ExploreConfig,
+        {
+            "questions": "Number of questions to use.",
+            "preset": "Default search settings: CHOICES.",
+            "simulations": ("Simulations per tree.", f"{_SEARCH.simulations} {_OF_PRESET}"),
+            "width": ("Children sampled per node.", f"{_SEARCH.width} {_OF_PRESET}"),
+            "temperature": ("Sampling temperature of the children.", f"{_SEARCH.temperature:g} {_OF_PRESET}"),
+            "evaluate": "How leaves are valued: CHOICES.",
+        },
+    ],
     stage: StageOptions,
     start: NewRunOptions,
     judge: JudgeOptions,
 ) -> None:
     """Grow search trees with MCTS. --set changes any other setting of the stage."""
-    entry = {"kind": "explore", **search.typed()}
+    entry = {"kind": "explore", **search}
     if llm := judge.settings():
         entry = {"evaluate": "llm", **entry, "llm": llm}
     if (run is None) == (folder is None):
@@ -124,66 +115,63 @@ def explore_command(
         raise StepladderError(f"--{flag} was set when the run {run} was started: leave it out")
     else:
         recipe = extend_recipe(run, name, entry, stage.overrides)
+    policy = find_stage(recipe, name).inputs[POLICY]
+    oracle = (recipe.shared.policy if policy == BASE else policy) == ORACLE
+    say_upper_bound(oracle=oracle, advice="For a model, leave out policy=oracle")
     if judge.estimate_only:
-        settings = _stage(recipe, name).settings
+        settings = find_stage(recipe, name).settings
         assert isinstance(settings, ExploreConfig)
         _print_estimate(dry_run_explore(settings, RunContext(recipe.shared)), stage.as_json)
-    else:
-        run_and_print(recipe, run or folder or Path(), stage.update, stage.as_json, only=name)
+    elif run is not None:
+        run_stage(recipe, run, name, stage)
+    elif folder is not None:
+        run_and_print(recipe, folder, stage)
 
 
 @takes_groups
 def pairs_command(
     *,
     run: Annotated[Path, path_option("--run", "DIR", "A run with trees.")],
-    judge: Annotated[
-        str | None,
-        option(
-            "--judge",
-            "NAME",
-            "What ranks the steps: spre, mc or q (tree values), gold, or llm (a language model).",
-            default="spre",
-        ),
+    settings: Annotated[
+        Typed,
+        PairConfig,
+        {
+            "judge": "What ranks the steps: spre, mc or q (tree values), gold, or llm (a language model).",
+            "margin": (
+                "Minimum difference of values, or of scores (--mode score).",
+                f"{setting_default(PairConfig, 'margin')}; of scores {setting_default(LLMJudgeConfig, 'score_margin')}",
+            ),
+        },
+    ],
+    balance: Annotated[
+        str | None, option("--balance", "KEYS", "Balance pairs by: kind, depth or kind,depth.", default="not at all")
     ] = None,
-    margin: Annotated[
-        float | None, number_option("--margin", "Minimum difference of values, or of scores (--mode score).")
-    ] = None,
-    balance: Annotated[str | None, option("--balance", "KEYS", "Balance pairs by: kind, depth or kind,depth.")] = None,
-    mode: Annotated[
-        str | None, option("--mode", "NAME", "Question to the model: choice, ranking or score.", default="choice")
-    ] = None,
-    order: Annotated[
-        str | None, option("--order", "NAME", "Order of steps in the prompt: made, reversed or both.", default="both")
-    ] = None,
+    asking: Annotated[
+        Typed,
+        LLMJudgeConfig,
+        {"mode": "Question to the model: CHOICES.", "order": "Order of steps in the prompt: CHOICES."},
+    ],
     judge_options: JudgeOptions,
     stage: StageOptions,
 ) -> None:
     """Make preference pairs from a run's trees: two steps from the same state, one better than the other."""
-    llm = judge_options.settings(mode=mode, order=order)
-    if margin is not None and mode == "score":
-        llm["score_margin"], margin = margin, None
-    if margin is not None and (llm or judge in ("gold", "llm")):
+    llm = judge_options.settings(**asking)
+    if "margin" in settings and asking.get("mode") == "score":
+        llm["score_margin"] = settings.pop("margin")
+    if "margin" in settings and (llm or settings.get("judge") in ("gold", "llm")):
         raise StepladderError("--margin needs values (--judge spre, mc or q) or scores (--mode score): leave it out")
-    settings = given(
-        judge=judge or ("llm" if llm else None),
-        margin=margin,
-        balance=None if balance is None else [group.strip() for group in balance.split(",")],
-        llm=llm or None,
-    )
+    if llm:
+        settings = {"judge": "llm", **settings, "llm": llm}
+    if balance is not None:
+        settings["balance"] = [group.strip() for group in balance.split(",")]
     if not judge_options.estimate_only:
         add_stage(run, "pairs", settings, stage)
         return
     name = stage.name or "pairs"
-    chosen = _stage(extend_recipe(run, name, {"kind": "pairs", **settings}, stage.overrides), name)
+    chosen = find_stage(extend_recipe(run, name, {"kind": "pairs", **settings}, stage.overrides), name)
     assert isinstance(chosen.settings, PairConfig)
-    explored = RunFolder.open(run).done(chosen.inputs[TREES])
-    if explored is None:
-        raise missing_input(run, TREES)
-    _print_estimate(dry_run(chosen.settings, run / explored.name / explored.outputs[TREES], run / name), stage.as_json)
-
-
-def _stage(recipe: Recipe, name: str) -> Stage:
-    return next(stage for stage in recipe.stages if stage.name == name)
+    trees = output_of(run, TREES, chosen.inputs[TREES])
+    _print_estimate(dry_run(chosen.settings, trees, run / name), stage.as_json)
 
 
 def _print_estimate(cost: "Estimate", as_json: bool) -> None:

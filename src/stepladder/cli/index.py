@@ -56,10 +56,11 @@ def index_build(
     encoder: Annotated[
         str | None, option("--encoder", "NAME", "Embedding model: a folder or a Hugging Face name.", default="minilm")
     ] = None,
-    device: Annotated[str | None, option("--device", "NAME", "Device of the encoder: auto, cpu, cuda.")] = None,
+    device: Annotated[str | None, option("--device", "NAME", "Device of the encoder: auto, cpu, cuda.", "auto")] = None,
     memory: Annotated[str, option("--memory", "SIZE", "Memory limit of the build, without the encoder.")] = "4GB",
     changes: Annotated[
-        list[str] | None, option("--set", "NAME=VALUE", "Any other setting of the index: k1=0.9, pooling=cls ...")
+        list[str] | None,
+        option("--set", "NAME=VALUE", "Any other setting of the index: k1=0.9, pooling=cls ...", "none"),
     ] = None,
     world_seed: WorldSeed = 0,
     as_json: AsJson = False,

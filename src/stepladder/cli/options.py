@@ -1,18 +1,23 @@
 """Options that several commands share."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from stepladder.agents import AGENTS
-from stepladder.cli.declarations import OptionGroup, listed, number_option, option, path_option
-from stepladder.cli.renamed import reject_renamed
+from stepladder.cli.declarations import ERR, OptionGroup, listed, number_option, option, path_option, say
+from stepladder.cli.usage_errors import reject_renamed
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS, PUBLISHED
 from stepladder.engines import ENGINES
 from stepladder.pipeline.resources import SharedConfig
+from stepladder.pipeline.runner import StaleStage
 
 
 class Api(StrEnum):
@@ -52,18 +57,22 @@ EngineName = Annotated[
 ]
 ModelName = Annotated[
     str | None,
-    option("--model", "NAME", f"{_MODELS[0].upper()}{_MODELS[1:]}; with --base-url, the server's model name."),
+    option(
+        "--model",
+        "NAME",
+        f"{_MODELS[0].upper()}{_MODELS[1:]}; with --base-url, the server's model name.",
+        default="the policy of --run",
+    ),
 ]
-Policy = Annotated[str, option("--model", "NAME", f"The model to train: {_MODELS}.")]
-ExploringModel = Annotated[str | None, option("--model", "NAME", f"With --out: {_MODELS}.", default="nano")]
 RunPath = Annotated[
-    Path | None, path_option("--run", "DIR", "Use a run's newest policy, its agent, data, index and limits.")
+    Path | None,
+    path_option("--run", "DIR", "Use the policy of a run with its agent, data, index and limits.", "no run"),
 ]
-_RUN = path_option("--run", "DIR", "The run to add the stage to.")
-RunToExtend = Annotated[Path, _RUN]
-RunToExtendOrNone = Annotated[Path | None, _RUN]
+RunToRead = Annotated[Path, path_option("--run", "DIR", "The run.")]
+RunToExtend = Annotated[Path, path_option("--run", "DIR", "The run to add the stage to.")]
 BaseUrl = Annotated[
-    str | None, option("--base-url", "URL", "URL of an OpenAI-compatible server, such as http://localhost:8000/v1.")
+    str | None,
+    option("--base-url", "URL", "URL of an OpenAI-compatible server: http://localhost:8000/v1 ...", "no server"),
 ]
 ApiName = Annotated[Api, typer.Option("--api", help="Endpoint of the server.")]
 Device = Annotated[str | None, option("--device", "NAME", "auto, cpu, cuda or cuda:N.", default=_DEFAULTS.device)]
@@ -94,23 +103,75 @@ MaxTokens = Annotated[
 Seed = Annotated[int, number_option("--seed", "Random seed.")]
 WorldSeed = Annotated[int, number_option("--world-seed", _WORLD_SEED)]
 SharedWorldSeed = Annotated[int | None, number_option("--world-seed", _WORLD_SEED, default=_DEFAULTS.data.world_seed)]
-Questions = Annotated[int | None, number_option("--questions", "Number of questions to use.", min=1)]
-NumGenerations = Annotated[int | None, number_option("--num-generations", "Episodes per question.", min=1)]
-Rerank = Annotated[str | None, option("--rerank", "NAME", "A cross-encoder that reranks the results.")]
+Rerank = Annotated[str | None, option("--rerank", "NAME", "A cross-encoder that reranks the results.", "no reranking")]
 RunOut = Annotated[Path, path_option("--out", "DIR", "Run folder.")]
-StageName = Annotated[str | None, option("--name", "NAME", "Name of the stage.", default="its kind")]
 Overrides = Annotated[
-    list[str] | None, option("--set", "NAME=VALUE", "Override a setting. Repeatable; the last value wins.")
+    list[str] | None, option("--set", "NAME=VALUE", "Override a setting. Repeatable; the last value wins.", "none")
 ]
-Update = Annotated[bool, typer.Option("--update", help="Delete and recompute stale stages.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True, slots=True)
-class StageOptions(OptionGroup):
+class UpdateOptions(OptionGroup):
+    """Options of every command that runs stages."""
+
+    overrides: Overrides = None
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update", help="List the stages that are stale, ask, then delete and recompute them and what uses them."
+        ),
+    ] = False
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm --update, for scripts.")] = False
+
+    def updating(self) -> dict[str, Any]:
+        """Arguments of `run_recipe`."""
+        if self.yes and not self.update:
+            raise StepladderError("--yes confirms what --update deletes: add --update, or leave it out")
+        return {"update": self.update, "confirm": self.confirm}
+
+    def confirm(self, stages: Sequence[StaleStage]) -> None:
+        """List stages that will be deleted, and ask. Raises if the answer is no, or if nobody can be asked."""
+        say("--update deletes:", ERR)
+        for stage in stages:
+            say(f"  {printable(f'{stage}: {stage.reason}')}", ERR)
+        if self.yes:
+            return
+        if not sys.stdin.isatty():
+            raise StepladderError(
+                "nothing was deleted: --update asks first, and this is not a terminal. --yes confirms the list above"
+            )
+        if not typer.confirm("Delete?", err=True):
+            raise StepladderError("nothing was deleted")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions(UpdateOptions):
+    """Options of every command that runs stages and prints their results."""
+
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, slots=True)
+class StageOptions(RunOptions):
     """Options of every command that adds a stage to a run."""
 
-    name: StageName = None
-    overrides: Overrides = None
-    update: Update = False
-    as_json: AsJson = False
+    name: Annotated[str | None, option("--name", "NAME", "Name of the stage.", default="its kind")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewRunOptions(OptionGroup):
+    """Model, agent and data of a new run."""
+
+    panel = "New run (with --out)"
+
+    model: Annotated[str | None, option("--model", "NAME", f"Initial policy: {_MODELS}.", _DEFAULTS.policy)] = None
+    agent: AgentName = None
+    data: DataName = None
+    dev: Annotated[
+        Path | None, path_option("--dev", "FILE", "Dev questions, if --data is a question file.", default="none")
+    ] = None
+    index: IndexName = None
+    topk: SharedTopK = None
+    world_seed: SharedWorldSeed = None
+    seed: Annotated[int | None, number_option("--seed", "Random seed.", default=0)] = None

@@ -8,38 +8,55 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from stepladder.cli.declarations import ERR, OUT, path_of, say
-from stepladder.cli.options import StageOptions
-from stepladder.core.errors import StepladderError
+from stepladder.cli.options import RunOptions, StageOptions
+from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.data import DATA_SETS
 from stepladder.pipeline import run_recipe
-from stepladder.pipeline.recipe import Recipe, override
+from stepladder.pipeline.recipe import Recipe, Stage, override
+from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.runner import StaleStages
 from stepladder.pipeline.stage import PAIRS, REWARD, TREES
 from stepladder.pipeline.stages import get_stage
 from stepladder.reporting.run_tables import as_json as report_as_json, print_report
 
 #: By role: its name in messages, and the command that writes it.
 _COMMANDS = {
-    TREES: ("trees", "explore", "them"),
-    PAIRS: ("pairs", "pairs", "them"),
-    REWARD: ("reward model", "train prm", "one"),
+    TREES: ("trees", "`stepladder explore --run {run}` makes them"),
+    PAIRS: ("pairs", "`stepladder pairs --run {run}` makes them"),
+    REWARD: ("reward model", "`stepladder train prm --run {run}` makes one"),
 }
 
 
-def run_and_print(recipe: Recipe, folder: Path, update: bool, as_json: bool, only: str | None = None) -> None:
-    """Run a recipe, or `only` one of its stages, and print the results."""
-    with interruptible():
-        report = run_recipe(recipe, folder, update=update, only=only, console=ERR if as_json else OUT)
+def run_and_print(
+    recipe: Recipe, folder: Path, options: RunOptions, *, only: str | None = None, beside: str = ""
+) -> None:
+    """Run a recipe, or `only` one of its stages, and print the results.
+
+    `beside`: the options that compute a stale `only` under another name, instead of replacing it.
+    """
+    try:
+        with interruptible():
+            console = ERR if options.as_json else OUT
+            report = run_recipe(recipe, folder, **options.updating(), only=only, console=console)
+    except StaleStages as error:
+        if only is None:
+            keep = f"--out {free_name(folder)} keeps it and starts another run"
+        elif error.stages[0].name == only:
+            keep = f"{beside} keeps it and puts the new one beside it"
+        else:
+            keep = "Undo that change to keep it"
+        raise StaleStages(error.folder, error.stages, keep) from None
     if only is not None:
         report = replace(report, stages=tuple(stage for stage in report.stages if stage.name == only))
-    if as_json:
+    if options.as_json:
         typer.echo(json.dumps(report_as_json(report), indent=2))
     else:
         print_report(OUT, report)
@@ -59,7 +76,32 @@ def add_stage(run: Path, kind: str, settings: Mapping[str, Any], options: StageO
     """Add a stage to a run and run it. Its name is its kind unless --name is given."""
     name = options.name or kind
     recipe = extend_recipe(run, name, {"kind": kind, **settings}, options.overrides, **more)
-    run_and_print(recipe, run, options.update, options.as_json, only=name)
+    run_stage(recipe, run, name, options)
+
+
+def run_stage(recipe: Recipe, run: Path, name: str, options: StageOptions) -> None:
+    """Run one stage of a recipe in a run."""
+    run_and_print(recipe, run, options, only=name, beside=_beside(recipe, name))
+
+
+def _beside(recipe: Recipe, name: str) -> str:
+    """The options that add a stage like this one at the end of the recipe, with the same inputs."""
+    stage = find_stage(recipe, name)
+    taken = [each.name for each in recipe.stages]
+    new = next(free for number in count(2) if (free := f"{name}-{number}") not in taken)
+    newest = {role: each.name for each in recipe.stages for role in get_stage(each.kind).outputs}
+    inputs = (f" --set {role}={source}" for role, source in stage.inputs.items() if newest.get(role, source) != source)
+    return f"--name {new}{''.join(inputs)}"
+
+
+def find_stage(recipe: Recipe, name: str) -> Stage:
+    """The stage of this name."""
+    return next(stage for stage in recipe.stages if stage.name == name)
+
+
+def free_name(folder: Path) -> Path:
+    """A name beside the folder that is not taken."""
+    return next(path for number in count(2) if not (path := folder.with_name(f"{folder.name}-{number}")).exists())
 
 
 def new_recipe(
@@ -145,10 +187,20 @@ def stages_before(run: Path, name: str) -> dict[str, Any]:
 
 def missing_input(run: Path, role: str, alternative: str = "") -> StepladderError:
     """The error if a run lacks something, with the command that makes it."""
-    what, command, it = _COMMANDS[role]
-    return StepladderError(
-        f"the run {run} has no {what} yet: `stepladder {command} --run {run}` makes {it}{alternative}"
-    )
+    what, command = _COMMANDS[role]
+    return StepladderError(f"the run {run} has no {what} yet: {command.format(run=run)}{alternative}")
+
+
+def output_of(run: Path, role: str, stage: str | None = None) -> Path:
+    """The output of a role in a run: of the named stage, or the newest. Raises if there is none."""
+    folder = RunFolder.open(run)
+    records = [record for each in folder.recipe().stages if (record := folder.done(each.name)) is not None]
+    paths = {each.name: run / each.name / each.outputs[role] for each in records if role in each.outputs}
+    if not paths:
+        raise missing_input(run, role)
+    if stage is not None and stage not in paths:
+        raise unknown_name(f"stage with {_COMMANDS[role][0]}", stage, paths)
+    return paths[stage or list(paths)[-1]]
 
 
 def read_recipe(plain: Any, name: str, overrides: list[str] | None) -> Recipe:
@@ -158,8 +210,19 @@ def read_recipe(plain: Any, name: str, overrides: list[str] | None) -> Recipe:
 
 def _overridden(plain: Any, name: str, overrides: list[str] | None) -> Any:
     for change in overrides or ():
+        _check_of_stage(change, plain["stages"][name].get("kind", name), name)
         plain = override(plain, change.removeprefix(f"stages.{name}."), within=("stages", name))
     return plain
+
+
+def _check_of_stage(change: str, kind: str, name: str) -> None:
+    """Raise if --set names a setting of the whole run, which a stage has not."""
+    key = change.partition("=")[0].partition(".")[0].strip()
+    if key in SharedConfig.model_fields and key not in (*get_stage(kind).config.model_fields, *get_stage(kind).inputs):
+        raise StepladderError(
+            f"--set {change}: {key} belongs to the whole run, not to the stage '{name}'; set it where the run starts: "
+            f"`stepladder run RECIPE --out DIR --set {change}`"
+        )
 
 
 def _before(stages: Mapping[str, Any], name: str) -> dict[str, Any]:

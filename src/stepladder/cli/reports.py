@@ -1,6 +1,8 @@
-"""`report` writes a run as one HTML file, `compare` compares runs and saved evaluations, `study` compares methods."""
+"""`report` writes a run as one HTML file, `tree` shows one of its trees; `compare` and `study` compare results."""
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,24 +15,37 @@ from stepladder.cli.declarations import (
     check_writable_file,
     number_option,
     option,
-    path_of,
     path_option,
     say,
+    takes_groups,
 )
-from stepladder.cli.options import AsJson, Overrides, Update
-from stepladder.cli.recipes import interruptible
-from stepladder.core.errors import StepladderError
+from stepladder.cli.options import AsJson, RunOptions, RunToRead
+from stepladder.cli.recipes import interruptible, output_of
+from stepladder.core.errors import StepladderError, nearest
+from stepladder.core.io.files import atomic_file
+from stepladder.core.io.records import dumps
+from stepladder.core.trace import StopReason, Tree
 from stepladder.core.trace_printer import printable
+from stepladder.explore.tree_store import read_trees
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.run_folder import is_run
+from stepladder.pipeline.runner import StaleStage, stale_stages
+from stepladder.pipeline.stage import TREES
+from stepladder.reporting.charts.tree_diagram import tree_svg
 from stepladder.reporting.report import write_report
 from stepladder.reporting.studies import STUDIES, find_study
+from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_report import print_results, write_results
 from stepladder.reporting.studies.study_results import read_results
-from stepladder.reporting.studies.study_runner import run_study
+from stepladder.reporting.studies.study_runner import jobs_of, run_study
+from stepladder.reporting.tree_text import print_tree
 
 
 def report_command(
-    run: Annotated[Path, argument("RUN", "A run, finished or not.", parser=path_of)],
-    out: Annotated[Path | None, path_option("--out", "FILE", "Where to write it.", default="RUN/report.html")] = None,
+    run: RunToRead,
+    out: Annotated[
+        Path | None, path_option("--out", "FILE", "Where to write it.", default="report.html in the run")
+    ] = None,
 ) -> None:
     """Write an HTML report of a run: results, curves, search trees, transcripts. It works without a network."""
     check_writable_file("--out", out)
@@ -39,20 +54,22 @@ def report_command(
 
 
 def compare_command(
-    runs: Annotated[
+    sources: Annotated[
         list[str],
         argument(
-            "RUN",
-            r"Runs, or folders of `eval --out`: \[LABEL=]PATH\[:STAGE]. Of a run, the last evaluation of its "
-            "policy is used; :STAGE selects another one, :* all of them. Runs that differ only in their seed, or have "
-            "the same label, form one arm.",
+            "SOURCES",
+            r"Runs, stages of runs and folders of `eval --out` in any mix: \[LABEL=]PATH\[:STAGE]. "
+            "Of a run, the last evaluation of its policy is used; :STAGE selects another one, :* all of them. Runs "
+            "that differ only in their seed, or have the same label, form one arm.",
         ),
     ],
     metric: Annotated[str, option("--metric", "NAME", "Metric of the differences: f1, em, searches ...")] = "f1",
     against: Annotated[str | None, option("--against", "LABEL", "The reference arm.", default="the first")] = None,
-    stage: Annotated[str | None, option("--stage", "NAME", "Evaluation to use of runs without :STAGE.")] = None,
-    sort: Annotated[str | None, option("--sort", "METRIC", "Sort arms by a metric, highest first.")] = None,
-    html: Annotated[Path | None, path_option("--html", "FILE", "Write an HTML page with charts.")] = None,
+    stage: Annotated[
+        str | None, option("--stage", "NAME", "Evaluation to use of runs without :STAGE.", "the last of its policy")
+    ] = None,
+    sort: Annotated[str | None, option("--sort", "METRIC", "Sort arms by a metric, highest first.", "as given")] = None,
+    html: Annotated[Path | None, path_option("--html", "FILE", "Write an HTML page with charts.", "none")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs on their common questions: scores with intervals, paired differences, cost."""
@@ -67,7 +84,7 @@ def compare_command(
     from stepladder.reporting.compare.compare_table import print_comparison
 
     check_writable_file("--html", html)
-    compared = compare_arms(group_by_seed(load_sources(runs, stage)), metric, against=against, sort=sort)
+    compared = compare_arms(group_by_seed(load_sources(sources, stage)), metric, against=against, sort=sort)
     if html is not None or as_json:
         count = len(compared.arms) * (len(compared.arms) - 1) // 2
         with Progress("Differences", count) as watch:
@@ -82,16 +99,16 @@ def compare_command(
         say(f"{printable(str(html))}: the page", ERR)
 
 
+@takes_groups
 def study_command(
+    *,
     name: Annotated[str | None, argument("NAME", "The study.", default="list all of them")] = None,
     folder: Annotated[Path, path_option("--out", "DIR", "Folder of all studies; each has a subfolder.")] = Path(
         "studies"
     ),
     seeds: Annotated[int, number_option("--seeds", "Number of seeds: 0, 1, 2 ...", min=1)] = 5,
     jobs: Annotated[int, number_option("--jobs", "Concurrent runs, which share cores and GPU.", min=1)] = 1,
-    overrides: Overrides = None,
-    update: Update = False,
-    as_json: AsJson = False,
+    options: RunOptions,
 ) -> None:
     """Compare training methods over several seeds: one recipe, one change each. The same command resumes."""
     if name is None:
@@ -102,13 +119,74 @@ def study_command(
     path = folder / study.name
     if next((each for each in (path, *path.parents) if each.exists()), path).is_file():
         raise StepladderError(f"--out: {path} cannot be a folder: a file is in the way")
+    changes, update = options.overrides or (), options.updating()["update"]
+    if update and (stale := _stale(job for seed in range(seeds) for job in jobs_of(study, path, seed, changes))):
+        options.confirm(stale)
     with interruptible():
-        run_study(study, path, seeds=range(seeds), jobs=jobs, overrides=overrides or (), update=update, console=ERR)
+        run_study(study, path, seeds=range(seeds), jobs=jobs, overrides=changes, update=update, console=ERR)
     results = read_results(study, path, range(seeds))
     chart = write_results(results, path)
-    if as_json:
+    if options.as_json:
         typer.echo(json.dumps(results.plain(), indent=2))
         return
     print_results(OUT, results)
     if chart is not None:
         say(f"\nchart: {printable(str(chart))}")
+
+
+def _stale(jobs: Iterable[Job]) -> list[StaleStage]:
+    """The stale stages of all runs of a study, each named with its run."""
+    return [
+        replace(stage, name=f"{job.name} {stage.name}")
+        for job in jobs
+        if is_run(job.folder)
+        for stage in stale_stages(Recipe.read(job.recipe, job.name), job.folder)
+    ]
+
+
+def tree_command(
+    run: RunToRead,
+    question_id: Annotated[
+        str | None, argument("QUESTION-ID", "The question.", default="the tree with the most right and wrong answers")
+    ] = None,
+    svg: Annotated[Path | None, path_option("--svg", "FILE", "Write the tree as SVG.", "print it")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a search tree: its steps, their values and the verdicts of the gold judge."""
+    path = output_of(run, TREES)
+    tree = find_tree(path, question_id) if question_id is not None else most_instructive_tree(path)
+    if svg is not None:
+        with atomic_file(svg, what="picture") as file:
+            file.write(tree_svg(tree))
+    if as_json:
+        typer.echo(dumps(tree))
+    elif svg is not None:
+        say(f"{printable(str(svg))}: the tree of {printable(tree.question.id)}")
+    else:
+        print_tree(OUT, tree)
+
+
+def find_tree(path: Path, question_id: str) -> Tree:
+    """The tree of a question."""
+    ids = []
+    for tree in read_trees(path):
+        if tree.question.id == question_id:
+            return tree
+        ids.append(tree.question.id)
+    part_of = " or ".join(f"'{each}'" for each in [each for each in ids if question_id in each][:3])
+    hint = f" Did you mean {part_of}?" if part_of else nearest(question_id, ids) or f" One of them is {ids[0]}."
+    raise StepladderError(f"{path} has no tree of the question '{question_id}', but of {len(ids):,} others.{hint}")
+
+
+def most_instructive_tree(path: Path) -> Tree:
+    """The tree with the most right and wrong answers (the smaller of the two counts), then the fewest nodes."""
+
+    def rank(tree: Tree) -> tuple[int, int]:
+        rewards = [node.reward for node in tree.nodes if node.stop is StopReason.ANSWERED]
+        right = sum(reward == 1 for reward in rewards)
+        return min(right, len(rewards) - right), -len(tree.nodes)
+
+    tree = max(read_trees(path), key=rank, default=None)
+    if tree is None:
+        raise StepladderError(f"{path} holds no trees")
+    return tree

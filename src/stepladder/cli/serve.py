@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from stepladder.cli.agent_options import AgentOptions, AgentSetup, SamplingOptions
+from stepladder.cli.agent_options import AgentOptions, AgentSetup, GuideOptions, SamplingOptions
 from stepladder.cli.declarations import (
     ERR,
     OptionGroup,
+    Typed,
     argument,
     listed,
     number_option,
@@ -23,7 +24,7 @@ from stepladder.cli.declarations import (
     takes_groups,
 )
 from stepladder.cli.index import load_passages
-from stepladder.cli.options import Rerank, WorldSeed
+from stepladder.cli.options import Rerank, RunPath, WorldSeed
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.io.auth_token import read_token
@@ -37,9 +38,9 @@ from stepladder.retrieval.factory import load_retriever, with_reranker
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.index.build import passages_checksum
 from stepladder.retrieval.index.manifest import IndexInfo, index_info
-from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.server_config import AgentServerConfig
+from stepladder.serve.search.search_config import ServerConfig
 
 #: Help texts of the limits of both servers, by setting.
 _LIMITS = {
@@ -81,6 +82,15 @@ class ListenOptions(OptionGroup):
     ] = False
     access_log: Annotated[bool, typer.Option("--access-log", help="Print one line per request.")] = False
 
+    def arguments(self, port: int, what: str, path: str = "") -> Typed:
+        """Arguments of a server. `what` it serves, and under which `path`, is printed when it is ready."""
+
+        def announce(url: str) -> None:
+            say(f"[bold]{url}{path}[/] serves {printable(what)} (press Ctrl-C to stop)", ERR)
+
+        options = {"host": self.host, "insecure": self.insecure, "access_log": self.access_log}
+        return {**options, "port": port, "announce": announce}
+
 
 _PORT = number_option("--port", "Port; 0 takes a free one.", min=0, max=65535, rich_help_panel="Server")
 
@@ -101,21 +111,8 @@ def serve_command(
 
     settings = ServerConfig.read({**limits.model_dump(), "token": read_token(listen.token_file)})
     retriever, info = _open_index(index, world_seed, device, rerank)
-
-    def announce(url: str) -> None:
-        say(f"[bold]{url}[/] serves {printable(index)}, {info.passages:,} passages (press Ctrl-C to stop)", ERR)
-
     with closing(retriever):
-        serve(
-            retriever,
-            settings,
-            asdict(info),
-            host=listen.host,
-            port=port,
-            insecure=listen.insecure,
-            access_log=listen.access_log,
-            announce=announce,
-        )
+        serve(retriever, settings, asdict(info), **listen.arguments(port, f"{index}, {info.passages:,} passages"))
 
 
 def _open_index(index: str, world_seed: int, device: str, rerank: str | None) -> tuple[Retriever, IndexInfo]:
@@ -134,13 +131,7 @@ def _open_index(index: str, world_seed: int, device: str, rerank: str | None) ->
 @takes_groups
 def serve_agent_command(
     *,
-    run: Annotated[
-        Path | None,
-        argument("RUN", "A run: serve its newest policy with its agent, data, index and limits.", parser=path_of),
-    ] = None,
-    run_option: Annotated[
-        Path | None, typer.Option("--run", parser=path_of, hidden=True, help="The same as RUN.")
-    ] = None,
+    run: RunPath = None,
     mcp: Annotated[bool, typer.Option("--mcp", help="Serve MCP over stdin and stdout instead of HTTP.")] = False,
     name: Annotated[
         str | None, option("--name", "NAME", "Model name for clients.", default="the name of the run or model")
@@ -148,21 +139,19 @@ def serve_agent_command(
     port: Annotated[int, _PORT] = 8001,
     options: AgentOptions,
     sampling: SamplingOptions,
+    guided: GuideOptions,
     listen: ListenOptions,
     limits: Annotated[AgentServerConfig, _LIMITS],
 ) -> None:
     """Serve an agent: OpenAI's POST /v1/chat/completions with steps and citations, and MCP (at /mcp, or --mcp)."""
-    if run is not None and run_option is not None:
-        raise StepladderError(f"only one agent can be served: give {run} or --run {run_option}")
-    run = run or run_option
     if options.engine == ORACLE or (run is None and options.model is None):
         raise StepladderError(
-            "nothing to serve: give a RUN (`stepladder serve-agent runs/mine`) or a --model. The oracle can only "
-            "answer questions of its data set"
+            "nothing to serve: add --run DIR or --model NAME. The oracle can only answer questions of its data set"
         )
-    if mcp and find_spec("mcp") is None:
-        raise StepladderError(f"--mcp needs the MCP library: {install_command('mcp')}")
-    setup = AgentSetup.from_options(run, options, sampling)
+    mcp_problem = f"its library is not installed. Type: {install_command('mcp')}" if find_spec("mcp") is None else ""
+    if mcp and mcp_problem:
+        raise StepladderError(f"--mcp: {mcp_problem}")
+    setup = AgentSetup.from_options(run, options, sampling, guided)
     if setup.guide is not None and setup.guide.by == "gold":
         raise StepladderError("the gold judge can only judge questions of its data set: use --guide prm or vote")
     model_name = name or (run.absolute().name if run is not None else Path(str(setup.model)).name) or limits.model
@@ -190,18 +179,9 @@ def serve_agent_command(
             return
         from stepladder.serve.agent.agent_server import serve_agent  # imports the HTTP libraries
 
-        def announce(url: str) -> None:
-            say(f"[bold]{url}/v1[/] serves {printable(settings.model)} to OpenAI clients (press Ctrl-C to stop)", ERR)
-
-        serve_agent(
-            served,
-            settings,
-            host=listen.host,
-            port=port,
-            insecure=listen.insecure,
-            access_log=listen.access_log,
-            announce=announce,
-        )
+        if mcp_problem:
+            say(f"[bold]MCP is off[/]: {printable(mcp_problem)}", ERR)
+        serve_agent(served, settings, **listen.arguments(port, f"{settings.model} to OpenAI clients", "/v1"))
 
 
 def _serve_stdio(agent: ServedAgent, settings: AgentServerConfig) -> None:

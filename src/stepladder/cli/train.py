@@ -7,102 +7,74 @@ from typing import Annotated, Any
 
 import typer
 
-from stepladder.cli.declarations import (
-    OptionGroup,
-    argument,
-    given,
-    listed,
-    number_option,
-    option,
-    path_option,
-    takes_groups,
-)
-from stepladder.cli.options import (
-    AGENTS_HELP,
-    AsJson,
-    IndexName,
-    NumGenerations,
-    Overrides,
-    Policy,
-    Questions,
-    RunOut,
-    RunToExtend,
-    Seed,
-    StageOptions,
-    TopK,
-    Update,
-    WorldSeed,
-)
+from stepladder.cli.declarations import OptionGroup, Typed, argument, given, listed, option, path_option, takes_groups
+from stepladder.cli.options import AGENTS_HELP, NewRunOptions, RunOptions, RunOut, RunToExtend, StageOptions, TopK
 from stepladder.cli.recipes import add_stage, new_recipe, read_recipe, run_and_print, stages_before
-from stepladder.core.errors import StepladderError
-from stepladder.data import DATA_SETS
 from stepladder.pipeline.recipe import load_recipe, shipped
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import PAIRS, TREES
 from stepladder.pipeline.stages import get_stage
+from stepladder.pipeline.stages.prm_eval import PRMEvalConfig
+from stepladder.train.dpo.config import DPOConfig
+from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.loop.config import TrainingConfig
+from stepladder.train.loop.trackers import TRACKERS
+from stepladder.train.prm.config import PRMConfig
+from stepladder.train.rft.config import RFTConfig
+from stepladder.train.sft.config import SFTConfig
 
 app = typer.Typer(help="Train with one stage: sft starts a run, the others extend one.", no_args_is_help=True)
 
+_QUESTIONS = {"questions": "Number of questions to use."}
+_GENERATIONS = {"num_generations": "Episodes per question."}
+Trackers = Annotated[
+    list[str] | None,
+    option("--report-to", "NAME", f"Report to an experiment tracker: {listed(TRACKERS, ' or ')}. Repeatable.", "none"),
+]
+
 
 @dataclass(frozen=True, slots=True)
-class TrainingOptions(OptionGroup):
-    """Options of every training stage."""
+class TrainerOptions(OptionGroup):
+    """Options of every trainer that are not settings."""
 
-    num_train_epochs: Annotated[float | None, number_option("--num-train-epochs", "Passes over the training data.")] = (
-        None
-    )
-    learning_rate: Annotated[float | None, number_option("--learning-rate", "Peak learning rate.")] = None
     lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter instead of all weights.")] = False
+    report_to: Trackers = None
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that were given."""
-        settings = self.typed()
-        if settings.pop("lora"):
-            settings["lora"] = {}
-        return settings
+    def added(self, settings: Typed) -> Typed:
+        """The settings with these."""
+        return settings | given(lora={} if self.lora else None, report_to=self.report_to)
 
 
+def _training(config: type[TrainingConfig]) -> dict[str, str | tuple[str, str]]:
+    """Help texts of the settings that all trainers share."""
+    small, medium, large, lora = (
+        f"{rate:.0e}".replace("e-0", "e-") for rate in (*config.auto_rates, config.auto_lora_rate)
+    )
+    rates = f"{small} below 20M parameters, {medium} below 1B, else {large}; {lora} with LoRA"
+    return {"num_train_epochs": "Passes over the training data.", "learning_rate": ("Peak learning rate.", rates)}
+
+
+@takes_groups
 def run_command(
+    *,
     recipe: Annotated[str, argument("RECIPE", f"A recipe file (.yaml), or one of: {listed(shipped())}.")],
     folder: RunOut,
-    overrides: Overrides = None,
-    update: Update = False,
-    as_json: AsJson = False,
+    report_to: Trackers = None,
+    options: RunOptions,
 ) -> None:
-    """Run a recipe. The same command resumes an interrupted run."""
-    run_and_print(load_recipe(recipe, overrides or ()), folder, update, as_json)
+    """Run a recipe. The same command resumes an interrupted run. `stepladder recipes` lists the built-in ones."""
+    trackers = [f"report_to=[{','.join(report_to)}]"] if report_to else []
+    run_and_print(load_recipe(recipe, [*trackers, *(options.overrides or ())]), folder, options)
 
 
 @dataclass(frozen=True, slots=True)
-class SFTRunOptions(OptionGroup):
-    """Model, agent and data of a new run."""
+class SFTRunOptions(NewRunOptions):
+    """The defaults of `train sft` fit nano."""
 
-    model: Policy = "nano"
+    panel = None
+
     agent: Annotated[str, option("--agent", "NAME", f"Agent to imitate: {AGENTS_HELP}.")] = "prorag-brief"
-    data: Annotated[
-        str, option("--data", "NAME", f"{listed(DATA_SETS)}, a published data set, or a folder or file of questions.")
-    ] = "atlas"
-    dev: Annotated[Path | None, path_option("--dev", "FILE", "Dev questions, if --data is a question file.")] = None
-    index: IndexName = None
     topk: TopK = 1
-    world_seed: WorldSeed = 0
-    seed: Seed = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DemonstrationOptions(OptionGroup):
-    """Settings of the demonstrations."""
-
-    questions: Questions = None
-    source: Annotated[
-        str | None, option("--source", "NAME", "Source of the demonstrations: gold, mined, bootstrap or teacher.")
-    ] = None
-    teacher_url: Annotated[
-        str | None, option("--teacher-url", "URL", "URL of the teacher's OpenAI-compatible server.")
-    ] = None
-    teacher_model: Annotated[
-        str | None, option("--teacher-model", "NAME", "The teacher's model name on that server.")
-    ] = None
 
 
 @app.command("sft")
@@ -111,18 +83,25 @@ def train_sft_command(
     *,
     folder: RunOut,
     start: SFTRunOptions,
-    demonstrations: DemonstrationOptions,
-    training: TrainingOptions,
-    overrides: Overrides = None,
-    update: Update = False,
-    as_json: AsJson = False,
+    settings: Annotated[
+        Typed,
+        SFTConfig,
+        {
+            **_QUESTIONS,
+            "source": "Source of the demonstrations: CHOICES.",
+            "teacher_url": ("URL of the teacher's OpenAI-compatible server.", "OpenAI's"),
+            "teacher_model": ("The teacher's model name on that server.", "none; --source teacher needs it"),
+            **_training(SFTConfig),
+        },
+    ],
+    trainer: TrainerOptions,
+    options: RunOptions,
 ) -> None:
     """Supervised fine-tuning on demonstrations. --set changes any other setting of the stage."""
-    entry = demonstrations.typed() | training.settings()
-    if demonstrations.teacher_url or demonstrations.teacher_model:
-        entry.setdefault("source", "teacher")
-    recipe = new_recipe("sft", {"sft": entry}, **start.typed())
-    run_and_print(read_recipe(recipe, "sft", overrides), folder, update, as_json)
+    if {"teacher_url", "teacher_model"}.intersection(settings):
+        settings = {"source": "teacher", **settings}
+    recipe = new_recipe("sft", {"sft": trainer.added(settings)}, **start.typed())
+    run_and_print(read_recipe(recipe, "sft", options.overrides), folder, options)
 
 
 @app.command("prm")
@@ -130,24 +109,21 @@ def train_sft_command(
 def train_prm_command(
     *,
     run: RunToExtend,
-    objective: Annotated[
-        str | None,
-        option(
-            "--objective",
-            "NAME",
-            "What to learn: pairs (which of two steps is better), or from trees: verdicts (of the gold "
+    settings: Annotated[
+        Typed,
+        PRMConfig,
+        {
+            "objective": "What to learn: pairs (which of two steps is better), or from trees: verdicts (of the gold "
             "judge), values (of each step) or outcome (the reward of the whole episode).",
-            default="pairs",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, option("--model", "NAME", "Initial model, such as nano-critic.", default="the newest policy")
-    ] = None,
-    training: TrainingOptions,
+            "model": ("Initial model, such as nano-critic.", "the newest policy"),
+            **_training(PRMConfig),
+        },
+    ],
+    trainer: TrainerOptions,
     stage: StageOptions,
 ) -> None:
     """Train a process reward model on a run's pairs or trees. --set changes any other setting of the stage."""
-    add_stage(run, "prm", given(objective=objective, model=model) | training.settings(), stage)
+    add_stage(run, "prm", trainer.added(settings), stage)
 
 
 @app.command("rft")
@@ -155,26 +131,25 @@ def train_prm_command(
 def train_rft_command(
     *,
     run: RunToExtend,
-    questions: Questions = None,
-    num_generations: NumGenerations = None,
-    threshold: Annotated[
-        str | None,
-        option(
-            "--threshold",
-            "NUMBER|none",
-            "Minimum reward model score of every step; none uses no reward model.",
-            default="0",
-        ),
-    ] = None,
-    keep: Annotated[int | None, number_option("--keep", "Maximum trajectories to keep per question.", min=1)] = None,
-    training: TrainingOptions,
+    settings: Annotated[
+        Typed,
+        RFTConfig,
+        {
+            **_QUESTIONS,
+            **_GENERATIONS,
+            "threshold": "Minimum reward model score of every step; none uses no reward model.",
+            "keep": "Maximum trajectories to keep per question.",
+            **_training(RFTConfig),
+        },
+    ],
+    trainer: TrainerOptions,
     stage: StageOptions,
 ) -> None:
     """Rejection sampling: fine-tune on the policy's own correct trajectories. --set changes any other setting."""
-    settings = given(questions=questions, num_generations=num_generations, keep=keep) | training.settings()
-    if threshold is not None:
-        settings["threshold"] = _number_or_none("--threshold", threshold)
-    add_stage(run, "rft", settings, stage, alternative=", and --threshold none does without")
+    if settings.get("threshold") == "none":
+        settings["threshold"] = None
+    alternative = ", and --threshold none does without"
+    add_stage(run, "rft", trainer.added(settings), stage, alternative=alternative)
 
 
 @app.command("dpo")
@@ -191,15 +166,20 @@ def train_dpo_command(
             default="the run's newest pairs",
         ),
     ] = None,
-    beta: Annotated[
-        float | None, number_option("--beta", "KL coefficient: how close the policy stays to the reference.")
-    ] = None,
-    loss_type: Annotated[str | None, option("--loss-type", "NAME", "sigmoid or ipo.", default="sigmoid")] = None,
-    training: TrainingOptions,
+    settings: Annotated[
+        Typed,
+        DPOConfig,
+        {
+            "beta": "KL coefficient: how close the policy stays to the reference.",
+            "loss_type": "CHOICES.",
+            **_training(DPOConfig),
+        },
+    ],
+    trainer: TrainerOptions,
     stage: StageOptions,
 ) -> None:
     """Direct preference optimization (DPO) on step pairs. --set changes any other setting of the stage."""
-    settings = given(beta=beta, loss_type=loss_type) | training.settings()
+    settings = trainer.added(settings)
     sources = {}
     if pairs is not None:
         settings[PAIRS], source = _pairs_file_stage(run, stage.name or "dpo", pairs.absolute())
@@ -212,57 +192,45 @@ def train_dpo_command(
 def train_grpo_command(
     *,
     run: RunToExtend,
-    mode: Annotated[
-        str | None,
-        option(
-            "--mode",
-            "NAME",
-            "Rewards: dual (the answer, and each step by the reward model), outcome (the answer only), "
+    settings: Annotated[
+        Typed,
+        GRPOConfig,
+        {
+            "mode": "Rewards: dual (the answer, and each step by the reward model), outcome (the answer only), "
             "process (steps only) or tree (each step by the answers below it).",
-            default="dual",
-        ),
-    ] = None,
-    questions: Questions = None,
-    num_generations: Annotated[int | None, number_option("--num-generations", "Episodes per question.", min=2)] = None,
-    training: TrainingOptions,
+            **_QUESTIONS,
+            **_GENERATIONS,
+            "beta": "KL coefficient: how close the policy stays to the initial one.",
+            **_training(GRPOConfig),
+        },
+    ],
+    trainer: TrainerOptions,
     stage: StageOptions,
 ) -> None:
     """Reinforcement learning with GRPO. --set changes any other setting of the stage."""
-    settings = given(mode=mode, questions=questions, num_generations=num_generations) | training.settings()
-    add_stage(run, "grpo", settings, stage, alternative=", and --mode outcome or tree does without")
+    alternative = ", and --mode outcome or tree does without"
+    add_stage(run, "grpo", trainer.added(settings), stage, alternative=alternative)
 
 
 @takes_groups
 def prm_command(
     *,
     run: RunToExtend,
-    split: Annotated[
-        str | None, option("--split", "NAME", "Split of the questions: test, dev or train.", default="test")
-    ] = None,
-    questions: Questions = None,
-    num_generations: NumGenerations = None,
+    settings: Annotated[
+        Typed,
+        PRMEvalConfig,
+        {"split": "Split of the questions: test, dev or train.", **_QUESTIONS, **_GENERATIONS},
+    ],
     stage: StageOptions,
 ) -> None:
     """Evaluate a run's reward model: against the gold judge, on held-out pairs, on corrupted trajectories."""
     earlier = stages_before(run, stage.name or "prm-eval").values()
     written = {role for each in earlier for role in get_stage(each["kind"]).outputs}
-    settings = given(
-        split=split,
-        questions=questions,
-        num_generations=num_generations,
-        held_out_pairs=None if PAIRS in written else False,
-        score_trees=True if TREES in written else None,
-    )
+    if PAIRS not in written:
+        settings["held_out_pairs"] = False
+    if TREES in written:
+        settings["score_trees"] = True
     add_stage(run, "prm-eval", settings, stage)
-
-
-def _number_or_none(option: str, text: str) -> float | None:
-    if text.lower() == "none":
-        return None
-    try:
-        return float(text)
-    except ValueError as error:
-        raise StepladderError(f"{option}: expected a number or none, found {text!r}") from error
 
 
 def _pairs_file_stage(run: Path, name: str, path: Path) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from pydantic import ConfigDict
@@ -173,24 +173,19 @@ def score(trajectory: Trajectory) -> QuestionScore:
     answer = score_answer(trajectory.answer, question.answers)
     searches = len(trajectory.queries) + bool(trajectory.given)
     excess = searches - question.searches_needed
-    answered = trajectory.answer is not None
     return QuestionScore(
         question_id=question.id,
         kind=question.kind,
         hops=question.searches_needed,
         prediction=trajectory.answer,
         stop=trajectory.stop,
-        em=answer.em,
-        f1=answer.f1,
-        precision=answer.precision,
-        recall=answer.recall,
-        cover_em=answer.cover_em,
+        **asdict(answer),
         gold_recall=gold_recall(question, {passage.id for passage in trajectory.found}),
         steps=len(trajectory.steps),
         searches=searches,
         redundant_queries=len(trajectory.queries) - len({normalize(query) for query in trajectory.queries}),
         over_search=max(excess, 0) if question.hops else None,
-        under_search=int(answered and excess < 0) if question.hops else None,
+        under_search=int(trajectory.answer is not None and excess < 0) if question.hops else None,
         malformed_steps=sum(step.action.kind is ActionKind.MALFORMED for step in trajectory.steps),
         tokens_read=sum(step.usage.read for step in trajectory.steps),
         tokens_written=sum(step.usage.written for step in trajectory.steps),
@@ -217,6 +212,4 @@ def failed_score(question: Question, stop: StopReason, reason: str) -> QuestionS
 def gold_recall(question: Question, found: set[str] | frozenset[str]) -> float | None:
     """Share of the question's gold passages with an id among those found; None without gold passages."""
     groups = question.gold_passages
-    if not groups:
-        return None
-    return sum(not found.isdisjoint(group) for group in groups) / len(groups)
+    return sum(not found.isdisjoint(group) for group in groups) / len(groups) if groups else None

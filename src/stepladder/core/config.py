@@ -6,13 +6,13 @@ found, the value expected and, for an unknown key, the nearest valid one.
 
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import StepladderError, nearest
+from stepladder.core.unused_settings import UnusedSetting, UnusedValue, refuse_unused, without_setting
 
 
 class _WrongField(ValueError):
@@ -47,14 +47,35 @@ class Config(BaseModel):
         # pydantic reads true as 1 and YAML reads `yes` as true: `limit: yes` would mean one question.
         for name, value in data.items() if isinstance(data, Mapping) else ():
             if isinstance(value, bool) and name in cls.model_fields:
-                types = _union_members(cls.model_fields[name].annotation)
+                types = union_members(cls.model_fields[name].annotation)
                 if bool not in types and not {int, float}.isdisjoint(types):
                     raise _WrongField(name, f"expected a number, found {str(value).lower()}")
         return data
 
     def inert(self) -> frozenset[str]:
-        """Names of settings that have no effect given the others. A stage's fingerprint leaves them out."""
+        """Names of settings that do not change the result. A stage's fingerprint leaves them out."""
         return frozenset()
+
+    def unused(self) -> Mapping[str, str]:
+        """Settings that have no effect beside the others, each with the reason; nested ones are named with a dot.
+
+        They are refused if the user gave them.
+        """
+        return {}
+
+    def effective(self) -> dict[str, Any]:
+        """Plain data without the settings that have no effect."""
+        plain = self.model_dump(mode="json")
+        nested = {name: value for name, value in self if isinstance(value, Config)}
+        plain |= {name: value.effective() for name, value in nested.items()}
+        for name in self.unused():
+            plain = without_setting(plain, name.split("."))
+        return plain
+
+    @model_validator(mode="after")
+    def _refuse_unused(self) -> Self:
+        refuse_unused(self, self.unused())
+        return self
 
     @classmethod
     def read(cls, data: object, where: str = "") -> Self:
@@ -66,14 +87,18 @@ class Config(BaseModel):
         try:
             return cls.model_validate(dict(data))
         except ValidationError as error:
-            raise StepladderError(_explain(error, cls, where)) from error
+            message, first = _explain(error, cls, where), error.errors()[0]
+            if isinstance(problem := first.get("ctx", {}).get("error"), UnusedValue):
+                path = _follow(first["loc"], cls)[0]
+                raise UnusedSetting(message, tuple(".".join([*path, name]) for name in problem.names)) from error
+            raise StepladderError(message) from error
 
 
 def unknown_key(where: str, key: str, known: Sequence[str], config: type[BaseModel] = Config) -> StepladderError:
     """The error for an unknown key: its new name if `config` has renamed it, or else the nearest known key."""
     if issubclass(config, Config) and key in config.renamed:
         return StepladderError(f"{key_path(where, key)}: renamed to '{config.renamed[key]}'")
-    return StepladderError(f"{key_path(where, key)}: unknown key.{_nearest(key, known)} Known: {', '.join(known)}")
+    return StepladderError(f"{key_path(where, key)}: unknown key.{nearest(key, known)} Known: {', '.join(known)}")
 
 
 def key_path(where: str, key: str) -> str:
@@ -106,15 +131,18 @@ def _explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
             return f"{name}: {problem}"
         case "union_tag_invalid":
             tags = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
-            hint = _nearest(context["tag"], tags)
+            hint = nearest(context["tag"], tags)
             key = context["discriminator"].strip("'")
             return f"{key_path(name, key)}: expected one of {', '.join(tags)}, found {context['tag']!r}.{hint}"
         case _:
             # A union has one error per member: list all of them.
             same = [each for each in others if _follow(each["loc"], cls)[0] == path]
-            expected = " or ".join(dict.fromkeys(_expected(each["msg"]) for each in (first, *same)))
-            found = f"{_preview(first['input'])}{_new_value(model, path, first['input'])}"
-            return f"{name}: expected {expected}, found {found}"
+            wanted = " or ".join(dict.fromkeys(expected(each["msg"]) for each in (first, *same)))
+            value = first["input"]
+            hint = _new_value(model, path, value)
+            if not hint and isinstance(value, str) and (near := nearest(value, re.findall(r"'(.*?)'", wanted))):
+                hint = f".{near}"
+            return f"{name}: expected {wanted}, found {_preview(value)}{hint}"
 
 
 def _new_value(model: type[BaseModel] | None, path: Sequence[str], value: object) -> str:
@@ -137,16 +165,15 @@ _REWORDINGS = (
 )
 
 
-def _expected(message: str) -> str:
-    """The expected value from pydantic's message, reworded."""
+def expected(message: str) -> str:
+    """The expected value from pydantic's message, reworded.
+
+    >>> expected("Input should be a valid integer, unable to parse string as an integer")
+    'an integer'
+    """
     for pattern, plain in _REWORDINGS:
         message = re.sub(pattern, plain, message)
     return message
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def _preview(value: object) -> str:
@@ -165,7 +192,7 @@ def _follow(location: Sequence[str | int], cls: type[BaseModel]) -> tuple[list[s
     kind: Any = cls
     model: type[BaseModel] | None = None
     for part in location:
-        members = [member for member in _union_members(kind) if member is not NoneType]
+        members = [member for member in union_members(kind) if member is not NoneType]
         if len(members) > 1:
             kind = next((member for member in members if _has_tag(member, part)), None)
             continue
@@ -181,12 +208,12 @@ def _follow(location: Sequence[str | int], cls: type[BaseModel]) -> tuple[list[s
     return path, model
 
 
-def _union_members(kind: Any) -> tuple[Any, ...]:
+def union_members(kind: Any) -> tuple[Any, ...]:
     """The members of a union; any other type is its only member."""
     if get_origin(kind) is Annotated:
-        return _union_members(get_args(kind)[0])
+        return union_members(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return tuple(each for member in get_args(kind) for each in _union_members(member))
+        return tuple(each for member in get_args(kind) for each in union_members(member))
     return (kind,)
 
 
@@ -195,4 +222,5 @@ def _has_tag(member: Any, tag: str | int) -> bool:
     if not (isinstance(member, type) and issubclass(member, BaseModel)):
         return False
     literals = (field.annotation for field in member.model_fields.values() if get_origin(field.annotation) is Literal)
-    return member.__name__ == tag or any(tag in get_args(values) for values in literals)
+    named = str(tag).rstrip("]").rpartition(" ")[2]  # of a model with a validator: function-after[validate(), Name]
+    return member.__name__ == named or any(tag in get_args(values) for values in literals)

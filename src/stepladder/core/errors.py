@@ -31,6 +31,10 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> UnknownName:
     unknown agent 'proragg'. Did you mean 'prorag'? Known: cot, prorag, rag
     """
     names = sorted(known)
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
-    return UnknownName(f"unknown {what} '{name}'.{hint} Known: {', '.join(names)}")
+    return UnknownName(f"unknown {what} '{name}'.{nearest(name, names)} Known: {', '.join(names)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error message: " Did you mean 'x'?" with the nearest known name, or nothing if none is near."""
+    near = get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}'?" if near else ""

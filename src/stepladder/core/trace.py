@@ -18,11 +18,7 @@ are those that the engine consumed or produced. They are never decoded and re-en
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from pydantic import ConfigDict
-
 from stepladder.core.display import Showable, shortened
-
-_STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 class TraceError(ValueError):
@@ -32,8 +28,6 @@ class TraceError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Hop:
     """One hop of a gold decomposition. `#1`, `#2` in the question refer to the answers of earlier hops."""
-
-    __pydantic_config__ = _STRICT
 
     question: str
     answer: str
@@ -46,8 +40,6 @@ class Hop:
 @dataclass(frozen=True, slots=True, repr=False)
 class Question:
     """A question with its accepted answers and the gold annotations of its data set."""
-
-    __pydantic_config__ = _STRICT
 
     id: str
     text: str
@@ -76,8 +68,6 @@ class Question:
 class Passage:
     """A passage of the corpus. `score` is its retrieval score when it comes from a search."""
 
-    __pydantic_config__ = _STRICT
-
     id: str
     title: str
     text: str
@@ -101,8 +91,6 @@ class Segment:
     top-p. A policy's text is the exact decoding of its tokens without a final end-of-sequence token. A prompt's text is
     the agent's; its tokens include what the chat template adds around it.
     """
-
-    __pydantic_config__ = _STRICT
 
     author: Author
     text: str
@@ -130,8 +118,6 @@ class ActionKind(StrEnum):
 class Action:
     """The policy's decision in a step: its kind, its content, and the thought before it."""
 
-    __pydantic_config__ = _STRICT
-
     kind: ActionKind
     content: str
     thought: str = ""
@@ -143,8 +129,6 @@ class Action:
 class Usage:
     """Token usage of one generation: prompt tokens (`read`) and completion tokens (`written`). 0 if not reported."""
 
-    __pydantic_config__ = _STRICT
-
     read: int = 0
     written: int = 0
 
@@ -155,8 +139,6 @@ class Usage:
 @dataclass(frozen=True, slots=True, repr=False)
 class Step:
     """One turn of the policy: new context, generated text, parsed action, retrieved passages."""
-
-    __pydantic_config__ = _STRICT
 
     #: Segments that the engine read before generating, beyond those of earlier steps.
     read: tuple[Segment, ...]
@@ -193,8 +175,6 @@ class StopReason(StrEnum):
 @dataclass(frozen=True, slots=True, repr=False)
 class Trajectory(Showable):
     """The steps of one episode. While unfinished (`stop is None`), it is the state that an agent renders."""
-
-    __pydantic_config__ = _STRICT
 
     question: Question
     agent: str
@@ -252,8 +232,6 @@ class Trajectory(Showable):
 class Rollout:
     """The outcome of a rollout from a node: one sample of the node's value."""
 
-    __pydantic_config__ = _STRICT
-
     #: Final reward (F1), undiscounted.
     reward: float
     #: Steps from the node to the end of the episode.
@@ -265,8 +243,6 @@ class Rollout:
 @dataclass(frozen=True, slots=True)
 class Node:
     """A state in a search tree: the step from its parent to here, and its search statistics."""
-
-    __pydantic_config__ = _STRICT
 
     #: Position in `Tree.nodes`; a parent always comes before its children.
     id: int
@@ -291,8 +267,6 @@ class Node:
 @dataclass(frozen=True, slots=True, repr=False)
 class Tree(Showable):
     """All states visited for one question. `trajectory(node)` is the branch that leads to a node."""
-
-    __pydantic_config__ = _STRICT
 
     question: Question
     agent: str
@@ -342,8 +316,6 @@ class Tree(Showable):
 class Side:
     """One step of a preference pair."""
 
-    __pydantic_config__ = _STRICT
-
     written: Segment
     action: Action
     #: The step's value according to the pair's judge; None where only the order is known.
@@ -356,8 +328,6 @@ class Side:
 @dataclass(frozen=True, slots=True, repr=False)
 class Pair(Showable):
     """A preference pair: two steps from the same state. Training data of DPO and reward models."""
-
-    __pydantic_config__ = _STRICT
 
     question_id: str
     agent: str

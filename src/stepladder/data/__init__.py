@@ -1,7 +1,7 @@
 """Questions and corpora: Atlas, a generated fictional world, and question sets on disk.
 
 In: a name: `atlas`, `atlas-large`, ...; the path of a question file or of a folder of them; a published set such as
-`hotpotqa`, which is searched on this machine (`published.py`); or several of these joined by `+`. Out: a `DataSet` with
+`hotpotqa`, which is searched on this machine (`folders.py`); or several of these joined by `+`. Out: a `DataSet` with
 questions by split, and passages if the data has them.
 """
 
@@ -11,9 +11,8 @@ from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import expand_path
 from stepladder.data.atlas import SIZES, generate_atlas
 from stepladder.data.dataset import DataSet
-from stepladder.data.folders import SPLITS, open_files, open_folder, source_files
+from stepladder.data.folders import PUBLISHED, SPLITS, find_published, missing, open_files, open_folder, source_files
 from stepladder.data.joining import join
-from stepladder.data.published import PUBLISHED, find_published, missing
 
 __all__ = [
     "DATA_SETS",

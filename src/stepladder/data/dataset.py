@@ -6,7 +6,8 @@ In: functions that read. Out: `DataSet`, with a mapping of questions and a seque
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from functools import cache
+from typing import Any
 
 from stepladder.core.errors import unknown_name
 from stepladder.core.trace import Passage, Question
@@ -43,11 +44,10 @@ class LazySplits(Mapping[str, tuple[Question, ...]]):
     """Splits that are read on first access."""
 
     def __init__(self, readers: Mapping[str, Callable[[], LoadedSplit]]) -> None:
-        self._readers = dict(readers)
-        self._loaded: dict[str, LoadedSplit] = {}
+        self._readers = {split: cache(read) for split, read in readers.items()}
 
     def __getitem__(self, split: str) -> tuple[Question, ...]:
-        return self._load(split).questions
+        return self._readers[split]().questions
 
     def __contains__(self, split: object) -> bool:
         return split in self._readers
@@ -60,52 +60,27 @@ class LazySplits(Mapping[str, tuple[Question, ...]]):
 
     def skipped(self, split: str) -> dict[str, int]:
         """The number of skipped cases of a split, by reason."""
-        return {reason: count for reason, count in self._load(split).skipped.items() if count}
-
-    def _load(self, split: str) -> LoadedSplit:
-        if split not in self._loaded:
-            self._loaded[split] = self._readers[split]()
-        return self._loaded[split]
+        return dict(self._readers[split]().skipped)
 
 
 class LazyPassages(Sequence[Passage]):
     """Passages that are read on first access."""
 
     def __init__(self, read: Callable[[], Iterable[Passage]]) -> None:
-        self._read = read
-        self._passages: tuple[Passage, ...] | None = None
+        self._all = cache(lambda: tuple(read()))
 
-    @property
-    def _all(self) -> tuple[Passage, ...]:
-        if self._passages is None:
-            self._passages = tuple(self._read())
-        return self._passages
-
-    @overload
-    def __getitem__(self, index: int) -> Passage: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Passage]: ...
-    def __getitem__(self, index: int | slice) -> Passage | Sequence[Passage]:
-        return self._all[index]
+    def __getitem__(self, index: Any) -> Any:
+        return self._all()[index]
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._all())
 
     def __iter__(self) -> Iterator[Passage]:
-        return iter(self._all)
-
-    def stream(self) -> Iterator[Passage]:
-        """The passages one at a time, without loading all of them into memory."""
-        yield from self._passages if self._passages is not None else self._read()
+        return iter(self._all())
 
 
 def collect(results: Iterable[Question | str]) -> LoadedSplit:
     """The questions among the results; the others are reasons for skipping a question, which are counted."""
-    skipped: Counter[str] = Counter()
-    questions: list[Question] = []
-    for each in results:
-        if isinstance(each, str):
-            skipped[each] += 1
-        else:
-            questions.append(each)
-    return LoadedSplit(tuple(questions), skipped)
+    found = list(results)
+    questions = tuple(each for each in found if isinstance(each, Question))
+    return LoadedSplit(questions, Counter(each for each in found if isinstance(each, str)))

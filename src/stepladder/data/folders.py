@@ -1,4 +1,4 @@
-"""Open a folder of question files, or question files by split.
+"""Find and open question files: a folder of them, files by split, or a published set on this machine.
 
 In: a folder with one file per split, and optionally a corpus:
 
@@ -7,22 +7,33 @@ In: a folder with one file per split, and optionally a corpus:
     corpus.jsonl.gz                                                the passages; else those in the question files
 
 Out: a `DataSet` that reads a split on first access. A split whose questions have no answers is left out: it can be used
-neither for training nor for evaluation.
+neither for training nor for evaluation. Nothing is downloaded; the error for a missing set says how to get it.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
 from stepladder.data.dataset import DataSet, LazyPassages, LazySplits
 from stepladder.data.formats import question_formats
+from stepladder.data.formats.base import PublishedSet
 from stepladder.data.formats.detect import has_answers, has_passages, read_passages, read_questions
 from stepladder.data.formats.rows import file_type
-from stepladder.data.published import PUBLISHED
 from stepladder.retrieval.corpus.reader import read_corpus
 
 SPLITS = ("train", "dev", "test")
+
+#: The environment variable with the folder of question sets.
+FOLDER = "STEPLADDER_DATA"
+#: The hub repository that has these sets in FlashRAG's format.
+HUB = "RUC-NLPIR/FlashRAG_datasets"
+
+PUBLISHED: dict[str, PublishedSet] = {
+    each.published.name: each.published for each in question_formats() if each.published is not None
+}
 
 _CORPUS_FILES = ("corpus.jsonl", "corpus.jsonl.gz", "corpus.parquet", "corpus.tsv", "corpus.tsv.gz")
 _COMPANIONS = frozenset(name for each in question_formats() for name in each.companions)
@@ -39,13 +50,12 @@ _PREFERRED = sorted(each.preferred for each in PUBLISHED.values() if each.prefer
 
 def open_files(name: str, files: Mapping[str, Path], corpus: Path | None = None) -> DataSet:
     """A data set of question files by split."""
+    splits = {split: partial(read_questions, path, corpus) for split, path in files.items()}
     passages: LazyPassages | None = None
-    gold_source: LazyPassages | None = None
     if corpus is not None:
-        passages = gold_source = LazyPassages(lambda: read_corpus(corpus))
+        passages = LazyPassages(lambda: read_corpus(corpus))
     elif any(has_passages(path) for path in files.values()):
         passages = LazyPassages(lambda: read_passages(files.values()))
-    splits = {split: lambda path=path: read_questions(path, gold_source) for split, path in files.items()}
     return DataSet(name, LazySplits(splits), passages)
 
 
@@ -109,3 +119,24 @@ def _choose(folder: Path, split: str, paths: list[Path]) -> Path:
 
 def _file_names(paths: Iterable[Path]) -> str:
     return ", ".join(path.name for path in paths)
+
+
+def search_folders(name: str) -> list[Path]:
+    """The folders in which a set is searched, in this order."""
+    own = os.environ.get(FOLDER)
+    return [*([Path(own).expanduser() / name] if own else []), Path("data") / name]
+
+
+def find_published(name: str) -> Path | None:
+    """The folder of a set; None if it is not on this machine."""
+    return next((folder.absolute() for folder in search_folders(name) if folder.is_dir()), None)
+
+
+def missing(name: str) -> StepladderError:
+    """The error for a set that is not on this machine, which says how to get it."""
+    published, folders = PUBLISHED[name], search_folders(name)
+    return StepladderError(
+        f"the questions of {name} are not on this machine: looked in {' and '.join(map(str, folders))}. Get "
+        f"{', '.join(published.files)} from {published.url}, or {name}/*.jsonl of {HUB} from the Hugging Face hub; put "
+        f"them into {folders[0]}" + ("" if os.environ.get(FOLDER) else f" (or into ${FOLDER}/{name})")
+    )

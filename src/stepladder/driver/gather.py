@@ -5,42 +5,42 @@ advance together, and their requests are yielded together. Algorithms that need 
 text is generated, so that the engine gets one full batch instead of two.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Generic
 
 from stepladder.core.requests import Algorithm, AnyRequest, BestEffort, Generate, Result, requests_in, send_replies
 
 
 def gather(algorithms: Iterable[Algorithm[Result]]) -> Algorithm[list[Result | Exception]]:
     """Run algorithms concurrently. A failure of one does not affect the others."""
-    members = [_Member(algorithm) for algorithm in algorithms]
-    while waiting := [member for member in members if member.request is not None]:
-        retrieving = [member for member in waiting if not member.generates]
-        served = retrieving or waiting
-        replies = iter((yield BestEffort([request for member in served for request in member.requests])))
-        for member in served:
-            own = [next(replies) for _ in member.requests]
-            member.advance(partial(send_replies, member.algorithm, member.request, own))  # type: ignore[arg-type]
-    return [member.result for member in members]
+    members = list(algorithms)
+    results: dict[int, Result | Exception] = {}
+    waiting: dict[int, AnyRequest] = {}
 
-
-class _Member(Generic[Result]):
-    """One of the algorithms: its current requests, or its result."""
-
-    def __init__(self, algorithm: Algorithm[Result]) -> None:
-        self.algorithm = algorithm
-        self.request: AnyRequest | None = None
-        self.result: Result | Exception
-        self.advance(partial(next, algorithm))
-
-    def advance(self, resume: Callable[[], AnyRequest]) -> None:
-        self.request = None
+    def advance(index: int, resume: Callable[[], AnyRequest]) -> None:
         try:
-            self.request = resume()
+            waiting[index] = resume()
         except StopIteration as end:
-            self.result = end.value
+            results[index] = end.value
         except Exception as error:  # noqa: BLE001 - this is the result of the member
-            self.result = error
-        self.requests = [] if self.request is None else requests_in(self.request)
-        self.generates = any(isinstance(request, Generate) for request in self.requests)
+            results[index] = error
+
+    for index, algorithm in enumerate(members):
+        advance(index, partial(next, algorithm))
+    while waiting:
+        requests = {index: requests_in(waiting[index]) for index in sorted(waiting)}
+        retrieving = [index for index, own in requests.items() if not any(isinstance(each, Generate) for each in own)]
+        served = {index: waiting.pop(index) for index in retrieving or list(requests)}
+        replies = iter((yield BestEffort([request for index in served for request in requests[index]])))
+        for index, request in served.items():
+            own = [next(replies) for _ in requests[index]]
+            advance(index, partial(send_replies, members[index], request, own))
+    return [results[index] for index in range(len(members))]
+
+
+def successes(results: Sequence[Result | Exception]) -> list[Result]:
+    """The results without the errors; raises the first error if nothing else is left."""
+    found = [each for each in results if not isinstance(each, Exception)]
+    if not found:
+        raise next(each for each in results if isinstance(each, Exception))
+    return found

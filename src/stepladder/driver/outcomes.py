@@ -1,5 +1,6 @@
 """Results of driver jobs: an `Outcome` per job, the counts of a driver, and the interruption of a run."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol
 
@@ -43,10 +44,10 @@ class Interrupted(KeyboardInterrupt):
 class Counts:
     """Requests and calls of a driver, by kind of request."""
 
-    asked: dict[str, int] = field(default_factory=dict)
+    asked: Counter[str] = field(default_factory=Counter)
     #: Requests answered from the cache, and requests that shared the reply of an equal pending one.
     answered_by_cache: int = 0
     merged: int = 0
-    calls: dict[str, int] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
     #: Tokens read and written by the engine, without requests answered from the cache.
     usage: Usage = Usage()

@@ -6,19 +6,17 @@ In: outcomes, as the driver finishes them. Out: text on stderr, so that stdout s
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, TextIO
+from datetime import timedelta
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress as RichProgress,
-    ProgressColumn,
+    RenderableColumn,
     SpinnerColumn,
-    Task,
     TextColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -28,20 +26,22 @@ from stepladder.driver.outcomes import Outcome
 LOG_EVERY = 10.0
 
 
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0.0:,.1f}/s", style="progress.data.speed")
+def rate(per_second: float) -> str:
+    """A rate in words, per minute if it is below one per second.
+
+    >>> rate(1234.5), rate(1.0), rate(0.2)
+    ('1,234.5/s', '1.0/s', '12.0/min')
+    """
+    return f"{per_second:,.1f}/s" if per_second >= 1 or not per_second else f"{60 * per_second:,.1f}/min"
 
 
-class _Note(ProgressColumn):
-    """The current note."""
+def duration(seconds: float) -> str:
+    """A time in words.
 
-    def __init__(self, note: Callable[[], str] | None) -> None:
-        super().__init__()
-        self.note = note
-
-    def render(self, task: Task) -> Text:  # noqa: ARG002
-        return Text(self.note() if self.note is not None else "")
+    >>> duration(42.4), duration(3720)
+    ('42 s', '1:02:00')
+    """
+    return f"{seconds:.0f} s" if seconds < 99.5 else str(timedelta(seconds=round(seconds)))
 
 
 class Progress:
@@ -71,29 +71,20 @@ class Progress:
         self.started = self.logged = time.monotonic()
         self.bar: RichProgress | None = None
         if self.file.isatty():
-            self.bar = RichProgress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                _Rate(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                _Note(note),
-                TextColumn("[red]{task.fields[failed]}"),
-                console=Console(file=self.file),
-                transient=True,
-            )
-            self.task = self.bar.add_task(label, total=total or None, completed=done, failed="")
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            state = RenderableColumn(self)
+            self.bar = RichProgress(*columns, state, console=Console(file=self.file), transient=True)
+            self.task = self.bar.add_task(label, total=total or None, completed=done)
 
-    def __enter__(self) -> "Progress":
+    def __rich__(self) -> Text:
+        return Text(self.state())
+
+    def __enter__(self) -> Self:
         if self.bar is not None:
             self.bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.bar is not None:
             self.bar.stop()
 
@@ -106,20 +97,24 @@ class Progress:
         self.done += amount
         self.failed += failed
         if self.bar is not None:
-            self.bar.update(self.task, advance=amount, failed=f"{self.failed} failed" if self.failed else "")
+            self.bar.update(self.task, advance=amount)
         elif time.monotonic() - self.logged >= self.log_every:
             self.logged = time.monotonic()
             print(self.line(), file=self.file, flush=True)
 
     def line(self) -> str:
         """The state as one log line."""
-        rate = (self.done - self.initial) / max(time.monotonic() - self.started, 1e-9)
-        left = max(self.total - self.done, 0) / rate if rate else 0.0
-        failures = f", {self.failed} failed" if self.failed else ""
-        note = f", {self.note()}" if self.note is not None else ""
-        if not self.total:
-            return f"{self.label}: {self.done:,}{failures}, {rate:,.1f}/s{note}"
-        return f"{self.label}: {self.done:,}/{self.total:,}{failures}, {rate:,.1f}/s{note}, {left:,.0f} s left"
+        total = f"/{self.total:,}" if self.total else ""
+        return f"{self.label}: {self.done:,}{total}, {self.state()}"
+
+    def state(self) -> str:
+        """Failures, the rate, the note and the time left."""
+        speed = (self.done - self.initial) / max(time.monotonic() - self.started, 1e-9)
+        parts = [f"{self.failed} failed"] if self.failed else []
+        parts += [rate(speed)] + ([self.note()] if self.note is not None else [])
+        if self.total and speed:
+            parts.append(f"{duration(max(self.total - self.done, 0) / speed)} left")
+        return ", ".join(parts)
 
 
 class Phases:
@@ -135,16 +130,14 @@ class Phases:
     def __call__(self, doing: str, done: int, total: int) -> None:
         """Show the state of a phase."""
         if self.now is None or (self.now.label, bool(self.now.total)) != (doing, bool(total)):
-            self.__exit__(None, None, None)
+            self.__exit__()
             self.now = Progress(doing, total, done=done, file=self.file, log_every=self.log_every).__enter__()
         self.now.advance(done - self.now.done)
 
-    def __enter__(self) -> "Phases":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.now is not None:
-            self.now.__exit__(kind, error, trace)
+            self.now.__exit__(*error)
             self.now = None

@@ -7,6 +7,7 @@ request. The driver has one `RequestQueue` per kind of request.
 import heapq
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any
 
@@ -22,19 +23,20 @@ log = getLogger(__name__)
 #: Requests join a running session if they are at least 1/JOIN_SHARE of those in it: each join has a fixed cost.
 JOIN_SHARE = 4
 
+#: Answers a batch of requests with a backend.
+Call = Callable[[Any, list[Any]], Sequence[Any]]
 
+
+@dataclass(slots=True, eq=False)
 class PendingRequest:
     """A request and the jobs that wait for its reply."""
 
-    __slots__ = ("age", "key", "request", "waiters")
-
-    def __init__(self, key: Key, request: Request, age: int) -> None:
-        self.key = key
-        self.request = request
-        #: Smallest index of the waiting jobs: older jobs come first.
-        self.age = age
-        #: (job, position in its list of requests, its own equal request).
-        self.waiters: list[tuple[Any, int, Request]] = []
+    key: Key
+    request: Request
+    #: Smallest index of the waiting jobs: older jobs come first.
+    age: int
+    #: (job, position in its list of requests, its own equal request).
+    waiters: list[tuple[Any, int, Request]] = field(default_factory=list)
 
     def reply_for(self, request: Request, reply: Any) -> Any:
         """The reply for one of the waiting requests."""
@@ -44,31 +46,29 @@ class PendingRequest:
 class RequestQueue:
     """Pending and running requests of one kind. Equal requests share an entry and are answered once."""
 
-    def __init__(
-        self,
-        kind: type[Any],
-        call: Callable[[list[Any]], Sequence[Any]] | None,
-        max_batch: int,
-        concurrency: int,
-        advice: str,
-        cache: RequestCache,
-        open_session: Callable[[], Session | None] = lambda: None,
-    ) -> None:
-        if max_batch < 1 or concurrency < 1:
-            raise ValueError(f"max_batch is {max_batch} and concurrency {concurrency}; both must be at least 1")
+    def __init__(self, kind: type[Any], backend: Any, call: Call, cache: RequestCache) -> None:
+        """`backend` is an engine, a retriever, a scorer or None; `call` answers a batch with it."""
+        self.max_batch: int = 1 if backend is None else backend.max_batch
+        self.concurrency: int = 1 if backend is None else backend.concurrency
+        if min(self.max_batch, self.concurrency) < 1:
+            sizes = f"max_batch is {self.max_batch} and concurrency {self.concurrency}"
+            raise ValueError(f"{sizes}; both must be at least 1")
         self.kind = kind
+        self.backend = backend
         self.call = call
-        self.max_batch = max_batch
-        self.concurrency = concurrency
-        self.advice = advice
         self.cache = cache
-        self.open_session = open_session
         #: Set for an engine with continuous batching: requests join and leave one by one.
         self.session: Session | None = None
         self.waiting: dict[Key, PendingRequest] = {}
         self.running: dict[Key, PendingRequest] = {}
         self.calls = 0
-        self.pool = ThreadPoolExecutor(concurrency, f"{kind.__name__}") if concurrency > 1 else None
+        self.pool = ThreadPoolExecutor(self.concurrency, kind.__name__) if self.concurrency > 1 else None
+
+    def open_session(self) -> Session | None:
+        """The running session, or a new one if the engine supports continuous batching."""
+        if self.session is None and isinstance(self.backend, Engine):
+            self.session = self.backend.open_session()
+        return self.session
 
     def take_batch(self) -> list[PendingRequest]:
         """The next batch, oldest jobs first, independent of the order in which replies arrived."""
@@ -98,10 +98,9 @@ class RequestQueue:
 
     def answer(self, batch: list[PendingRequest]) -> list[Any]:
         """One reply or error per request. Only `BackendDown` and Ctrl-C are raised."""
-        assert self.call is not None
         requests = [pending.request for pending in batch]
         try:
-            replies = list(self.call(requests))
+            replies = list(self.call(self.backend, requests))
             if down := next((reply for reply in replies if isinstance(reply, BackendDown)), None):
                 raise down
             if len(replies) == len(requests):
@@ -119,31 +118,15 @@ class RequestQueue:
         return self.answer(batch[:middle]) + self.answer(batch[middle:])
 
 
-def queue_for(kind: type[Any], call: Any, backend: Any, advice: str, cache: RequestCache) -> RequestQueue:
-    """The queue of a backend. Without a backend, `advice` is shown when a request arrives."""
-    if backend is None:
-        return RequestQueue(kind, None, 1, 1, advice, cache)
-    open_session = backend.open_session if isinstance(backend, Engine) else lambda: None
-    return RequestQueue(kind, call, backend.max_batch, backend.concurrency, advice, cache, open_session)
+def search(retriever: Retriever, requests: list[Retrieve]) -> list[Any]:
+    """Answer searches, grouped by k."""
+    replies: dict[Retrieve, Any] = {}
+    for k in sorted({request.k for request in requests}):
+        same = [request for request in requests if request.k == k]
+        replies.update(zip(same, retriever.search([request.query for request in same], k), strict=True))
+    return [replies[request] for request in requests]
 
 
-def search_call(retriever: Retriever | None) -> Callable[[list[Retrieve]], Sequence[Any]] | None:
-    """A function that answers searches, grouped by k."""
-    if retriever is None:
-        return None
-
-    def search(requests: list[Retrieve]) -> list[Any]:
-        replies: dict[Retrieve, Any] = {}
-        for k in sorted({request.k for request in requests}):
-            same = [request for request in requests if request.k == k]
-            replies.update(zip(same, retriever.search([request.query for request in same], k), strict=True))
-        return [replies[request] for request in requests]
-
-    return search
-
-
-def score_call(scorer: StepScorer | None) -> Callable[[list[Score]], Sequence[Any]] | None:
-    """A function that answers scoring requests."""
-    if scorer is None:
-        return None
-    return lambda requests: scorer.score([request.trajectory for request in requests])
+def score(scorer: StepScorer, requests: list[Score]) -> Sequence[Any]:
+    """Answer scoring requests."""
+    return scorer.score([request.trajectory for request in requests])

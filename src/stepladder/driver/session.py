@@ -6,7 +6,9 @@ In: a driver and its jobs. Out: outcomes, in the order in which jobs finish.
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic
@@ -27,7 +29,7 @@ from stepladder.core.requests import (
 )
 from stepladder.core.trace import StopReason
 from stepladder.driver.outcomes import Failure, Outcome
-from stepladder.driver.queues import PendingRequest, RequestQueue, queue_for, score_call, search_call
+from stepladder.driver.queues import Call, PendingRequest, RequestQueue, score, search
 from stepladder.driver.request_cache import Key, key_of
 from stepladder.engines.base import EngineOutOfMemory
 
@@ -36,23 +38,28 @@ if TYPE_CHECKING:
 
 #: Seconds between two polls for new jobs while calls run in threads.
 _POLL_SECONDS = 0.02
+#: By kind of request: the backend's name, how it answers a batch, and what to do without it. Cheapest first: a queue
+#: that takes one call at a time waits for those before it.
+_BACKENDS: dict[type[Any], tuple[str, Call, str]] = {
+    Retrieve: ("retriever", search, "there is no index: pass a retriever"),
+    Score: ("scorer", score, "there is no step scorer: pass a scorer"),
+    Generate: ("engine", lambda engine, requests: engine.generate(requests), "there is no model: pass an engine"),
+}
 
 
 class MissingBackend(StepladderError):
     """An algorithm made a request for which the driver has no backend."""
 
 
+@dataclass(slots=True, eq=False)
 class _RunningJob(Generic[Result]):
     """A job in progress: its generator, its current requests, and the replies received so far."""
 
-    __slots__ = ("algorithm", "index", "missing", "replies", "request")
-
-    def __init__(self, index: int, algorithm: Algorithm[Result]) -> None:
-        self.index = index
-        self.algorithm = algorithm
-        self.request: AnyRequest = ()
-        self.replies: list[Any] = []
-        self.missing = 0
+    index: int
+    algorithm: Algorithm[Result]
+    request: AnyRequest = ()
+    replies: list[Any] = field(default_factory=list)
+    missing: int = 0
 
 
 class DriverSession(Generic[Result]):
@@ -67,17 +74,10 @@ class DriverSession(Generic[Result]):
         self.arriving = False
         self.active: dict[int, _RunningJob[Result]] = {}
         self.finished: deque[Outcome[Result]] = deque()
-        self.completed: SimpleQueue[tuple[RequestQueue, list[PendingRequest], Any]] = SimpleQueue()
-        retriever, scorer, engine = driver.retriever, driver.scorer, driver.engine
-        generate = getattr(engine, "generate", None)
-        # Cheapest first: a queue that takes one call at a time waits for those before it.
+        self.completed: SimpleQueue[tuple[RequestQueue, list[PendingRequest], Future[list[Any]]]] = SimpleQueue()
         self.queues = tuple(
-            queue_for(kind, call, backend, advice, driver.caches[kind])
-            for kind, call, backend, advice in (
-                (Retrieve, search_call(retriever), retriever, "there is no index: pass a retriever"),
-                (Score, score_call(scorer), scorer, "there is no step scorer: pass a scorer"),
-                (Generate, generate, engine, "there is no model: pass an engine"),
-            )
+            RequestQueue(kind, getattr(driver, name), call, driver.caches[kind])
+            for kind, (name, call, _) in _BACKENDS.items()
         )
 
     def outcomes(self) -> Iterator[Outcome[Result]]:
@@ -119,7 +119,7 @@ class DriverSession(Generic[Result]):
                 self.finished.append(Outcome(index, failure=_failure(error)))
                 continue
             self.active[index] = running
-            self._advance(running, lambda running=running: next(running.algorithm))  # type: ignore[misc]
+            self._advance(running, partial(next, running.algorithm))
 
     def _work(self) -> None:
         """Start the calls that can start, then take in replies; while jobs may arrive, wait only briefly."""
@@ -128,23 +128,20 @@ class DriverSession(Generic[Result]):
                 self._start(queue, queue.take_batch())
         for queue in self.queues:
             if queue.pool is None and (queue.waiting or queue.running) and not self._cheaper_pending(queue):
-                queue.session = queue.session or queue.open_session()
-                if queue.session is not None:
+                if queue.open_session() is not None:
                     self._continue_session(queue)
                 else:
                     self._call(queue, queue.take_batch())
                 return
         try:
-            queue, batch, replies = self.completed.get(timeout=_POLL_SECONDS if self.arriving else None)
+            queue, batch, done = self.completed.get(timeout=_POLL_SECONDS if self.arriving else None)
         except Empty:
             return
         queue.calls -= 1
-        if isinstance(replies, BaseException):
-            raise replies
-        self._deliver(queue, batch, replies)
+        self._deliver(queue, batch, done.result())
 
     def _call(self, queue: RequestQueue, batch: list[PendingRequest]) -> None:
-        self._count_call(queue)
+        self.driver.counts.calls[queue.kind.__name__] += 1
         self._deliver(queue, batch, queue.answer(batch))
 
     def _continue_session(self, queue: RequestQueue) -> None:
@@ -153,7 +150,7 @@ class DriverSession(Generic[Result]):
         assert session is not None
         try:
             if joining := queue.take_joining():
-                self._count_call(queue)
+                self.driver.counts.calls[queue.kind.__name__] += 1
                 session.add({pending.key: pending.request for pending in joining})  # type: ignore[misc] # all Generate
             replies = session.step()
         except BackendDown:
@@ -179,21 +176,10 @@ class DriverSession(Generic[Result]):
     def _start(self, queue: RequestQueue, batch: list[PendingRequest]) -> None:
         """Call from a thread; the replies arrive through `completed`."""
         assert queue.pool is not None
-        self._count_call(queue)
+        self.driver.counts.calls[queue.kind.__name__] += 1
         queue.calls += 1
-
-        def work() -> None:
-            try:
-                replies: Any = queue.answer(batch)
-            except BaseException as error:  # noqa: BLE001 - re-raised in the main thread
-                replies = error
-            self.completed.put((queue, batch, replies))
-
-        queue.pool.submit(work)
-
-    def _count_call(self, queue: RequestQueue) -> None:
-        calls = self.driver.counts.calls
-        calls[queue.kind.__name__] = calls.get(queue.kind.__name__, 0) + 1
+        future = queue.pool.submit(queue.answer, batch)
+        future.add_done_callback(lambda done: self.completed.put((queue, batch, done)))
 
     def _deliver(self, queue: RequestQueue, batch: list[PendingRequest], replies: Sequence[Any]) -> None:
         """Hand replies to the waiting jobs and advance those that have all of theirs."""
@@ -216,25 +202,27 @@ class DriverSession(Generic[Result]):
                 job.request = resume()
                 requests = [(request, self._queue_of(request), key_of(request)) for request in requests_in(job.request)]
             except StopIteration as end:
-                self._finish(job, Outcome(job.index, value=end.value))
-                return
+                outcome: Outcome[Result] = Outcome(job.index, value=end.value)
+                break
             except (BackendDown, MissingBackend):
                 raise
             except Exception as error:  # noqa: BLE001 - recorded as a failure; the other jobs continue
-                failure = _failure(error)
+                outcome = Outcome(job.index, failure=_failure(error))
                 _close(job)
-                self._finish(job, Outcome(job.index, failure=failure))
-                return
+                break
             self._enqueue(job, requests)
             if job.missing:
                 return
             resume = partial(send_replies, job.algorithm, job.request, job.replies)
+        self.finished.append(outcome)
+        del self.active[job.index]
 
     def _queue_of(self, request: object) -> RequestQueue:
         for queue in self.queues:
             if isinstance(request, queue.kind):
-                if queue.call is None:
-                    raise MissingBackend(f"an algorithm asked to {queue.kind.__name__.lower()}, but {queue.advice}")
+                if queue.backend is None:
+                    advice = _BACKENDS[queue.kind][2]
+                    raise MissingBackend(f"an algorithm asked to {queue.kind.__name__.lower()}, but {advice}")
                 return queue
         raise TypeError(f"an algorithm yielded {request!r}; it may yield Generate, Retrieve and Score requests")
 
@@ -243,8 +231,7 @@ class DriverSession(Generic[Result]):
         job.replies = [None] * len(requests)
         job.missing = 0
         for slot, (request, queue, key) in enumerate(requests):
-            name = queue.kind.__name__
-            counts.asked[name] = counts.asked.get(name, 0) + 1
+            counts.asked[queue.kind.__name__] += 1
             cached = queue.cache.get(key, request)
             if cached is not None:
                 counts.answered_by_cache += 1
@@ -258,10 +245,6 @@ class DriverSession(Generic[Result]):
                 pending.age = min(pending.age, job.index)
                 counts.merged += 1
             pending.waiters.append((job, slot, request))
-
-    def _finish(self, job: _RunningJob[Result], outcome: Outcome[Result]) -> None:
-        self.finished.append(outcome)
-        del self.active[job.index]
 
 
 def _algorithm(job: Job[Result]) -> Algorithm[Result]:

@@ -84,7 +84,10 @@ class OpenAIEngine(Engine):
         host = _host(url)
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
         if not key and host == "api.openai.com":
-            raise BackendDown(f"{url} needs a key: set OPENAI_API_KEY, or base_url for another server")
+            raise BackendDown(
+                f"{url} needs a key: set the environment variable OPENAI_API_KEY, or name another server (--base-url; "
+                "of a judge --judge-url, of a teacher --teacher-url)"
+            )
         if not (key.isascii() and key.isprintable()):
             raise BackendDown("the API key contains a line break or a non-ASCII character; copy it again")
         self.model = model
@@ -241,17 +244,19 @@ class OpenAIEngine(Engine):
         if not isinstance(error, openai.APIStatusError):
             # Compared by name: the client's HTTP library depends on its version.
             if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
-                self._fail(f"no server responds at {self._url} ({after}: {detail}). Start it, or correct base_url.")
+                self._fail(f"no server responds at {self._url} ({after}: {detail}). Start it, or correct the URL.")
             if isinstance(error, TimeoutError | openai.APITimeoutError):
                 return BackendError(f"{self._url} did not respond within {self._timeout:g} s ({after})")
             return BackendError(f"the connection to {self._url} failed ({after}: {detail})")
         status = error.status_code
         if status in (401, 403):
-            self._fail(f"{self._url} rejected the key ({status}: {detail}). Set OPENAI_API_KEY or api_key.")
+            self._fail(
+                f"{self._url} rejected the key ({status}: {detail}). Correct the environment variable OPENAI_API_KEY."
+            )
         if status == 404:
             self._fail(
                 f"{self._url} has no model {self.model!r} or no {self.api} API (404: {detail}). Compare the model name "
-                f"with {self._url}/models; base_url usually ends in /v1."
+                f"with {self._url}/models; its URL usually ends in /v1."
             )
         if error.code == "insufficient_quota":
             self._fail(f"the account at {self._url} has no credit left ({status}: {detail}).")
@@ -339,5 +344,5 @@ def _host(url: str) -> str:
     except ValueError:  # an invalid port
         usable = False
     if not usable:
-        raise BackendDown(f"base_url is {url!r}; expected a URL such as http://localhost:8000/v1")
+        raise BackendDown(f"the server's URL is {url!r}; expected one such as http://localhost:8000/v1")
     return str(parts.hostname)

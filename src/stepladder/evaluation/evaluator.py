@@ -10,6 +10,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +30,21 @@ from stepladder.driver import Driver, Interrupted, Outcome, OutcomeCallback
 from stepladder.evaluation.statistics import Comparison, Interval, interval_text, mean_interval, paired_difference
 from stepladder.explore.episode import Cost, EpisodeConfig, episode, metered
 from stepladder.explore.guided import Guide, guided_search
+from stepladder.oracle.engine import OracleEngine
+from stepladder.oracle.step_judge import GoldScorer
 
 _SUMMARY, _SCORES, _TRAJECTORIES = "summary.json", "scores.jsonl", "trajectories.jsonl"
 _VERSION_KEY = "stepladder_evaluation"
 _ROW = TypeAdapter(QuestionScore)
 
+#: Metrics that are fields of a row.
+_FIELDS = ("em", "f1", "precision", "recall", "cover_em", "gold_recall", "steps", "searches", "redundant_queries")
+_FIELDS += ("over_search", "under_search", "tokens_read", "tokens_written")
 #: The metrics that are averaged over questions, and their value for a question (None if unknown).
 METRICS: dict[str, Callable[[QuestionScore], float | None]] = {
-    "em": lambda row: row.em,
-    "f1": lambda row: row.f1,
-    "precision": lambda row: row.precision,
-    "recall": lambda row: row.recall,
-    "cover_em": lambda row: row.cover_em,
-    "gold_recall": lambda row: row.gold_recall,
-    "steps": lambda row: row.steps,
-    "searches": lambda row: row.searches,
+    **{name: attrgetter(name) for name in _FIELDS},
     "searches_made": lambda row: row.searches if row.searches_made is None else row.searches_made,
-    "redundant_queries": lambda row: row.redundant_queries,
-    "over_search": lambda row: row.over_search,
-    "under_search": lambda row: row.under_search,
     "malformed": lambda row: float(row.malformed_steps > 0),
-    "tokens_read": lambda row: row.tokens_read,
-    "tokens_written": lambda row: row.tokens_written,
 }
 
 
@@ -85,20 +80,26 @@ class Evaluation(Showable):
     trajectories: tuple[Trajectory | None, ...]
     #: Why the run ended early (Ctrl-C, or an engine that went down); None if it completed.
     stopped_by: Interrupted | BackendDown | None = None
+    #: Whether gold annotations were used to answer (the oracle, or candidates chosen by the gold judge).
+    upper_bound: bool = False
 
     def __repr__(self) -> str:
         f1 = f", F1 {interval_text(self.summary().metrics['f1'])}" if self.scores else ""
-        return f"Evaluation({len(self.scores)} questions{f1})"
+        return f"Evaluation({len(self.scores)} questions{f1}{', upper bound' if self.upper_bound else ''})"
 
     def summary(self) -> Summary:
         """Means with confidence intervals, and counts."""
         return summarize(self.scores)
 
+    def as_json(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The summary as plain data, after the settings of the evaluation."""
+        return {**settings, "upper_bound": self.upper_bound, **self.summary().as_json()}
+
     def save(self, folder: Path, settings: dict[str, Any], *, overwrite: bool = False) -> None:
         """Write summary, rows and trajectories atomically."""
         check_output_folder(folder, overwrite=overwrite)
         with atomic_folder(folder, what="evaluation") as fresh:
-            summary = {_VERSION_KEY: 1, **settings, **self.summary().as_json()}
+            summary = {_VERSION_KEY: 1, **self.as_json(settings)}
             (fresh / _SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
             rows = "".join(json.dumps(asdict(row)) + "\n" for row in self.scores)
             (fresh / _SCORES).write_text(rows, encoding="utf-8")
@@ -156,16 +157,15 @@ def evaluate(
     def run(question: Question) -> Algorithm[Trajectory]:
         own = seed_of(seed, question.id)
         if guide is None:
-            return episode(agent, question, settings, own)
-        return guided_search(agent, question, settings, guide, own)
-
-    def job(question: Question) -> Callable[[], Algorithm[Trajectory]]:
-        return lambda: metered(run(question), costs[question.id])
+            answer = episode(agent, question, settings, own)
+        else:
+            answer = guided_search(agent, question, settings, guide, own)
+        return metered(answer, costs[question.id])
 
     stopped_by: Interrupted | BackendDown | None = None
     outcomes: Sequence[Outcome[Trajectory]]
     try:
-        outcomes = driver.run([job(question) for question in questions], watch)
+        outcomes = driver.run([partial(run, question) for question in questions], watch)
     except (Interrupted, BackendDown) as stopped:
         outcomes, stopped_by = stopped.outcomes, stopped
         if isinstance(stopped, BackendDown) and all(outcome.value is None for outcome in outcomes):
@@ -173,7 +173,8 @@ def evaluate(
     scores = tuple(
         _score(question, outcome, costs[question.id]) for question, outcome in zip(questions, outcomes, strict=True)
     )
-    return Evaluation(scores, tuple(outcome.value for outcome in outcomes), stopped_by)
+    sees_gold = isinstance(driver.engine, OracleEngine) or (guide is not None and isinstance(driver.scorer, GoldScorer))
+    return Evaluation(scores, tuple(outcome.value for outcome in outcomes), stopped_by, sees_gold)
 
 
 def _score(question: Question, outcome: Outcome[Trajectory], cost: Cost) -> QuestionScore:
@@ -229,16 +230,13 @@ def load_scores(folder: Path) -> tuple[QuestionScore, ...]:
     if not path.is_file():
         raise StepladderError(f"{folder} is not a saved evaluation: it has no {_SCORES} (`eval --out DIR` writes it)")
     rows = []
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                rows.append(_ROW.validate_json(line))
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"]) or "row"
-                raise StepladderError(
-                    f"{path}:{number}: not a row of an evaluation: {where}: {first['msg']}"
-                ) from error
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        try:
+            rows.append(_ROW.validate_json(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "row"
+            raise StepladderError(f"{path}:{number}: not a row of an evaluation: {where}: {first['msg']}") from error
     return tuple(rows)
 
 

@@ -41,6 +41,16 @@ def interval_text(interval: Interval, digits: int = 3) -> str:
     return f"{interval.mean:,.{digits}f} [{interval.low:,.{digits}f}, {interval.high:,.{digits}f}]"
 
 
+def signed_text(change: Interval) -> str:
+    """A difference with its interval; large numbers without decimals.
+
+    >>> signed_text(Interval(0.1, -0.05, 0.25))
+    '+0.100 [-0.050, +0.250]'
+    """
+    digits = 0 if max(map(abs, (change.low, change.high))) >= 100 else 3
+    return f"{change.mean:+,.{digits}f} [{change.low:+,.{digits}f}, {change.high:+,.{digits}f}]"
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The first system minus the second, on the same questions."""

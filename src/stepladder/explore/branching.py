@@ -7,8 +7,8 @@ shared prefixes are generated once: online RL gets step values for less than the
 """
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import score
@@ -17,14 +17,6 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Node, Question, Trajectory, Tree
 from stepladder.driver.gather import gather
 from stepladder.explore.episode import EpisodeConfig, initial_state, run_to_end
-
-
-@dataclass(frozen=True, slots=True)
-class _Branch:
-    """An episode that continues from a node: the node, and the complete trajectory."""
-
-    origin: int
-    trajectory: Trajectory
 
 
 def branching(
@@ -37,77 +29,65 @@ def branching(
     if stems < 1 or branches < 0:
         raise ValueError(f"stems is {stems} and branches is {branches}; at least one stem is needed")
     start = yield from initial_state(agent, question, settings, seed)
+    builder = _TreeBuilder(start, seed)
     episodes = yield from gather(
         run_to_end(agent, start, settings, seed_of(seed, "stem", number)) for number in range(stems)
     )
-    builder = _TreeBuilder(start, seed)
-    paths = [builder.add(_Branch(0, trajectory)) for trajectory in _finished(episodes, builder)]
+    for result in episodes:
+        builder.add([0], result)
+    if not builder.paths:
+        errors = [each for each in episodes if isinstance(each, Exception)]
+        if errors:
+            raise errors[0]
+        return builder.tree()
     rng = random.Random(seed_of(seed, "branch"))
-    states_of = [path[1:-1] or path[:1] for path in paths]  # a branch from the root would be another stem
-    origins = [rng.choice(states_of[number % len(paths)]) for number in range(branches)] if paths else []
-    states = {node: builder.state(node) for node in set(origins)}
+    # A branch from the root would be another stem, unless the stem has no other state.
+    states = [[path[:length] for length in range(2, len(path))] or [path[:1]] for path, _ in builder.paths]
+    origins = [rng.choice(states[number % len(states)]) for number in range(branches)]
     continued = yield from gather(
-        run_to_end(agent, states[origin], settings, seed_of(seed, "branch", number))
+        run_to_end(agent, builder.state(origin), settings, seed_of(seed, "branch", number))
         for number, origin in enumerate(origins)
     )
     for origin, result in zip(origins, continued, strict=True):
-        for trajectory in _finished([result], builder):
-            builder.add(_Branch(origin, trajectory))
+        builder.add(origin, result)
     return builder.tree()
 
 
-def _finished(results: Iterable[Trajectory | Exception], builder: "_TreeBuilder") -> list[Trajectory]:
-    """The finished episodes; the others are counted as failures."""
-    found = list(results)
-    kept = [each for each in found if isinstance(each, Trajectory) and each.steps]
-    builder.failures += len(found) - len(kept)
-    errors = [each for each in found if isinstance(each, Exception)]
-    if errors and not kept and not builder.paths:
-        raise errors[0]
-    return kept
-
-
 class _TreeBuilder:
-    """Builds a tree from branches."""
+    """Builds a tree from episodes. A path is the node ids from the root to a state."""
 
     def __init__(self, start: Trajectory, seed: int) -> None:
         self.start = start
         self.seed = seed
         self.nodes: list[Node] = [Node(0, None, None)]
+        #: Every finished episode behind its path.
+        self.paths: list[tuple[list[int], Trajectory]] = []
         self.failures = 0
-        #: The node ids of each branch, from the root to its end.
-        self.paths: list[Sequence[int]] = []
 
-    def add(self, branch: _Branch) -> Sequence[int]:
-        """Add a branch behind its origin; returns its node ids from the root."""
-        steps = branch.trajectory.steps
-        path = self._path(branch.origin)
-        for step in steps[len(path) - 1 :]:
+    def add(self, origin: Sequence[int], result: Trajectory | Exception) -> None:
+        """Add an episode that continues from a state, or count its failure."""
+        if isinstance(result, Exception) or not result.steps:
+            self.failures += 1
+            return
+        path = list(origin)
+        for step in result.steps[len(origin) - 1 :]:
             self.nodes.append(Node(len(self.nodes), path[-1], step))
             path.append(self.nodes[-1].id)
-        end = self.nodes[path[-1]]
-        self.nodes[end.id] = replace(end, stop=branch.trajectory.stop, reward=score(branch.trajectory).f1)
-        for node in path:
-            self.nodes[node] = replace(self.nodes[node], visits=self.nodes[node].visits + 1)
-        self.paths.append(path)
-        return path
+        self.paths.append((path, result))
 
-    def state(self, node: int) -> Trajectory:
-        """The trajectory to a node, without a stop reason."""
-        steps = tuple(step for each in self._path(node) if (step := self.nodes[each].step) is not None)
-        return replace(self.start, steps=steps)
-
-    def _path(self, node: int) -> list[int]:
-        path = [node]
-        while (parent := self.nodes[path[-1]].parent) is not None:
-            path.append(parent)
-        return path[::-1]
+    def state(self, path: Sequence[int]) -> Trajectory:
+        """The trajectory to a state, without a stop reason."""
+        return replace(self.start, steps=tuple(step for node in path if (step := self.nodes[node].step) is not None))
 
     def tree(self) -> Tree:
         """The finished tree. The value of a node is the mean reward of the terminal nodes below it."""
-        sums = [0.0] * len(self.nodes)
-        for path in self.paths:
+        rewards: list[list[float]] = [[] for _ in self.nodes]
+        for path, trajectory in self.paths:
+            reward = score(trajectory).f1
+            self.nodes[path[-1]] = replace(self.nodes[path[-1]], stop=trajectory.stop, reward=reward)
             for node in path:
-                sums[node] += self.nodes[path[-1]].reward or 0.0
-        nodes = tuple(replace(node, value=sums[node.id] / max(node.visits, 1)) for node in self.nodes)
+                rewards[node].append(reward)
+        nodes = tuple(
+            replace(node, visits=len(own), value=sum(own) / max(len(own), 1)) for node, own in zip(self.nodes, rewards)
+        )
         return Tree(self.start.question, self.start.agent, nodes, self.start.given, self.seed, self.failures)

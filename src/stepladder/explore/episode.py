@@ -1,7 +1,8 @@
 """One episode: an agent works on a question step by step until it answers, writes malformed text or reaches a limit.
 
 In: an agent, a question, settings, a seed. Out (as the generator's return value): a `Trajectory`. `take_step` is a
-single step; `propose_step` and `retrieve_passages` are its halves. Tree searches such as MCTS are built from them.
+single step; `propose_step` and `retrieve_passages` are its halves; `candidates` are several samples of it. Tree
+searches such as MCTS are built from them.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from stepladder.agents.base import Agent
+from stepladder.core.answer_metrics import normalize
 from stepladder.core.requests import (
     Algorithm,
     AnyRequest,
@@ -25,6 +27,7 @@ from stepladder.core.requests import (
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Action, ActionKind, Question, Segment, Step, StopReason, Trajectory, Usage
 from stepladder.core.unicode import replace_surrogates
+from stepladder.driver.gather import gather, successes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,9 @@ def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, 
     reply: Generation = yield Generate(rendered, agent.stops, settings.sampling, seed, trajectory)
     if reply.finish is Finish.CONTEXT_FULL and not reply.text:
         return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
-    action = _writable(agent.parse(reply.text, trajectory))
+    action = agent.parse(reply.text, trajectory)
+    # JSON escapes can produce lone surrogates, which cannot be written to a file.
+    action = replace(action, content=replace_surrogates(action.content), thought=replace_surrogates(action.thought))
     read, restarts = new_segments(trajectory, reply.context)
     step = Step(read, reply.written, action, restarts=restarts, usage=reply.usage)
     if action.kind is ActionKind.ANSWER:
@@ -88,11 +93,6 @@ def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, 
     if len(trajectory.steps) + 1 >= settings.max_steps:  # the passages of a query would never be read
         return trajectory.extend(step, StopReason.STEP_LIMIT)
     return trajectory.extend(step)
-
-
-def _writable(action: Action) -> Action:
-    """An action that can be written to a file: JSON escapes can produce lone surrogates."""
-    return replace(action, content=replace_surrogates(action.content), thought=replace_surrogates(action.thought))
 
 
 def retrieve_passages(trajectory: Trajectory, settings: EpisodeConfig) -> Algorithm[Trajectory]:
@@ -113,6 +113,51 @@ def new_segments(trajectory: Trajectory, context: Sequence[Segment]) -> tuple[tu
     known = trajectory.context()
     extends = tuple(context[: len(known)]) == known
     return (tuple(context[len(known) :]), False) if extends else (tuple(context), True)
+
+
+# --- candidates: several samples of the next step ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A state with one sampled step."""
+
+    #: Without a new step if the context window was full.
+    trajectory: Trajectory
+    #: The number of samples with this action.
+    count: int
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether a step was written in the agent's format."""
+        steps, stop = self.trajectory.steps, self.trajectory.stop
+        wrote = bool(steps) and stop is not StopReason.CONTEXT_LIMIT
+        return wrote and steps[-1].action.kind is not ActionKind.MALFORMED
+
+
+def candidates(
+    agent: Agent, state: Trajectory, settings: EpisodeConfig, seeds: Sequence[int], *, retrieve: bool = True
+) -> Algorithm[list[Candidate]]:
+    """One sample per seed; equal actions become one candidate. `retrieve`: also retrieve the passages of queries.
+
+    Failed samples are dropped; if all fail, the first error is raised.
+    """
+    sample = take_step if retrieve else propose_step
+    sampled = yield from gather(sample(agent, state, settings, seed) for seed in seeds)
+    equal: dict[tuple[str, str], list[Trajectory]] = {}
+    for each in successes(sampled):
+        key = _action_key(each.steps[-1].action) if len(each.steps) > len(state.steps) else ("", "")
+        equal.setdefault(key, []).append(each)
+    return [Candidate(same[0], len(same)) for same in equal.values()]
+
+
+def _action_key(action: Action) -> tuple[str, str]:
+    """Equal for actions that count as the same; thoughts do not matter."""
+    plain = "" if action.kind is ActionKind.MALFORMED else normalize(action.content)
+    return action.kind.value, plain or action.content
+
+
+# --- observing an algorithm -------------------------------------------------------------------------------
 
 
 def watch_states(algorithm: Algorithm[Any], callback: Callable[[Trajectory], None]) -> Algorithm[Any]:

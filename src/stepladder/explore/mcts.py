@@ -12,7 +12,7 @@ state that cannot be continued does not attract all other simulations.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stepladder.agents.base import Agent
@@ -22,8 +22,7 @@ from stepladder.core.requests import Algorithm, Sampling, Score
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Node, Question, Rollout, StopReason, Trajectory, Tree
 from stepladder.driver.gather import gather
-from stepladder.explore.candidates import candidates
-from stepladder.explore.episode import EpisodeConfig, initial_state, run_to_end
+from stepladder.explore.episode import EpisodeConfig, candidates, initial_state, run_to_end
 
 Selection = Literal["uct", "puct", "puct-policy"]
 
@@ -71,53 +70,43 @@ def mcts_search(agent: Agent, question: Question, settings: MCTSConfig, seed: in
         raise StepladderError(f"question {question.id!r} has no answers: the search cannot reward any episode")
     root = _SearchNode((yield from initial_state(agent, question, settings.episode, seed)))
     search = _Search(agent, settings, seed, root)
-    stopping = _EarlyStopping(settings)
-    done = failures = 0
-    while done < settings.simulations and not stopping.converged:
+    done = failures = last_change = 0
+    stable: list[float] = []  # the values of the first steps at the last change
+    while done < settings.simulations:
         wave = min(settings.parallel, settings.simulations - done)
         failed = yield from search.run_wave(wave)
         done, failures = done + wave, failures + len(failed)
         if failures == done and done >= min(len(root.children), settings.simulations):
             raise failed[0]  # every first step was tried and failed, so the others would fail as well
-        stopping.update([child.value for child in root.children], root.visits)
+        values = [child.value for child in root.children]
+        differences = [abs(now - before) for now, before in zip(values, stable)]
+        if len(values) != len(stable) or max(differences, default=0.0) > settings.tolerance:
+            stable, last_change = values, root.visits
+        if settings.patience is not None and root.visits - last_change >= settings.patience:
+            break
     return search.tree(failures)
 
 
+@dataclass(slots=True, eq=False)
 class _SearchNode:
     """A node during the search. It holds no reference to its parent, so that finished trees are freed immediately."""
 
-    __slots__ = (
-        "children",
-        "in_flight",
-        "number",
-        "parent",
-        "position",
-        "prior",
-        "reward",
-        "rollouts",
-        "scores",
-        "total",
-        "trajectory",
-        "visits",
-    )
-
-    def __init__(self, trajectory: Trajectory, number: int = 0, prior: float = 1.0) -> None:
-        self.trajectory = trajectory
-        #: Its index in the finished tree, and its parent's.
-        self.number = number
-        self.parent: int | None = None
-        #: Indices among the children from the root down. Random draws are seeded by it.
-        self.position: tuple[int, ...] = ()
-        self.prior = prior
-        self.children: list[_SearchNode] = []
-        self.visits = 0
-        self.total = 0.0
-        #: Selected simulations that have not been backpropagated: virtual losses, visits with value 0.
-        self.in_flight = 0
-        #: The reward of a terminal state, once known.
-        self.reward: float | None = None
-        self.rollouts: list[Rollout] = []
-        self.scores: dict[str, float] = {}
+    trajectory: Trajectory
+    #: Its index in the finished tree, and its parent's.
+    number: int = 0
+    parent: int | None = None
+    #: Indices among the children from the root down. Random draws are seeded by it.
+    position: tuple[int, ...] = ()
+    prior: float = 1.0
+    children: "list[_SearchNode]" = field(default_factory=list)
+    visits: int = 0
+    total: float = 0.0
+    #: Selected simulations that have not been backpropagated: virtual losses, visits with value 0.
+    in_flight: int = 0
+    #: The reward of a terminal state, once known.
+    reward: float | None = None
+    rollouts: list[Rollout] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=dict)
 
     @property
     def value(self) -> float:
@@ -136,12 +125,6 @@ class _SearchNode:
             return q + settings.c * child.prior * math.sqrt(parent_visits) / (1 + n)
 
         return max(self.children, key=selection_score)
-
-    def add_child(self, child: "_SearchNode") -> None:
-        """Append a child."""
-        child.parent = self.number
-        child.position = (*self.position, len(self.children))
-        self.children.append(child)
 
 
 #: The nodes of a simulation, from the root to a leaf.
@@ -200,11 +183,11 @@ class _Search:
             leaf.trajectory = replace(leaf.trajectory, stop=StopReason.CONTEXT_LIMIT)
             leaf.reward = 0.0
             return
-        for trajectory, prior in zip(sampled, self._priors(sampled), strict=True):
-            child = _SearchNode(trajectory, len(self.nodes), prior)
+        for index, (trajectory, prior) in enumerate(zip(sampled, self._priors(sampled), strict=True)):
+            child = _SearchNode(trajectory, len(self.nodes), leaf.number, (*leaf.position, index), prior)
             if trajectory.stop is not None and settings.ends == "answer":
                 child.reward = outcome(trajectory)
-            leaf.add_child(child)
+            leaf.children.append(child)
             self.nodes.append(child)
 
     def _priors(self, children: Sequence[Trajectory]) -> list[float]:
@@ -274,25 +257,6 @@ class _Search:
             for node in self.nodes
         )
         return Tree(root.question, root.agent, nodes, root.given, root.seed, failures)
-
-
-class _EarlyStopping:
-    """Detects that the values below the root have converged."""
-
-    def __init__(self, settings: MCTSConfig) -> None:
-        self.settings = settings
-        self.values: list[float] = []
-        self.last_change = 0
-        self.converged = False
-
-    def update(self, values: list[float], done: int) -> None:
-        """Compare the values after `done` simulations with those of the last change."""
-        changed = len(values) != len(self.values) or any(
-            abs(now - before) > self.settings.tolerance for now, before in zip(values, self.values)
-        )
-        if changed:
-            self.values, self.last_change = values, done
-        self.converged = self.settings.patience is not None and done - self.last_change >= self.settings.patience
 
 
 def outcome(trajectory: Trajectory) -> float:

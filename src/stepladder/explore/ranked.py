@@ -5,71 +5,42 @@ siblings of every node. The branch is a demonstration, the best and the worst ac
 The value of a node is its score, its visits are the number of equal samples.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm, Score
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import ActionKind, Node, Question, Tree
-from stepladder.explore.candidates import Candidate, candidates
-from stepladder.explore.episode import EpisodeConfig, initial_state
+from stepladder.explore.episode import EpisodeConfig, candidates, initial_state
 from stepladder.explore.mcts import outcome
 
 #: The name of the score in `Node.scores`.
 RANK = "rank"
 
 
-@dataclass(frozen=True, slots=True)
-class RankedConfig:
-    """How many actions to sample, and how."""
-
-    episode: EpisodeConfig
-    n: int = 10
-
-    def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ValueError(f"n is {self.n}; at least 1 action must be sampled")
-
-
-def ranked(agent: Agent, question: Question, settings: RankedConfig, seed: int) -> Algorithm[Tree]:
-    """Run one episode with the best action at every step."""
+def ranked(agent: Agent, question: Question, settings: EpisodeConfig, seed: int, *, n: int) -> Algorithm[Tree]:
+    """Run one episode with the best of `n` sampled actions at every step."""
     if not question.answers:
         raise StepladderError(f"question {question.id!r} has no answers: the episode cannot be rewarded")
-    state = yield from initial_state(agent, question, settings.episode, seed)
-    root = Node(0, None, None, visits=settings.n)
-    nodes, current = [root], root
-    given = state.given
+    state = yield from initial_state(agent, question, settings, seed)
+    nodes, current = [Node(0, None, None, visits=n)], 0
     while state.stop is None:
-        seeds = [seed_of(seed, len(state.steps), draw) for draw in range(settings.n)]
-        found = yield from candidates(agent, state, settings.episode, seeds)
+        seeds = [seed_of(seed, len(state.steps), draw) for draw in range(n)]
+        found = yield from candidates(agent, state, settings, seeds)
         written = [each for each in found if len(each.trajectory.steps) > len(state.steps)]
         if not written:  # the context window is full
             break
         scores = yield [Score(each.trajectory) for each in written]
-        made = [
-            _node(len(nodes) + number, current.id, each, float(score[-1]))
-            for number, (each, score) in enumerate(zip(written, scores, strict=True))
-        ]
-        nodes += made
-        current = max(made, key=lambda node: (_is_well_formed(node), node.value, node.visits))
-        state = written[current.id - made[0].id].trajectory
-    return Tree(question, agent.name, tuple(nodes), given, seed)
-
-
-def _node(number: int, parent: int, candidate: Candidate, score: float) -> Node:
-    trajectory = candidate.trajectory
-    ended = trajectory.stop is not None
-    return Node(
-        number,
-        parent,
-        trajectory.steps[-1],
-        visits=candidate.count,
-        value=score,
-        stop=trajectory.stop,
-        reward=outcome(trajectory) if ended else None,
-        scores={RANK: score},
-    )
+        first = len(nodes)
+        for each, score in zip(written, scores, strict=True):
+            trajectory, value = each.trajectory, float(score[-1])
+            reward = None if trajectory.stop is None else outcome(trajectory)
+            node = Node(len(nodes), current, trajectory.steps[-1], each.count, value, None, trajectory.stop, reward)
+            nodes.append(replace(node, scores={RANK: value}))
+        current = max(nodes[first:], key=lambda node: (_is_well_formed(node), node.value, node.visits)).id
+        state = written[current - first].trajectory
+    return Tree(question, agent.name, tuple(nodes), state.given, seed)
 
 
 def best_branch(tree: Tree) -> tuple[Node, ...]:

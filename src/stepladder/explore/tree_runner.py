@@ -87,4 +87,4 @@ class ThroughputNote:
     @property
     def shared(self) -> float:
         """The share of requests answered without a call: cached, or equal to one in flight."""
-        return (self.counts.answered_by_cache + self.counts.merged) / max(sum(self.counts.asked.values()), 1)
+        return (self.counts.answered_by_cache + self.counts.merged) / max(self.counts.asked.total(), 1)

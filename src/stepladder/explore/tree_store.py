@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from stepladder.core.io.files import WriteError, lock_file
 from stepladder.core.io.records import RecordError, dumps, loads
@@ -49,9 +48,7 @@ class TreeFile:
     def __enter__(self) -> "TreeFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, raised_at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def add(self, tree: Tree) -> None:

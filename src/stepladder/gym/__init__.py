@@ -1,7 +1,7 @@
 """Question answering by search as a Gymnasium environment, for any reinforcement learning library.
 
 Importing this module registers `stepladder/Search-v0`. `gymnasium.make("stepladder.gym:stepladder/Search-v0")` imports
-it automatically. Data, index and models are opened by the environments (`environment.py`, `vector.py`), whose arguments
+it automatically. Data, index and models are opened by the environments (`environment.py`), whose arguments
 are the fields of `env_config.EnvConfig`.
 """
 
@@ -22,5 +22,5 @@ ENV_ID = "stepladder/Search-v0"
 register(
     ENV_ID,
     entry_point="stepladder.gym.environment:SearchEnv",
-    vector_entry_point="stepladder.gym.vector:SearchVectorEnv",
+    vector_entry_point="stepladder.gym.environment:SearchVectorEnv",
 )

@@ -1,30 +1,29 @@
-"""The configuration of an environment, and what it opens: questions, retriever, limits, reward.
+"""The configuration of an environment, and what it opens: questions, retriever, limits, scorer.
 
-In: the arguments of `gymnasium.make`. Out: an `EnvBackend` for one environment (`environment.py`) or shared by many
-(`vector.py`): `run` advances the episodes of all of them together, so that their searches and scores are batched.
+In: the arguments of `gymnasium.make`. Out: an `EnvBackend` for one environment or shared by many (`environment.py`):
+`run` advances the episodes of all of them together, so that their searches and scores are batched.
 """
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BeforeValidator, Field, InstanceOf
+from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 
 from stepladder.agents import make_agent
 from stepladder.core.config import Config
-from stepladder.core.errors import StepladderError
-from stepladder.core.requests import Algorithm
+from stepladder.core.errors import StepladderError, nearest
+from stepladder.core.requests import Algorithm, Result
+from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, DataSet, load_dataset
 from stepladder.driver import Driver, Outcome
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.gym import ENV_ID
-from stepladder.gym.rewards import Metric, Reward, RewardKind, open_scorer
 from stepladder.gym.spaces import AnyText
-from stepladder.gym.transition import Transition
 from stepladder.oracle.agent_check import check_agent
+from stepladder.oracle.step_judge import GoldScorer
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index.bm25 import BM25Index
@@ -53,36 +52,49 @@ class EnvConfig(Config):
     k: int = Field(default=3, ge=1)
     #: Maximum number of steps per episode; a search and its sub-answer are two.
     max_steps: int = Field(default=12, ge=1)
-    #: The reward (`rewards.py`).
-    reward: RewardKind = "outcome"
-    metric: Metric = "f1"
+    #: `outcome`: `metric` of the answer at the end of an episode; 0 without an answer and at all other steps.
+    #: `process`: the score of every step, between 0 and 1. `both`: outcome + `process_weight` * process.
+    reward: Literal["outcome", "process", "both"] = "outcome"
+    metric: Literal["f1", "em"] = "f1"
     process_weight: float = Field(default=1.0, ge=0)
-    #: The step scorer: the folder of a process reward model, or a scorer. Default: the gold judge.
+    #: The step scorer: the folder of a process reward model (the sigmoid of its logits), or any `StepScorer`. Default:
+    #: the gold judge (1 good, 0 faulty, 0.5 if the annotation cannot decide).
     scorer: Any = None
     #: Maximum number of characters of an action. A longer one is truncated, and thereby malformed.
     max_action: int = Field(default=10_000, ge=1)
     #: Maximum number of characters of an observation. A longer transcript ends its episode (`context_limit`).
     max_observation: int = Field(default=200_000, ge=1)
 
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> Self:
+        for first, second, reason in (
+            ("index", "retriever", "both name the index"),
+            ("questions", "split", "your own questions have no splits"),
+        ):
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                raise ValueError(f"found {first} and {second}; leave out one of them, {reason}")
+        if self.scorer is not None and self.reward == "outcome":
+            raise ValueError("reward='outcome' takes no scorer; use reward='process' or 'both', or leave out scorer")
+        return self
+
 
 class EnvBackend:
     """Opens what the configuration names, and advances episodes."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        settings = EnvConfig.read(arguments, ENV_ID)
-        _expect_no_contradiction(settings)
-        self.settings = settings
+        self.settings = settings = EnvConfig.read(arguments, ENV_ID)
         self.agent = make_agent(settings.agent, check_agent)
         self.limits = EpisodeConfig(settings.max_steps, settings.k)
-        self.reward = Reward(settings.reward, settings.metric, settings.process_weight)
-        own = settings.questions
+        #: Whether questions need gold answers, and whether steps are scored.
+        self.uses_answers, self.uses_steps = settings.reward != "process", settings.reward != "outcome"
         data = None
-        if own is None or settings.data is not None:
-            data = _open_data(settings.data or "atlas-small", settings)
-        self.questions = own if own is not None else _split(data, settings)
+        if settings.questions is None or settings.data is not None:
+            name = settings.data or "atlas-small"
+            data = _generated_data(name, settings.world_seed) if name in DATA_SETS else load_dataset(name)
+        self.questions = settings.questions or _split(data, settings.split)
         for question in self.questions:
             self.check(question)
-        scorer = open_scorer(settings.scorer) if self.reward.uses_steps else None
+        scorer = _open_scorer(settings.scorer) if self.uses_steps else None
         given = settings.retriever
         self._opened = self._open_index(data) if given is None else None
         self.driver: Driver | None = Driver(retriever=self._opened if given is None else given, scorer=scorer)
@@ -98,27 +110,26 @@ class EnvBackend:
             self.check(requested)
             return requested
         found = next((question for question in self.questions if question.id == requested), None)
-        if found is not None:
-            return found
-        near = get_close_matches(str(requested), [question.id for question in self.questions], n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise StepladderError(
-            f"options: expected a Question or one of {len(self.questions)} question ids, found {requested!r}.{hint}"
-        )
+        if found is None:
+            hint = nearest(str(requested), [question.id for question in self.questions])
+            raise StepladderError(
+                f"options: expected a Question or one of {len(self.questions)} question ids, found {requested!r}.{hint}"
+            )
+        return found
 
     def check(self, question: Question) -> None:
         """Raise if a question cannot be rewarded."""
-        if self.reward.uses_answers and not question.answers:
+        if self.uses_answers and not question.answers:
             raise StepladderError(
-                f"question '{question.id}' has no gold answer, which reward='{self.reward.kind}' needs: leave it out, "
-                "or use reward='process' with a process reward model as scorer"
+                f"question '{question.id}' has no gold answer, which reward='{self.settings.reward}' needs: leave it "
+                "out, or use reward='process' with a process reward model as scorer"
             )
 
-    def run(self, transitions: Sequence[Algorithm[Transition]]) -> list[Outcome[Transition]]:
+    def run(self, transitions: Sequence[Algorithm[Result]]) -> list[Outcome[Result]]:
         """Advance these episodes together. Failures are per episode; raises if all of them fail."""
         if self.driver is None:
             raise StepladderError("the environment is closed: make a new one")
-        outcomes = self.driver.run([partial(_identity, transition) for transition in transitions])
+        outcomes = self.driver.run([lambda each=each: each for each in transitions])  # type: ignore[misc]
         failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
         if failures and len(failures) == len(outcomes):
             raise StepladderError(f"the step failed: {failures[0].reason}")
@@ -144,34 +155,28 @@ class EnvBackend:
         return BM25Index.from_passages(data.passages)
 
 
-def _identity(transition: Algorithm[Transition]) -> Algorithm[Transition]:
-    return transition
-
-
-def _expect_no_contradiction(settings: EnvConfig) -> None:
-    for first, second, reason in (
-        ("index", "retriever", "both name the index"),
-        ("questions", "split", "your own questions have no splits"),
-    ):
-        if getattr(settings, first) is not None and getattr(settings, second) is not None:
-            raise StepladderError(f"{ENV_ID}: found {first} and {second}; leave out one of them, {reason}")
-    if settings.scorer is not None and settings.reward == "outcome":
-        raise StepladderError(
-            f"{ENV_ID}: reward='outcome' takes no scorer; use reward='process' or 'both', or leave out scorer"
-        )
-
-
-def _open_data(name: str, settings: EnvConfig) -> DataSet:
-    return _generated_data(name, settings.world_seed) if name in DATA_SETS else load_dataset(name)
-
-
 @lru_cache(maxsize=1)
 def _generated_data(name: str, seed: int) -> DataSet:
     """A generated data set, cached: generating it takes a second, and many environments use the same."""
     return load_dataset(name, seed=seed)
 
 
-def _split(data: DataSet | None, settings: EnvConfig) -> tuple[Question, ...]:
+def _split(data: DataSet | None, split: str | None) -> tuple[Question, ...]:
     assert data is not None
     only = next(iter(data.questions)) if len(data.questions) == 1 else "train"
-    return data.split(settings.split or only)
+    return data.split(split or only)
+
+
+def _open_scorer(scorer: Any) -> StepScorer:
+    if scorer is None:
+        return GoldScorer()
+    if isinstance(scorer, str | Path):
+        from stepladder.judges.prm.reward_model import ProcessRewardModel  # imports torch
+
+        return ProcessRewardModel.load(scorer)
+    if missing := [name for name in ("score", "max_batch", "concurrency") if not hasattr(scorer, name)]:
+        raise StepladderError(
+            "scorer: expected the folder of a process reward model or a StepScorer, found "
+            f"{scorer!r}, which has no {' and no '.join(missing)}"
+        )
+    return cast(StepScorer, scorer)

@@ -1,26 +1,91 @@
-"""An episode slot: the current episode of one environment.
+"""An episode slot: the current episode of one environment, played by an external policy.
 
-In: a question, then actions. Out: algorithms to run (`EnvBackend.run`), and the transitions they result in.
-`SearchEnv` has one slot, `SearchVectorEnv` has many.
+In: a question, then actions. Out: algorithms to run (`run_slots`), and the `Transition`s they result in. An episode
+(`explore/episode.py`) is suspended at every `Generate` request until the action arrives; searches and scores in between
+go to the driver, which batches them over environments. `SearchEnv` has one slot, `SearchVectorEnv` has many.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from stepladder.core.answer_metrics import AnswerScore, score_answer
 from stepladder.core.config import unknown_key
 from stepladder.core.errors import StepladderError
-from stepladder.core.requests import Algorithm
-from stepladder.core.trace import StopReason, Trajectory
+from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Score, empty_generation
+from stepladder.core.trace import Author, Segment, StopReason, Trajectory
 from stepladder.core.trace_printer import TracePrinter
 from stepladder.driver import Outcome
+from stepladder.engines.base import cut_at_stop
 from stepladder.explore.episode import episode
-from stepladder.gym.env_config import EnvBackend
-from stepladder.gym.transition import Transition, advance, as_generation
+from stepladder.gym.env_config import EnvBackend, EnvConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """The state of an episode after a step, or at its start."""
+
+    trajectory: Trajectory
+    #: The policy's next prompt; at the end, its last prompt and text.
+    context: tuple[Segment, ...]
+    #: The score of the last step, between 0 and 1, if steps are scored.
+    score: float | None = None
+    #: The reason of a failure, if any.
+    failure: str = ""
+
+    @property
+    def observation(self) -> str:
+        """The context as text."""
+        return _text_of(self.context)
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the policy ended the episode, with an answer or a malformed action."""
+        return self.trajectory.stop is not None and not self.trajectory.stop.is_truncation
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit or a failure ended the episode."""
+        return self.trajectory.stop is not None and self.trajectory.stop.is_truncation
+
+    @property
+    def answer_score(self) -> AnswerScore | None:
+        """The score of the answer; None before the end, and if there is no gold answer."""
+        trajectory = self.trajectory
+        if trajectory.stop is None or not trajectory.question.answers:
+            return None
+        return score_answer(trajectory.answer, trajectory.question.answers)
+
+    def info(self) -> dict[str, Any]:
+        """The `info` dictionary of Gymnasium."""
+        trajectory = self.trajectory
+        step = trajectory.steps[-1] if trajectory.steps and not self.failure else None
+        info: dict[str, Any] = {
+            "trajectory": trajectory,
+            "question_id": trajectory.question.id,
+            "kind": step.action.kind if step is not None else None,
+            "problem": step.action.problem if step is not None else "",
+            "passages": step.passages if step is not None else trajectory.given,
+            "stop": trajectory.stop,
+        }
+        if self.score is not None:
+            info["step_score"] = self.score
+        if (answer := self.answer_score) is not None:
+            info |= {"em": answer.em, "f1": answer.f1}
+        if self.failure:
+            info["failure"] = self.failure
+        return info
+
+    def reward(self, settings: EnvConfig) -> float:
+        """The reward; 0 at the start of an episode and after a failure."""
+        answer = self.answer_score if settings.reward != "process" else None
+        outcome = getattr(answer, settings.metric) if answer is not None else 0.0
+        weight = settings.process_weight if settings.reward == "both" else 1.0
+        return float(outcome + weight * (self.score or 0.0))
 
 
 class EpisodeSlot:
@@ -57,7 +122,11 @@ class EpisodeSlot:
             raise StepladderError(f"an action is the policy's text, a str; found {action!r}")
         if self._transition is None or self._transition.trajectory.stop is not None:
             raise StepladderError("no episode is running: call reset() before step()")
-        return self._advance(str(action))  # converts numpy strings
+        text, stopped = cut_at_stop(str(action), self.backend.agent.stops)  # converts numpy strings
+        if len(text) > self.backend.settings.max_action:
+            text, stopped = text[: self.backend.settings.max_action], False
+        finish = Finish.STOP if stopped else Finish.END
+        return self._advance(Generation(self._transition.context, Segment(Author.POLICY, text), text, finish))
 
     def finish_step(self, outcome: Outcome[Transition]) -> Transition:
         """Store the result of a step."""
@@ -85,14 +154,30 @@ class EpisodeSlot:
             raise StepladderError("nothing to render yet: call reset() before render()")
         return self._printer.console.export_text(clear=False)
 
-    def _advance(self, action: str | None) -> Algorithm[Transition]:
+    def _advance(self, reply: Generation | None) -> Algorithm[Transition]:
+        """Continue the episode with a reply (None: start it) until the policy has to generate again.
+
+        A context of more than `max_observation` characters ends it, as a full context window would.
+        """
         assert self._episode is not None
-        settings, reply = self.backend.settings, None
-        if action is not None:
-            assert self._transition is not None
-            reply = as_generation(action, self._transition.context, self.backend.agent.stops, settings.max_action)
-        scored = self.backend.reward.uses_steps
-        return advance(self._episode, reply, max_chars=settings.max_observation, scored=scored)
+        try:
+            request = self._episode.send(reply)
+            while not isinstance(request, Generate) or self._is_too_long(request.context):
+                if isinstance(request, Generate):
+                    request = self._episode.send(empty_generation(request.context))
+                else:
+                    request = self._episode.send((yield request))
+            assert request.trajectory is not None
+            trajectory, context = request.trajectory, request.context
+        except StopIteration as end:
+            trajectory, context = end.value, end.value.context()
+        if reply is None or not self.backend.uses_steps:
+            return Transition(trajectory, context)
+        scores = yield Score(trajectory)
+        return Transition(trajectory, context, float(scores[-1]))
+
+    def _is_too_long(self, context: Sequence[Segment]) -> bool:
+        return len(_text_of(context)) > self.backend.settings.max_observation
 
     def _failed(self, reason: str) -> Transition:
         """The transition after a failure that is not the policy's fault: the episode ends in its current state."""
@@ -100,3 +185,19 @@ class EpisodeSlot:
             raise StepladderError(f"the episode could not start: {reason}")
         trajectory = replace(self._transition.trajectory, stop=StopReason.FAILED)
         return Transition(trajectory, self._transition.context, failure=reason)
+
+
+def run_slots(backend: EnvBackend, pending: Mapping[EpisodeSlot, Algorithm[Transition]]) -> list[Transition]:
+    """Run the algorithms of slots together. If that raises, their state is unknown: all have to be reset."""
+    try:
+        outcomes = backend.run(list(pending.values()))
+        return [slot.finish_step(outcome) for slot, outcome in zip(pending, outcomes)]
+    except BaseException:
+        for slot in pending:
+            slot.abandon()
+        raise
+
+
+def _text_of(context: Sequence[Segment]) -> str:
+    """The policy's prompt as one text."""
+    return "".join(segment.text for segment in context)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stepladder.core.requests import Algorithm
+from stepladder.core.requests import Algorithm, Result
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Node, Tree
 
@@ -40,6 +40,18 @@ class Judge(Protocol):
         """The preferences among siblings, the clearest first."""
 
 
+def once_per_tree(values: Callable[[Tree], Result]) -> Callable[[Tree], Result]:
+    """The function with its last result kept: `prefer` is called once per group of siblings of a tree."""
+    last: list[tuple[Tree, Result]] = []
+
+    def remembered(tree: Tree) -> Result:
+        if not last or last[0][0] is not tree:
+            last[:] = [(tree, values(tree))]
+        return last[0][1]
+
+    return remembered
+
+
 @dataclass(frozen=True, slots=True)
 class JudgeOptions:
     """Everything a judge may be configured with; each judge uses its part."""
@@ -60,8 +72,12 @@ class JudgeSpec:
     description: str
     #: Whether it needs `JudgeOptions.llm`.
     uses_llm: bool = False
+    #: Whether it compares values, so that `JudgeOptions.margin` has an effect.
+    uses_margin: bool = True
+    #: Whether it only grades steps of questions with a gold decomposition or gold passages.
+    needs_gold: bool = False
     #: What to do if it finds no pair in the trees.
-    advice: str = "Explore with more simulations, a larger width or a higher temperature, or lower the margin"
+    advice: str = "Or explore with more simulations, a larger width or a higher temperature, or lower the margin"
 
 
 @dataclass(frozen=True, slots=True)

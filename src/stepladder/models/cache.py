@@ -8,11 +8,13 @@ wait.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from hashlib import file_digest
 from logging import getLogger
 from pathlib import Path
+
+from filelock import FileLock
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder, expand_path
@@ -66,23 +68,14 @@ def _digest(source: Path) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def _exclusive_lock(folder: Path) -> Iterator[None]:
-    """Wait until no other process creates this folder."""
+def _exclusive_lock(folder: Path) -> AbstractContextManager[object]:
+    """Waits until no other process creates this folder; released on exit."""
     lock = folder.with_name(f".{folder.name}.lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        return FileLock(lock).acquire()
     except OSError as error:
         raise StepladderError(
             f"the model cache {folder.parent} cannot be written: {error.strerror or error}. Set STEPLADDER_CACHE "
             "to a writable folder"
         ) from error
-    try:
-        if os.name != "nt":  # no flock on Windows: the last of several writers wins
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

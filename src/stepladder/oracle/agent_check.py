@@ -111,11 +111,9 @@ def _check_gold_step(agent: Agent, trajectory: Trajectory) -> Trajectory:
         (parsed.kind, parsed.content) == (intended.kind, intended.content),
         f"write and parse disagree: {intended} became {parsed}",
     )
-    stored, context = trajectory.context(), agent.render(trajectory)
-    continues = context[: len(stored)] == stored
+    read, restarts = new_segments(trajectory, agent.render(trajectory))
     found = _PASSAGES if parsed.kind is ActionKind.QUERY else ()
-    read = context[len(stored) :] if continues else context
-    step = Step(read, Segment(Author.POLICY, text), parsed, found, not continues)
+    step = Step(read, Segment(Author.POLICY, text), parsed, found, restarts)
     return trajectory.extend(step, StopReason.ANSWERED if parsed.kind is ActionKind.ANSWER else None)
 
 

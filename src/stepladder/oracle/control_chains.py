@@ -15,7 +15,7 @@ moves with that search, so a chain may start with "Now 2.". A reward model can d
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
@@ -48,27 +48,27 @@ def control_variants(agent: Agent, trajectory: Trajectory, rng: random.Random) -
         )
     *steps, answer = trajectory.steps
     units = _units(steps)
-    candidates = {
-        "shuffled": (_joined(order, answer) for order in _other_orders(units, rng)),
-        "truncated": iter([_joined(units[:-1], answer)] if len(units) > 1 else []),
-        "answer_first": iter([[answer]] if units else []),
+    other_orders = list(permutations(units))[1:]  # few: a gold decomposition has few searches
+    rng.shuffle(other_orders)
+    candidates: dict[str, Sequence[Sequence[list[Step]]]] = {
+        "shuffled": other_orders,
+        "truncated": [units[:-1]] if len(units) > 1 else [],
+        "answer_first": [[]] if units else [],
     }
     found = {"gold": rebuild_trajectory(agent, trajectory, turns_of(trajectory.steps))}
-    for name, chains in candidates.items():
-        candidate = (rebuild_trajectory(agent, trajectory, turns_of(chain)) for chain in chains)
-        corrupted = next((chain for chain in candidate if _is_faulty(chain)), None)
-        if corrupted is not None:
-            found[name] = corrupted
+    for name, orders in candidates.items():
+        for order in orders:
+            chain = rebuild_trajectory(
+                agent, trajectory, turns_of([*(step for unit in order for step in unit), answer])
+            )
+            if any(verdict is not None and not verdict.good for verdict in judge(chain)):
+                found[name] = chain
+                break
     return found
 
 
 def control_chains(
-    agent: Agent,
-    questions: Sequence[Question],
-    retriever: Retriever | None,
-    settings: EpisodeConfig,
-    *,
-    seed: int,
+    agent: Agent, questions: Sequence[Question], retriever: Retriever | None, settings: EpisodeConfig, *, seed: int
 ) -> dict[str, list[Trajectory]]:
     """The control chains, by name, of every question whose gold decomposition the search can answer."""
     chains: dict[str, list[Trajectory]] = {name: [] for name in CHAINS}
@@ -79,12 +79,7 @@ def control_chains(
 
 
 def gold_chains(
-    agent: Agent,
-    questions: Sequence[Question],
-    retriever: Retriever | None,
-    settings: EpisodeConfig,
-    *,
-    seed: int,
+    agent: Agent, questions: Sequence[Question], retriever: Retriever | None, settings: EpisodeConfig, *, seed: int
 ) -> list[Trajectory]:
     """The oracle's trajectories of all questions that it answers correctly."""
     jobs = [partial(episode, agent, question, settings, 0) for question in questions if question.hops]
@@ -102,17 +97,6 @@ def _units(steps: Sequence[Step]) -> list[list[Step]]:
     return units
 
 
-def _other_orders(units: list[list[Step]], rng: random.Random) -> Iterator[Sequence[list[Step]]]:
-    """All other orders, shuffled. A gold decomposition has few searches, so they can be enumerated."""
-    others = list(permutations(units))[1:]
-    rng.shuffle(others)
-    return iter(others)
-
-
-def _joined(units: Sequence[list[Step]], answer: Step) -> list[Step]:
-    return [*(step for unit in units for step in unit), answer]
-
-
 def turns_of(steps: Sequence[Step]) -> list[Turn]:
     """The actions of steps, with the passages they retrieved."""
     return [(step.action, step.passages) for step in steps]
@@ -126,7 +110,3 @@ def rebuild_trajectory(agent: Agent, origin: Trajectory, turns: Sequence[Turn]) 
         written = Segment(Author.POLICY, agent.write(action, chain))
         chain = chain.extend(Step(read, written, action, passages, restarts))
     return chain if chain.answer is None else replace(chain, stop=StopReason.ANSWERED)
-
-
-def _is_faulty(chain: Trajectory) -> bool:
-    return any(verdict is not None and not verdict.good for verdict in judge(chain))

@@ -10,8 +10,8 @@ cannot search it gives the gold answer. With a seed, its thoughts are worded in 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
+from stepladder.agents.base import Agent
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.core.seeding import seed_of
@@ -23,24 +23,13 @@ from stepladder.oracle.thoughts import Thoughts
 UNKNOWN = "unknown"
 
 
-class Writer(Protocol):
-    """The methods of an agent that the oracle needs."""
-
-    kinds: ClassVar[frozenset[ActionKind]]
-    remembers_thoughts: ClassVar[bool]
-
-    def write(self, action: Action, trajectory: Trajectory) -> str: ...
-
-    def opening_query(self, question: Question) -> str | None: ...
-
-
 class OracleEngine(Engine):
     """Writes the next step of the gold decomposition, in the format of one agent."""
 
     name = "oracle"
     max_batch = 4096
 
-    def __init__(self, agent: Writer, seed: int | None = None) -> None:
+    def __init__(self, agent: Agent, seed: int | None = None) -> None:
         """`seed`: draw the wording of the thoughts, anew for every step; without one it is always the same."""
         self.agent = agent
         self.seed = seed

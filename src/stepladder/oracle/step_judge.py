@@ -9,21 +9,15 @@ from collections.abc import Sequence
 from stepladder.core.requests import Algorithm
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Node, Trajectory, Tree
-from stepladder.judges.base import JudgeSpec, Preference, ScorerSpec
+from stepladder.judges.base import JudgeSpec, Preference, ScorerSpec, once_per_tree
 from stepladder.oracle.step_rules import Fault, History, Verdict
 
-__all__ = ["Fault", "GoldJudge", "GoldScorer", "Verdict", "judge", "judge_step", "judge_tree"]
+__all__ = ["Fault", "GoldJudge", "GoldScorer", "Verdict", "judge", "judge_tree"]
 
 
 def judge(trajectory: Trajectory) -> tuple[Verdict | None, ...]:
     """One verdict per step; None where the annotation of the question does not decide."""
     return History(trajectory.question, trajectory.given).judge_all(trajectory.steps)
-
-
-def judge_step(trajectory: Trajectory, index: int) -> Verdict | None:
-    """The verdict on one step, given the steps before it."""
-    steps = trajectory.steps
-    return History(trajectory.question, trajectory.given).judge_all(steps[: range(len(steps))[index] + 1])[-1]
 
 
 def judge_tree(tree: Tree) -> list[Verdict | None]:
@@ -43,15 +37,13 @@ class GoldJudge:
     name = "gold"
 
     def __init__(self) -> None:
-        #: The last tree and its verdicts: `prefer` is called once per group of siblings of a tree.
-        self._last: tuple[Tree, list[Verdict | None]] | None = None
+        self._verdicts = once_per_tree(judge_tree)
 
     def prefer(self, tree: Tree, siblings: Sequence[Node]) -> Algorithm[list[Preference]]:
         """All pairs of a good and a faulty step, with values 1 and 0; the reason is the fault."""
         yield from ()
-        if self._last is None or self._last[0] is not tree:
-            self._last = tree, judge_tree(tree)
-        judged = [(node.id, verdict) for node in siblings if (verdict := self._last[1][node.id]) is not None]
+        verdicts = self._verdicts(tree)
+        judged = [(node.id, verdict) for node in siblings if (verdict := verdicts[node.id]) is not None]
         return [
             Preference(better, worse, 1.0, 0.0, f"{verdict.fault}: {verdict.reason}")
             for better, good in judged
@@ -85,7 +77,9 @@ JUDGES = {
     "gold": JudgeSpec(
         lambda _: GoldJudge(),
         "the gold judge: exact, needs gold decompositions or gold passages",
-        advice="It needs questions with a gold decomposition or gold passages; other judges need neither",
+        uses_margin=False,
+        needs_gold=True,
+        advice="Or explore with more simulations, a larger width or a higher temperature",
     )
 }
 SCORERS = {"gold": ScorerSpec(lambda _: GoldScorer(), "the gold judge: 1 good, 0 faulty, 0.5 unknown")}

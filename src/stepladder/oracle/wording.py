@@ -26,23 +26,9 @@ _WORD = re.compile(r"#\d+|\w+")
 _POSSESSIVE = re.compile(r"['’]s?(?!\w)|(?<!\w)['’]")
 _ARTICLES = frozenset({"the", "a", "an"})
 #: Function words inside names: Letters to Zhenul, Storm over Weka.
-_LINKING = _ARTICLES | {
-    "of",
-    "to",
-    "and",
-    "in",
-    "for",
-    "on",
-    "at",
-    "over",
-    "with",
-    "from",
-    "de",
-    "la",
-    "von",
-    "van",
-    "di",
-}
+_LINKING = _ARTICLES.union(
+    ["of", "to", "and", "in", "for", "on", "at", "over", "with", "from", "de", "la", "von", "van", "di"]
+)
 _COPULAS = frozenset({"is", "was", "are", "were"})
 _QUESTION_WORDS = {"who": "who", "whom": "who", "where": "where", "when": "time", "how": "quantity"}
 _SMALL = "|".join(sorted(STOP_WORDS))

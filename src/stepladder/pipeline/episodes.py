@@ -1,14 +1,43 @@
-"""Episodes of a policy, sampled by a stage so that their steps can be judged.
+"""Episodes of a policy: evaluated, or sampled by a stage so that their steps can be judged.
 
-In: a policy and questions. Out: trajectories, stored in the stage's `episodes/`. After a kill, stored episodes are not
-sampled again; of several processes, the main one samples.
+In: a policy and questions. Out: an `Evaluation`, or trajectories, which are stored in the stage's `episodes/`. After a
+kill, stored episodes are not sampled again; of several processes, the main one samples.
 """
 
 from collections.abc import Sequence
 
-from stepladder.core.trace import Question, Trajectory
+from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Question, StopReason, Trajectory
+from stepladder.driver import Driver
+from stepladder.driver.progress import Progress
+from stepladder.evaluation.evaluator import Evaluation, evaluate
+from stepladder.explore.episode import EpisodeConfig
+from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import POLICY, Task
+
+
+def evaluate_policy(
+    context: RunContext,
+    policy: str,
+    questions: Sequence[Question],
+    episode: EpisodeConfig,
+    *,
+    seed: int,
+    label: str,
+    guide: GuideConfig | None = None,
+    reward: str | None = None,
+) -> Evaluation:
+    """Run one episode per question and score it. `reward`: the reward model, for a guide that uses one."""
+    scorer, choose = (None, None) if guide is None else (guide.scorer(context, reward), guide.guide())
+    with context.engine(policy) as engine, Progress(label, len(questions)) as watch:
+        driver = Driver(engine, context.retriever, scorer)
+        result = evaluate(driver, context.agent, questions, episode, guide=choose, seed=seed, watch=watch)
+    if result.stopped_by is not None:
+        raise result.stopped_by
+    if all(row.stop is StopReason.FAILED for row in result.scores):
+        raise StepladderError(f"{label}: every episode failed: {result.scores[0].failure}")
+    return result
 
 
 def sampled_episodes(

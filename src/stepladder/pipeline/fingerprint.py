@@ -8,7 +8,7 @@ included: they change results only by rounding, so a run may be resumed on anoth
 import json
 import os
 from collections.abc import Iterator, Mapping
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from stepladder.retrieval.factory import retriever_info
 
 Ingredients = dict[str, Any]
 
-_CHUNK = 1 << 20
-
 
 def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
     """The ingredients of each stage. A missing external file is an error."""
@@ -38,15 +36,18 @@ def all_ingredients(recipe: Recipe) -> dict[str, Ingredients]:
         **dict(_flat("episode", recipe.shared.episode.model_dump(mode="json"))),
         **_data_ingredients(recipe.shared.data),
     }
-    base = _policy_content(recipe.shared.policy) if _needs_base(recipe) else ""
+    needs_base = any(BASE in stage.inputs.values() for stage in recipe.stages)
+    base = _policy_content(recipe.shared.policy) if needs_base else ""
     found: dict[str, Ingredients] = {}
     for stage in recipe.stages:
-        sources = {f"result of stage {name}": fingerprint(found[name]) for name in _stages_taken(stage)}
+        taken = [source for source in stage.inputs.values() if source not in (BASE, ORACLE)]
+        sources = {f"result of stage {name}": fingerprint(found[name]) for name in taken}
         policy = {"policy": base} if BASE in stage.inputs.values() else {}
         kind = get_stage(stage.kind)
         version = {f"version of {stage.kind}": kind.version}
         free = {f"stages.{stage.name}.{setting}" for setting in kind.not_fingerprinted | stage.settings.inert()}
-        own = {name: value for name, value in _flat(f"stages.{stage.name}", stage.plain()) if name not in free}
+        plain = {"kind": stage.kind, **stage.inputs, **stage.settings.model_dump(mode="json")}
+        own = {name: value for name, value in _flat(f"stages.{stage.name}", plain) if name not in free}
         files = {f"stages.{stage.name}.{setting}": value for setting, value in _outside(stage).items()}
         found[stage.name] = {**own, **files, **shared, **policy, **sources, **version}
     return found
@@ -86,14 +87,6 @@ def _outside(stage: Stage) -> Ingredients:
     """External files named by a stage's settings, by content."""
     paths = {setting: Path(getattr(stage.settings, setting) or "") for setting in get_stage(stage.kind).external_files}
     return {setting: f"content {content(path)}" for setting, path in paths.items() if path.name and path.exists()}
-
-
-def _stages_taken(stage: Stage) -> list[str]:
-    return [source for source in stage.inputs.values() if source not in (BASE, ORACLE)]
-
-
-def _needs_base(recipe: Recipe) -> bool:
-    return any(BASE in stage.inputs.values() for stage in recipe.stages)
 
 
 def agent_content(agent: str) -> str:
@@ -149,16 +142,10 @@ def _file_content(path: Path) -> str:
 def content(path: Path) -> str:
     """A hash of a file, or of the names and contents of all files in a folder."""
     digest = blake2b(digest_size=16)
-    if path.is_file():
-        _add_file(digest, path)
-    for each in sorted(path.rglob("*")):
+    for each in [path] if path.is_file() else sorted(path.rglob("*")):
         if each.is_file():
-            digest.update(os.fsencode(f"{each.relative_to(path).as_posix()}\0{each.stat().st_size}\0"))
-            _add_file(digest, each)
+            if each != path:
+                digest.update(os.fsencode(f"{each.relative_to(path).as_posix()}\0{each.stat().st_size}\0"))
+            with each.open("rb") as file:
+                file_digest(file, lambda: digest)
     return digest.hexdigest()
-
-
-def _add_file(digest: Any, path: Path) -> None:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)

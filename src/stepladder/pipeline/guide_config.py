@@ -1,16 +1,14 @@
 """Settings of guided inference (best-of-n, beam search, MCTS), and the step scorer they name."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stepladder.core.config import Config
 from stepladder.core.step_scorer import StepScorer
 from stepladder.explore.guided import Aggregate, Guide
-from stepladder.judges.base import ScorerOptions
-from stepladder.judges.registry import make_scorer
+from stepladder.pipeline.resources import RunContext
 
 #: Settings that only some strategies use.
 _USED_BY = {
@@ -42,17 +40,16 @@ class GuideConfig(Config):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
-    @model_validator(mode="after")
-    def _no_unused_settings(self) -> Self:
-        # Defaults are accepted: the recipe in a run folder lists every setting.
-        fields, strategy = type(self).model_fields, self.guide().strategy
-        given = {name for name, field in fields.items() if getattr(self, name) != field.default}
-        if self.by == "vote" and "strategy" in given:
-            raise ValueError("by: vote chooses among the answers of whole episodes: remove the strategy")
-        for name, strategies in _USED_BY.items():
-            if name in given and strategy not in strategies:
-                raise ValueError(f"{name} is for the strategy {' or '.join(strategies)}, not for {strategy}")
-        return self
+    def unused(self) -> Mapping[str, str]:
+        """Settings of other strategies."""
+        strategy = self.guide().strategy
+        found = {
+            name: f"with the strategy {strategy} (it is for {' or '.join(strategies)})"
+            for name, strategies in _USED_BY.items()
+            if strategy not in strategies
+        }
+        vote = {"strategy": "with by: vote (it chooses among the answers of whole episodes)"}
+        return {**vote, **found} if self.by == "vote" else found
 
     def describe(self) -> dict[str, object]:
         """The settings that have an effect, for the description of a result."""
@@ -63,17 +60,9 @@ class GuideConfig(Config):
 
     def guide(self) -> Guide:
         """The settings for `explore.guided`."""
-        return Guide(
-            "vote" if self.by == "vote" else self.strategy,
-            self.n,
-            self.beams,
-            self.aggregate,
-            self.weighted,
-            self.simulations,
-            retrieve_first=self.by == "gold",
-        )
+        same = self.model_dump(include={"n", "beams", "aggregate", "weighted", "simulations"})
+        return Guide("vote" if self.by == "vote" else self.strategy, retrieve_first=self.by == "gold", **same)
 
-    @contextmanager
-    def scorer(self, reward: str | None, device: str, dtype: str) -> Iterator[StepScorer | None]:
+    def scorer(self, context: RunContext, reward: str | None) -> StepScorer | None:
         """The step scorer, or None for a vote. `reward` is the folder of the reward model, for `by: prm`."""
-        yield None if self.by == "vote" else make_scorer(self.by, ScorerOptions(reward, device, dtype))
+        return None if self.by == "vote" else context.scorer(self.by, reward)

@@ -6,17 +6,18 @@ found and the value expected.
 """
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from stepladder.core.config import Config, key_path, unknown_key
-from stepladder.core.errors import StepladderError, UnknownName, unknown_name
+from stepladder.core.errors import StepladderError, UnknownName, nearest, unknown_name
 from stepladder.core.io.files import expand_path
 from stepladder.core.seeding import seed_of
+from stepladder.core.unused_settings import UnusedSetting, without_setting
 from stepladder.pipeline.resources import BASE, ORACLE, SharedConfig
 from stepladder.pipeline.stages import STAGES, StageSpec, get_stage
 
@@ -52,8 +53,8 @@ class Stage:
     settings: Config
 
     def plain(self) -> dict[str, Any]:
-        """The entry of a recipe file."""
-        return {"kind": self.kind, **self.inputs, **self.settings.model_dump(mode="json")}
+        """The entry of a recipe file: every setting that has an effect."""
+        return {"kind": self.kind, **self.inputs, **self.settings.effective()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +65,39 @@ class Recipe:
     seed: int
     shared: SharedConfig
     stages: tuple[Stage, ...]
+    #: Settings of the file that have no effect beside the overrides.
+    left_out: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
-    def read(cls, data: object, where: str = "recipe") -> "Recipe":
-        """A recipe from plain data. `where` is the prefix of error messages."""
+    def read(
+        cls,
+        data: object,
+        where: str = "recipe",
+        leave_out: Callable[[str], bool] = lambda key: False,  # noqa: ARG005
+    ) -> "Recipe":
+        """A recipe from plain data. `where` is the prefix of error messages.
+
+        A setting without effect, such as `stages.grpo.min_std`, is an error unless `leave_out` accepts to drop it.
+        """
         written = _RecipeFile.read(data, where)
         if not written.stages:
             raise StepladderError(f"{where}: stages: expected at least one stage, found none")
         stages: list[Stage] = []
+        left_out: list[str] = []
         for name, entry in written.stages.items():
-            stages.append(_read_stage(name, entry or {}, stages, where))
+            while True:
+                try:
+                    stages.append(_read_stage(name, entry or {}, stages, where))
+                    break
+                except UnusedSetting as error:
+                    dropped = [each for each in error.names if leave_out(f"stages.{name}.{each}")]
+                    if not dropped:
+                        raise
+                    left_out += [f"stages.{name}.{each}" for each in dropped]
+                    for each in dropped:
+                        entry = without_setting(entry or {}, each.split("."))
         shared = SharedConfig(**{name: getattr(written, name) for name in SharedConfig.model_fields})
-        return cls(written.name, written.seed, shared, tuple(stages))
+        return cls(written.name, written.seed, shared, tuple(stages), tuple(left_out))
 
     def stage_seed(self, stage: str) -> int:
         """The seed of a stage: 31 bits, because numpy's generators take at most 32."""
@@ -96,14 +118,23 @@ class Recipe:
         return text
 
 
-def load_recipe(source: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe in a file or the built-in recipe of this name, with overrides applied in order."""
-    path = find_recipe(source)
-    data = read_yaml(path)
+def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe in a file, the built-in recipe of this name or a recipe as plain data, with overrides in order."""
+    path = Path("recipe") if isinstance(source, Mapping) else find_recipe(source)
+    data = source if isinstance(source, Mapping) else read_yaml(path)
     changes = tuple(overrides)
     for change in changes:
         data = override(data, change)
-    return Recipe.read(data, f"{path.name} with --set {' '.join(changes)}" if changes else str(path))
+    changed = [change.partition("=")[0].strip() for change in changes]
+
+    def leave_out(key: str) -> bool:
+        """Whether --set changed the stage of a setting, and not the setting itself."""
+        stage = ".".join(key.split(".")[:2])
+        return any(each.startswith(f"{stage}.") for each in changed) and not any(
+            f"{key}.".startswith(f"{each}.") for each in changed
+        )
+
+    return Recipe.read(data, f"{path.name} with --set {' '.join(changes)}" if changes else str(path), leave_out)
 
 
 # --- finding recipes --------------------------------------------------------------------------------------------
@@ -113,6 +144,11 @@ def find_recipe(source: str | Path) -> Path:
     """The file of a recipe, by path or by name."""
     path = expand_path(source)
     if path.is_file():
+        if path.suffix not in (".yaml", ".yml"):
+            raise StepladderError(
+                f"{path} is not a recipe file (.yaml). `stepladder recipes` lists the built-in ones; to train on "
+                "your own questions: `stepladder run your-data --set data.name=FILE --set data.index=DIR --out DIR`"
+            )
         return path
     if str(source) in shipped():  # also if a folder has this name: `run NAME --out NAME` is common
         return shipped()[str(source)]
@@ -127,7 +163,8 @@ def shipped() -> dict[str, Path]:
     """The built-in recipes, by name."""
     here = Path(__file__).parents[1]
     installed, checkout = here / "recipes", here.parents[1] / "recipes"
-    return {path.stem: path for path in sorted((installed if installed.is_dir() else checkout).glob("*.yaml"))}
+    files = (installed if installed.is_dir() else checkout).glob("*.yaml")
+    return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------
@@ -181,13 +218,15 @@ def override(data: object, change: str, within: Sequence[str] = ()) -> object:
         value = _parse(text)
     except yaml.YAMLError as error:
         raise StepladderError(f"--set {change}: the value is not valid YAML; put it in quotes") from error
-    if keys[0] == "stages" and len(keys) > 1 and isinstance(data, dict):
-        stages = data.get("stages")
-        known = [str(name) for name in stages] if isinstance(stages, dict) else []
-        if keys[1] not in known:  # a misspelled name must not create a new stage
-            if new := _new_name(keys[1], known):
-                raise StepladderError(f"--set {change}: stage '{keys[1]}' was{new}")
-            raise unknown_name(f"stage in --set {change}:", keys[1], known)
+    stages = data.get("stages") if isinstance(data, dict) else None
+    known = [str(name) for name in stages] if isinstance(stages, dict) else []
+    if len(keys) > 1 and keys[0] in known and keys[0] not in _RecipeFile.model_fields:
+        raise StepladderError(f"--set {change}: {keys[0]} is a stage: type --set stages.{change}")
+    if keys[0] == "stages" and len(keys) > 1 and isinstance(data, dict) and keys[1] not in known:
+        # A misspelled name must not create a new stage.
+        if new := _new_name(keys[1], known):
+            raise StepladderError(f"--set {change}: stage '{keys[1]}' was{new}")
+        raise unknown_name(f"stage in --set {change}:", keys[1], known)
     return with_value(data, keys, value, f"--set {change}")
 
 
@@ -243,9 +282,10 @@ def _source(role: str, named: object, kind: StageSpec, before: list[Stage], here
     if named not in (*others, *makers):
         known = [*others, *makers]
         new = _new_name(named, [*known, *(stage.name for stage in before)])
+        hint = f":{new}" if new else f".{nearest(str(named), known)}"
         raise StepladderError(
             f"{key_path(here, role)}: expected {' or '.join(known)} (an earlier stage that writes {role}), "
-            f"found {named!r}{':' * bool(new)}{new}"
+            f"found {named!r}{hint}"
         )
     return str(named)
 

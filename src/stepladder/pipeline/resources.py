@@ -6,7 +6,7 @@ code: an agent file is only executed when `RunContext.agent` is first used.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -20,17 +20,21 @@ from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 from stepladder.core.requests import Sampling
+from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
 from stepladder.data import DATA_SETS, PUBLISHED, SPLITS, DataSet, absolute_name, load_dataset, open_files
-from stepladder.data.holdout import WARMUP, held_out, with_warmup
+from stepladder.data.sampling import WARMUP, held_out, with_warmup
 from stepladder.engines import ENGINES, Engine, make_engine
 from stepladder.explore.episode import EpisodeConfig
+from stepladder.judges.base import ScorerOptions
+from stepladder.judges.registry import make_scorer
 from stepladder.models import absolute_if_folder
 from stepladder.oracle.agent_check import check_agent
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.factory import absolute_location, load_retriever, with_reranker
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.trackers import ReportTo
 
 if TYPE_CHECKING:
     from stepladder.pipeline.stage import Task
@@ -55,10 +59,6 @@ def _in_process_engine(name: str) -> str:
     return ENGINES.checked(name)
 
 
-def _absolute_data(name: str | None) -> str | None:
-    return name if name is None else absolute_name(name)
-
-
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
 
@@ -66,7 +66,7 @@ class DataConfig(Config):
     """Questions and corpus: a data set by `name`, or question files by split; an index if there is no corpus."""
 
     #: A data set, a folder of question files, or one question file (split `all`); several are joined by +.
-    name: Annotated[str | None, AfterValidator(_absolute_data)] = "atlas"
+    name: Annotated[str, AfterValidator(absolute_name)] | None = "atlas"
     #: Seed of the Atlas world.
     world_seed: int = 0
     train: AbsolutePath | None = None
@@ -146,6 +146,8 @@ class SharedConfig(Config):
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     #: Largest generation batch of a local model.
     batch_size: int = Field(default=64, ge=1)
+    #: Experiment trackers of all training stages: tensorboard, wandb, trackio, mlflow. A stage may name its own.
+    report_to: ReportTo = ()
 
 
 class RunContext:
@@ -190,6 +192,20 @@ class RunContext:
                 "a recipe data.index (`stepladder index build CORPUS --out DIR` builds one)"
             )
 
+    def expect_answers(self, split: str) -> None:
+        """Raise if no question of a split has an answer, or the agent searches and there is no index."""
+        if not any(question.answers for question in self.split(split)):
+            raise StepladderError(f"no question of the split '{split}' has an answer: rewards cannot be computed")
+        self.check_index()
+
+    def expect_dev(self, stage: str, questions: int) -> None:
+        """Raise if a stage needs dev questions and the data has no dev split."""
+        if questions and "dev" not in self.data.questions:
+            raise StepladderError(
+                f"{stage} selects a checkpoint on {questions} dev questions, but the data has no dev split: "
+                "give one (--dev, in a recipe data.dev), or set dev_questions to 0"
+            )
+
     def split(self, name: str) -> tuple[Question, ...]:
         """The questions of one split. Skipped records are reported once."""
         questions = self.data.split(name)
@@ -231,25 +247,24 @@ class RunContext:
             shared.device,
             shared.dtype,
             shared.batch_size,
+            report_to=shared.report_to,
+            project=task.folder.absolute().parent.name,
         )
 
+    def scorer(self, name: str, reward: str | None, **options: Any) -> StepScorer:
+        """A step scorer. `reward` is the folder of the reward model, for `prm`; `options` are of `ScorerOptions`."""
+        return make_scorer(name, ScorerOptions(reward, self.settings.device, self.settings.dtype, **options))
+
     @contextmanager
-    def engine(self, policy: str) -> Iterator[Engine]:
-        """The generation engine of a policy; closed on exit."""
+    def engine(self, policy: str | None, name: str | None = None, **options: Any) -> Iterator[Engine]:
+        """The generation engine of a policy, closed on exit; by default the engine of the settings.
+
+        `options` are of `make_engine`, beyond those in the settings.
+        """
         shared = self.settings
-        engine = (
-            make_engine("oracle", self.agent)
-            if policy == ORACLE
-            else make_engine(
-                shared.engine,
-                self.agent,
-                model=policy,
-                device=shared.device,
-                dtype=shared.dtype,
-                max_batch=shared.batch_size,
-            )
-        )
-        try:
+        if policy == ORACLE:
+            policy, name = None, ORACLE
+        common = {"device": shared.device, "dtype": shared.dtype, "max_batch": shared.batch_size}
+        made = make_engine(name or shared.engine, self.agent, model=policy, **common, **options)
+        with closing(made) as engine:
             yield engine
-        finally:
-            engine.close()

@@ -75,13 +75,8 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
         """The run in a folder; raises if there is none."""
-        if not (path / _RUN).is_file():
-            if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
-                raise StepladderError(
-                    f"{path} is a model, not a run: pass it to `ask`, `eval` and `serve-agent` as --model"
-                )
-            found = "has no run.json" if path.is_dir() else "does not exist"
-            raise StepladderError(f"{path} is not a run: it {found} (`stepladder run RECIPE --out {path}` creates one)")
+        if not is_run(path):
+            raise StepladderError(f"{path} is {_what_else(path)}")
         _check_version(path / _RUN)
         return cls(path)
 
@@ -90,17 +85,17 @@ class RunFolder:
         path = self.path / _RECIPE
         if not path.is_file():
             raise StepladderError(f"the run {self.path} has no {_RECIPE}: repeat the command that created the run")
-        return Recipe.read(read_yaml(path), str(path))
+        return Recipe.read(read_yaml(path), str(path), leave_out=lambda key: True)  # noqa: ARG005 # checked before
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Write the recipe with every value."""
         with atomic_file(self.path / _RECIPE) as file:
-            file.write("# The recipe of this run, with every value.\n" + recipe.as_yaml())
+            file.write("# The recipe of this run, with every value that has an effect.\n" + recipe.as_yaml())
 
     def add_session(self, session: Mapping[str, Any]) -> None:
         """Append a session (versions, machine, command line) to run.json."""
         path = self.path / _RUN
-        sessions = _read_json(path).get("sessions", []) if path.exists() else []
+        sessions = read_json_object(path).get("sessions", []) if path.exists() else []
         _write_json(path, {_VERSION_KEY: RUN_VERSION, "sessions": [*sessions, dict(session)]})
 
     def stage_names(self) -> list[str]:
@@ -132,7 +127,7 @@ class RunFolder:
 
     def pause(self, record: StageRecord) -> None:
         """Record an interrupted stage. If it left no files it is forgotten, so its settings may still change."""
-        if _others(self.path / record.name, _STARTED):
+        if _others(self.path / record.name, _STARTED, "tensorboard"):
             _write_json(self.path / record.name / _STARTED, asdict(record))
         else:
             self.remove(record.name)
@@ -141,6 +136,12 @@ class RunFolder:
         """Record that a stage is done; the last file written of it."""
         _write_json(self.path / record.name / _DONE, asdict(record))
         (self.path / record.name / _STARTED).unlink(missing_ok=True)
+
+    def size(self, name: str, but: Sequence[str] = ()) -> int:
+        """Bytes of a stage's files except those in `but`."""
+        folder = self.path / name
+        files = (path for path in folder.rglob("*") if path.is_file() and path.relative_to(folder).parts[0] not in but)
+        return sum(path.stat().st_size for path in files)
 
     def remove(self, name: str, but: Sequence[str] = ()) -> None:
         """Remove a stage except the files in `but`. It is renamed first, so a half-removed stage is never resumed."""
@@ -165,7 +166,7 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            return _RECORD.validate_python(_read_json(path))
+            return _RECORD.validate_python(read_json_object(path))
         except (ValidationError, StepladderError) as error:
             raise DamagedRecord(f"{path} is not a valid stage record") from error
 
@@ -207,13 +208,27 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def _what_else(path: Path) -> str:
+    """What a path is that is not a run, and what to do about it."""
+    if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
+        return "a model, not a run: pass it to `ask`, `eval`, `adapter` and `serve-agent` as --model"
+    if any(is_run(folder := each) for each in path.absolute().parents):
+        return f"inside of a run: give the run itself, {folder}"
+    if path.is_file():
+        return "a file; expected the folder of a run"
+    if inside := sorted(each.parent.name for each in path.glob(f"*/{_RUN}")):
+        return f"not a run, but holds some: add the name of one ({', '.join(inside[:5])})"
+    found = "has no run.json" if path.is_dir() else "does not exist"
+    return f"not a run: it {found}. `stepladder run RECIPE --out DIR` makes a run"
+
+
 def _others(folder: Path, *known: str) -> list[str]:
     """Files in a folder besides these names and partial files of killed processes."""
     return sorted(each.name for each in folder.iterdir() if each.name not in known and each.suffix != ".partial")
 
 
 def _check_version(path: Path) -> None:
-    data = _read_json(path)
+    data = read_json_object(path)
     if (found := data.get(_VERSION_KEY)) == RUN_VERSION:
         return
     versions = [session.get("versions", {}).get("stepladder") for session in data.get("sessions", [])]
@@ -224,7 +239,8 @@ def _check_version(path: Path) -> None:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
     with suppress(ValueError):
         data = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(data, dict):

@@ -1,11 +1,11 @@
 """Runs a recipe in a folder: finished stages are skipped, interrupted ones resume, the others run.
 
 In: a `Recipe` and a folder. Out: a `RunReport`. Running the same recipe again recomputes nothing. If the recipe or its
-input files changed, the stale stages are an error that lists the changes, unless `update` allows recomputing them.
+input files changed, the stale stages are an error (`StaleStages`), unless `update` allows recomputing them.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +16,14 @@ from rich.console import Console
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace_printer import printable
 from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
+from stepladder.pipeline.policy_choice import PolicyChoice, Regression, choose_policy, regressions, score_policies
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.resources import BASE, ORACLE, RunContext
 from stepladder.pipeline.run_folder import DamagedRecord, RunFolder, StageRecord, claim
 from stepladder.pipeline.session_info import describe_session
-from stepladder.pipeline.stages import Task, get_stage
+from stepladder.pipeline.stage import POLICY, Task
+from stepladder.pipeline.stages import get_stage
+from stepladder.train.loop.trackers import check_trackers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,40 +36,95 @@ class RunReport:
     stages: tuple[StageRecord, ...]
     #: Stages that had been finished before.
     skipped: tuple[str, ...]
-    #: The policy of the last stage that wrote one.
-    policy: Path | None
+    #: The policy that `ask --run`, `eval --run` and `serve-agent --run` use; None without a trained one.
+    choice: PolicyChoice | None
+    #: Stages whose policy is worse on dev questions than the one they started from, by name.
+    worse: Mapping[str, Regression]
+
+    @property
+    def policy(self) -> Path | None:
+        """The model folder of the chosen policy."""
+        return None if self.choice is None else self.choice.path
+
+    @classmethod
+    def of(cls, run: RunFolder, recipe: Recipe, stages: Sequence[StageRecord], skipped: Iterable[str]) -> "RunReport":
+        """The report of a run with these finished stages."""
+        trained = any(POLICY in stage.outputs for stage in stages)
+        choice = choose_policy(run) if trained else None
+        return cls(recipe, run.path, tuple(stages), tuple(skipped), choice, regressions(run))
+
+
+@dataclass(frozen=True, slots=True)
+class StaleStage:
+    """A stage in a run folder whose settings or inputs have changed since."""
+
+    name: str
+    #: What changed.
+    reason: str
+    #: Bytes that deleting it frees.
+    size: int
+
+    def __str__(self) -> str:
+        size = self.size
+        return f"{self.name} ({f'{size / 1e6:,.1f} MB' if size >= 1e5 else f'{size / 1e3:,.1f} kB'})"
+
+
+class StaleStages(StepladderError):
+    """A recipe needs stages to be deleted and recomputed, and `update` does not allow it."""
+
+    def __init__(self, folder: Path, stages: Sequence[StaleStage], keep: str = "Another --out keeps it") -> None:
+        """`keep`: how to keep the results, as the start of a sentence."""
+        self.folder, self.stages = folder, stages
+        super().__init__(
+            f"the stage '{stages[0].name}' in {folder} is stale: {stages[0].reason}. {keep}; "
+            f"--update deletes {', '.join(map(str, stages))} and computes again what the recipe needs"
+        )
+
+
+def stale_stages(recipe: Recipe, folder: Path) -> list[StaleStage]:
+    """The stages in a run folder that `run_recipe` would delete with `update`."""
+    return _stale(RunFolder(folder), recipe, all_ingredients(recipe))
 
 
 def run_recipe(
-    recipe: Recipe, folder: Path, *, update: bool = False, only: str | None = None, console: Console | None = None
+    recipe: Recipe,
+    folder: Path,
+    *,
+    update: bool = False,
+    confirm: Callable[[Sequence[StaleStage]], None] | None = None,
+    only: str | None = None,
+    console: Console | None = None,
 ) -> RunReport:
     """Run every stage that is not done; with `only`, this stage, the stages it depends on, and stale stages.
 
-    Progress is printed to `console`.
+    `update` deletes stale stages first; `confirm` is called with them before that and may raise. Progress is printed to
+    `console`.
     """
     console = console or Console(stderr=True)
     ingredients = all_ingredients(recipe)
     with claim(folder) as run, closing(RunContext(recipe.shared, console)) as context:
-        outdated = _outdated(run, recipe, ingredients)
-        for name, reason in outdated.items():
-            if not update:
-                raise StepladderError(
-                    f"the stage '{name}' in {folder} is stale: {reason}. "
-                    "Pass --update to recompute it and the stages that depend on it, or choose another --out or --name"
-                )
+        stale = _stale(run, recipe, ingredients)
+        if stale and not update:
+            raise StaleStages(folder, stale)
+        outdated = [stage.name for stage in stale]
         wanted = _needed(recipe, [only, *outdated] if only is not None else [stage.name for stage in recipe.stages])
         left = [name for name in wanted if name in outdated or run.done(name) is None]
         for stage in recipe.stages:  # fail before hours are spent or anything is deleted
             if stage.name in left:
+                own = getattr(stage.settings, "report_to", ())
+                check_trackers(recipe.shared.report_to if own is None else own)
                 get_stage(stage.kind).check(stage.settings, context)
         session = describe_session(recipe) if left else None
-        kept = {stage.name: get_stage(stage.kind).persistent_files for stage in recipe.stages}
-        for name, reason in outdated.items():
-            run.remove(name, but=kept.get(name, ()))
-            _print(console, f"{name}: stale ({reason}), removed")
+        if stale and confirm is not None:
+            confirm(stale)
+        for each in stale:
+            run.remove(each.name, but=_persistent_files(recipe, each.name))
+            _print(console, f"{each.name}: stale ({each.reason}), removed")
         if session is not None:
             run.add_session(session)  # first, because run.json marks the folder as a run
         run.write_recipe(recipe)
+        if recipe.left_out:
+            _print(console, f"without effect beside --set, left out: {', '.join(recipe.left_out)}")
         records, skipped = [], []
         for stage in recipe.stages:
             record = run.done(stage.name)
@@ -79,7 +137,9 @@ def run_recipe(
                 skipped.append(stage.name)
                 _print(console, f"{stage.name}: done, {record.seconds:,.0f} s, skipped")
             records.append(record)
-        return RunReport(recipe, folder, tuple(records), tuple(skipped), run.newest("policy"))
+            if POLICY in record.outputs:
+                score_policies(run, recipe, context)
+        return RunReport.of(run, recipe, records, skipped)
 
 
 def _needed(recipe: Recipe, names: Iterable[str]) -> list[str]:
@@ -91,8 +151,13 @@ def _needed(recipe: Recipe, names: Iterable[str]) -> list[str]:
     return [stage.name for stage in recipe.stages if stage.name in needed]
 
 
-def _outdated(run: RunFolder, recipe: Recipe, ingredients: dict[str, Ingredients]) -> dict[str, str]:
-    """Stale stages in the folder, in order, each with what changed."""
+def _persistent_files(recipe: Recipe, name: str) -> tuple[str, ...]:
+    """The files of a stage that stay when it is deleted."""
+    return next((get_stage(stage.kind).persistent_files for stage in recipe.stages if stage.name == name), ())
+
+
+def _stale(run: RunFolder, recipe: Recipe, ingredients: dict[str, Ingredients]) -> list[StaleStage]:
+    """Stale stages in the folder, in order."""
     found: dict[str, str] = {}
     wanted = [stage.name for stage in recipe.stages]
     for name in sorted(run.stage_names(), key=lambda name: wanted.index(name) if name in wanted else len(wanted)):
@@ -109,7 +174,9 @@ def _outdated(run: RunFolder, recipe: Recipe, ingredients: dict[str, Ingredients
             found[name] = "; ".join(changes(record.ingredients, ingredients[name]))
         elif touched := _touched(run.path / name, record):
             found[name] = f"{', '.join(touched)} was modified after the stage ended (delete it to have it recomputed)"
-    return found
+    return [
+        StaleStage(name, reason, run.size(name, but=_persistent_files(recipe, name))) for name, reason in found.items()
+    ]
 
 
 def _touched(folder: Path, record: StageRecord) -> list[str]:

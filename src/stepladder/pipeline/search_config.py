@@ -7,6 +7,8 @@
 In: the name of a preset and overrides. Out: `ExploreConfig` with every value filled in.
 """
 
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -39,6 +41,13 @@ class TreeStageConfig(Config):
     llm: LLMJudgeConfig | None = None
     #: Concurrent trees, all of which are in memory.
     max_concurrent_trees: int = Field(default=64, ge=1)
+
+    def unused(self) -> Mapping[str, str]:
+        """The LLM scores each step alone, and its scores are not compared."""
+        if self.llm is None:
+            return {}
+        names = ["llm.order", "llm.score_margin"] + (["llm.mode"] if self.llm.mode != "score" else [])
+        return dict.fromkeys(names, "in a tree search (its mode is always score, and every step is scored alone)")
 
 
 class ExploreConfig(TreeStageConfig):
@@ -75,6 +84,15 @@ class ExploreConfig(TreeStageConfig):
             raise ValueError("evaluate: llm and the settings of the model (llm.model) must be given together")
         return self
 
+    def unused(self) -> Mapping[str, str]:
+        """Settings of rollouts and of early stopping."""
+        found = {}
+        if self.evaluate != "rollout":
+            found["rollout_temperature"] = f"with evaluate: {self.evaluate} (there are no rollouts)"
+        if self.patience is None:
+            found["tolerance"] = "with patience: null (there is no early stopping)"
+        return {**super().unused(), **found}
+
     @model_validator(mode="before")
     @classmethod
     def _from_preset(cls, data: Any) -> Any:
@@ -86,18 +104,10 @@ class ExploreConfig(TreeStageConfig):
     def search(self, episode: EpisodeConfig) -> MCTSConfig:
         """Search settings of one tree, within the limits of an episode."""
         limit = episode.sampling.max_tokens
+        same = {field.name for field in fields(MCTSConfig)} - {"evaluate"}
         return MCTSConfig(
-            episode=EpisodeConfig(episode.max_steps, episode.k, Sampling(self.temperature, self.top_p, limit)),
+            episode=replace(episode, sampling=Sampling(self.temperature, self.top_p, limit)),
             rollout=Sampling(self.rollout_temperature, 1.0, limit),
-            simulations=self.simulations,
-            width=self.width,
-            depth=self.depth,
-            selection=self.selection,
-            c=self.c,
-            gamma=self.gamma,
-            decay=self.decay,
             evaluate="rollout" if self.evaluate == "rollout" else "score",
-            parallel=self.parallel,
-            patience=self.patience,
-            tolerance=self.tolerance,
+            **self.model_dump(include=same),
         )

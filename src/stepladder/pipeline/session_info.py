@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,11 @@ def _git(checkout: Path) -> dict[str, Any] | None:
     """The git revision of Stepladder, if it runs from a checkout and git is installed."""
     if not (checkout / ".git").exists():
         return None
+    ask = partial(subprocess.check_output, cwd=checkout, text=True, timeout=30, stderr=subprocess.DEVNULL)
     try:
-        return {"revision": _ask_git(checkout, "rev-parse", "HEAD"), "dirty": bool(_ask_git(checkout, "status", "-s"))}
+        return {
+            "revision": ask(["git", "rev-parse", "HEAD"]).strip(),
+            "dirty": bool(ask(["git", "status", "-s"]).strip()),
+        }
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _ask_git(checkout: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(checkout), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

@@ -7,21 +7,20 @@ questions it used, so that tables, reports and comparisons need no knowledge of 
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepladder.core.config import Config
-from stepladder.core.errors import StepladderError
+from stepladder.core.trace import Question
+from stepladder.data.sampling import sample_questions
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage_summary import Numbers, StageCost, StageSummary, cost_from_summary
 
 #: Roles of inputs and outputs. A policy is a model folder, trees are one file, the others are folders.
 POLICY, TREES, PAIRS, REWARD = "policy", "trees", "pairs", "reward"
 EVALUATION, EXAMINATION = "evaluation", "examination"
-#: Files in a folder of pairs.
-TRAIN_PAIRS, DEV_PAIRS, PAIR_STATS = "train.jsonl", "dev.jsonl", "stats.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,13 @@ def tree_questions(path: Path) -> list[str]:
     """Question ids of the trees in a file, in order. Nothing else of the trees is parsed."""
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
         return [str(json.loads(line)["question"]["id"]) for line in file]
+
+
+def sampled_questions(stage: FinishedStage, questions: Sequence[Question]) -> list[str]:
+    """Ids of the questions that the settings of a stage chose from these."""
+    settings = stage.settings
+    chosen = sample_questions(questions, settings.questions, stage.seed, balance=settings.balance)
+    return [question.id for question in chosen]
 
 
 def _questions_of_trees(stage: FinishedStage) -> Iterable[str] | None:
@@ -112,19 +118,3 @@ class StageSpec:
     questions: Callable[[FinishedStage], Iterable[str] | None] = _questions_of_trees
     #: settings -> whether a model generates text in this stage.
     generates: Callable[[Any], bool] = lambda settings: True  # noqa: ARG005
-
-
-def expect_dev(stage: str, questions: int, context: RunContext) -> None:
-    """Raise if a stage needs dev questions and the data has no dev split."""
-    if questions and "dev" not in context.data.questions:
-        raise StepladderError(
-            f"{stage} selects a checkpoint on {questions} dev questions, but the data has no dev split: "
-            "give one (--dev, in a recipe data.dev), or set dev_questions to 0"
-        )
-
-
-def expect_answers(split: str, context: RunContext) -> None:
-    """Raise if no question of a split has an answer, or the agent searches and there is no index."""
-    if not any(question.answers for question in context.split(split)):
-        raise StepladderError(f"no question of the split '{split}' has an answer: rewards cannot be computed")
-    context.check_index()

@@ -14,11 +14,9 @@ from stepladder.driver.progress import Progress
 from stepladder.explore.tree_runner import Grow, ThroughputNote, explore
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import monte_carlo
-from stepladder.judges.base import ScorerOptions
-from stepladder.judges.registry import make_scorer
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import TreeStageConfig
-from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, Task, expect_answers
+from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, Task
 
 #: The file of trees.
 FILE = "trees.jsonl.gz"
@@ -28,7 +26,7 @@ _CACHED_GENERATIONS = 16_384
 
 def check_tree_stage(settings: TreeStageConfig, context: RunContext) -> None:
     """Questions must have answers, there must be an index if the agent searches, and a price for a paid judge."""
-    expect_answers(settings.split, context)
+    context.expect_answers(settings.split)
     if settings.llm is not None:
         settings.llm.check()
 
@@ -44,11 +42,8 @@ def grow_trees(
         engine = stack.enter_context(context.engine(task.inputs[POLICY]))
         scores = None
         if scorer is not None:
-            shared = context.settings
-            options = ScorerOptions(
-                task.inputs.get(REWARD), shared.device, shared.dtype, llm=settings.llm, folder=task.folder
-            )
-            scores = stack.enter_context(closing(make_scorer(scorer, options)))
+            made = context.scorer(scorer, task.inputs.get(REWARD), llm=settings.llm, folder=task.folder)
+            scores = stack.enter_context(closing(made))
         driver = Driver(
             engine,
             context.retriever,
@@ -78,21 +73,12 @@ def grow_trees(
 
 def tree_numbers(path: Path) -> dict[str, float]:
     """Averages over the trees of a file. `broken` is the total of failed simulations."""
-    trees = nodes = simulations = broken = 0
-    solved = mean = 0.0
+    rows = []
     for tree in read_trees(path):
-        trees += 1
-        nodes += len(tree.nodes)
-        simulations += tree.nodes[0].visits
-        broken += tree.failures
         outcomes = [node.reward for node in tree.nodes if node.reward is not None]
         outcomes += [rollout.reward for node in tree.nodes for rollout in node.rollouts]
-        solved += max(outcomes, default=0.0) >= 1.0
-        mean += monte_carlo(tree)[0] or 0.0
-    return {
-        "nodes": nodes / trees,
-        "simulations": simulations / trees,
-        "mean_f1": mean / trees,
-        "solved": solved / trees,
-        "broken": broken,
-    }
+        solved = max(outcomes, default=0.0) >= 1.0
+        rows.append((len(tree.nodes), tree.nodes[0].visits, monte_carlo(tree)[0] or 0.0, solved, tree.failures))
+    *totals, broken = map(sum, zip(*rows, strict=True))
+    names = ("nodes", "simulations", "mean_f1", "solved")
+    return {**{name: total / len(rows) for name, total in zip(names, totals, strict=True)}, "broken": broken}

@@ -17,12 +17,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepladder.agents.base import Agent, neutralize
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Author, Pair, Question, Segment, Trajectory
-from stepladder.engines.transformers.tokenization import Encoding
+
+if TYPE_CHECKING:
+    from stepladder.engines.transformers.tokenization import Encoding
 
 
 def read_pairs(
@@ -62,7 +65,7 @@ class PairCheck:
         self,
         agent: Agent,
         questions: Iterable[Question],
-        encoding: Encoding,
+        encoding: "Encoding",
         max_length: int | None,
         *,
         retokenize: bool = False,

@@ -49,6 +49,9 @@ class TreePairs:
     pairs: tuple[Pair, ...]
     #: The number of preferences without a pair, by reason.
     dropped: Counter[str] = field(default_factory=Counter)
+    #: States whose steps the judge compared, and how many of these steps the gold judge could grade.
+    states: int = 0
+    graded: int = 0
 
 
 def tree_pairs(tree: Tree, judge: Judge, rules: PairRules) -> Algorithm[TreePairs]:
@@ -64,7 +67,10 @@ def tree_pairs(tree: Tree, judge: Judge, rules: PairRules) -> Algorithm[TreePair
 
     pairs: list[Pair] = []
     dropped: Counter[str] = Counter()
+    states = graded = 0
     for state, siblings in judged_groups(tree, rules):
+        states += 1
+        graded += sum(gold[node.id] is not None for node in siblings)
         branch = tree.trajectory(siblings[0])
         context = branch.consumed(len(branch.steps) - 1)
         kept = 0
@@ -80,7 +86,7 @@ def tree_pairs(tree: Tree, judge: Judge, rules: PairRules) -> Algorithm[TreePair
             sides = side(chosen, preference.chosen_value), side(rejected, preference.rejected_value)
             depth = depths[state.id]
             pairs.append(Pair(tree.question.id, tree.agent, context, *sides, depth, judge.name, preference.reason))
-    return TreePairs(tuple(pairs), dropped)
+    return TreePairs(tuple(pairs), dropped, states, graded)
 
 
 def judged_groups(tree: Tree, rules: PairRules) -> Iterator[tuple[Node, list[Node]]]:

@@ -8,8 +8,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from stepladder.evaluation.evaluator import Evaluation, Summary
-from stepladder.evaluation.statistics import Comparison, interval_text
+from stepladder.evaluation.statistics import Comparison, interval_text, signed_text
 
+#: Follows the name of a policy whose answers used gold annotations.
+UPPER_BOUND = " (upper bound)"
 #: Rows of the table: metric, label, decimals.
 _ROWS = (
     ("em", "exact match", 3),
@@ -60,14 +62,13 @@ def print_summary(console: Console, summary: Summary, title: str) -> None:
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     """The table of an evaluation in memory."""
-    print_summary(console, evaluation.summary(), "evaluation")
+    print_summary(console, evaluation.summary(), f"evaluation{UPPER_BOUND if evaluation.upper_bound else ''}")
 
 
 def comparison_line(comparison: Comparison, metric: str) -> str:
     """A paired difference on one line."""
-    difference = comparison.difference
     return (
-        f"{metric}: {difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] vs. the other run, "
+        f"{metric}: {signed_text(comparison.difference)} vs. the other run, "
         f"p = {comparison.p_value:.4f} (paired, {comparison.questions:,} questions in both)"
     )
 

@@ -10,13 +10,27 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from stepladder.core.unicode import readable
 from stepladder.core.version import __version__
+from stepladder.evaluation.statistics import signed_text
+from stepladder.evaluation.svg_figure import STYLE
+from stepladder.reporting.number_text import brief, decimal, interval, p_text, typeset, whole
+
+#: Filters for numbers; None is shown as a dash.
+_NUMBERS: dict[str, Callable[..., str]] = {
+    "brief": brief,
+    "decimal": decimal,
+    "interval": interval,
+    "p": p_text,
+    "signed": signed_text,
+    "whole": whole,
+}
 
 
 def render_page(
     package: str,
     template: str,
-    filters: Mapping[str, Callable[..., str]],
+    filters: Mapping[str, Callable[..., str]] | None = None,
     styles: tuple[str, ...] = (),
     script: str | None = None,
     **content: Any,
@@ -26,13 +40,15 @@ def render_page(
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(filters)
+    for name, to_text in _NUMBERS.items():
+        environment.filters[name] = lambda *values, to_text=to_text: typeset(to_text(*values))
+    environment.filters |= {"readable": readable, **(filters or {})}
 
     def inlined(name: str) -> Markup:
         return Markup(loader.get_source(environment, name)[0])  # our own CSS and JavaScript, which must not be escaped
 
     return environment.get_template(template).render(
-        style=Markup("").join(map(inlined, ("page.css", *styles))),
+        style=Markup("").join([*map(inlined, ("page.css", *styles)), Markup(STYLE)]),
         script=None if script is None else inlined(script),
         version=__version__,
         **content,

@@ -1,24 +1,26 @@
-"""The results of a run on the console: evaluations, paired differences, stage summaries, time.
+"""The results of a run on the console: evaluations, paired differences, stage summaries, time, the policy to use.
 
 In: a `RunReport`. Out: text, or the same as JSON-compatible data. Stages declare their own summaries.
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from stepladder.core.trace_printer import printable
 from stepladder.evaluation.evaluator import compare, load_scores
-from stepladder.evaluation.statistics import Comparison, Interval, interval_text
+from stepladder.evaluation.statistics import Comparison, Interval, interval_text, signed_text
 from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.runner import RunReport
-from stepladder.pipeline.stage import EVALUATION, PAIRS, TREES
+from stepladder.pipeline.stage import EVALUATION, PAIRS, POLICY, TREES
+from stepladder.reporting.eval_table import UPPER_BOUND
 from stepladder.reporting.stage_summaries import pair_lines, stage_summary
 
 _METRICS = ("em", "f1")
@@ -42,7 +44,7 @@ def differences(report: RunReport) -> list[Difference]:
 
     The oracle is not compared.
     """
-    names = [stage.name for stage in _evaluations(report) if stage.inputs["policy"] != ORACLE]
+    names = [stage.name for stage in evaluations(report) if stage.inputs["policy"] != ORACLE]
     if len(names) < 2:
         return []
     scores = {name: load_scores(report.folder / name / EVALUATION) for name in names}
@@ -63,6 +65,8 @@ def as_json(report: RunReport) -> dict[str, Any]:
         "seed": report.recipe.seed,
         "folder": str(report.folder),
         "policy": None if report.policy is None else str(report.policy),
+        "policy_reason": None if report.choice is None else str(report.choice),
+        "worse": {name: asdict(each) for name, each in report.worse.items()},
         "stages": [
             {
                 "name": stage.name,
@@ -80,46 +84,60 @@ def as_json(report: RunReport) -> dict[str, Any]:
     }
 
 
+def policy_label(stage: StageRecord, report: RunReport) -> str:
+    """The policy that an evaluation played, and whether its scores are an upper bound or it is worse than its input."""
+    source = stage.inputs[POLICY]
+    name = Path(report.recipe.shared.policy).name if source == BASE else source
+    if source == ORACLE or stage.summary.get("upper_bound"):
+        return name + UPPER_BOUND
+    if (worse := report.worse.get(source)) is not None:
+        return f"{name}: worse than {worse.against} ({worse.comparison.difference.mean:+.3f})"
+    return name
+
+
 def print_report(console: Console, report: RunReport) -> None:
     """Print the tables and stage summaries."""
-    evaluations = _evaluations(report)
-    if evaluations:
-        legend = "mean [95% CI]; EM: exact match, valid: share of transcripts without a malformed step"
+    evaluated = evaluations(report)
+    if evaluated:
+        legend = "mean [95% CI]; n: questions, EM: exact match, valid: share of transcripts without a malformed step"
         console.print(f"\n[bold]{printable(report.recipe.name)}[/], {legend}", highlight=False, soft_wrap=True)
-        console.print(_scores(evaluations, Path(report.recipe.shared.policy).name))
-        for stage in evaluations:
+        _print_scores(console, report)
+        for stage in evaluated:
             if failed := stage.summary["failed"]:
                 console.print(f"{stage.name}: {failed:,} episodes failed, counted as wrong", style="red")
         for each in differences(report):
-            change = each.comparison.difference
-            console.print(
-                f"{each.stage} vs. {each.against}: {each.metric} {change.mean:+.3f} [{change.low:+.3f}, "
-                f"{change.high:+.3f}], p = {each.comparison.p_value:.4f} (paired)",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
-        hops = sorted({hops for stage in evaluations for hops in stage.summary["by_hops"]} - {"0"}, key=int)
+            p_value = f"p = {each.comparison.p_value:.4f} (paired)"
+            change = f"{each.metric} {signed_text(each.comparison.difference)}, {p_value}"
+            _say(console, f"{each.stage} vs. {each.against}: {change}")
+        hops = sorted({hops for stage in evaluated for hops in stage.summary["by_hops"]} - {"0"}, key=int)
         if hops:
             console.print("\n[bold]F1 by searches needed[/]", highlight=False)
-            console.print(_by_hops(evaluations, hops))
+            _print_table(console, ("stage", *hops), [_by_hops(stage, hops) for stage in evaluated])
     _print_summaries(console, report, before_pairs=True)
     with_pairs = [stage for stage in report.stages if PAIRS in stage.outputs]
     if with_pairs:
         legend = "agreement with the gold judge where it has a preference [95% CI]"
         console.print(f"\n[bold]Preference pairs[/]: {legend}", highlight=False, soft_wrap=True)
-        console.print(_pairs(with_pairs))
+        columns = ("stage", "judge", "pairs", "questions", "agreement")
+        _print_table(console, columns, [_pairs(stage) for stage in with_pairs])
         for stage in with_pairs:
             if len(with_pairs) > 1:
                 console.print(f"\n[bold]{stage.name}[/]", highlight=False)
             _print_lines(console, pair_lines(stage.summary))
     _print_summaries(console, report, before_pairs=False)
-    seconds = ", ".join(f"{stage.name} {stage.seconds:,.0f} s" for stage in report.stages)
-    console.print(f"\ntime: {seconds}", highlight=False, soft_wrap=True)
-    if report.policy is not None and (evaluations or any("policy" in stage.outputs for stage in report.stages)):
-        console.print(f"trained policy: {printable(str(report.policy))}", highlight=False, soft_wrap=True)
-        folder = shlex.quote(str(report.folder))
-        console.print(f"next: stepladder ask --run {printable(folder)}", highlight=False, soft_wrap=True)
+    console.print()
+    _say(console, "time: " + ", ".join(f"{stage.name} {stage.seconds:,.0f} s" for stage in report.stages))
+    if report.choice is not None and (evaluated or any(POLICY in stage.outputs for stage in report.stages)):
+        _print_choice(console, report)
+
+
+def _print_choice(console: Console, report: RunReport) -> None:
+    """The policy that `ask --run` uses, after the stages that made theirs worse."""
+    for each in report.worse.values():
+        _say(console, f"{each.stage} ended {each}", style="red")
+    assert report.choice is not None
+    _say(console, f"{report.choice}: {report.choice.path}")
+    _say(console, f"next: stepladder ask --run {shlex.quote(str(report.folder))} uses {report.choice.stage}")
 
 
 def print_run(console: Console, run: "Run") -> None:
@@ -129,51 +147,38 @@ def print_run(console: Console, run: "Run") -> None:
 
 def print_scores(console: Console, scores: "RunScores") -> None:
     """The table of its evaluations."""
-    console.print(_scores(list(scores.stages), Path(scores.report.recipe.shared.policy).name))
+    _print_scores(console, scores.report)
 
 
-def _evaluations(report: RunReport) -> list[StageRecord]:
+def evaluations(report: RunReport) -> list[StageRecord]:
+    """The finished evaluations of a run."""
     return [stage for stage in report.stages if EVALUATION in stage.outputs]
 
 
-def _scores(evaluations: list[StageRecord], base: str) -> Table:
-    labels = {BASE: base, ORACLE: "oracle"}
-    table = _table("stage", "policy", "questions", "EM", "F1", "valid", "searches")
-    for stage in evaluations:
-        numbers = stage.summary
-        table.add_row(
-            stage.name,
-            printable(labels.get(stage.inputs["policy"], stage.inputs["policy"])),
-            f"{numbers['questions']:,}",
-            interval_text(Interval(**numbers["em"]), 2),
-            interval_text(Interval(**numbers["f1"]), 2),
-            f"{numbers['validity']:.2f}",
-            f"{numbers['searches']:.2f}",
-        )
-    return table
+def _print_scores(console: Console, report: RunReport) -> None:
+    stages = evaluations(report)
+    columns = ("stage", "policy", "n", "EM", "F1", "valid", "searches")
+    marked = [stage.inputs[POLICY] in report.worse for stage in stages]
+    _print_table(console, columns, [_score(stage, report) for stage in stages], marked)
 
 
-def _by_hops(evaluations: list[StageRecord], hops: list[str]) -> Table:
-    table = _table("stage", *hops)
-    for stage in evaluations:
-        groups = stage.summary["by_hops"]
-        table.add_row(stage.name, *(f"{groups[each]['f1']:.2f}" if each in groups else "-" for each in hops))
-    return table
+def _score(stage: StageRecord, report: RunReport) -> tuple[str, ...]:
+    numbers = stage.summary
+    em, f1 = (interval_text(Interval(**numbers[metric]), 2) for metric in _METRICS)
+    rates = f"{numbers['validity']:.2f}", f"{numbers['searches']:.2f}"
+    return stage.name, policy_label(stage, report), f"{numbers['questions']:,}", em, f1, *rates
 
 
-def _pairs(stages: list[StageRecord]) -> Table:
-    table = _table("stage", "judge", "pairs", "questions", "agreement")
-    for stage in stages:
-        numbers, gold = stage.summary, stage.summary["gold"] or {}
-        known = gold.get("agrees") is not None
-        table.add_row(
-            stage.name,
-            numbers["judge"],
-            f"{numbers['pairs']:,}",
-            f"{numbers['questions']:,}",
-            interval_text(Interval(gold["agrees"], gold["low"], gold["high"]), 2) if known else "-",
-        )
-    return table
+def _by_hops(stage: StageRecord, hops: list[str]) -> tuple[str, ...]:
+    groups = stage.summary["by_hops"]
+    return stage.name, *(f"{groups[each]['f1']:.2f}" if each in groups else "-" for each in hops)
+
+
+def _pairs(stage: StageRecord) -> tuple[str, ...]:
+    numbers, gold = stage.summary, stage.summary["gold"] or {}
+    known = gold.get("agrees") is not None
+    agreement = interval_text(Interval(gold["agrees"], gold["low"], gold["high"]), 2) if known else "-"
+    return stage.name, numbers["judge"], f"{numbers['pairs']:,}", f"{numbers['questions']:,}", agreement
 
 
 def _print_summaries(console: Console, report: RunReport, *, before_pairs: bool) -> None:
@@ -189,18 +194,36 @@ def _print_summaries(console: Console, report: RunReport, *, before_pairs: bool)
 def _print_lines(console: Console, lines: Mapping[str, str]) -> None:
     for name, line in lines.items():
         if line:
-            console.print(f"  {name}: {printable(line)}", highlight=False, soft_wrap=True)
+            _say(console, f"  {name}: {line}")
 
 
-#: Columns that wrap on a narrow terminal; numbers never do.
+def _say(console: Console, line: str, style: str = "") -> None:
+    console.print(printable(line), style=style, highlight=False, soft_wrap=True)
+
+
+#: Columns that wrap between words on a narrow terminal; numbers never do.
 _TEXT_COLUMNS = ("stage", "policy", "judge")
 
 
-def _table(*columns: str) -> Table:
+def _print_table(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], marked: Sequence[bool] = ()
+) -> None:
+    """A table with `marked` rows in red. Words stay whole: columns that do not fit are omitted from the right."""
+    widths = [
+        max(len(word) for cell in cells for word in (cell.split() if name in _TEXT_COLUMNS else [cell]))
+        for name, *cells in zip(columns, columns, *rows, strict=True)
+    ]
+    shown = len(columns)
+    while shown > 2 and sum(widths[:shown]) + 2 * (shown - 1) > console.width:
+        shown -= 1
     table = Table(box=None, pad_edge=False)
-    for column in columns:
-        if column in _TEXT_COLUMNS:
-            table.add_column(column, overflow="fold", min_width=len(column))
+    for name, width in zip(columns[:shown], widths, strict=False):
+        if name in _TEXT_COLUMNS:
+            table.add_column(name, min_width=width)
         else:
-            table.add_column(column, justify="right", no_wrap=True)
-    return table
+            table.add_column(name, justify="right", no_wrap=True)
+    for row, mark in zip(rows, marked or [False] * len(rows), strict=True):
+        table.add_row(*(Text.from_markup(printable(cell)) for cell in row[:shown]), style="red" if mark else None)
+    console.print(table)
+    if omitted := columns[shown:]:
+        _say(console, f"columns omitted: {', '.join(omitted)} (use a wider terminal)")

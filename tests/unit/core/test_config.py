@@ -47,7 +47,7 @@ def test_plain_data_becomes_typed_settings() -> None:
     ("data", "message"),
     [
         ({"serach": {}}, "f.yaml: serach: unknown key. Did you mean 'search'? Known: search, extra, either"),
-        ({"search": {"K": 2, "kk": 1}}, "f.yaml: search.K: unknown key. Known: k, rerank"),
+        ({"search": {"K": 2, "kk": 1}}, "f.yaml: search.K: unknown key. Did you mean 'k'? Known: k, rerank"),
         ({"search": {"rerun": 2}}, "f.yaml: search.rerun: unknown key. Did you mean 'rerank'? Known: k, rerank"),
         ({"extra": {"rerun": 2}}, "f.yaml: extra.rerun: unknown key. Did you mean 'rerank'? Known: k, rerank"),
         ({"either": {"kk": 2}}, "f.yaml: either.kk: unknown key. Did you mean 'k'? Known: k, rerank"),

@@ -10,7 +10,7 @@ import pytest
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage, Question
 from stepladder.data import absolute_name, data_files, load_dataset
-from stepladder.data.formats.flashrag import load_questions
+from stepladder.data.formats.detect import read_questions
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import DataConfig
@@ -98,7 +98,7 @@ def test_titles_find_gold_passages_in_the_corpus_or_in_the_context(folder: Path)
     (folder / "dev.jsonl.gz").unlink()
     assert load_dataset(str(folder)).split("dev")[0].gold_passages == (("p1", "p2"),)
     context = {"context": {"title": ["Rain"], "content": [["Rain is a film."]]}}
-    (alone,) = load_questions(write(folder / "alone.jsonl", line("q", **titled, **context)))
+    (alone,) = read_questions(write(folder / "alone.jsonl", line("q", **titled, **context))).questions
     assert alone.gold_passages == (("Rain",),)
     assert list(load_dataset(str(folder / "alone.jsonl")).passages or ()) == [
         Passage("Rain", "Rain", "Rain is a film.")

@@ -164,8 +164,12 @@ def test_bamboogle(tmp_path: Path) -> None:
         ),
         ("a.json", '[{"question": "x", "context": []}]', "'_id' should be a non-empty string"),
         ("a.json", '[{"question": " ", "answer": "y"}]', "'question' is blank"),
-        ("a.jsonl", '{"id": "1", "question": "x", "paragraphs": [{}]}', "'paragraphs' should have 'title'"),
-        ("a.jsonl", '{"id": "1", "question": "x", "paragraphs": [], "question_decomposition": [1]}', "for each hop"),
+        ("a.jsonl", '{"id": "1", "question": "x", "paragraphs": [{}]}', "a list of objects with 'title' and"),
+        (
+            "a.jsonl",
+            '{"id": "1", "question": "x", "paragraphs": [], "question_decomposition": [1]}',
+            "with 'question' and 'answer'",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, name: str, content: str, message: str) -> None:

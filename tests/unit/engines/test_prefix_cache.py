@@ -308,7 +308,7 @@ def test_a_batch_that_does_not_fit_makes_room_and_raises() -> None:
 
 def block_of(sequences: list[list[int]]) -> DenseKVCache:
     block = DenseKVCache(len(sequences), 64)
-    block.layer(0, 1, torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))
+    block.layer(0, torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))
     return block
 
 
@@ -342,25 +342,20 @@ def iter_common(a: list[int], b: list[int]) -> Iterator[int]:
 # --- blocks ------------------------------------------------------------------------------------------------
 
 
-def test_layers_of_one_size_share_a_tensor_and_others_have_their_own() -> None:
+def test_layers_may_differ_in_size_and_rows_are_copied_and_swapped_in_all_of_them() -> None:
     block = DenseKVCache(3, 20)
     states = {number: torch.ones(1, 1 + number // 2, 4) for number in range(3)}  # the last has more heads
     for number, each in states.items():
-        keys, values = block.layer(number, 3, each, each[..., :2])
+        keys, values = block.layer(number, each, each[..., :2])
         keys += 10 * number + torch.arange(3)[:, None, None, None]
         values += 100 * number + torch.arange(3)[:, None, None, None]
-    assert [tuple(stack.shape) for stack in block.stacks] == [
-        (3, 3, 1, 32, 4),
-        (3, 3, 1, 32, 2),
-        (1, 3, 2, 32, 4),
-        (1, 3, 2, 32, 2),
-    ]
+    assert [tuple(keys.shape) for keys, _ in block.layers.values()] == [(3, 1, 32, 4), (3, 1, 32, 4), (3, 2, 32, 4)]
     other = DenseKVCache(2, 40)
     other.copy(block, [1], [2], 16)
     block.reserve(40)
     block.swap([0], [2])
     for number, each in states.items():
-        (keys, values), (theirs, _) = (some.layer(number, 3, each, each[..., :2]) for some in (block, other))
+        (keys, values), (theirs, _) = (some.layer(number, each, each[..., :2]) for some in (block, other))
         assert keys[:, 0, 0, 0].tolist() == [10 * number + row for row in (2, 1, 0)]
         assert values[:, 0, 31, 0].tolist() == [100 * number + row for row in (2, 1, 0)]
         assert not keys[:, :, 32:].any()

@@ -254,7 +254,7 @@ def test_where_memory_is_short_sessions_have_fewer_rows_from_then_on(caplog: pyt
     ("before", "running", "after"), [(64, 64, 32), (64, 40, 20), (64, 3, 16), (64, 1, 64), (1, 1, 1)]
 )
 def test_few_rows_that_were_too_long_say_little_about_the_others(before: int, running: int, after: int) -> None:
-    queue = RequestQueue(Generate, None, before, 1, "", RequestCache(0))
+    queue = RequestQueue(Generate, ScriptedEngine(lambda _: "", max_batch=before), lambda *_: [], RequestCache(0))
     queue.running = {bytes([number]): PendingRequest(b"", ask("a"), 0) for number in range(running)}
     queue.reduce_batch()
     assert queue.max_batch == after

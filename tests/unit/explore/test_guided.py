@@ -206,10 +206,13 @@ def test_more_samples_help_an_evaluation_and_cost_is_told() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"by": "vote", "strategy": "beam"}, "remove the strategy"),
+        ({"by": "vote", "strategy": "beam"}, "strategy has no effect with by: vote"),
         ({"n": 0}, "n: expected"),
-        ({"beams": 3}, "beams is for the strategy beam, not for actions"),
-        ({"by": "vote", "aggregate": "mean"}, "for the strategy beam or trajectories, not for vote"),
+        ({"beams": 3}, r"beams has no effect with the strategy actions \(it is for beam\)"),
+        (
+            {"by": "vote", "aggregate": "mean"},
+            r"aggregate has no effect with the strategy vote \(it is for beam or trajectories\)",
+        ),
         ({"temperature": 0}, "temperature: expected"),
         ({"strategy": "beams"}, "strategy: expected"),
     ],
@@ -222,7 +225,7 @@ def test_settings_that_make_no_sense(settings: dict[str, object], message: str) 
 def test_settings_in_full_can_be_read_again() -> None:
     for settings in ({"by": "vote"}, {"strategy": "beam", "beams": 3}, {"strategy": "mcts"}):
         chosen = GuideConfig.read(settings)
-        assert GuideConfig.read(chosen.model_dump()) == chosen
+        assert GuideConfig.read(chosen.effective()) == chosen
     assert GuideConfig.read({"by": "vote"}).describe()["strategy"] == "vote"
 
 

@@ -31,7 +31,7 @@ from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.mcts import MCTSConfig, mcts_search, outcome
 from stepladder.explore.tree_runner import explore
 from stepladder.explore.tree_store import TreeFile, read_trees
-from stepladder.explore.values import discounted, monte_carlo
+from stepladder.explore.values import depths_of, monte_carlo
 from stepladder.pipeline.search_config import PRESETS, ExploreConfig
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 from tests.support.trees import AGENT, QUERIES, SETTINGS, many, stroll, tree_of
@@ -79,6 +79,22 @@ class Troubled(ScriptedEngine):
             return BackendError("no")
         full = sum(len(part.text) for part in request.context) > self.window
         return empty_generation(request.context) if full else super()._reply(request)
+
+
+def discounted(tree: Tree, gamma: float, decay: float) -> list[float]:
+    """The mean outcome of the simulations through each node, discounted, from the finished tree alone."""
+    depths = depths_of(tree)
+    found: list[list[float]] = [[0.0, 0.0] for _ in tree.nodes]
+    for node in tree.nodes:
+        ends = [(rollout.reward, rollout.steps, 1) for rollout in node.rollouts]
+        if node.reward is not None:
+            ends.append((node.reward, 0, node.visits - len(node.rollouts)))
+        for reward, steps, times in ends:
+            length = depths[node.id] + steps
+            for each in tree.branch(node):
+                found[each.id][0] += times * reward * decay**length * gamma ** (length - depths[each.id])
+                found[each.id][1] += times
+    return [total / max(count, 1) for total, count in found]
 
 
 @examples(max_examples=150, deadline=None)

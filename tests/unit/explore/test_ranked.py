@@ -10,7 +10,7 @@ from stepladder.core.requests import Sampling
 from stepladder.core.trace import ActionKind, Node, Pair, Question, StopReason, Tree
 from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig
-from stepladder.explore.ranked import RANK, RankedConfig, best_branch, ranked
+from stepladder.explore.ranked import RANK, best_branch, ranked
 from stepladder.oracle.step_judge import GoldScorer
 from stepladder.pipeline.stages.pairs import PairConfig
 from stepladder.preferences.pairs import tree_pairs
@@ -18,14 +18,14 @@ from stepladder.train.sft.demonstrations import tree_demonstrations
 from tests.support.sampled_steps import AGENT, BAD, GOOD, OTHER, Likes, Sampled
 from tests.support.samples import QUESTION, WordRetriever
 
-SETTINGS = RankedConfig(EpisodeConfig(6, 1, Sampling(temperature=1.0)), n=12)
+SETTINGS = EpisodeConfig(6, 1, Sampling(temperature=1.0))
 KNOWS = {"designed": 0.9, "born": 0.8, "Velm": 0.7, "Oss": 0.2}
 
 
 def grown(lines: Sequence[object], scorer: object = None, question: Question = QUESTION, seed: int = 0) -> Tree:
     engine = Sampled(lines)  # type: ignore[arg-type]
     driver = Driver(engine, WordRetriever(), scorer or Likes(**KNOWS))  # type: ignore[arg-type]
-    (outcome,) = driver.run([lambda: ranked(AGENT, question, SETTINGS, seed)])
+    (outcome,) = driver.run([lambda: ranked(AGENT, question, SETTINGS, seed, n=12)])
     if outcome.failure is not None:
         raise StepladderError(outcome.failure.reason)
     assert outcome.value is not None

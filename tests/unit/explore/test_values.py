@@ -3,7 +3,7 @@
 import pytest
 
 from stepladder.core.trace import Action, ActionKind, Author, Node, Question, Rollout, Segment, Step, StopReason, Tree
-from stepladder.explore.values import depths_of, discounted, monte_carlo, spre
+from stepladder.explore.values import depths_of, monte_carlo, spre
 
 STEP = Step((), Segment(Author.POLICY, "s"), Action(ActionKind.QUERY, "q"))
 ENDED = StopReason.ANSWERED
@@ -53,10 +53,3 @@ def test_spre_prefers_the_shorter_of_two_right_ways() -> None:
     assert values[2] is not None
     assert values[1] > values[2]
     assert monte_carlo(Tree(Question("q", "?", ("x",)), "agent", nodes))[1:] == [1.0, 1.0]
-
-
-def test_discounted_values_count_the_steps_from_each_node() -> None:
-    gamma = 0.5
-    a = (0.0 + 3 * 1.0 * gamma) / 5
-    root = (3 * gamma**2 + 0.5 * gamma**3) / 6
-    assert discounted(tree(), gamma) == pytest.approx([root, a, 1.0, 0.0, 0.5 * gamma**2, 0.25, None])

@@ -22,7 +22,7 @@ from stepladder.judges.llm.spend.budget import (
     max_usage,
 )
 from stepladder.judges.llm.spend.ledger import Ledger
-from stepladder.judges.llm.spend.prices import load_prices
+from stepladder.judges.llm.spend.prices import PriceTable
 from stepladder.judges.llm.spend.response_cache import CachedEngine, ResponseCache
 from tests.support import openai_server
 from tests.support.openai_server import Answer, Server, fails, says
@@ -62,10 +62,10 @@ def test_half_a_token_is_no_budget() -> None:
 
 
 def test_prices_can_be_added_and_corrected(tmp_path: Path) -> None:
-    assert load_prices().need("gpt-4o-mini").of(Usage(2_000_000, 1_000_000)) == Decimal("0.9")
+    assert PriceTable().need("gpt-4o-mini").of(Usage(2_000_000, 1_000_000)) == Decimal("0.9")
     own = tmp_path / "prices.yaml"
     own.write_text("models:\n  gpt-4o-mini: {input: 1, output: 2}\n  mine: {input: 0, output: 0.1}\n")
-    table = load_prices(own)
+    table = PriceTable(own)
     assert table.need("gpt-4o-mini").of(Usage(1_000_000, 1_000_000)) == 3
     assert table.need("mine").of(Usage(9, 10)) == Decimal("0.000001")
     assert table.get("gpt-4o") is not None
@@ -88,13 +88,13 @@ def test_a_bad_price_file_is_refused(tmp_path: Path, text: str, problem: str) ->
     path = tmp_path / "prices.yaml"
     path.write_text(text)
     with pytest.raises(StepladderError, match=problem) as caught:
-        load_prices(path)
+        PriceTable(path)
     assert str(path) in str(caught.value)
 
 
 def test_a_price_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StepladderError, match="cannot be read: No such file"):
-        load_prices(tmp_path / "none.yaml")
+        PriceTable(tmp_path / "none.yaml")
 
 
 def test_dollars_need_a_price(server: Server, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_an_attempt_without_a_reply_is_charged_if_it_may_have_been_billed(
     server.answer = lambda body, n: (
         trouble(server) if n == 0 else says("fine", usage={"prompt_tokens": 5, "completion_tokens": 2})
     )
-    with closing(opened(server, tmp_path, timeout=0.5, retries=9)) as engine:
+    with closing(opened(server, tmp_path, timeout=0.5, max_retries=9)) as engine:
         (reply,) = engine.generate([question(0)])
     assert isinstance(reply, Generation)
     spend = engine.spend()
@@ -227,7 +227,7 @@ def test_a_server_that_bills_and_never_answers_cannot_pass_the_budget(server: Se
 
     server.answer = answer
     with (
-        closing(opened(server, tmp_path, calls(4), timeout=0.2, retries=9, concurrency=3)) as engine,
+        closing(opened(server, tmp_path, calls(4), timeout=0.2, max_retries=9, concurrency=3)) as engine,
         pytest.raises(BudgetExhausted),
     ):
         run(engine, 3)

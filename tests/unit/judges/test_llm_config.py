@@ -63,13 +63,20 @@ def test_a_folder_that_is_not_there_is_not_asked_for_at_openai(model: str) -> No
     settings(model=model, url="http://localhost:8000/v1").check()  # what a server calls its models is its affair
 
 
-def test_a_budget_in_dollars_needs_a_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_in_dollars_needs_a_price_and_a_judge_at_openai_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(StepladderError, match="'mine' has no price"):
         settings(model="mine", budget="1usd").check()
     (tmp_path / "prices.yaml").write_text("models:\n  mine: {input: 1, output: 2}\n")
     monkeypatch.chdir(tmp_path)
     priced = settings(model="mine", budget="1usd", prices="prices.yaml")
     monkeypatch.chdir("/")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(StepladderError, match="variable OPENAI_API_KEY, or name another server with --judge-url URL"):
+        priced.check()
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
     priced.check()
     assert priced.prices == tmp_path / "prices.yaml", "a run may go on from elsewhere"
 

@@ -64,8 +64,3 @@ def test_a_tree_is_valued_once_for_all_its_families() -> None:
     assert calls == 1
     preferences(judge, tree_of(1.0, 0.0))
     assert calls == 2
-
-
-def test_a_margin_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="margin is 0"):
-        ValueJudge("v", monte_carlo, margin=0)

@@ -2,6 +2,7 @@
 and what is said of files that cannot be read.
 """
 
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,25 +33,24 @@ def test_the_head_of_a_file(whole: Path) -> None:
         2,
     )
     assert head.tokenizer_setting("tokens") == list(WORDS)
-    assert head.tensors["blk.1.ffn_down.weight"].shape == (64, 96)
-    assert max(tensor.end for tensor in head.tensors.values()) <= whole.stat().st_size
-    tensor = head.tensors["output_norm.weight"]
-    stored = np.frombuffer(whole.read_bytes()[tensor.start : tensor.end], dtype="<f4")
-    assert np.array_equal(stored, small_llama().model.norm.weight.detach().numpy())
+    assert head.tensors["blk.1.ffn_down.weight"].data.shape == (64, 96)
+    assert np.array_equal(head.tensors["output_norm.weight"].data, small_llama().model.norm.weight.detach().numpy())
 
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "not GGUF": (lambda data: b"PK\x03\x04" + data[4:], r"is not a GGUF file: it begins with b'PK"),
     "a pointer": (lambda data: b"version https://git-lfs", "git-lfs pointer"),
-    "empty": (lambda data: b"", "it is empty. Download it again"),
-    "no head": (lambda data: data[:10], "its header is truncated"),
-    "half a head": (lambda data: data[:2000], "its header is truncated"),
+    "empty": (lambda data: b"", "is not a GGUF file: it begins with b''"),
+    "no head": (lambda data: data[:10], "it has 10 bytes, and its header ends at 24 or later. Download it again"),
+    "half a head": (lambda data: data[:2000], "it has 2,000 bytes, and its header ends at"),
     "weights cut off": (
         lambda data: data[:-5000],
-        r"has [\d,]+ bytes, and its weights end at [\d,]+\. Download it again",
+        r"has [\d,]+ bytes, and its weights end at [\d,]+ or later\. Download it again",
     ),
-    "nonsense": (lambda data: data[:24] + b"\xff" * (len(data) - 24), "its header is truncated or invalid"),
-    "version 1": (lambda data: data[:4] + b"\x01" + data[5:], "is of version 1; expected 2 or 3"),
+    "nonsense": (lambda data: data[:24] + b"\xff" * (len(data) - 24), "its header ends at 18,446,744,073,709,551,"),
+    "version 1": (lambda data: data[:4] + b"\x01" + data[5:], "version 1 which we cannot handle"),
+    "more settings than bytes": (lambda data: data[:16] + b"\xff" * 8 + data[24:], "is damaged or incomplete"),
+    "more tensors than bytes": (lambda data: data[:8] + b"\xff" * 8 + data[16:], "is damaged or incomplete"),
 }
 
 
@@ -59,9 +59,50 @@ def test_damaged_files_are_told_apart(damage: str, whole: Path, tmp_path: Path) 
     change, message = DAMAGES[damage]
     file = tmp_path / "damaged.gguf"
     file.write_bytes(change(whole.read_bytes()))
-    with pytest.raises(StepladderError, match=message):
+    with pytest.raises(StepladderError, match=message) as told:
         load_model(file, None, None)
+    assert "\n" not in str(told.value)
     assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache" / "models").glob("[!.]*"))
+
+
+def nested(depth: int) -> bytes:
+    """A list in a list in a list ..., each with one entry; the innermost is empty."""
+    return struct.pack("<IQ", 9, 1) * depth + struct.pack("<IQ", 4, 0)
+
+
+HOSTILE: dict[str, tuple[bytes, int, bytes, str]] = {
+    "alignment 0": (b"general.alignment", 4, struct.pack("<I", 0), "must be a non-zero power of two"),
+    "alignment as text": (b"general.alignment", 8, struct.pack("<Q2s", 2, b"32"), "Bad type for general.alignment"),
+    "lists in lists": (b"tokenizer.ggml.tokens", 9, nested(3), "has no vocabulary"),
+    "lists without end": (b"tokenizer.ggml.tokens", 9, nested(5000), "recursion"),
+    "a list of 2^60 bytes": (b"x", 9, struct.pack("<IQ", 0, 2**60), "and its header ends at"),
+    "a list as long as the file": (b"x", 9, struct.pack("<IQ", 0, 1900) + bytes(1900), "more than 1,500 values"),
+    "a text of 2^60 bytes": (b"x", 8, struct.pack("<Q", 2**60), "and its header ends at"),
+    "a count as text": (b"split.count", 8, struct.pack("<Q3s", 3, b"two"), "split.count is 'two', expected int"),
+    "tokens as a number": (b"tokenizer.ggml.tokens", 4, struct.pack("<I", 7), "tokens is 7, expected list"),
+    "tokens as numbers": (b"tokenizer.ggml.tokens", 9, struct.pack("<IQII", 4, 2, 5, 6), "could not be unpacked"),
+    "an id as text": (b"tokenizer.ggml.eos_token_id", 8, struct.pack("<Q1s", 1, b"2"), "is '2', expected int"),
+    "a type that is none": (b"x", 77, b"", "is not a valid GGUFValueType"),
+    "a name twice": (b"general.architecture", 8, struct.pack("<Q5s", 5, b"llama"), "Duplicate general.architecture"),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_a_hostile_header_is_refused_in_one_line(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepladder.models.gguf.header._MAX_VALUES", 1500 if attack.startswith("a list as") else 2**20)
+    name, kind, value, message = HOSTILE[attack]
+    file = write_gguf(
+        tmp_path / "hostile.gguf",
+        {"token_embd.weight": np.zeros((4, 32), np.float32)},
+        without=(name.decode(), "tokenizer.ggml.token_type", "tokenizer.ggml.merges"),
+    )
+    data = file.read_bytes()
+    (settings,) = struct.unpack_from("<Q", data, 16)
+    added = struct.pack(f"<Q{len(name)}sI", len(name), name, kind) + value
+    file.write_bytes(data[:16] + struct.pack("<Q", settings + 1) + added + data[24:] + bytes(64))
+    with pytest.raises(StepladderError, match=message) as told:
+        load_model(file, None, None)
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(

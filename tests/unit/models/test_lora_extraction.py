@@ -87,7 +87,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     model = trained(rank=2)
     model.save_pretrained(tmp_path / "policy")
     tiny_tokenizer().save_pretrained(tmp_path / "policy")
-    command = ["adapter", str(tmp_path / "policy"), "--out", str(tmp_path / "small"), "--rank", "2"]
+    command = ["adapter", "--model", str(tmp_path / "policy"), "--out", str(tmp_path / "small"), "--rank", "2"]
     assert main(command) == 2
     assert "--base" in capsys.readouterr().err
     assert main([*command, "--base", base, "--json"]) == 0
@@ -107,6 +107,10 @@ def test_an_adapter_knows_the_agent_that_it_was_trained_as(tmp_path: Path, capsy
     assert json.loads(capsys.readouterr().out)["agent"] == "react-brief"
     assert main([*asked, "--agent", "rag"]) == 0
     assert json.loads(capsys.readouterr().out)["agent"] == "rag"
+    (tmp_path / "theirs.py").write_text("raise SystemExit('downloaded code ran')")
+    (folder / "stepladder.json").write_text(json.dumps({"agent": str(tmp_path / "theirs.py")}))
+    assert main(asked) == 2
+    assert f"names the agent file {tmp_path / 'theirs.py'}: --agent" in capsys.readouterr().err
     (folder / "stepladder.json").write_text("prorag")
     assert main(asked) == 2
     assert 'expected {"agent": "NAME"}' in capsys.readouterr().err.replace("\n", " ")
@@ -117,7 +121,7 @@ def test_an_adapter_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     extract_lora(trained(rank=2), tiny_model(), begun(tmp_path / "base"), tiny_tokenizer(), 2, folder)
     assert main(["ask", "--run", str(folder)]) == 2
     assert (
-        "is a model, not a run: pass it to `ask`, `eval` and `serve-agent` as --model"
+        "is a model, not a run: pass it to `ask`, `eval`, `adapter` and `serve-agent` as --model"
         in capsys.readouterr().err.replace("\n", " ")
     )
 
@@ -126,7 +130,7 @@ def test_an_adapter_of_an_adapter_says_how_to_need_only_one(tmp_path: Path, caps
     extract_lora(trained(rank=2), tiny_model(), begun(tmp_path / "base"), tiny_tokenizer(), 2, tmp_path / "first")
     trained(rank=3).save_pretrained(tmp_path / "policy")
     tiny_tokenizer().save_pretrained(tmp_path / "policy")
-    command = ["adapter", str(tmp_path / "policy"), "--base", str(tmp_path / "first"), "--rank", "2"]
+    command = ["adapter", "--model", str(tmp_path / "policy"), "--base", str(tmp_path / "first"), "--rank", "2"]
     assert main([*command, "--out", str(tmp_path / "second")]) == 0
     assert f"--base {tmp_path / 'base'} makes an adapter that needs no other" in capsys.readouterr().out
 
@@ -140,6 +144,6 @@ def test_a_change_that_is_mostly_rounding_says_so(tmp_path: Path, capsys: pytest
         weight.copy_(torch.where(torch.rand(weight.shape) < 0.1, weight * 1.01, weight))
     model.save_pretrained(tmp_path / "policy")
     tiny_tokenizer().save_pretrained(tmp_path / "policy")
-    command = ["adapter", str(tmp_path / "policy"), "--base", str(tmp_path / "base"), "--rank", "2"]
+    command = ["adapter", "--model", str(tmp_path / "policy"), "--base", str(tmp_path / "base"), "--rank", "2"]
     assert main([*command, "--out", str(tmp_path / "small")]) == 0
     assert "bf16 rounding counts as change too" in capsys.readouterr().out

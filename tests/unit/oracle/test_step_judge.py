@@ -14,14 +14,13 @@ from stepladder.core.requests import Algorithm, Result, Score
 from stepladder.core.step_scorer import check_step_scorer
 from stepladder.core.trace import Action, ActionKind, Author, Hop, Node, Passage, Segment, StopReason
 from stepladder.data.atlas import Atlas
-from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES
-from stepladder.data.atlas.schema import Relation
+from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES, Relation
 from stepladder.data.atlas.world import Entity
 from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.oracle.decomposition import fill_references, hop_answers, references, supports
 from stepladder.oracle.engine import OracleEngine
-from stepladder.oracle.step_judge import Fault, GoldJudge, GoldScorer, judge, judge_step, judge_tree
+from stepladder.oracle.step_judge import Fault, GoldJudge, GoldScorer, judge, judge_tree
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.index.bm25 import BM25Index
 from tests.support.atlas import cached_atlas
@@ -255,7 +254,7 @@ def test_the_judge_prefers_every_good_sibling_to_every_faulty_one(tree: Tree) ->
 
 
 def test_a_whole_tree_is_judged_like_each_of_its_branches(tree: Tree) -> None:
-    branches = [judge_step(tree.trajectory(node), -1) for node in tree.nodes[1:]]
+    branches = [judge(tree.trajectory(node))[-1] for node in tree.nodes[1:]]
     assert judge_tree(tree) == [None, *branches]
     unknown = replace(tree, question=replace(QUESTION, hops=(), gold_passages=()))
     assert judge_tree(unknown)[1:4] == [None] * 3
@@ -279,7 +278,7 @@ def test_the_scorer_scores_every_step() -> None:
     assert good == -bad > 4
     assert unknown == (0.0, 0.0)
     check_step_scorer(GoldScorer(), [trajectory, blank])
-    verdict = judge_step(trajectory, -1)
+    verdict = judge(trajectory)[-1]
     assert verdict is not None
     assert (verdict.fault, verdict.hop) == (Fault.WRONG, 1)
 
@@ -420,7 +419,7 @@ def test_spoilt_steps_on_atlas_are_found_out_and_their_faults_named() -> None:
             continue  # the search failed the oracle
         for case in corruptor.cases(trajectory):
             made[case.how] += 1
-            verdict = judge_step(case.trajectory, -1)
+            verdict = judge(case.trajectory)[-1]
             if verdict is None or verdict.fault != case.fault:
                 missed.append((case.how, case.trajectory.steps[-1].action.content, case.fault))
     assert made.total() > 800

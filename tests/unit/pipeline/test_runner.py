@@ -18,6 +18,7 @@ from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.pipeline import RunReport, run_recipe
 from stepladder.pipeline.fingerprint import all_ingredients, fingerprint
+from stepladder.pipeline.policy_choice import PolicyChoice
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder, claim
@@ -149,7 +150,7 @@ def test_an_interrupted_stage_resumes_from_its_partial_results(
 
 def test_a_changed_recipe_is_refused_with_what_changed(stages: Stages, tmp_path: Path) -> None:
     run(recipe(), tmp_path / "run")
-    with pytest.raises(StepladderError, match=r"'learn' in .* stages\.learn\.epochs: 3 -> 5\. Pass --update"):
+    with pytest.raises(StepladderError, match=r"'learn' in .* stages\.learn\.epochs: 3 -> 5\. .* --update deletes learn \("):
         run(learn_for(5), tmp_path / "run")
     with pytest.raises(StepladderError, match=r"'before' in .* seed: 0 -> 1; search\.k: 3 -> 1\."):
         run(recipe(seed=1, search={"k": 1}), tmp_path / "run")
@@ -234,7 +235,7 @@ def test_a_damaged_record_is_an_error_and_update_recomputes(
     record = tmp_path / "run" / "learn" / "stage.json"
     record.write_text(damage(record.read_text()))
     stages.ran.clear()
-    with pytest.raises(StepladderError, match=r"learn/stage\.json is not a valid stage record.* Pass --update"):
+    with pytest.raises(StepladderError, match=r"learn/stage\.json is not a valid stage record.* --update deletes learn"):
         run(recipe(), tmp_path / "run")
     run(recipe(), tmp_path / "run", update=True)
     assert stages.ran == ["learn", "epoch 0", "epoch 1", "epoch 2"]
@@ -423,19 +424,24 @@ def test_an_evaluation_that_was_deleted_is_made_again_and_the_next_command_can_b
     report, _ = run(evaluations(), folder)
     assert report.skipped == ("floor", "warm", "other")
     told = StringIO()
-    print_report(Console(file=told, width=80), replace(report, policy=folder))
+    print_report(Console(file=told, width=80), replace(report, choice=PolicyChoice("sft", folder, "the only one")))
     assert f"--run '{folder}'" in told.getvalue()
 
 
 def test_numbers_stay_whole_where_names_are_long_and_episodes_failed(tmp_path: Path) -> None:
     report, _ = run(evaluations(), tmp_path / "run")
     long = tuple(
-        replace(stage, inputs={"policy": "a-very-long-name-of-a-stage"}, summary={**stage.summary, "failed": 3})
+        replace(
+            stage,
+            inputs={"policy": "a-very-long-name-of-a-stage"},
+            summary={**stage.summary, "failed": 3, "upper_bound": False},
+        )
         for stage in report.stages[-1:]
     )
     told = StringIO()
     print_report(Console(file=told, width=80), replace(report, stages=long))
-    assert "4  1.00 [1.00, 1.00]  1.00 [1.00, 1.00]   1.00" in told.getvalue()
+    assert "a-very-long-name-of-a-stage  4  1.00 [1.00, 1.00]  1.00 [1.00, 1.00]" in told.getvalue()
+    assert "columns omitted: valid, searches" in told.getvalue()
     assert "oracle: 3 episodes failed" in told.getvalue()
     assert "…" not in told.getvalue()
 

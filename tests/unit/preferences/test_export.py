@@ -13,7 +13,7 @@ from stepladder.agents.prorag import ProRAGBrief
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Segment, Side
 from stepladder.oracle.engine import gold_action
-from stepladder.preferences.export import EXPORTS, ExportError, ExportResult, export, read_rag_proguide
+from stepladder.preferences.export import EXPORTS, ExportResult, export, read_rag_proguide
 
 #: As ReasonRAG's own script writes them.
 PROGUIDE_FIELDS = [
@@ -93,11 +93,11 @@ def test_pairs_are_read_once_so_a_stream_will_do(format: str, pairs: list[Pair],
 
 
 def test_nothing_to_train_on_is_an_error_and_leaves_nothing_behind(pairs: list[Pair], tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="found no pairs at all, expected at least one"):
+    with pytest.raises(StepladderError, match="found no pairs at all, expected at least one"):
         export("trl", {"train": []}, tmp_path / "out", source="nano")
-    with pytest.raises(ExportError, match="found only dev pairs"):
+    with pytest.raises(StepladderError, match="found only dev pairs"):
         export("trl", {"train": [], "dev": pairs}, tmp_path / "out", source="nano")
-    with pytest.raises(ExportError, match="question 'q1' at depth 0 has no prompt"):
+    with pytest.raises(StepladderError, match="question 'q1' at depth 0 has no prompt"):
         export("trl", {"train": [pairs[1], replace(pairs[0], context=())]}, tmp_path / "out", source="nano")
     assert list(tmp_path.iterdir()) == []
 
@@ -111,10 +111,10 @@ def test_unknown_names_are_refused_with_the_nearest(pairs: list[Pair], tmp_path:
 
 def test_a_folder_of_something_else_is_not_replaced(pairs: list[Pair], tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ExportError, match="not part of an export"):
+    with pytest.raises(StepladderError, match="not part of an export"):
         exported("trl", pairs, tmp_path)
     (tmp_path / "export.json").write_text('{"files": {}}')
-    with pytest.raises(ExportError, match="not part of an export"):
+    with pytest.raises(StepladderError, match="not part of an export"):
         exported("trl", pairs, tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
@@ -123,7 +123,7 @@ def test_the_folder_one_stands_in_is_not_replaced(
     pairs: list[Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ExportError, match="current directory"):
+    with pytest.raises(StepladderError, match="current directory"):
         exported("trl", pairs, Path())
 
 
@@ -132,12 +132,12 @@ def test_an_export_that_was_worked_in_is_not_replaced(pairs: list[Pair], tmp_pat
     exported("llama-factory", pairs, out)
     (out / "saves" / "dpo").mkdir(parents=True)
     (out / "saves" / "dpo" / "model.safetensors").write_text("weights")
-    with pytest.raises(ExportError, match=r"saves/dpo/model.safetensors was added since"):
+    with pytest.raises(StepladderError, match=r"saves/dpo/model.safetensors was added since"):
         exported("llama-factory", pairs, out)
 
     exported("llama-factory", pairs, tmp_path / "other")
     (tmp_path / "other" / "dpo.yaml").write_text("model_name_or_path: mine")
-    with pytest.raises(ExportError, match=r"dpo.yaml was edited since"):
+    with pytest.raises(StepladderError, match=r"dpo.yaml was edited since"):
         exported("llama-factory", pairs, tmp_path / "other")
 
 
@@ -203,11 +203,11 @@ def test_published_files_are_read_as_arrays_or_lines_plain_or_packed(name: str, 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"chosen": None}, "record 2: 'chosen': Input should be a valid string, found nothing"),
-        ({"chosen": ""}, "record 2: 'chosen': String should have at least 1 character"),
-        ({"layer": "1"}, "record 2: 'layer': Input should be a valid integer, found \"1\""),
-        ({"layer": -1}, "record 2: 'layer': Input should be greater than or equal to 0"),
-        ({"chosen_action_type": "Guess"}, "'chosen_action_type': Input should be 'Query Generation', "),
+        ({"chosen": None}, "record 2: chosen: expected a string, found nothing"),
+        ({"chosen": ""}, "record 2: chosen: expected a string with at least 1 character"),
+        ({"layer": "1"}, "record 2: layer: expected an integer, found '1'"),
+        ({"layer": -1}, "record 2: layer: expected greater than or equal to 0"),
+        ({"chosen_action_type": "Guess"}, "chosen_action_type: expected 'Query Generation', "),
         ({"instruction": "", "input": ""}, "record 2: 'instruction' and 'input' are both empty"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_bad_field_is_named_with_file_record_and_value(
 ) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps([RECORD, RECORD | change]))
-    with pytest.raises(ExportError) as error:
+    with pytest.raises(StepladderError) as error:
         list(read_rag_proguide(path))
     assert str(path) in str(error.value)
     assert problem in str(error.value)
@@ -226,7 +226,7 @@ def test_in_a_file_of_lines_the_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     short = {key: value for key, value in RECORD.items() if key != "rejected"}
     path.write_text(f"{json.dumps(RECORD)}\n\n{json.dumps(short)}\n")
-    with pytest.raises(ExportError, match=r"a.jsonl:3: 'rejected': is missing"):
+    with pytest.raises(StepladderError, match=r"a.jsonl:3: rejected: is missing. Expected records of RAG-ProGuide"):
         list(read_rag_proguide(path))
 
 
@@ -234,19 +234,19 @@ def test_in_a_file_of_lines_the_line_is_named(tmp_path: Path) -> None:
     ("name", "content", "problem"),
     [
         ("a.json", b"", "the file is empty"),
-        ("a.json", b'[{"instruction"', "Invalid JSON"),
-        ("a.jsonl", b"{\xff}", "Invalid JSON"),
-        ("a.jsonl", b"3", "a.jsonl:1: Input should be an object, found 3"),
+        ("a.json", b'[{"instruction"', "not JSON"),
+        ("a.jsonl", b"{\xff}", "not UTF-8"),
+        ("a.jsonl", b"3", "a.jsonl:1: expected a JSON object, found 3"),
         ("a.json.gz", b"plain", "gzip"),
-        ("a.json.gz", gzip.compress(b"[]" * 999, mtime=0)[:-9], "damaged or cut off"),
-        ("missing", None, "there is no such file"),
+        ("a.json.gz", gzip.compress(b"[]" * 999, mtime=0)[:-9], "truncated or corrupt"),
+        ("missing", None, "no such file"),
     ],
 )
 def test_files_that_are_no_data_are_refused(name: str, content: bytes | None, problem: str, tmp_path: Path) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ExportError, match=problem):
+    with pytest.raises(StepladderError, match=problem):
         list(read_rag_proguide(path))
 
 

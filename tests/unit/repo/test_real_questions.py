@@ -1,9 +1,9 @@
 """The experiment on real questions: what it asks for, and the table that it makes of what is there."""
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -13,12 +13,12 @@ import pytest
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.trace import StopReason
 from stepladder.pipeline.recipe import Recipe
+from stepladder.reporting.studies.study_job import Job
 from tests.support import ROOT
 
-sys.path.append(str(ROOT / "experiments"))  # scripts, which find each other beside them
+sys.path.append(str(ROOT / "experiments"))
 sys.path.append(str(ROOT / "benchmarks"))
 import real_questions as experiment
-from commands import Command, carry_out
 from real_questions import Run
 
 import real_tables
@@ -151,21 +151,25 @@ def test_updates_are_a_multiple_of_four(
 
 def test_nothing_is_begun_where_the_index_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda command, check: subprocess.CompletedProcess(command, 1))
-    monkeypatch.setattr(experiment, "train", lambda *_: pytest.fail("a training was begun"))
+    monkeypatch.setattr(experiment, "run_jobs", lambda *_: pytest.fail("a training was begun"))
     with pytest.raises(SystemExit, match=r"stepladder\[dense\]"):
         called(monkeypatch, experiment, "--out", tmp_path)
 
 
-@pytest.mark.parametrize(("part", "share"), [("all", "0.2000"), ("evaluate", "0.5000"), ("train", None)])
-def test_the_gpu_is_shared_by_what_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, share: str | None
+@pytest.mark.parametrize(
+    ("part", "groups"), [("all", {"runs", "evaluations"}), ("evaluate", {"evaluations"}), ("train", {"runs"})]
+)
+def test_a_part_does_what_it_says_and_the_costly_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, groups: set[str]
 ) -> None:
-    monkeypatch.delenv("STEPLADDER_GPU_SHARE", raising=False)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(experiment, "train", lambda *_: None)
-    monkeypatch.setattr(experiment, "carry_out", lambda *_, **__: None)
+    taken: list[tuple[list[Job], Mapping[str, int]]] = []
+    monkeypatch.setattr(experiment, "run_jobs", lambda jobs, limits, _: taken.append((jobs, limits)))
     called(monkeypatch, experiment, "--out", tmp_path, "--part", part, "--search", "bm25", "--jobs", 3, "--evals", 2)
-    assert os.environ.get("STEPLADDER_GPU_SHARE") == share
+    ((jobs, limits),) = taken
+    assert limits == {"runs": 3, "evaluations": 2}
+    assert {job.group for job in jobs} == groups
+    guided = ["--guide" in job.arguments for job in jobs]
+    assert guided == sorted(guided)
 
 
 def test_tables_are_made_of_rows(
@@ -209,28 +213,3 @@ def test_what_is_found_is_told_of_the_questions_whose_gold_passages_are_known() 
     assert experiment.what_is_found(played) == pytest.approx(
         {"gold_recall": 0.75, "found_all": 0.5, "f1_where_found": 0.6}
     )
-
-
-def test_commands_run_as_soon_as_what_they_need_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = tmp_path / "a" / "DONE", tmp_path / "b" / "DONE"
-    first.parent.mkdir()
-    second.parent.mkdir()
-    work = [
-        Command("second", ("--version",), second, (first,)),
-        Command("first", ("--version",), first),
-        Command("never", ("--version",), tmp_path / "c", (tmp_path / "missing",)),
-    ]
-    carry_out(work, 2, tmp_path / "logs")
-    told = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in told] == ["first", "second", "never"]
-    assert "left out, it needs" in told[-1]
-    assert second.exists()
-
-
-def test_a_command_that_cannot_be_started_does_not_stop_the_others_for_ever(tmp_path: Path) -> None:
-    (tmp_path / "logs" / "broken.log").mkdir(parents=True)  # in the way of its log
-    done = tmp_path / "DONE"
-    work = [Command("broken", ("--version",), tmp_path / "x"), Command("other", ("--version",), done)]
-    with pytest.raises(IsADirectoryError):
-        carry_out(work, 2, tmp_path / "logs")
-    assert done.exists()

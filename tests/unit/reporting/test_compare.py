@@ -23,7 +23,6 @@ from stepladder.core.io.records import write_records
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Action, ActionKind, Author, Node, Segment, Side, StopReason
 from stepladder.evaluation.evaluator import Evaluation
-from stepladder.evaluation.statistics import Interval
 from stepladder.explore.tree_store import TreeFile
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe, shipped
@@ -32,11 +31,10 @@ from stepladder.pipeline.run_folder import RunFolder, StageRecord, claim
 from stepladder.pipeline.stages import STAGES, StageResult, StageSpec, Task
 from stepladder.pipeline.stages.eval import EVALUATION, main_numbers
 from stepladder.pipeline.stages.prm import run_prm
-from stepladder.reporting.charts.interval_plots import Dot, Row, forest_svg, scatter_svg
 from stepladder.reporting.compare import RunComparison, compare_arms, group_by_seed, load_sources
 from stepladder.reporting.compare.compare_page import render as rendered
 from stepladder.reporting.compare.compare_table import print_comparison
-from stepladder.reporting.compare.holm import holm
+from stepladder.reporting.compare.comparison import holm
 from stepladder.reporting.compare.provenance import ProvenanceResolver
 from stepladder.train.grpo.config import GRPOConfig
 from tests.support.html_pages import Page
@@ -105,7 +103,7 @@ class Made:
     def evaluated(self, name: str, scores: Sequence[QuestionScore]) -> None:
         evaluation = Evaluation(tuple(scores), ())
         evaluation.save(self.finish(name) / EVALUATION, {})
-        self.finish(name, main_numbers(evaluation.summary()), EVALUATION)
+        self.finish(name, main_numbers(evaluation), EVALUATION)
 
     def explored(self, name: str, ids: Sequence[str], **summary: Any) -> None:
         with TreeFile(self.finish(name) / "trees.jsonl.gz") as file:
@@ -346,7 +344,7 @@ def test_an_evaluation_of_a_runs_policy_knows_how_it_was_trained(made: Made, tmp
     """`eval --run` writes the policy's folder down: recipe, seed and training follow from it."""
     folder = saved(tmp_path / "mine", rows([1, 0]), model=str(made.path / "sft" / "policy"), seed=5)
     (line,) = compared(folder).arms
-    assert (line.label, line.seeds[0].seed, line.training_questions) == ("example", 0, 3)
+    assert (line.label, line.seeds[0].seed, line.training("questions")) == ("example", 0, 3)
 
 
 # --- what training took -----------------------------------------------------------------------------------------
@@ -358,9 +356,13 @@ def test_what_is_not_known_is_a_dash_and_never_0(made: Made) -> None:
     uncounted.evaluated("after", rows([1, 1], read=0, tokens_written=0))
     found = compared(f"{made.path}:after", f"{made.path}:before", f"teacher={uncounted.path}")
     trained, untrained, teacher = found.arms
-    assert (trained.training_questions, trained.training_tokens, trained.training_minutes) == (3, 0, 1.5)
-    assert (untrained.training_questions, untrained.training_tokens, untrained.training_minutes) == (None, None, None)
-    assert (teacher.training_tokens, teacher.tokens, teacher.mean("tokens_read")) == (None, None, None)
+    assert (trained.training("questions"), trained.training("tokens"), trained.training("minutes")) == (3, 0, 1.5)
+    assert (untrained.training("questions"), untrained.training("tokens"), untrained.training("minutes")) == (
+        None,
+        None,
+        None,
+    )
+    assert (teacher.training("tokens"), teacher.tokens, teacher.mean("tokens_read")) == (None, None, None)
     words = shown(found, 140).splitlines()
     assert next(line for line in words if line.startswith("example after")).split()[-3:] == ["3", "0", "1.5"]
     assert next(line for line in words if line.startswith("example before")).split()[-3:] == ["-", "-", "-"]
@@ -388,12 +390,12 @@ def test_questions_are_counted_once_over_all_that_a_policy_descends_from(tmp_pat
     run.finish("dpo", {}, "policy")
     run.evaluated("after", rows([1, 0]))
     (line,) = compared(str(run.path)).arms
-    assert line.training_questions == 9  # the eight of the warm-up, two of them explored again, and one more
-    assert line.training_tokens == 700
-    assert line.training_minutes == 4 * 1.5
+    assert line.training("questions") == 9  # the eight of the warm-up, two of them explored again, and one more
+    assert line.training("tokens") == 700
+    assert line.training("minutes") == 4 * 1.5
     (run.path / "explore" / "trees.jsonl.gz").unlink()
     (line,) = compared(str(run.path)).arms
-    assert (line.training_questions, line.training_tokens) == (None, None)
+    assert (line.training("questions"), line.training("tokens")) == (None, None)
 
 
 def test_questions_of_pairs_and_trees_are_read_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +420,7 @@ def test_questions_of_pairs_and_trees_are_read_from_the_files(tmp_path: Path, mo
             write_records(folder / name, [Pair(each, "prorag", (), side, side, 0, "gold") for each in ids])
     run.finish("dpo", {}, "policy")
     run.finish("prm", {}, "reward")
-    given, pairs = ProvenanceResolver().of_stages(run.path, "dpo"), ProvenanceResolver().of_stages(run.path, "prm")
+    given, pairs = (ProvenanceResolver().resolve([(run.path, stage)]) for stage in ("dpo", "prm"))
     assert (given.names_in(run.path), given.questions, given.tokens_written) == (["given", "dpo"], 3, 0)
     assert (pairs.questions, pairs.tokens_written) == (3 + 2, None)  # by way of its policy too; one does not tell
 
@@ -434,11 +436,11 @@ def test_a_policy_that_began_with_another_runs_descends_from_that_too(made: Made
     later.finish("sft", {}, "policy")
     later.evaluated("after", rows([1, 0]))
     (line,) = compared(str(later.path)).arms
-    assert (line.training_questions, line.training_minutes) == (3 + 2, 2 * 1.5)  # other data: other questions
+    assert (line.training("questions"), line.training("minutes")) == (3 + 2, 2 * 1.5)  # other data: other questions
 
 
 def used(run: Path, stage: str) -> set[str]:
-    (use,) = [use for use in ProvenanceResolver().of_stages(run, stage).stages if use.stage == stage]
+    (use,) = [use for use in ProvenanceResolver().resolve([(run, stage)]).stages if use.stage == stage]
     assert use.questions is not None, use.problem
     return {question for _, question in use.questions}
 
@@ -472,7 +474,7 @@ def test_a_question_counts_once_however_its_data_is_parted(tmp_path: Path) -> No
         plain = {"policy": policy, "agent": "direct", "device": "cpu", "data": data, "stages": {"sft": sft}}
         run_recipe(Recipe.read(plain), tmp_path / name, console=Console(file=StringIO()))
         policy = str(tmp_path / name / "sft" / "policy")
-    training = ProvenanceResolver().of_stages(tmp_path / "second", "sft")
+    training = ProvenanceResolver().resolve([(tmp_path / "second", "sft")])
     assert [len(stage.questions or ()) for stage in training.stages] == [12, 5]
     assert training.questions == 12
 
@@ -556,7 +558,7 @@ def test_the_questions_of_a_reward_model_are_those_that_it_took(
 def test_questions_are_not_guessed_when_their_file_is_gone(made: Made, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").unlink()
     found = compared(str(made.path))
-    assert found.arms[0].training_questions is None
+    assert found.arms[0].training("questions") is None
     assert re.search(r"questions of the stage 'sft' are\s+unknown: .*train.jsonl", shown(found, 400))
 
 
@@ -576,7 +578,13 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> RunComparison:
 
 @pytest.mark.parametrize(
     ("width", "last", "missing"),
-    [(120, "min", None), (80, "EM", "searches per question"), (60, "p", "EM"), (34, "F1", "difference")],
+    [
+        (160, "min", None),
+        (120, "min", None),
+        (80, "tokens", "searches per question"),
+        (60, "F1", "p"),
+        (36, "F1", "difference"),
+    ],
 )
 def test_the_table_leaves_out_its_last_columns_where_there_is_no_room(
     many: RunComparison, width: int, last: str, missing: str | None
@@ -586,10 +594,28 @@ def test_the_table_leaves_out_its_last_columns_where_there_is_no_room(
     assert max(map(len, lines)) <= width
     (header,) = [line for line in lines if re.match(r"arm +", line)]
     assert header.split()[-1] == last
-    body = [line for line in lines if re.match(r"recipe-number\d+ x2 ", line)]
+    body = [line for line in lines if re.match(r"recipe-number\d+ +20 x2 ", line)]
     assert len(body) == 15  # one line of text each, none broken
     assert all("0.62 [" in line for line in body)
     assert (f"columns omitted: {missing}" in " ".join(text.split())) is (missing is not None)
+
+
+def test_at_80_columns_the_columns_that_matter_are_shown_and_the_rest_is_named(tmp_path: Path) -> None:
+    names = ("prorag-nano eval-sft", "reasonrag-smollm2 eval-grpo with a guide")
+    found = compared(*(f"{name}={saved(tmp_path / str(n), rows([n] * 200))}" for n, name in enumerate(names)))
+    table, _, rest = shown(found, 80).partition("columns omitted: ")
+    _, header, first, *others = table.splitlines()
+    assert header.split() == ["arm", "n", "F1", "delta", "F1", "p", "EM", "tokens"]
+    assert first.split() == ["prorag-nano", "200", "0.00", "[.00", ".00]", "reference", "0.00", "110"]
+    assert "200 1.00 [1.00 1.00] +1.000 [+1.000 +1.000]* <.001 1.00 110" in " ".join(others[1].split())
+    whole_words = ["eval-sft", "reasonrag-smollm2", "eval-grpo with a", "guide"]
+    assert [line[:18].strip() for line in others] == whole_words
+    assert "(use a terminal of 125 columns, --json or --html FILE)" in " ".join(rest.split())
+    assert "columns omitted" not in shown(found, 125)
+    wide = shown(found, 160)
+    assert "columns omitted" not in wide
+    assert "reasonrag-smollm2 eval-grpo" in wide
+    assert wide.count("1.00 [1.00 1.00]") == 2, "EM has its interval, too"
 
 
 def test_labels_are_text_on_a_terminal_too(tmp_path: Path) -> None:
@@ -617,7 +643,8 @@ def test_the_page_shows_all_lines_and_needs_nothing_else(tmp_path: Path) -> None
     assert "+0.800 [+0.500, +1.000]* 0.008" in page.text  # 2 of 256 sign patterns; the other p is less
     assert "after Holm's correction over all 3 pairs" in page.text
     assert "2 seeds (0, 1), F1 from 0.40 to 0.50" in page.text
-    assert source.count('class="seed"') == 2  # a ring each
+    forest = source[source.index('aria-label="F1 of every arm"') :].split("</svg>")[0]
+    assert len(re.findall(r'<use [^>]*class="fill-paper stroke-quiet"', forest)) == 3  # two rings, and the reference
 
 
 def test_one_line_alone_is_a_page_too(tmp_path: Path) -> None:
@@ -626,22 +653,6 @@ def test_one_line_alone_is_a_page_too(tmp_path: Path) -> None:
     assert page.tags.count("svg") == 1
     assert "pairs" not in page.ids
     assert "difference" not in shown(found)
-
-
-def test_a_forest_has_its_numbers_where_the_axis_says() -> None:
-    rows_drawn = [Row("a", Interval(0.5, 0.4, 0.6), "0.5"), Row("b", Interval(0.7, 0.6, 0.8), "0.7", (0.65, 0.75))]
-    svg = forest_svg("F1", rows_drawn, 0.5)
-    dots = [float(each) for each in re.findall(r'class="dot" cx="([\d.]+)"', svg)]
-    rings = [float(each) for each in re.findall(r'class="seed" cx="([\d.]+)"', svg)]
-    assert dots[1] == pytest.approx(sum(rings) / 2, abs=0.11)
-    assert f'class="aim" d="M{dots[0]:.1f}' in svg
-
-
-def test_labels_of_a_scatter_do_not_cover_each_other() -> None:
-    dots = [Dot(f"line {number}", 100 + number, Interval(0.5, 0.5, 0.5)) for number in range(3)]
-    svg = scatter_svg("F1", dots, "tokens", "F1")
-    heights = re.findall(r'y="([\d.]+)">line \d', svg)
-    assert len(set(heights)) > 1
 
 
 # --- the command ------------------------------------------------------------------------------------------------

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import typer
-from hypothesis import given, strategies as st
 from typer.testing import CliRunner
 
 from stepladder import Question, Step, Trajectory, Tree
@@ -23,17 +21,15 @@ from stepladder.core.trace import Action, ActionKind, Author, Node, Passage, Rol
 from stepladder.evaluation.evaluator import Evaluation
 from stepladder.evaluation.prm.plots import reliability_svg
 from stepladder.evaluation.prm.tree_scores import write_tree_scores
-from stepladder.evaluation.statistics import Interval
 from stepladder.explore.tree_store import TreeFile
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import RunFolder, StageRecord, claim
 from stepladder.pipeline.stages import STAGES, StageResult, StageSpec
 from stepladder.pipeline.stages.eval import EVALUATION, main_numbers
 from stepladder.pipeline.stages.prm_eval import TREE_SCORES
-from stepladder.reporting.charts.interval_plots import StageScore, stages_svg
-from stepladder.reporting.charts.line_chart import curve_svg, first_and_last
 from stepladder.reporting.report import write_report
-from stepladder.reporting.report.tree_view import most_informative, tree_view
+from stepladder.reporting.report.training_curves import downsampled, smoothed
+from stepladder.reporting.report.tree_view import NodeView, most_informative, tree_view
 from stepladder.train.grpo.monitors import Alarm, AlarmName, write_alarms
 from tests.support.html_pages import Page
 from tests.support.samples import PASSAGES, QUESTION
@@ -144,7 +140,7 @@ class Made:
     def evaluated(self, name: str, trajectories: Sequence[Trajectory]) -> None:
         evaluation = Evaluation(tuple(map(score, trajectories)), tuple(trajectories))
         evaluation.save(self.begin(name) / EVALUATION, {})
-        self.finish(name, main_numbers(evaluation.summary()), {EVALUATION: EVALUATION})
+        self.finish(name, main_numbers(evaluation), {EVALUATION: EVALUATION})
 
     def learnt(self, name: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], output: str) -> None:
         folder = self.finish(name, summary, {output: output})
@@ -343,44 +339,49 @@ def test_where_training_and_dev_measure_other_things_the_chart_says_so(tmp_path:
 
 def test_long_and_noisy_curves_are_thinned_and_smoothed() -> None:
     points = [(n, 1.0 + (-1) ** n) for n in range(1, 10_001)]
-    drawing = ElementTree.fromstring(curve_svg("loss", points, []))
-    raw, smooth = (each.attrib["d"] for each in drawing.iter("path") if "curve" in each.attrib["class"])
-    assert raw.count("L") == smooth.count("L") < 200
-    assert first_and_last(points) == pytest.approx((1.0, 1.0), abs=0.05)
-    assert first_and_last(points[:3]) == (0.0, 0.0)
+    line = downsampled(points)
+    smooth = smoothed(line)
+    assert len(line) == len(smooth) < 200
+    assert [value for _, value in smooth] == pytest.approx([1.0] * len(smooth), abs=0.05)
+    assert downsampled(points[:3]) == points[:3]
+    assert smoothed(points[:3]) == []
 
 
-NUMBERS = st.floats(-1e30, 1e30).filter(lambda value: value == 0 or abs(value) > 1e-30)
-
-
-@given(st.lists(NUMBERS, max_size=60), st.lists(NUMBERS, min_size=1, max_size=3))
-def test_any_finite_numbers_can_be_drawn(updates: list[float], dev: list[float]) -> None:
-    drawn = curve_svg('<loss> & "more"', list(enumerate(updates)), list(enumerate(dev)))
-    ElementTree.fromstring(drawn)
-    assert "nan" not in drawn
-    assert "inf" not in drawn
-
-
-def test_the_oracle_is_drawn_apart_from_the_models() -> None:
-    mean = Interval(0.5, 0.4, 0.6)
-    stages = [StageScore("before", mean, False), StageScore("after", mean, False), StageScore("oracle", mean, True)]
-    drawing = ElementTree.fromstring(stages_svg(stages))
-    assert [each.attrib["class"] for each in drawing.iter("g")] == ["model", "model", "oracle"]
-    (way,) = (each for each in drawing.iter("path") if "curve" in each.attrib["class"])
-    assert way.attrib["d"].count("L") == 1
+def test_the_oracle_is_drawn_apart_from_the_models(made: Made) -> None:
+    page = made.page()
+    chart = page[page.index('aria-label="F1 by stage"') :].split("</svg>")[0]
+    tips = re.findall(r"<title>(\w+): ([^<]*)</title>.*?<use [^>]*fill-(\w+)", chart)
+    assert [(name, fill) for name, _, fill in tips] == [
+        ("before", "series1"),
+        ("after", "series1"),
+        ("refined", "series1"),
+        ("oracle", "paper"),
+    ]
+    assert tips[1][1] == "0.50 [0.00, 1.00]"
 
 
 # --- trees and transcripts --------------------------------------------------------------------------------------
 
 
+def faults(*views: NodeView) -> list[str | None]:
+    return [view.verdict and view.verdict.fault for view in views]
+
+
+def contents(views: Sequence[NodeView]) -> list[str]:
+    return [view.node.step.action.content for view in views if view.node.step is not None]
+
+
 def test_a_step_of_a_tree_tells_what_it_is_worth() -> None:
     tree = tree_view(small_tree(), {1: 1.9, 4: -800.0})
     good, bad = tree.children
-    assert (good.visits, good.value, good.best, good.step.good) == (4, 0.75, True, True)
-    assert good.rollouts == ("F1 1.00 after 1 more step: Velm (2 times)",)
+    assert (good.node.visits, good.node.value, good.best) == (4, 0.75, True)
+    assert good.rollouts == ["F1 1.00 after 1 more step: Velm (2 times)"]
     assert good.shortest == pytest.approx((3 * 0.9**2 + 0) / 4)
-    assert (bad.step.good, bad.step.fault, bad.scores) == (False, "wrong", {"leaf": 0.25})
-    assert [(end.reward, end.step.fault) for end in good.children] == [(1.0, "unsupported"), (0.0, "premature")]
+    assert good.verdict is not None
+    assert good.verdict.good
+    assert (faults(bad), bad.node.scores) == (["wrong"], {"leaf": 0.25})
+    assert [end.node.reward for end in good.children] == [1.0, 0.0]
+    assert faults(*good.children) == ["unsupported", "premature"]
     assert good.prm == pytest.approx(1 / (1 + math.exp(-1.9)))
     assert [bad.prm, *(end.prm for end in good.children)] == [None, None, pytest.approx(0.0)]
     assert (tree.answered, tree.right, tree.pruned) == (2, 1, 0)
@@ -388,8 +389,8 @@ def test_a_step_of_a_tree_tells_what_it_is_worth() -> None:
 
 def test_of_a_large_tree_the_most_visited_steps_are_shown_and_the_others_counted() -> None:
     tree = tree_view(small_tree(), {}, most=2)
-    assert [node.step.content for node in tree.children] == ["Who designed Orm Tower?"]
-    assert [node.step.content for node in tree.children[0].children] == ["Velm"]
+    assert contents(tree.children) == ["Who designed Orm Tower?"]
+    assert contents(tree.children[0].children) == ["Velm"]
     assert tree.pruned == 2
 
 
@@ -468,9 +469,9 @@ def test_cost_counts_what_stages_counted_and_no_more(made: Made) -> None:
 def test_the_command_writes_the_page_and_says_where(made: Made, tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(report_command)
-    told = CliRunner().invoke(app, [str(made.path), "--out", str(tmp_path / "page.html")])
+    told = CliRunner().invoke(app, ["--run", str(made.path), "--out", str(tmp_path / "page.html")])
     assert told.exit_code == 0
     assert "".join(told.output.split()).startswith(f"{tmp_path}/page.html:")
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    refused = CliRunner().invoke(app, [str(tmp_path / "nowhere")])
+    refused = CliRunner().invoke(app, ["--run", str(tmp_path / "nowhere")])
     assert isinstance(refused.exception, StepladderError)

@@ -17,7 +17,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.trace import StopReason
 from stepladder.evaluation.statistics import Interval
 from stepladder.pipeline.run_folder import RunFolder
-from stepladder.reporting.charts.band_plot import Point
+from stepladder.reporting.charts.figures import Point
 from stepladder.reporting.studies import STUDIES, find_study
 from stepladder.reporting.studies.study_job import Job
 from stepladder.reporting.studies.study_report import PLOT, RESULTS, print_results, write_results
@@ -81,7 +81,6 @@ def test_a_study_runs_every_arm_from_what_they_share(study: Study, tmp_path: Pat
 
 def waiting_for(tmp_path: Path, study: Study, script: str) -> tuple[list[Job], list[str]]:
     """The jobs of a study, and a command that carries out none of them but does what a script says."""
-    (tmp_path / "seed-0").mkdir()
     return jobs_of(study, tmp_path, 0), [sys.executable, "-c", f"import os, sys, time; line = input(); {script}"]
 
 
@@ -95,10 +94,12 @@ def test_a_run_that_is_killed_is_told_and_the_others_go_on(study: Study, tmp_pat
 
 def test_a_run_that_fails_is_told_with_its_reason_and_its_arms_are_not_begun(study: Study, tmp_path: Path) -> None:
     work, command = waiting_for(tmp_path, study, "print('error: no such model'); sys.exit(1)")
+    told = StringIO()
     with pytest.raises(StepladderError, match="1 of 3 runs failed; seed-0 shared: no such model"):
-        run_jobs(work, 3, Console(file=StringIO()), command)
+        run_jobs(work, 3, Console(file=told, width=300), command)
     assert work[0].log.read_text() == "error: no such model\n"
     assert not work[1].log.exists()
+    assert "seed-0 short: left out, it needs" in told.getvalue()
 
 
 def test_an_interrupt_ends_the_runs_too(study: Study, tmp_path: Path) -> None:
@@ -115,8 +116,42 @@ def test_an_interrupt_ends_the_runs_too(study: Study, tmp_path: Path) -> None:
     assert mark.exists()
 
 
+def test_a_command_starts_once_what_it_needs_is_there_and_is_not_repeated(tmp_path: Path) -> None:
+    def job(name: str, *needs: str) -> Job:
+        paths = tuple(tmp_path / each / "DONE" for each in needs)
+        folder = tmp_path / name
+        return Job({}, folder, arguments=("--version",), needs=paths, done=folder / "DONE", title=name)
+
+    made = [sys.executable, "-c", "import json; os = __import__('os'); os.makedirs(json.loads(input())['folder'])"]
+    work, told = [job("second", "first"), job("first"), job("never", "missing")], StringIO()
+    run_jobs(work, {"runs": 2}, Console(file=told, width=300), made)
+    lines = [line.split(" (")[0] for line in told.getvalue().splitlines() if ": starts," not in line]
+    assert lines == ["first: done", "second: done", f"never: left out, it needs {tmp_path / 'missing' / 'DONE'}"]
+    run_jobs(work[:2], 2, Console(file=(again := StringIO())), made)
+    assert again.getvalue() == ""
+
+
+def test_each_group_of_jobs_has_its_own_limit(tmp_path: Path) -> None:
+    work = [Job({}, tmp_path / f"{group}{n}", group=group, title=f"{group}{n}") for group in "ab" for n in range(2)]
+    command = [sys.executable, "-c", "print(__import__('os').environ['STEPLADDER_GPU_SHARE'])"]
+    told = StringIO()
+    run_jobs(work, {"a": 1, "b": 2}, Console(file=told, width=300), command)
+    first = [line.split(":")[0] for line in told.getvalue().splitlines()[:3]]
+    assert first == ["a0", "b0", "b1"]
+    assert work[0].log.read_text() == "0.3333\n"
+
+
+@pytest.mark.slow
+def test_a_command_of_stepladder_is_a_job(tmp_path: Path) -> None:
+    job = Job({}, tmp_path / "a", arguments=("--version",), done=tmp_path / "DONE")
+    run_jobs([job], 1, Console(file=StringIO()))
+    assert job.log.read_text().startswith("stepladder ")
+    assert (tmp_path / "DONE").exists()
+    with pytest.raises(StepladderError, match=r"1 of 1 runs failed; .*No such command 'no-such'"):
+        run_jobs([replace(job, arguments=("no-such",), done=None)], 1, Console(file=StringIO()))
+
+
 def test_a_job_tells_why_it_cannot_be_done(study: Study, tmp_path: Path) -> None:
-    (tmp_path / "seed-0").mkdir()
     job = jobs_of(study, tmp_path, 0)[0]
     job = replace(job, recipe={**job.recipe, "policy": "./no-such-model"})  # a hub name would be asked for
     with pytest.raises(StepladderError, match=r"1 of 1 runs failed; seed-0 shared: .*no-such-model"):

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
-from stepladder.cli.tree import find_tree, most_instructive_tree, print_tree, tree_command
+from stepladder.cli.reports import find_tree, most_instructive_tree, print_tree, tree_command
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import loads
-from stepladder.core.svg import fit_text, text_width
 from stepladder.core.trace import Action, ActionKind, Author, Node, Question, Rollout, Segment, Step, StopReason, Tree
 from stepladder.explore.tree_store import TreeFile
-from stepladder.oracle.step_judge import Fault, judge_step, judge_tree
+from stepladder.oracle.step_judge import Fault, judge, judge_tree
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
+from stepladder.reporting.charts.svg_text import fit_text, text_width
 from stepladder.reporting.charts.tree_diagram import tree_svg
 from stepladder.reporting.charts.tree_layout import WIDTH, Box, layout, most_visited_path
 from tests.support.samples import PASSAGES, QUESTION
@@ -142,7 +142,7 @@ def test_fitted_text_fits(text: str, width: int, lines: int) -> None:
 
 def test_verdicts_are_those_of_the_gold_judge() -> None:
     tree = small_tree()
-    assert judge_tree(tree) == [None, *(judge_step(tree.trajectory(node), -1) for node in tree.nodes[1:])]
+    assert judge_tree(tree) == [None, *(judge(tree.trajectory(node))[-1] for node in tree.nodes[1:])]
     found = [verdict.fault for verdict in judge_tree(tree)[1:] if verdict is not None]
     assert found == [Fault.WRONG, None, None, None, Fault.WRONG, Fault.MALFORMED]
 
@@ -207,7 +207,7 @@ def test_a_picture_is_written(run: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("asked", "hint"), [("q11", "Did you mean q1"), ("2", "Did you mean q2?"), ("zz", "One of them is q2")]
+    ("asked", "hint"), [("q11", "Did you mean 'q1'?"), ("2", "Did you mean 'q2'?"), ("zz", "One of them is q2")]
 )
 def test_an_unknown_id_gets_the_nearest(run: Path, asked: str, hint: str) -> None:
     with pytest.raises(StepladderError, match=re.escape(hint)):

@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from stepladder.core.contract import ContractViolation
+from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_retriever
 from stepladder.retrieval.corpus.passage_store import PassageStore, PassageWriter
 from stepladder.retrieval.corpus.reader import read_corpus
 from stepladder.retrieval.corpus.tables import CorpusError
+from stepladder.retrieval.index import bm25
 from stepladder.retrieval.index.bm25 import BM25Index, bm25s, tokenize, top_k
 from stepladder.retrieval.index.build import build_index
 
@@ -114,6 +116,22 @@ def test_agrees_with_the_library() -> None:
     np.testing.assert_allclose(np.array(found), expected, rtol=1e-5)
 
 
+def test_without_numba_it_finds_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    index = BM25Index.from_passages(WORLD)
+    expected = index.search(QUERIES, k=5)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(bm25, "_SCORER", bm25._compiled_scorer())
+    assert index.search(QUERIES, k=5) == expected
+    assert "numba is not installed" in caplog.text
+
+
+def test_a_damaged_index_writes_to_no_other_memory() -> None:
+    index = BM25Index.from_passages(WORLD)
+    index._postings[1][:] = 2**30  # passages that do not exist
+    with pytest.raises(IndexError):
+        index.search(QUERIES, k=1)
+
+
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=400), st.integers(1, 12))
 def test_best_is_a_stable_sort(values: list[int], k: int) -> None:
     expected = sorted((i for i, value in enumerate(values) if value > 0), key=lambda i: (-values[i], i))[:k]
@@ -127,8 +145,8 @@ def test_threads_may_share_an_index(index: BM25Index) -> None:
 
 
 def test_settings_and_corpora_that_make_no_sense_are_refused() -> None:
-    for settings in ({"k1": -1.0}, {"b": 1.5}, {"title_weight": 0}):
-        with pytest.raises(ValueError, match=r"expected k1 >= 0, 0 <= b <= 1 and title_weight >= 1; found k1="):
+    for settings in ({"k1": -1.0}, {"b": 1.5}, {"title_weight": 0}, {"k2": 1.0}):
+        with pytest.raises(StepladderError, match=f"^bm25: {next(iter(settings))}: "):
             BM25Index.from_passages(WORLD, **settings)
     with pytest.raises(CorpusError, match="there are no passages"):
         BM25Index.from_passages([])

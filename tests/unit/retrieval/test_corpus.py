@@ -84,11 +84,13 @@ GOOD = {"id": "a", "text": "Good."}
         ('{"id": "b", "text": "cut', "not JSON: Unterminated string starting at, at column 21"),
         ("[" * 100_000, "unreadable JSON"),
         (["b"], r'expected a JSON object, found \["b"\]'),
-        ({"text": "x"}, "'id' should be a non-empty string, found nothing"),
+        ({"text": "x"}, "expected the columns 'id' .* found 'text': there is no 'id'"),
         ({"id": " ", "text": "x"}, "'id' should be a non-empty string, found \" \""),
         ({"id": 1.5, "text": "x"}, "'id' should be a non-empty string, found 1.5"),
         ({"id": True, "text": "x"}, "'id' should be a non-empty string, found true"),
-        ({"id": "b", "body": "x"}, "expected 'contents', or 'text' .*; found the keys 'id', 'body'"),
+        ({"id": "b", "body": "x"}, "and 'text' .or 'contents'.*; found 'id', 'body': there is no 'text'"),
+        ({"id": "b", "content": "x"}, "found 'id', 'content': rename 'content' to 'contents'$"),
+        ({"doc_id": 7, "Text": "x"}, "found 'doc_id', 'Text': rename 'doc_id' to 'docid', rename 'Text' to 'text'$"),
         ({"id": "b", "contents": 7}, "'contents' should be a string, found 7"),
         ({"id": "b", "text": ["x"]}, r"'text' should be a string, found \[\"x\"\]"),
         ({"id": "b", "title": 7, "text": "x"}, "'title' should be a string, found 7"),
@@ -249,7 +251,10 @@ def test_the_byte_that_is_not_utf8_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["1\tText.\tTitle"], ":1: expected a header with 'id', 'text' and 'title'; found .*Text"),
+        (
+            ["1\tText.\tTitle"],
+            ":1: expected the columns 'id' .*; found '1', 'Text.', 'Title': .*rename 'Text.' to 'text'",
+        ),
         (["id\ttext\ttitle", '1\t"two\nlines"\tT', "2\tx"], r":4: expected 3 fields \(id, text, title\), found 2"),
         (["id\ttext\ttitle", '1\t"Heroes" is a song\tT'], r":2: not tab-separated values: .*inner quotes doubled"),
         (["id\ttext\ttitle", '1\t"open\tT', "2\tx\tT"], r":2: not tab-separated values: unexpected end of data"),
@@ -267,10 +272,10 @@ NOT_UTF8 = pyarrow.StringArray.from_buffers(2, *pyarrow.array([b"fine", b"caf\xe
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"id": ["a"], "body": ["x"]}, ": expected 'contents', or 'text' .*; found the keys 'id', 'body'"),
+        ({"id": ["a"], "body": ["x"]}, ": expected the columns 'id' .* found 'id', 'body': there is no 'text'"),
         ({"id": ["a"], "text": [[1.0]]}, "column 'text' should contain strings, found list<"),
         ({"id": [1.5], "text": ["x"]}, "column 'id' should contain strings, found double"),
-        ({"text": ["x"]}, ":1: 'id' should be a non-empty string, found nothing"),
+        ({"pid": ["1"], "text": ["x"]}, ": expected the columns 'id' .* found 'pid', 'text': rename 'pid' to 'id'"),
         ({"id": ["a", None], "text": ["x", "y"]}, ":2: 'id' should be a non-empty string, found nothing"),
         ({"id": ["a", "b"], "text": NOT_UTF8}, ":2: not UTF-8: byte 0xe9 at position 3"),
     ],

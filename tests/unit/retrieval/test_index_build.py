@@ -158,12 +158,26 @@ def test_an_unknown_kind_is_met_with_the_nearest(tmp_path: Path) -> None:
 def test_folders_that_are_no_index(tmp_path: Path) -> None:
     with pytest.raises(IndexFolderError, match=r"no such folder\. Build one with: stepladder index build"):
         open_index(tmp_path / "none")
-    with pytest.raises(IndexFolderError, match=r"is not an index: it has no index.json"):
+    with pytest.raises(IndexFolderError, match=rf"is not an index: it is empty.* --out {tmp_path}$"):
+        open_index(tmp_path)
+    (tmp_path / "other.bin").touch()
+    with pytest.raises(IndexFolderError, match=r"is not an index: it has no index.json.* --out NEW_FOLDER$"):
         open_index(tmp_path)
     for content in ('{"stepladder_index": 1, "kin', "[1]", '{"name": "a web site"}', '{"stepladder_index": 1}'):
         (tmp_path / "index.json").write_text(content)
         with pytest.raises(IndexFolderError, match=r"index\.json is not the manifest of an index"):
             open_index(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "new"), [("texts", "texts-index"), ("texts/towns.v2.txt", "towns-index")])
+def test_a_corpus_is_not_proposed_as_the_folder_of_its_index(tmp_path: Path, name: str, new: str) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "towns.v2.txt").write_text("Orla is a town.")
+    corpus = tmp_path / name
+    with pytest.raises(IndexFolderError) as told:
+        open_index(corpus)
+    command = f"stepladder index build {corpus} --out {new}"
+    assert str(told.value) == f"{corpus} is not an index: it is a corpus. Build its index with: {command}"
 
 
 def test_an_index_of_another_version(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -132,14 +133,14 @@ def test_tools_over_stdio_whatever_else_is_printed() -> None:
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
-        ("answer_question", {}, "the question must be a string, found null"),
-        ("answer_question", {"question": 7}, "the question must be a string, found a number"),
+        ("answer_question", {}, "the question must be a string, found None"),
+        ("answer_question", {"question": 7}, "the question must be a string, found 7"),
         ("answer_question", {"question": " "}, "the question is empty"),
         ("answer_question", {"question": "x" * 4001}, "the question has 4,001 characters; the limit is 4,000"),
-        ("search", {"query": ["x"]}, "the query must be a string, found a list"),
-        ("search", {"query": "x", "k": 0}, "k must be from 1 to 20"),
-        ("search", {"query": "x", "k": 10**9}, "k must be from 1 to 20"),
-        ("search", {"query": "x", "k": True}, "k must be an integer, found true or false"),
+        ("search", {"query": ["x"]}, "the query must be a string, found ['x']"),
+        ("search", {"query": "x", "k": 0}, "k must be an integer from 1 to 20, found 0"),
+        ("search", {"query": "x", "k": 10**9}, "k must be an integer from 1 to 20, found 1000000000"),
+        ("search", {"query": "x", "k": True}, "k must be an integer from 1 to 20, found True"),
     ],
 )
 def test_bad_arguments_are_said_to_the_caller(tool: str, arguments: Any, message: str) -> None:
@@ -189,17 +190,44 @@ def test_a_call_that_is_given_up_ends_its_question() -> None:
     run(test)
 
 
-def test_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepladder.cli import serve
-
-    monkeypatch.setattr(serve, "find_spec", lambda _: None)
-    with pytest.raises(StepladderError, match=r"pip install .*\[mcp\]'"):
-        serve.serve_agent_command(model="nano", mcp=True)
+# --- Without the library ------------------------------------------------------------------------------------
 
 
-def test_a_server_without_the_library_has_no_mcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepladder.serve.agent.agent_server.find_spec", lambda _: None)
+@pytest.fixture
+def no_mcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra is not installed, wherever it is looked for."""
+    hidden = lambda name, *rest: None if name == "mcp" else find_spec(name, *rest)  # noqa: E731
+    monkeypatch.setattr("stepladder.serve.agent.agent_server.find_spec", hidden)
+    monkeypatch.setattr("stepladder.cli.serve.find_spec", hidden)
+
+
+def test_the_command_says_what_to_install(no_mcp: None) -> None:
+    from stepladder.cli.serve import serve_agent_command
+
+    with pytest.raises(StepladderError, match=r"^--mcp: its library is not installed. Type: .*pip install .*\[mcp\]'$"):
+        serve_agent_command(model="nano", mcp=True)
+
+
+def test_the_command_says_at_the_start_that_mcp_is_off(
+    no_mcp: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from stepladder.cli.serve import serve_agent_command
+
+    monkeypatch.setattr("stepladder.serve.agent.agent_server.serve_agent", lambda *_, **__: None)
+    with running(Oracle()) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        serve_agent_command(model="stepladder", base_url=f"{server.url}/v1", agent="direct")
+    told = " ".join(capsys.readouterr().err.split())
+    assert "MCP is off: its library is not installed. Type:" in told
+    assert "[mcp]'" in told
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_a_server_without_the_library_says_how_to_get_it(no_mcp: None, method: str) -> None:
     with running(Oracle()) as server:
         assert server.client.get("/info").json()["mcp"] is False
-        assert server.client.post("/mcp", json={}).status_code == 404
+        reply = server.client.request(method, "/mcp")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "mcp_not_installed")
+        assert "pip install 'stepladder[mcp]'" in reply.json()["error"]["message"]
+        assert "stepladder doctor" in reply.json()["error"]["message"]
         assert server.post().status_code == 200

@@ -19,8 +19,8 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.index.build import build_index
-from stepladder.retrieval.remote.limits import ServerConfig
 from stepladder.serve.http.run_server import listen
+from stepladder.serve.search.search_config import ServerConfig
 from stepladder.serve.search.search_server import make_app, serve
 from tests.support.samples import PASSAGES, WordRetriever
 from tests.support.search_servers import INFO, POST, TARN, TOWER, HeldRetriever, Running, running, spoken, until
@@ -89,9 +89,9 @@ def test_health_info_and_metrics(shared: Running) -> None:
     assert told["limits"]["max_queries"] == 512
     assert "token" not in told["limits"]
     schema = shared.client.get("/openapi.json").json()
-    asked = schema["paths"]["/retrieve"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    asked = schema["components"]["schemas"]["SearchRequest"]["properties"]
     assert (asked["queries"]["maxItems"], asked["queries"]["items"]["maxLength"]) == (512, 8192)
-    assert (asked["topk"]["minimum"], asked["topk"]["maximum"]) == (1, 100)
+    assert asked["topk"]["anyOf"] == [{"type": "integer", "minimum": 1, "maximum": 100}, {"type": "null"}]
     before = shared.metric("stepladder_queries_total")
     shared.ask(TOWER, TARN)
     assert shared.metric("stepladder_queries_total") == before + 2
@@ -221,23 +221,22 @@ def test_a_full_queue_says_when_to_come_back() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ({"queries": ["a"] * 513}, '"queries" has 513 items; this server accepts 512'),
-        ({"queries": ["a", "b" * 8193]}, '"queries"[1] has 8,193 characters; this server accepts 8,192'),
-        ({"queries": ["a"], "topk": 101}, '"topk" must be from 1 to 100'),
-        ({"queries": ["a"], "topk": 0}, '"topk" must be from 1 to 100'),
-        ({"queries": ["a"], "topk": -1}, '"topk" must be from 1 to 100'),
-        ({"queries": ["a"], "topk": 10**30}, '"topk" must be from 1 to 100'),
-        ({"queries": ["a"], "topk": True}, '"topk" must be an integer, found true or false'),
-        ({"queries": ["a"], "topk": 3.5}, '"topk" must be an integer, found a decimal number'),
-        ({"queries": ["a"], "topk": "3"}, '"topk" must be an integer, found a string'),
-        ({"queries": ["a"], "return_scores": 1}, '"return_scores" must be true or false, found a number'),
-        ({"queries": "a"}, '"queries" must be a list of strings, found a string'),
-        ({"queries": None}, '"queries" must be a list of strings, found null'),
-        ({"queries": ["a", 7]}, '"queries"[1] must be a string, found a number'),
-        ({"queries": [["a"]]}, '"queries"[0] must be a string, found a list'),
-        ({"query": "a"}, '"queries" is missing'),
-        (["a"], "found a list"),
-        (None, "found null"),
+        ({"queries": ["a"] * 513}, "queries: List should have at most 512 items after validation, not 513"),
+        ({"queries": ["a", "b" * 8193]}, "queries[1]: String should have at most 8192 characters"),
+        ({"queries": ["a"], "topk": 101}, "topk: Input should be less than or equal to 100, found 101"),
+        ({"queries": ["a"], "topk": 0}, "topk: Input should be greater than or equal to 1, found 0"),
+        ({"queries": ["a"], "topk": 10**30}, "topk: Input should be less than or equal to 100, found 1000000"),
+        ({"queries": ["a"], "topk": True}, "topk: Input should be a valid integer, found True"),
+        ({"queries": ["a"], "topk": 3.5}, "topk: Input should be a valid integer, found 3.5"),
+        ({"queries": ["a"], "topk": "3"}, "topk: Input should be a valid integer, found '3'"),
+        ({"queries": ["a"], "return_scores": 1}, "return_scores: Input should be a valid boolean, found 1"),
+        ({"queries": "a"}, "queries: Input should be a valid array, found 'a'"),
+        ({"queries": None}, "queries: Input should be a valid array, found None"),
+        ({"queries": ["a", 7]}, "queries[1]: Input should be a valid string, found 7"),
+        ({"queries": [["a"]]}, "queries[0]: Input should be a valid string, found ['a']"),
+        ({"query": "a"}, "queries: Field required"),
+        (["a"], "the body: Input should be an object, found ['a']"),
+        (None, "the body: Input should be an object, found None"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_the_reason(shared: Running, body: object, reason: str) -> None:
@@ -249,20 +248,21 @@ def test_what_cannot_be_answered_is_refused_with_the_reason(shared: Running, bod
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"", "not JSON"),
-        (b"queries=a", "not JSON"),
-        (b'{"queries": ["a"]', "not JSON"),
-        (b'{"queries": ["a"]} x', "not JSON"),
-        (b'{"queries": ["a\0b"]}', "not JSON"),
-        (b'{"queries": ["a"], "topk": NaN}', "NaN is not a number"),
-        (b'{"queries": ["a"], "topk": -Infinity}', "-Infinity is not a number"),
-        (b'{"queries": ["a"], "topk": 1e400}', "an integer"),
-        (b'{"queries": ["a"], "topk": ' + b"9" * 5000 + b"}", "not JSON"),
-        (b'{"queries": ["a"], "queries": ["b"]}', "duplicate key"),
-        (b'{"queries": ["\xff"]}', "not UTF-8"),
-        ('{"queries": ["a"]}'.encode("utf-16"), "not UTF-8"),
-        (b"\xef\xbb\xbf" + b'{"queries": ["a"]}', "not JSON"),
-        (b'{"queries": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b"", "the body: Invalid JSON: EOF"),
+        (b"queries=a", "Invalid JSON"),
+        (b'{"queries": ["a"]', "Invalid JSON"),
+        (b'{"queries": ["a"]} x', "Invalid JSON: trailing characters"),
+        (b'{"queries": ["a\0b"]}', "Invalid JSON"),
+        (b'{"queries": ["\\ud800"}', "the body is not JSON"),
+        (b'{"queries": ["a"], "topk": NaN}', "topk: Input should be a valid integer, found nan"),
+        (b'{"queries": ["a"], "topk": -Infinity}', "found -inf"),
+        (b'{"queries": ["a"], "topk": 1e400}', "topk: Input should be a valid integer, found inf"),
+        (b'{"queries": ["a"], "topk": ' + b"9" * 5000 + b"}", "Invalid JSON: number out of range"),
+        (b'{"queries": ["\xff"]}', "Invalid JSON: invalid unicode"),
+        ('{"queries": ["a"]}'.encode("utf-16"), "Invalid JSON"),
+        (b"\xef\xbb\xbf" + b'{"queries": ["a"]}', "Invalid JSON"),
+        (b'{"queries": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "Invalid JSON: recursion limit exceeded"),
+        (b'{"queries": ["\\ud800", ' + b"[" * 100_000 + b"]" * 100_000 + b"]}", "the body is not JSON"),
     ],
 )
 def test_what_is_not_json_is_refused_too(shared: Running, body: bytes, reason: str) -> None:

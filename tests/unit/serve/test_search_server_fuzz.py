@@ -4,62 +4,24 @@ What the schema allows must be answered with 200 and in the declared shape, what
 declared status, and nothing may be a 5xx. The same requests are made on every run.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import schemathesis
-from schemathesis.engine import from_schema
-from schemathesis.engine.events import FatalError, NonFatalError, ScenarioFinished
 
 from stepladder.core.trace import Passage
 from stepladder.retrieval.index.bm25 import BM25Index
-from stepladder.retrieval.remote.limits import ServerConfig
-from stepladder.serve.search.search_openapi import openapi_schema
+from stepladder.serve.search.search_config import ServerConfig
+from stepladder.serve.search.search_server import SearchRequest
+from tests.support.fuzzing import fuzz
 from tests.support.samples import PASSAGES
-from tests.support.search_servers import TOWER, HeldRetriever, Running, running, spoken, until
+from tests.support.search_servers import TOWER, HeldRetriever, running, spoken, until
 
 #: Small, so that what lies beyond a limit is made quickly.
 LIMITS = {"max_queries": 6, "max_characters": 40, "max_topk": 5, "max_waiting": 1000}
 TOKEN = "open-sesame"
-
-
-@dataclass
-class Fuzzed:
-    #: How often each endpoint answered with each status.
-    statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
-    #: What schemathesis found to be wrong.
-    problems: list[str] = field(default_factory=list)
-
-
-def fuzz(server: Running, token: str = "", examples: int = 100) -> Fuzzed:
-    """Boundary values of everything that is declared, then so many random requests an endpoint."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    config = schemathesis.Config.from_dict(
-        {
-            "seed": 0,
-            "headers": headers,
-            "generation": {"max-examples": examples, "deterministic": True, "database": "none", "no-shrink": True},
-            "phases": {"stateful": {"enabled": False}},
-        }
-    )
-    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json", headers=headers, config=config)
-    found = Fuzzed()
-    for event in from_schema(schema).execute():
-        if isinstance(event, NonFatalError | FatalError):
-            found.problems.append(repr(event))
-        if not isinstance(event, ScenarioFinished):
-            continue
-        for interaction in event.recorder.interactions.values():
-            if interaction.response is not None:
-                found.statuses[event.recorder.label, interaction.response.status_code] += 1
-        for checks in event.recorder.checks.values():
-            failed = [check.failure_info.failure for check in checks if check.failure_info]
-            found.problems += [f"{event.recorder.label}: {failure.title}: {failure.message}" for failure in failed]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +66,10 @@ def test_an_answer_of_another_shape_is_found_out(index: BM25Index, monkeypatch: 
 
 @pytest.mark.parametrize("limit", ["max_queries", "max_characters", "max_topk"])
 @pytest.mark.parametrize("by", [1, -1])
-def test_a_limit_that_is_not_kept_is_found_out(
-    index: BM25Index, limit: str, by: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    declared = ServerConfig.read({**LIMITS, limit: LIMITS[limit] + by})
-    monkeypatch.setattr("stepladder.serve.search.search_server.openapi_schema", lambda _: openapi_schema(declared))
+def test_a_limit_that_is_not_kept_is_found_out(index: BM25Index, limit: str, by: int) -> None:
+    kept = ServerConfig.read({**LIMITS, limit: LIMITS[limit] - by})
     with running(index, **LIMITS) as server:
+        server.server.gate._api._main_model = SearchRequest.within(kept)
         found = fuzz(server, examples=1)
     wrong = "Valid data should have been accepted" if by > 0 else "Invalid data should have been rejected"
     assert any(wrong in problem for problem in found.problems), found

@@ -167,8 +167,6 @@ def test_an_answer_may_be_left_to_the_outcome() -> None:
         scores = [[GOOD, answers[0]], [BAD, answers[1]]]
         rows = credit_group(group, scores, settings(mode="dual", process_weight=0.5, grade_answers=False))
         assert advantages(rows) == [pytest.approx([1.5, 1]), pytest.approx([-1.5, -1])]
-    alone = credit_group(group, scores, settings(mode="process", grade_answers=False))
-    assert advantages(alone) == advantages(credit_group(group, scores, settings(mode="process")))
 
 
 def test_a_group_without_any_difference_teaches_nothing_by_its_outcome_but_may_by_its_steps() -> None:

@@ -48,7 +48,7 @@ SHORT = PAIRS[:3]
 
 
 def changed(**changes: Any) -> DPOConfig:
-    return DPOConfig(**{**SETTINGS.model_dump(), **changes})
+    return DPOConfig(**{**SETTINGS.model_dump(exclude_unset=True), **changes})
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_the_reference_is_not_trained(finished: TrainingReport, made: list[PairT
 def example(pair: Pair) -> Example:
     prompt, chosen, _ = ids(pair)
     policy = (*(False for _ in prompt), *(True for _ in chosen))
-    return Example(pair.question_id, (*prompt, *chosen), policy, tuple(map(float, policy)))
+    return Example(pair.question_id, (*prompt, *chosen), tuple(map(float, policy)))
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(r=2)], ids=["full", "lora"])

@@ -67,7 +67,7 @@ from tests.support.training_runs import (
 
 
 def changed(**changes: Any) -> GRPOConfig:
-    return GRPOConfig.read({**SETTINGS.model_dump(), **changes})
+    return GRPOConfig.read({**SETTINGS.model_dump(exclude_unset=True), **changes})
 
 
 @pytest.fixture(scope="module")

@@ -223,11 +223,10 @@ def test_trouble_that_comes_and_goes_around_its_limit_is_one_alarm() -> None:
 
 def test_standing_alarms_are_those_whose_trouble_has_not_passed() -> None:
     rows = two_troubles()
-    assert Monitors(MonitorConfig(), rows[:30]).active == []
+    assert Monitors(MonitorConfig(), rows[:30]).active == set()
     assert len(Monitors(MonitorConfig(), rows[:45]).active) == 1
-    assert Monitors(MonitorConfig(), rows[:75]).active == []
-    guards = Monitors(MonitorConfig(), rows)
-    assert guards.active == guards.raised[-1:]
+    assert Monitors(MonitorConfig(), rows[:75]).active == set()
+    assert Monitors(MonitorConfig(), rows).active == {AlarmName.FORMAT_COLLAPSE}
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 31, 33, 50, 79, 83, 120])
@@ -314,8 +313,7 @@ def test_an_alarm_about_what_is_not_a_number_survives_the_file(tmp_path: Path) -
 
 def test_a_spoilt_file_is_explained(tmp_path: Path) -> None:
     path = tmp_path / "alarms.jsonl"
-    with pytest.raises(StepladderError, match="no such file"):
-        read_alarms(path)
+    assert read_alarms(path) == []
     write_alarms(path, alarms_of(two_troubles()))
     path.write_text(path.read_text() + '{"step": 3, "name": "fire"}\n')
     with pytest.raises(StepladderError, match=r"alarms.jsonl:3: not an alarm: name: Input should be 'format_collapse'"):

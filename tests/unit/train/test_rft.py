@@ -233,7 +233,7 @@ def refine(
 
 
 def changed(**changes: Any) -> RFTConfig:
-    return RFTConfig(**{**SETTINGS.model_dump(), **changes})
+    return RFTConfig(**{**SETTINGS.model_dump(exclude_unset=True), **changes})
 
 
 class Likes:

@@ -52,7 +52,7 @@ from tests.support.training_runs import losses, weights
 
 
 def changed(settings: SFTConfig, **changes: Any) -> SFTConfig:
-    return SFTConfig(**{**settings.model_dump(), **changes})
+    return SFTConfig(**{**settings.model_dump(exclude_unset=True), **changes})
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +150,13 @@ def test_the_loss_is_the_mean_over_an_update_by_another_implementation(tmp_path:
 
 
 def test_nothing_is_said_but_by_us(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    train(tmp_path, changed(SETTINGS, num_train_epochs=1, questions=2, lora=LoraConfig(r=2)))
-    assert capfd.readouterr() == ("", "")
+    folder = tmp_path / "sft"
+    train(folder, changed(SETTINGS, num_train_epochs=1, questions=2, lora=LoraConfig(r=2)))
+    stdout, stderr = capfd.readouterr()
+    assert stdout == ""
+    update, dev = stderr.splitlines()
+    assert update.startswith("sft: update 1/1, loss ")
+    assert dev.startswith("sft: dev at update 1: F1 ")
 
 
 def test_a_finished_run_is_not_trained_again(finished: TrainingReport) -> None:
@@ -316,7 +321,7 @@ def test_settings_that_do_not_fit_together_are_refused() -> None:
 
 
 def test_a_teacher_that_would_not_be_asked_is_refused() -> None:
-    with pytest.raises(StepladderError, match="the source is gold"):
+    with pytest.raises(StepladderError, match="teacher_model has no effect with source: gold"):
         SFTConfig.read({"source": "gold", "teacher_model": "x"})
 
 
@@ -369,7 +374,7 @@ def test_lora_leaves_conversions_to_autocast_and_makes_its_own_without(tmp_path:
 def test_a_large_model_is_played_by_a_copy_that_keeps_in_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lora: LoraConfig | None
 ) -> None:
-    monkeypatch.setattr("stepladder.train.loop.rollout_engine._MIN_COPIED_PARAMETERS", 1)
+    monkeypatch.setattr("stepladder.train.loop.policy_weights._SMALL", 1)
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     place = Compute(torch.device("cpu"), True, 0, None)
@@ -411,7 +416,7 @@ def test_lora_of_an_output_layer_that_is_the_embeddings_too_is_refused() -> None
 
 def test_a_small_model_and_one_trained_in_fp32_play_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     for bf16, worth in ((True, 100e6), (False, 1)):
-        monkeypatch.setattr("stepladder.train.loop.rollout_engine._MIN_COPIED_PARAMETERS", worth)
+        monkeypatch.setattr("stepladder.train.loop.policy_weights._SMALL", worth)
         place = Compute(torch.device("cpu"), bf16, 0, None)
         policy = load_policy("tiny", None, bf16=False, device=place.device)
         engine, _ = make_rollout_engine(policy, place, 4)
@@ -422,7 +427,7 @@ def test_a_small_model_and_one_trained_in_fp32_play_themselves(monkeypatch: pyte
 def test_a_batch_is_not_padded_beyond_the_window_of_its_model() -> None:
     """Learned positions end there."""
     model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=300, n_positions=50, n_embd=8, n_layer=1, n_head=2))
-    example = Example("q", tuple(range(1, 50)), (True,) * 49, (1.0,) * 49)
+    example = Example("q", tuple(range(1, 50)), (1.0,) * 49)
     loss = weighted_nll(model, collate([example], context_window(model)))
     assert torch.isfinite(loss)
     assert collate([example])["input_ids"].shape == (1, 64)

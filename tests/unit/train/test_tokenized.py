@@ -49,7 +49,7 @@ def test_a_whole_gold_transcript_is_one_example() -> None:
 
     texts = [segment.text for segment in outcome.value.context()]
     assert ENGINE.decode(example.tokens) == "".join(texts) + "<|end|>"
-    written = [token for token, mine in zip(example.tokens, example.policy_mask) if mine]
+    written = [token for token, mine in zip(example.tokens, example.weights) if mine]
     assert ENGINE.decode(written) == "".join(step.written.text for step in outcome.value.steps) + "<|end|>"
     # One token a byte: the weights can be read off the text.
     said = outcome.value.steps[-1].written.text
@@ -63,7 +63,7 @@ def test_stored_ids_are_used_as_they_are() -> None:
     read = Segment(Author.PROMPT, "Q", (7, 8), vocabulary=ENGINE.encoding.vocabulary)
     written = Segment(Author.POLICY, "ab", (ord("a"), 9), (-1.0, -2.0), ENGINE.encoding.vocabulary)
     (example,) = tokenize_trajectory(Trajectory(QUESTION, "test", (Step((read,), written, ANSWER),)), ENGINE, WEIGHTS)
-    assert example == Example("q1", (7, 8, ord("a"), 9), (False, False, True, True), (0.0, 0.0, 1.0, 1.0))
+    assert example == Example("q1", (7, 8, ord("a"), 9), (0.0, 0.0, 1.0, 1.0))
 
 
 def test_an_end_of_sequence_follows_only_the_end_of_a_transcript() -> None:
@@ -73,7 +73,7 @@ def test_an_end_of_sequence_follows_only_the_end_of_a_transcript() -> None:
         {},
     )
     assert ENGINE.decode(example.tokens) == "Qone!two<|end|>"
-    assert example.policy_mask[-1]
+    assert example.weights[-1] == 1.0
 
 
 def test_a_restart_begins_another_example() -> None:
@@ -107,8 +107,9 @@ author_and_text = st.tuples(st.sampled_from([Author.POLICY, Author.ENVIRONMENT])
 def test_lengths_agree_and_only_the_policy_weighs(parts: list[tuple[Author, str]], tag: str) -> None:
     trajectory = transcript((Author.PROMPT, "Q " + tag), *parts, (Author.POLICY, "x" + tag))
     (example,) = tokenize_trajectory(trajectory, ENGINE, {tag: 3.0})
-    assert len(example.tokens) == len(example.policy_mask) == len(example.weights)
-    for mine, weight in zip(example.policy_mask, example.weights):
+    assert len(example.tokens) == len(example.weights)
+    wrote = [segment.author is Author.POLICY for segment in trajectory.context() for _ in segment.text.encode()]
+    for mine, weight in zip([*wrote, True], example.weights, strict=True):
         assert (weight in (1.0, 3.0)) if mine else (weight == 0.0)
 
 
@@ -179,8 +180,8 @@ def test_an_epoch_has_every_example_once_in_batches_of_like_length() -> None:
 # --- the loss -----------------------------------------------------------------------------------------------
 
 EXAMPLES = [
-    Example("a", (5, 6, 7, 8, 9), (False, False, True, True, False), (0.0, 0.0, 1.0, 5.0, 0.0)),
-    Example("b", (1, 2, 3), (False, True, True), (0.0, 2.0, 1.0)),
+    Example("a", (5, 6, 7, 8, 9), (0.0, 0.0, 1.0, 5.0, 0.0)),
+    Example("b", (1, 2, 3), (0.0, 2.0, 1.0)),
 ]
 
 

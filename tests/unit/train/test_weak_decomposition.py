@@ -10,7 +10,7 @@ from stepladder.agents import make_agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage, Question
 from stepladder.data.dataset import DataSet
-from stepladder.data.holdout import held_out, with_warmup
+from stepladder.data.sampling import held_out, with_warmup
 from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.pipeline.resources import DataConfig
@@ -123,8 +123,11 @@ def test_questions_without_any_splits_get_them(split: str) -> None:
 
 
 def test_too_many_cannot_be_held_out() -> None:
-    with pytest.raises(StepladderError, match=r"20 train questions: 20 cannot be set aside \(data.holdout\)"):
+    with pytest.raises(StepladderError, match=r"20 train questions, and data\.holdout=20 sets aside 20 as dev: none"):
         held_out(data(train=20, dev=1), 20).split("dev")
+    both = r"20 train questions, and data\.holdout=10 sets aside 10 as dev and 10 as test: .* --set data.* at most 9"
+    with pytest.raises(StepladderError, match=both):
+        held_out(data(train=20), 10).split("dev")
     with pytest.raises(StepladderError, match="no train questions"):
         held_out(data(test=20), 5)
 
@@ -137,7 +140,7 @@ def test_a_part_of_train_can_be_for_the_warm_up_alone() -> None:
     assert parted.split("warmup") == with_warmup(held_out(data(train=20, dev=7), 5), 6).split("warmup")
     assert parted.passages is PASSAGES
     assert sizes(with_warmup(data(all=20), 6)) == {"train": 14, "warmup": 6}
-    with pytest.raises(StepladderError, match=r"not held out: 20 cannot be set aside \(data.warmup\)"):
+    with pytest.raises(StepladderError, match=r"not held out, and data\.warmup=20 sets aside 20 for sft.* at most 19"):
         with_warmup(data(train=20), 20).split("warmup")
 
 

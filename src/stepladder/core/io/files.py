@@ -19,11 +19,11 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, BinaryIO, Literal, TextIO, overload
+from typing import Any, BinaryIO, Literal
 
 from stepladder.core.errors import StepladderError
 
@@ -47,13 +47,13 @@ def atomic_folder(path: Path, what: str = "folder") -> Iterator[Path]:
     old folder keeps a hidden name and the next attempt restores it.
     """
     target = path.resolve()
-    with _temporary_sibling(path, target, what) as temporary:
-        with _write_errors(path, target, what):
+    with _temporary_sibling(path, what) as temporary:
+        with _write_errors(path, what):
             if target.exists() and not target.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "a file with that name exists")
             temporary.mkdir()
         yield temporary
-        with _write_errors(path, target, what):
+        with _write_errors(path, what):
             _make_readable(temporary)
             sync_all(temporary)
             _replace_folder(temporary, target)
@@ -92,7 +92,7 @@ def resumable_folder(
     target = path.resolve()
     folder = target.with_name(f".{target.name}.unfinished")
     partial = PartialFolder(folder, folder / _SCRATCH)
-    with _write_errors(path, target, what):
+    with _write_errors(path, what):
         target.parent.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(target)
         if target.exists() and not target.is_dir():
@@ -100,49 +100,40 @@ def resumable_folder(
         if target.is_mount():  # detected now, not after hours of work
             raise OSError(errno.EBUSY, "it is a mount point, which cannot be replaced; choose a folder inside it")
         folder.mkdir(exist_ok=True)
-    with _exclusive_lock(folder, what):
+    with _exclusive_lock(folder), _write_errors(path, what, only_full_disk=True):
         try:
-            with _write_errors(path, target, what):
+            with _write_errors(path, what):
                 _start_or_resume(partial, plan)
             yield partial
-            with _write_errors(path, target, what):
+            with _write_errors(path, what):
                 sync_all(folder)
                 _replace_folder(folder, target)  # including the scratch files, which are needed to resume until then
                 _remove(target / _SCRATCH)
-        except BaseException as error:
+        except BaseException:
             if not keep(partial):
                 _remove(folder)
-            if isinstance(error, OSError) and _is_disk_full(error):
-                raise _failure(path, target, what, error) from error
             raise
 
 
-def lock_file(file: BinaryIO, path: Path) -> None:
+def lock_file(file: BinaryIO | int, path: Path) -> None:
     """Lock an open file against other processes until it is closed."""
     import fcntl  # not available on Windows, where the rest still works
 
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise StepladderError(f"{path} is in use by another process: wait for it, or use another folder") from error
+        raise WriteError(f"{path} is in use by another process: wait for it, or use another folder") from error
 
 
 @contextmanager
-def _exclusive_lock(folder: Path, what: str) -> Iterator[None]:
+def _exclusive_lock(folder: Path) -> Iterator[None]:
     """Lock the folder against other processes."""
     if os.name == "nt":  # no flock on Windows: the user must avoid two builds of one folder
         yield
         return
-    import fcntl
-
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise WriteError(
-                f"the {what} is being written by another process, in {folder}: wait until it finishes"
-            ) from error
+        lock_file(descriptor, folder)
         yield
     finally:
         os.close(descriptor)
@@ -160,72 +151,56 @@ def _start_or_resume(partial: PartialFolder, plan: Mapping[str, object]) -> None
         file.write(text)
 
 
-@overload
-def atomic_file(path: Path, mode: Literal["w"] = "w", what: str = "file") -> AbstractContextManager[TextIO]: ...
-@overload
-def atomic_file(path: Path, mode: Literal["wb"], what: str = "file") -> AbstractContextManager[BinaryIO]: ...
-def atomic_file(
-    path: Path, mode: Literal["w", "wb"] = "w", what: str = "file"
-) -> AbstractContextManager[TextIO] | AbstractContextManager[BinaryIO]:
-    """An open file to write to. On success it becomes `path`. Text is UTF-8 with plain newlines."""
-    return _atomic_file(path, mode, what)
-
-
 @contextmanager
-def _atomic_file(path: Path, mode: str, what: str) -> Iterator[Any]:
+def atomic_file(path: Path, mode: Literal["w", "wb"] = "w", what: str = "file") -> Iterator[Any]:
+    """An open file to write to. On success it becomes `path`. Text is UTF-8 with plain newlines."""
     target = path.resolve()
-    text = {"encoding": "utf-8", "newline": "\n"} if mode == "w" else {}
-    with _temporary_sibling(path, target, what) as temporary:
-        with _write_errors(path, target, what):
+    text: Any = {"encoding": "utf-8", "newline": "\n"} if mode == "w" else {}
+    with _temporary_sibling(path, what) as temporary:
+        with _write_errors(path, what):
             if target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "a folder with that name exists")
-            file = temporary.open(mode, **text)  # type: ignore[call-overload]
+            file = temporary.open(mode, **text)
         with file:
             yield file
-        with _write_errors(path, target, what):
+        with _write_errors(path, what):
             sync(temporary)
             temporary.replace(target)
             sync(target.parent)
 
 
 @contextmanager
-def _temporary_sibling(path: Path, target: Path, what: str) -> Iterator[Path]:
+def _temporary_sibling(path: Path, what: str) -> Iterator[Path]:
     """A temporary path next to the target. It is removed if the block fails."""
-    with _write_errors(path, target, what):
+    target = path.resolve()
+    with _write_errors(path, what):
         target.parent.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(target)
     temporary = _sibling(target, "partial")
-    try:
-        yield temporary
-    except BaseException as error:
-        _remove(temporary)
-        if isinstance(error, OSError) and _is_disk_full(error):
-            raise _failure(path, target, what, error) from error
-        raise
+    with _write_errors(path, what, only_full_disk=True):
+        try:
+            yield temporary
+        except BaseException:
+            _remove(temporary)
+            raise
 
 
 @contextmanager
-def _write_errors(path: Path, target: Path, what: str) -> Iterator[None]:
-    """Raise an `OSError` inside the block as `WriteError`."""
+def _write_errors(path: Path, what: str, *, only_full_disk: bool = False) -> Iterator[None]:
+    """Raise an `OSError` inside the block as `WriteError`; `only_full_disk`: the block also reads."""
     try:
         yield
     except OSError as error:
-        raise _failure(path, target, what, error) from error
-
-
-def _is_disk_full(error: OSError) -> bool:
-    # The caller's block also reads, so only errors that only writing can cause count.
-    # NumPy reports a short write without an errno, as "N requested and M written".
-    return error.errno in _DISK_FULL or (error.errno is None and " requested and " in str(error))
-
-
-def _failure(path: Path, target: Path, what: str, error: OSError) -> WriteError:
-    parent = next(parent for parent in target.parents if _exists(parent))
-    free = shutil.disk_usage(parent).free / 1e6
-    return WriteError(
-        f"could not write the {what} {path}: {error.strerror or error}. {free:,.1f} MB are free on that disk. "
-        + ("The previous content is unchanged." if _exists(target) else "No partial files remain.")
-    )
+        # NumPy reports a short write without an errno, as "N requested and M written".
+        full = error.errno in _DISK_FULL or (error.errno is None and " requested and " in str(error))
+        if only_full_disk and not full:
+            raise
+        target = path.resolve()
+        free = shutil.disk_usage(next(parent for parent in target.parents if _exists(parent))).free / 1e6
+        raise WriteError(
+            f"could not write the {what} {path}: {error.strerror or error}. {free:,.1f} MB are free on that disk. "
+            + ("The previous content is unchanged." if _exists(target) else "No partial files remain.")
+        ) from error
 
 
 def _replace_folder(new: Path, target: Path) -> None:
@@ -247,26 +222,16 @@ def _sibling(target: Path, role: str) -> Path:
 
 
 def _clear_leftovers(target: Path) -> None:
-    ours = re.compile(rf"\.{re.escape(target.name)}\.{_HOST}-(\d+)-[0-9a-f]{{8}}\.(partial|replaced)")
+    from psutil import pid_exists  # type: ignore[import-untyped]  # slow to import
+
+    ours = re.compile(rf"\.{re.escape(target.name)}\.{_HOST}-(\d{{1,9}})-[0-9a-f]{{8}}\.(partial|replaced)")
     for leftover in target.parent.iterdir():
         match = ours.fullmatch(leftover.name)
-        if match and not _is_alive(int(match[1])):
+        if match and not pid_exists(int(match[1])):
             if match[2] == "replaced" and not target.exists():
                 leftover.rename(target)
             else:
                 _remove(leftover)
-
-
-def _is_alive(pid: int) -> bool:
-    if os.name == "nt":  # on Windows, signal 0 would terminate the process, so leftovers stay
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _remove(path: Path) -> None:
@@ -280,11 +245,10 @@ def _remove(path: Path) -> None:
 
 def _exists(path: Path) -> bool:
     """Whether the path exists, as far as this process can see."""
-    try:
+    with suppress(OSError):
         path.stat()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def sync_all(folder: Path) -> None:

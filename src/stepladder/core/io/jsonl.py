@@ -1,21 +1,24 @@
 """Read third-party JSON Lines files, plain or gzipped, with errors that name file and line.
 
-In: a path and the error class to raise. Out: the lines one at a time, each with its id. Blank lines are skipped; ids
-are required and must be unique. Lone surrogates from JSON escapes, which UTF-8 cannot encode, become U+FFFD.
+In: a path and the error class to raise. Out: the lines one at a time, without blank ones. Lone surrogates from JSON
+escapes, which UTF-8 cannot encode, become U+FFFD.
 """
 
 import gzip
 import json
-import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.unicode import replace_surrogates
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,31 +33,32 @@ class Line:
 
     def wrong(self, problem: str) -> StepladderError:
         """An error about this line."""
-        return _wrong(self.error, self.path, self.number, problem)
+        return self.error(f"{self.path}:{self.number}: {problem}")
 
     def text(self, key: str) -> str:
         """The string under a required key."""
-        value = self.data.get(key)
-        if not isinstance(value, str):
-            raise self.wrong(f"{key!r} should be a string, found {preview(value)}")
+        return self.checked(key, self.data.get(key), str, "a string")
+
+    def id(self, *keys: str) -> str:
+        """The id, from the first of these keys that the line has."""
+        value = next((self.data[key] for key in keys if self.data.get(key) is not None), None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(f"{keys[0]!r} should be a non-empty string, found {preview(value)}")
         return value
 
+    def checked(self, name: str, value: object, kind: type[T], expected: str) -> T:
+        """A value of the line if it has this type; else an error that says what was expected."""
+        try:
+            found: T = _validator(kind).validate_python(value)
+            return found
+        except ValidationError as error:
+            raise self.wrong(f"{name!r} should be {expected}, found {preview(value)}") from error
 
-def read_lines(path: str | Path, error: type[StepladderError]) -> Iterator[tuple[str, Line]]:
-    """Yield id and object of every line of a `.jsonl` or `.jsonl.gz` file."""
-    path = Path(path)
-    first_seen: dict[str, int] = {}
-    for number, raw in raw_lines(path, error):
-        if not raw.strip():
-            continue
-        line = Line(path, number, parse_object(path, number, raw, error), error)
-        key = _id(line)
-        if key in first_seen:
-            raise line.wrong(f"duplicate id {key!r}, first used on line {first_seen[key]}; ids must be unique")
-        first_seen[key] = number
-        yield key, line
-    if not first_seen:
-        raise error(f"{path}: the file is empty; expected one JSON object per line")
+
+#: The validator of a type.
+_validator: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def preview(value: object) -> str:
@@ -69,14 +73,36 @@ def preview(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def raw_lines(path: Path, error: type[StepladderError]) -> Iterator[tuple[int, bytes]]:
-    number = 0
+def read_objects(path: Path, error: type[StepladderError]) -> Iterator[Line]:
+    """The object of every line that is not blank."""
+    for number, text in enumerate(text_lines(path, error), start=1):
+        if not (text := text.strip()):
+            continue
+        try:
+            data = json.loads(text)
+            if "\\u" in text:
+                data = without_surrogates(data)
+        except json.JSONDecodeError as problem:
+            raise error(f"{path}:{number}: not JSON: {problem.msg}, at column {problem.colno}") from problem
+        except (ValueError, RecursionError) as problem:  # a number with thousands of digits, deep nesting
+            raise error(f"{path}:{number}: unreadable JSON: {problem}") from problem
+        if not isinstance(data, dict):
+            raise error(f"{path}:{number}: expected a JSON object, found {preview(data)}")
+        yield Line(path, number, data, error)
+
+
+def text_lines(path: Path, error: type[StepladderError]) -> Iterator[str]:
+    """The lines of a UTF-8 text, plain or gzipped."""
+    number, raw = 0, b""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
-                yield number, raw
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except FileNotFoundError:
         raise error(f"{path}: no such file") from None
+    except UnicodeDecodeError as problem:
+        found = f"byte 0x{raw[problem.start]:02x} at position {problem.start}"
+        raise error(f"{path}:{number}: not UTF-8: {found}; save the file as UTF-8") from problem
     except gzip.BadGzipFile as problem:
         raise error(f"{path}: the file name ends in .gz, but the content is not gzip: {problem}") from problem
     except (EOFError, zlib.error) as problem:
@@ -86,43 +112,12 @@ def raw_lines(path: Path, error: type[StepladderError]) -> Iterator[tuple[int, b
         raise error(f"{path}: cannot be read: {problem.strerror or problem}") from problem
 
 
-def parse_object(path: Path, number: int, raw: bytes, error: type[StepladderError]) -> dict[str, Any]:
-    try:
-        text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as problem:
-        found = f"byte 0x{raw[problem.start]:02x} at position {problem.start}"
-        raise _wrong(error, path, number, f"not UTF-8: {found}") from problem
-    try:
-        data = json.loads(text.strip())
-        if "\\u" in text:
-            data = without_surrogates(data)
-    except json.JSONDecodeError as problem:
-        raise _wrong(error, path, number, f"not JSON: {problem.msg}, at column {problem.colno}") from problem
-    except (ValueError, RecursionError) as problem:  # a number with thousands of digits, deep nesting
-        raise _wrong(error, path, number, f"unreadable JSON: {problem}") from problem
-    if not isinstance(data, dict):
-        raise _wrong(error, path, number, f"expected a JSON object, found {preview(data)}")
-    return data
-
-
 def without_surrogates(value: Any) -> Any:
+    """A JSON value whose strings can be encoded as UTF-8."""
     if isinstance(value, str):
-        return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
+        return replace_surrogates(value)
     if isinstance(value, list):
         return [without_surrogates(each) for each in value]
     if isinstance(value, dict):
         return {key: without_surrogates(each) for key, each in value.items()}
     return value
-
-
-def _id(line: Line) -> str:
-    value = line.data.get("id")
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str) or not value.strip():
-        raise line.wrong(f"'id' should be a non-empty string, found {preview(value)}")
-    return value
-
-
-def _wrong(error: type[StepladderError], path: Path, number: int, problem: str) -> StepladderError:
-    return error(f"{path}:{number}: {problem}")

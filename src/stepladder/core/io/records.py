@@ -6,9 +6,9 @@ In: records of trace.py, or the path of such a file. Out: a file, written atomic
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic_core import PydanticSerializationError
 
 from stepladder.core.errors import StepladderError
@@ -20,18 +20,19 @@ SCHEMA_VERSION = 1
 AnyRecord = Question | Passage | Trajectory | Tree | Pair
 Record = TypeVar("Record", Question, Passage, Trajectory, Tree, Pair)
 
-_KINDS: dict[type[Any], str] = {
-    Question: "question",
-    Passage: "passage",
-    Trajectory: "trajectory",
-    Tree: "tree",
-    Pair: "pair",
+#: Of these classes, and of those nested in them.
+_STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
+    cls: TypeAdapter(with_config(_STRICT)(cls)) for cls in get_args(AnyRecord)
 }
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in _KINDS}
+
+
+def _kind(cls: type[Any]) -> str:
+    return cls.__name__.lower()
 
 
 def _head(cls: type[Any]) -> str:
-    return f'{{"record":"{_KINDS[cls]}","version":{SCHEMA_VERSION},'
+    return f'{{"record":"{_kind(cls)}","version":{SCHEMA_VERSION},'
 
 
 def dumps(record: AnyRecord) -> str:
@@ -40,7 +41,7 @@ def dumps(record: AnyRecord) -> str:
     try:
         return _head(cls) + _ADAPTERS[cls].dump_json(record).decode()[1:]
     except PydanticSerializationError as error:
-        raise TraceError(f"a {_KINDS[cls]} cannot be written as JSON: {error}") from error
+        raise TraceError(f"a {_kind(cls)} cannot be written as JSON: {error}") from error
 
 
 def loads(line: str, cls: type[Record]) -> Record:
@@ -53,7 +54,7 @@ def loads(line: str, cls: type[Record]) -> Record:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "record"
-        raise TraceError(f"bad {_KINDS[cls]}: {where}: {first['msg']}") from error
+        raise TraceError(f"bad {_kind(cls)}: {where}: {first['msg']}") from error
 
 
 def _body(line: str, cls: type[Any]) -> str:
@@ -63,20 +64,17 @@ def _body(line: str, cls: type[Any]) -> str:
     except (json.JSONDecodeError, RecursionError) as error:
         raise TraceError(f"not JSON: {error}") from error
     if not isinstance(data, dict) or "record" not in data or "version" not in data:
-        raise TraceError(f"not a Stepladder {_KINDS[cls]}: 'record' or 'version' is missing")
+        raise TraceError(f"not a Stepladder {_kind(cls)}: 'record' or 'version' is missing")
     version, kind = data.pop("version"), data.pop("record")
     if version != SCHEMA_VERSION:
+        is_newer = isinstance(version, int) and version > SCHEMA_VERSION
         raise TraceError(
             f"schema version {version!r} is unknown: this Stepladder reads version {SCHEMA_VERSION}. "
-            + ("Update Stepladder to read the file." if _newer(version) else "Write the file again with it.")
+            + ("Update Stepladder to read the file." if is_newer else "Write the file again with it.")
         )
-    if kind != _KINDS[cls]:
-        raise TraceError(f"found a {kind!r} record where a {_KINDS[cls]!r} was expected")
+    if kind != _kind(cls):
+        raise TraceError(f"found a {kind!r} record where a {_kind(cls)!r} was expected")
     return json.dumps(data)
-
-
-def _newer(version: object) -> bool:
-    return isinstance(version, int) and version > SCHEMA_VERSION
 
 
 class RecordError(StepladderError):

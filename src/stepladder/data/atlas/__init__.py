@@ -8,9 +8,9 @@ every machine; another seed gives another world.
     >>> len(atlas.passages), {split: len(questions) for split, questions in atlas.questions.items()}
     (2000, {'train': 1200, 'dev': 300, 'test': 500})
 
-Modules: `schema` defines types and relations, `tables` lists them with their wordings; `name_generator`, `literals`,
-`population`, `facts` and `world` generate entities and facts; `articles` writes the passages; `phrasing`, `splits`,
-`comparisons`, `question_sampler` and `questions` generate the questions.
+Modules: `catalogue` has the types and relations, `tables` their wordings; `name_generator`, `literals`, `population`,
+`facts` and `world` generate entities and facts; `articles` writes the passages; `phrasing`, `splits`, `comparisons` and
+`questions` generate the questions.
 """
 
 from collections.abc import Collection

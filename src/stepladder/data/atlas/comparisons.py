@@ -8,10 +8,9 @@ different objects are sampled like pairs with the same object.
 import random
 
 from stepladder.data.atlas.articles import Library
-from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES
+from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES, Relation
 from stepladder.data.atlas.literals import Value
 from stepladder.data.atlas.phrasing import DraftQuestion, FactPath, Link, Outline, Pointer, Topic
-from stepladder.data.atlas.schema import Relation
 from stepladder.data.atlas.splits import GUESSABLE, SplitFacts
 from stepladder.data.atlas.world import World
 

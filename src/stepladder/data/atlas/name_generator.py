@@ -62,11 +62,10 @@ class Namer:
             if rng.random() < 0.35:
                 text += rng.choice(sounds.vowels) + rng.choice(sounds.links)
             ending = rng.choice(sounds.country_endings if country else sounds.endings)
-            if not _begins_with_vowel(ending):
+            if ending[0] not in "aeiouy":
                 text += rng.choice(sounds.vowels)
             text += ending
-            if 4 <= len(text) <= 10 and text not in self.words and text not in self._avoid:
-                self.words.add(text)
+            if 4 <= len(text) <= 10 and self._take(text):
                 return text.capitalize()
 
     def near(self, word: str) -> str:
@@ -76,8 +75,7 @@ class Namer:
         for _ in range(40):
             index = rng.choice(vowels)
             text = lower[:index] + rng.choice("aeiou") + lower[index + 1 :]
-            if text not in self.words and text not in self._avoid:
-                self.words.add(text)
+            if self._take(text):
                 return text.capitalize()
         return self.word(0)
 
@@ -85,8 +83,7 @@ class Namer:
         """A new short form of a word: its first letters with another ending."""
         while True:
             text = word[:3].lower() + self.word(style)[-3:]
-            if text not in self.words and text not in self._avoid:
-                self.words.add(text)
+            if self._take(text):
                 return text.capitalize()
 
     def named(self, kind: str, word: str, industry: str = "") -> str:
@@ -95,6 +92,9 @@ class Namer:
             return f"{word} {self._rng.choice(COMPANY_SUFFIXES[industry])}"
         return self._rng.choice(_PATTERNS[kind]).format(word)
 
-
-def _begins_with_vowel(text: str) -> bool:
-    return text[0] in "aeiouy"
+    def _take(self, text: str) -> bool:
+        """Mark a word as used; false if it was used before or is to be avoided."""
+        if text in self.words or text in self._avoid:
+            return False
+        self.words.add(text)
+        return True

@@ -6,8 +6,10 @@ homonyms, and near-duplicates, which are similar entities whose names differ in 
 """
 
 import random
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from stepladder.data.atlas.catalogue import TYPES
 from stepladder.data.atlas.name_generator import COMPANY_SUFFIXES, STYLES, Namer
@@ -105,26 +107,22 @@ def draft_population(articles: int, rng: random.Random) -> list[Draft]:
     roles = {"person": OCCUPATIONS, "company": INDUSTRIES}
     drafts = []
     for kind, count in counts.items():
-        weights = roles.get(kind)
+        weights, (low, high) = roles.get(kind, {}), YEARS[kind]
         for position in range(count):
             # Every country gets one of each type before the rest is random, so that each has a capital.
             home = position if position < countries else rng.randrange(countries)
-            role = _weighted(weights, position, rng) if weights else ""
-            low, high = YEARS[kind]
+            role = ""
+            if weights:  # every role occurs at least once
+                drawn = position >= len(weights)
+                role = by_ticket(weights, rng.randrange(sum(weights.values()))) if drawn else [*weights][position]
             drafts.append(Draft(kind, home, role, rng.randrange(low, high + 1)))
     rng.shuffle(drafts)
     return _with_near_duplicates(drafts, rng)
 
 
-def _weighted(weights: dict[str, int], position: int, rng: random.Random) -> str:
-    if position < len(weights):  # every role occurs at least once
-        return tuple(weights)[position]
-    ticket = rng.randrange(sum(weights.values()))
-    for role, weight in weights.items():
-        ticket -= weight
-        if ticket < 0:
-            return role
-    raise AssertionError("weights do not add up")
+def by_ticket(weights: dict[str, int], ticket: int) -> str:
+    """The name that has a ticket, where every name has as many tickets as its weight."""
+    return tuple(weights)[bisect_right(tuple(accumulate(weights.values())), ticket)]
 
 
 def _with_near_duplicates(drafts: list[Draft], rng: random.Random) -> list[Draft]:

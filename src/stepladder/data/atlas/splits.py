@@ -7,10 +7,10 @@ which finds facts of one split.
 import random
 
 from stepladder.core.seeding import seed_of
-from stepladder.data.atlas.catalogue import RELATIONS, TYPES
+from stepladder.data.atlas.catalogue import RELATIONS, TYPES, Relation
 from stepladder.data.atlas.literals import Value
 from stepladder.data.atlas.phrasing import FactPath, Link
-from stepladder.data.atlas.schema import Relation
+from stepladder.data.atlas.population import by_ticket
 from stepladder.data.atlas.world import Fact, World
 
 #: Percentage of the facts in each split.
@@ -35,12 +35,7 @@ def split_of(world: World, fact: Fact) -> str:
     if fact.relation.implies and isinstance(fact.object, int):
         name = fact.relation.implies
         subject = min(subject, fact.object) if fact.relation.symmetric else fact.object
-    ticket = seed_of("atlas", world.seed, "split", subject, name) % 100
-    for split, share in SPLIT_SHARES.items():
-        ticket -= share
-        if ticket < 0:
-            return split
-    raise AssertionError("split shares do not add up to 100")
+    return by_ticket(SPLIT_SHARES, seed_of("atlas", world.seed, "split", subject, name) % 100)
 
 
 class SplitFacts:

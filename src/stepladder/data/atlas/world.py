@@ -5,15 +5,14 @@ In: the number of articles and a seed. Out: `World`. It does not depend on the w
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from stepladder.core.seeding import seed_of
-from stepladder.data.atlas.catalogue import RELATIONS, TYPES
+from stepladder.data.atlas.catalogue import RELATIONS, TYPES, Relation
 from stepladder.data.atlas.facts import Facts, Object, generate_facts
 from stepladder.data.atlas.literals import Value
 from stepladder.data.atlas.name_generator import Namer
 from stepladder.data.atlas.population import Draft, Naming, draft_population, name_population
-from stepladder.data.atlas.schema import Relation
 
 #: The relations that imply a relation, by its name.
 _IMPLYING: dict[str, tuple[Relation, ...]] = {
@@ -21,25 +20,18 @@ _IMPLYING: dict[str, tuple[Relation, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Entity:
-    """An entity: the subject of an article."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entity(Naming):
+    """An entity with its names: the subject of an article."""
 
     index: int
     #: The id of its passage, unique across worlds.
     id: str
     kind: str
-    name: str
     #: The title of its article: the name, with a suffix in brackets if another entity has the same name.
     title: str
     #: An unambiguous noun phrase: "the river Velmora", "the painter Orin Tasker".
     described: str
-    aliases: tuple[str, ...]
-    #: The style of its name, which depends on its home country.
-    style: int
-    #: Whether an entity of another type has the same name; whether one of the same type has.
-    homonym: bool
-    namesake: bool
     #: Index of the entity of which this is a near-duplicate, or -1.
     duplicate_of: int
 
@@ -87,18 +79,15 @@ class World:
             _entity(index, f"{self.name}-{index:06d}", draft, naming, facts[index], namings)
             for index, (draft, naming) in enumerate(zip(drafts, namings))
         )
+        names = [name for entity in self.entities for name in (entity.name, *entity.aliases)]
+        terms = [target.spellings[0] for own in facts for target in own.values() if isinstance(target, Value)]
         #: Every invented word in use, in lower case.
-        self.name_words: frozenset[str] = frozenset(namer.words & self._words_in_use())
+        self.name_words = frozenset(namer.words.intersection(" ".join(names + terms).lower().split()))
         self._subjects: dict[tuple[int, str], list[int]] = {}
         for index, own in enumerate(facts):
             for name, target in own.items():
                 if isinstance(target, int):
                     self._subjects.setdefault((target, name), []).append(index)
-
-    def _words_in_use(self) -> set[str]:
-        names = [name for entity in self.entities for name in (entity.name, *entity.aliases)]
-        terms = [target.spellings[0] for own in self.facts for target in own.values() if isinstance(target, Value)]
-        return {word for text in names + terms for word in text.lower().split()}
 
     def fact(self, subject: int, relation: str) -> Fact:
         """The fact of a subject and a relation; raises `KeyError` if there is none."""
@@ -145,15 +134,11 @@ def _entity(index: int, id: str, draft: Draft, naming: Naming, facts: Facts, nam
     elif naming.homonym:
         title = f"{name} ({row.noun})"
     return Entity(
+        **asdict(naming),
         index=index,
         id=id,
         kind=draft.kind,
-        name=name,
         title=title,
         described=described,
-        aliases=naming.aliases,
-        style=naming.style,
-        homonym=naming.homonym,
-        namesake=naming.namesake,
         duplicate_of=draft.duplicate_of,
     )

@@ -1,7 +1,7 @@
 """Derive decompositions from evidence triples, as in 2WikiMultiHopQA.
 
 In: a question, its triples (subject, relation, object) and its gold passages. Out: one hop per triple, formulated from
-its relation (`wikidata_relations.py`). If the subject is the object of an earlier triple, the hop refers to it: "When
+its relation (`wikidata_relations.yaml`). If the subject is the object of an earlier triple, the hop refers to it: "When
 did #1 die?". If the last triple is not the answer, as in comparisons, a conclusion follows: the question itself with
 the values found.
 
@@ -10,13 +10,27 @@ the values found.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from stepladder.core.io.yaml_tables import read_table
 from stepladder.core.trace import Hop
 from stepladder.data.decompositions.entity_names import same_name
 from stepladder.data.decompositions.gold_passages import GoldPassage, passage_about, same_entity, with_aliases
-from stepladder.data.decompositions.wikidata_relations import relation_question
 
 Triple = tuple[str, str, str]
+
+#: The question template of each Wikidata relation. Others become "What is the RELATION of SUBJECT?".
+_QUESTIONS: dict[str, str] = read_table(Path(__file__).with_name("wikidata_relations.yaml"))
+
+
+def relation_question(relation: str, subject: str) -> str:
+    """The question for the object of a relation. The subject is a name or a reference such as `#1`.
+
+    >>> relation_question("place of birth", "Ada Orm"), relation_question("highest point", "#1")
+    ('Where was Ada Orm born?', 'What is the highest point of #1?')
+    """
+    relation = " ".join(relation.split())
+    return _QUESTIONS.get(relation, f"What is the {relation} of {{}}?").replace("{}", subject.strip())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from stepladder.core.io.jsonl import Line
 from stepladder.core.trace import Passage, Question
-from stepladder.data.dataset import LazyPassages, LoadedSplit, collect
+from stepladder.data.dataset import LoadedSplit, collect
 from stepladder.data.formats.rows import rows
 
 #: Reads a file. The second argument is the corpus in the same folder, if there is one.
-Reader = Callable[[Path, LazyPassages | None], LoadedSplit]
+Reader = Callable[[Path, Path | None], LoadedSplit]
 
 
 @dataclass(frozen=True, slots=True)

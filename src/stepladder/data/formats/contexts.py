@@ -9,10 +9,10 @@ In: a row. Lists of pairs may also be two columns, as in copies that were conver
 Out: paragraphs by title, `GoldPassage`s, triples. A title is unique to one article, so it is also the passage id.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stepladder.core.io.jsonl import Line, preview
+from stepladder.core.io.jsonl import Line
 from stepladder.core.trace import Passage
 from stepladder.data.decompositions.gold_passages import GoldPassage
 from stepladder.data.decompositions.triples import Triple
@@ -26,8 +26,7 @@ def context_of(data: Mapping[str, Any], line: Line) -> Context:
     context: Context = {}
     for title, sentences in _pairs(data.get("context"), ("sentences", "content"), "context", line):
         texts = [sentences] if isinstance(sentences, str) else sentences
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise line.wrong(f"'context' should have a list of sentences for each title; found {preview(sentences)}")
+        texts = line.checked("context", texts, list[str], "a list of sentences for each title")
         context.setdefault(title.strip(), tuple(text.strip() for text in texts))
     return context
 
@@ -40,12 +39,15 @@ def supporting_facts(data: Mapping[str, Any], line: Line) -> dict[str, list[int]
     return facts
 
 
-def gold_passages(facts: Mapping[str, list[int]], context: Context) -> list[GoldPassage]:
-    """The gold passages named by supporting facts."""
-    return [gold_passage(title, (title,), numbers, context) for title, numbers in facts.items()]
+def gold_passages(line: Line) -> list[GoldPassage]:
+    """The gold passages named by the supporting facts of a row, with their texts from its context."""
+    context = context_of(line.data, line)
+    return [
+        gold_passage(title, (title,), numbers, context) for title, numbers in supporting_facts(line.data, line).items()
+    ]
 
 
-def gold_passage(title: str, ids: tuple[str, ...], numbers: list[int], context: Context) -> GoldPassage:
+def gold_passage(title: str, ids: tuple[str, ...], numbers: Sequence[int], context: Context) -> GoldPassage:
     """A gold passage with its text and the supporting sentences in it."""
     sentences = context.get(title, ())
     supporting = (sentences[number] for number in sorted(set(numbers)) if 0 <= number < len(sentences))
@@ -54,13 +56,11 @@ def gold_passage(title: str, ids: tuple[str, ...], numbers: list[int], context: 
 
 def read_triples(data: Mapping[str, Any], line: Line) -> list[Triple]:
     """Evidence as subject, relation, object."""
-    triples: list[Triple] = []
-    for each in data.get("evidences") or ():
-        parts = list(each.values()) if isinstance(each, dict) else each
-        if not isinstance(parts, list) or len(parts) != 3 or not all(isinstance(part, str) for part in parts):
-            raise line.wrong(f"'evidences' should be triples: subject, relation, object; found {preview(each)}")
-        triples.append((parts[0].strip(), parts[1].strip(), parts[2].strip()))
-    return triples
+    found = data.get("evidences") or []
+    if isinstance(found, list):  # some copies have objects instead of lists
+        found = [list(each.values()) if isinstance(each, dict) else each for each in found]
+    triples = line.checked("evidences", found, list[Triple], "triples: subject, relation, object")
+    return [(subject.strip(), relation.strip(), value.strip()) for subject, relation, value in triples]
 
 
 def context_passages(line: Line, data: Mapping[str, Any] | None = None) -> Iterator[Passage]:
@@ -70,14 +70,11 @@ def context_passages(line: Line, data: Mapping[str, Any] | None = None) -> Itera
             yield Passage(title, title, text)
 
 
-def _pairs(value: Any, columns: tuple[str, ...], name: str, line: Line) -> Iterator[tuple[str, Any]]:
+def _pairs(value: Any, columns: tuple[str, ...], name: str, line: Line) -> list[tuple[str, Any]]:
     """Pairs of a title and a value, from a list of pairs or from two columns."""
-    pairs: Any = value or []
+    pairs = value or []
     if isinstance(value, dict):
         titles = value.get("title") or []
         second = next((value[key] for key in columns if key in value), [None] * len(titles))
-        pairs = list(zip(titles, second)) if isinstance(titles, list) and isinstance(second, list) else None
-    for pair in pairs if isinstance(pairs, list) else [None]:
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise line.wrong(f"{name!r} should be pairs that begin with a title; found {preview(value)}")
-        yield pair[0], pair[1]
+        pairs = list(zip(titles, second)) if isinstance(titles, list) and isinstance(second, list) else value
+    return line.checked(name, pairs, list[tuple[str, Any]], "pairs that begin with a title")

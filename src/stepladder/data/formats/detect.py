@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepladder.core.io.jsonl import Line, preview
 from stepladder.core.trace import Passage
-from stepladder.data.dataset import LazyPassages, LoadedSplit
+from stepladder.data.dataset import LoadedSplit
 from stepladder.data.formats import question_formats
 from stepladder.data.formats.base import QuestionFormat
 from stepladder.data.formats.rows import COLUMNS, QuestionFileError, is_table, rows
@@ -33,7 +33,7 @@ def detect_format(path: Path) -> tuple[QuestionFormat, Line]:
     )
 
 
-def read_questions(path: Path, corpus: LazyPassages | None = None) -> LoadedSplit:
+def read_questions(path: Path, corpus: Path | None = None) -> LoadedSplit:
     """The questions of a file. `corpus` is the corpus in the same folder, which contains their gold passages."""
     question_format, _ = detect_format(path)
     loaded = question_format.read(path, corpus)

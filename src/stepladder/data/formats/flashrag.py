@@ -1,6 +1,6 @@
 """FlashRAG's format, in which most published question sets are available.
 
-In: a `.jsonl` or `.jsonl.gz` file with one question per line. These fields of `metadata` are used if present:
+In: a file with one question per line. These fields of `metadata` are used if present:
 
     {"id": "q1", "question": "Who designed the bridge of Orla?", "golden_answers": ["Ena Voss", "Voss"],
      "metadata": {
@@ -20,52 +20,53 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepladder.core.io.jsonl import Line, preview, read_lines
-from stepladder.core.trace import Hop, Question
-from stepladder.data.dataset import LazyPassages, LoadedSplit
+from stepladder.core.io.jsonl import Line
+from stepladder.core.trace import Hop, Passage, Question
+from stepladder.data.dataset import LoadedSplit, collect
 from stepladder.data.decompositions.gold_passages import GoldPassage, Groups, gold_groups, with_aliases
 from stepladder.data.decompositions.passage_chains import chain_hops
 from stepladder.data.decompositions.triples import triple_hops
 from stepladder.data.formats.base import QuestionFormat
 from stepladder.data.formats.contexts import context_of, context_passages, gold_passage, read_triples, supporting_facts
-from stepladder.data.formats.musique import as_question, hop_kind
-from stepladder.data.formats.passage_lookup import PassageLookup, look_up
-from stepladder.data.formats.rows import QuestionFileError, clean_answers, string_list
+from stepladder.data.formats.musique import annotated_hops, as_question, hop_kind
+from stepladder.data.formats.rows import read_answers, read_kind, read_question, rows
 from stepladder.data.formats.twowiki import is_comparison
-
-__all__ = ["FORMAT", "QuestionFileError", "load_questions"]
-
-
-def load_questions(path: str | Path, corpus: LazyPassages | None = None) -> tuple[Question, ...]:
-    """All questions of a file, in order. `corpus` contains their gold passages, if available."""
-    lines = list(read_lines(path, QuestionFileError))
-    lookup = look_up(corpus, *_references([line for _, line in lines])) if corpus is not None else PassageLookup()
-    return tuple(_question(key, line, lookup) for key, line in lines)
+from stepladder.retrieval.corpus.reader import read_corpus
 
 
-def _references(lines: Sequence[Line]) -> tuple[set[str], set[str]]:
-    """The ids of gold passages whose texts are needed, and the titles of gold passages whose ids are needed."""
-    ids: set[str] = set()
-    titles: set[str] = set()
-    for line in lines:
-        metadata = _metadata(line)
-        if not (groups := _ids(metadata, line)):
-            titles.update(supporting_facts(metadata, line))
-        elif not metadata.get("question_decomposition") and not metadata.get("evidences"):
-            ids.update(each for group in groups for each in group)
-    return ids, titles
+class _Lookup:
+    """The passages of a corpus that the annotation of questions refers to: by id, and their ids by title."""
+
+    def __init__(self, corpus: Path, lines: Sequence[Line]) -> None:
+        ids: set[str] = set()  # whose texts are needed
+        titles: set[str] = set()  # whose ids are needed
+        for line in lines:
+            metadata = _metadata(line)
+            if not (groups := _ids(metadata, line)):
+                titles.update(supporting_facts(metadata, line))
+            elif not metadata.get("question_decomposition") and not metadata.get("evidences"):
+                ids.update(each for group in groups for each in group)
+        self.by_id: dict[str, Passage] = {}
+        self.by_title: dict[str, tuple[str, ...]] = {}
+        for passage in read_corpus(corpus) if ids or titles else ():
+            if passage.id in ids:
+                self.by_id[passage.id] = passage
+            if passage.title in titles:
+                self.by_title[passage.title] = (*self.by_title.get(passage.title, ()), passage.id)
 
 
-def _question(key: str, line: Line, lookup: PassageLookup) -> Question:
-    text = line.text("question").strip()
-    if not text:
-        raise line.wrong(f"question {key!r} is blank")
-    metadata = _metadata(line)
-    answers = _answers(key, line)
+def _read(path: Path, corpus: Path | None) -> LoadedSplit:
+    lines = list(rows(path))
+    lookup = None if corpus is None else _Lookup(corpus, lines)
+    return collect(_question(line, lookup) for line in lines)
+
+
+def _question(line: Line, lookup: _Lookup | None) -> Question:
+    key, text, metadata = line.id("id"), read_question(line), _metadata(line)
+    answers = read_answers(line, "golden_answers")
     golds = _gold_passages(metadata, line, lookup)
-    kind = metadata.get("type")
-    kind = kind if isinstance(kind, str) else hop_kind(key)
-    hops = _annotated_hops(metadata, golds, line)
+    kind = read_kind(metadata) or hop_kind(key)
+    hops = _hops(metadata, golds, line)
     if not hops and (triples := read_triples(metadata, line)):
         hops = triple_hops(text, answers, triples, golds, is_comparison=is_comparison(kind))
     elif not hops:
@@ -74,71 +75,51 @@ def _question(key: str, line: Line, lookup: PassageLookup) -> Question:
 
 
 def _metadata(line: Line) -> dict[str, Any]:
-    metadata = line.data.get("metadata") or {}
-    if not isinstance(metadata, dict):
-        raise line.wrong(f"'metadata' should be an object, found {preview(metadata)}")
-    return metadata
-
-
-def _answers(key: str, line: Line) -> tuple[str, ...]:
-    value = line.data.get("golden_answers")
-    answers = [value] if isinstance(value, str) else value
-    if answers is not None and string_list(answers) is None:
-        raise line.wrong(f"'golden_answers' should be a list of strings, found {preview(value)}")
-    accepted = clean_answers(*(answers or ()))
-    if not accepted:
-        raise line.wrong(
-            f"question {key!r} has no answers: expected at least one in 'golden_answers', found {preview(value)}"
-        )
-    return accepted
+    return line.checked("metadata", line.data.get("metadata") or {}, dict[str, Any], "an object")
 
 
 def _ids(metadata: dict[str, Any], line: Line) -> Groups:
     facts = metadata.get("supporting_facts")
     ids = facts.get("ids") if isinstance(facts, dict) else None
-    if ids is None:
-        return ()
-    if not isinstance(ids, list) or not all(string_list(group) for group in ids):
-        raise line.wrong(
-            "'supporting_facts.ids' should be a list of lists of passage ids, one list per gold passage; "
-            f"found {preview(ids)}"
-        )
-    return tuple(tuple(group) for group in ids)
+    expected = "a list of lists of passage ids, one list per gold passage"
+    groups = line.checked("supporting_facts.ids", ids or [], Groups, expected)
+    if not all(groups):
+        raise line.wrong(f"'supporting_facts.ids' should be {expected}; one is empty")
+    return groups
 
 
-def _gold_passages(metadata: dict[str, Any], line: Line, lookup: PassageLookup) -> list[GoldPassage]:
+def _gold_passages(metadata: dict[str, Any], line: Line, lookup: _Lookup | None) -> list[GoldPassage]:
     context = context_of(metadata, line)
-    if ids := _ids(metadata, line):
-        titles = string_list(metadata["supporting_facts"].get("title")) or []
-        if len(titles) != len(ids):
-            titles = [""] * len(ids)
-        return [lookup.gold_passage(title, group, context) for title, group in zip(titles, ids)]
-    return [
-        gold_passage(
-            title, lookup.ids_titled(title) if lookup.has_corpus else (title,) * (title in context), numbers, context
-        )
-        for title, numbers in supporting_facts(metadata, line).items()
-    ]
+    found: list[GoldPassage] = []
+    if groups := _ids(metadata, line):
+        titles = metadata["supporting_facts"].get("title") or []
+        titles = line.checked("supporting_facts.title", titles, list[str], "a list of titles")
+        known = lookup.by_id if lookup is not None else {}
+        for title, ids in zip(titles if len(titles) == len(groups) else [""] * len(groups), groups):
+            passage = next((known[each] for each in ids if each in known), None)
+            if passage is None:
+                found.append(gold_passage(title, ids, (), context))
+            else:
+                found.append(GoldPassage(title or passage.title, ids, passage.text))
+        return found
+    for title, numbers in supporting_facts(metadata, line).items():
+        in_context = (title,) * (title in context)
+        ids = in_context if lookup is None else lookup.by_title.get(title, ())
+        found.append(gold_passage(title, ids, numbers, context))
+    return found
 
 
-def _annotated_hops(metadata: dict[str, Any], golds: Sequence[GoldPassage], line: Line) -> tuple[Hop, ...]:
-    hops = metadata.get("question_decomposition") or []
-    if not isinstance(hops, list) or not all(
-        isinstance(hop, dict) and string_list([hop.get("question"), hop.get("answer")]) is not None for hop in hops
-    ):
-        raise line.wrong(
-            f"'question_decomposition' should be a list of objects with 'question' and 'answer'; found {preview(hops)}"
-        )
+def _hops(metadata: dict[str, Any], golds: Sequence[GoldPassage], line: Line) -> tuple[Hop, ...]:
+    hops, groups = annotated_hops(metadata, line), gold_groups(golds)
     # Gold passages can be assigned to hops only if there is one group per hop.
-    groups = gold_groups(golds)
     passages = groups if len(groups) == len(hops) else ((),) * len(hops)
-    return tuple(Hop(as_question(hop["question"]), hop["answer"], group) for hop, group in zip(hops, passages))
+    return tuple(Hop(as_question(hop.question), hop.answer, group) for hop, group in zip(hops, passages))
 
 
 FORMAT = QuestionFormat(
     "FlashRAG",
     frozenset({"question", "golden_answers"}),
-    lambda path, corpus: LoadedSplit(load_questions(path, corpus), {}),
+    _read,
     priority=50,
     passages=lambda line: context_passages(line, _metadata(line)),
 )

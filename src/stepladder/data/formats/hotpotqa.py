@@ -10,16 +10,15 @@ from stepladder.core.trace import Question
 from stepladder.data.decompositions.gold_passages import gold_groups
 from stepladder.data.decompositions.passage_chains import chain_hops
 from stepladder.data.formats.base import PublishedSet, QuestionFormat, read_rows
-from stepladder.data.formats.contexts import context_of, context_passages, gold_passages, supporting_facts
-from stepladder.data.formats.rows import clean_answers, read_id, read_question
+from stepladder.data.formats.contexts import context_passages, gold_passages
+from stepladder.data.formats.rows import clean_answers, read_kind, read_question
 
 
 def _question(line: Line) -> Question:
-    golds = gold_passages(supporting_facts(line.data, line), context_of(line.data, line))
-    text, kind, answers = read_question(line), line.data.get("type"), clean_answers(line.data.get("answer"))
-    kind = kind if isinstance(kind, str) else ""
+    golds, text, kind = gold_passages(line), read_question(line), read_kind(line.data)
+    answers = clean_answers(line.data.get("answer"))
     hops = chain_hops(text, answers, golds, kind)
-    return Question(read_id(line, "_id", "id"), text, answers, hops, gold_groups(golds), kind)
+    return Question(line.id("_id", "id"), text, answers, hops, gold_groups(golds), kind)
 
 
 FORMAT = QuestionFormat(

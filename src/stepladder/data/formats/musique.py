@@ -13,15 +13,17 @@ no answers.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
-from stepladder.core.io.jsonl import Line, preview
+from stepladder.core.io.jsonl import Line
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.decompositions.gold_passages import with_aliases
-from stepladder.data.decompositions.wikidata_relations import relation_question
+from stepladder.data.decompositions.triples import relation_question
 from stepladder.data.formats.base import PublishedSet, QuestionFormat, read_rows
-from stepladder.data.formats.rows import clean_answers, read_id, read_question, string_list
+from stepladder.data.formats.rows import clean_answers, read_question
 
 _HOP_KIND = re.compile(r"(\dhop\d?)__")
 
@@ -46,33 +48,52 @@ def hop_kind(question_id: str) -> str:
     return match[1] if match else ""
 
 
+@dataclass(frozen=True, slots=True)
+class AnnotatedHop:
+    """A hop as MuSiQue's files and FlashRAG's copies of them annotate it."""
+
+    question: str
+    answer: str
+    #: The `idx` of its paragraph.
+    paragraph_support_idx: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Paragraph:
+    title: str
+    paragraph_text: str
+    idx: Any = None
+
+
+def annotated_hops(data: Mapping[str, Any], line: Line) -> list[AnnotatedHop]:
+    """The decomposition in a row, or in an object in it; none if it has none."""
+    expected = "a list of objects with 'question' and 'answer'"
+    found = data.get("question_decomposition") or []
+    return line.checked("question_decomposition", found, list[AnnotatedHop], expected)
+
+
 def _question(line: Line) -> Question | str:
     if line.data.get("answerable") is False:
         return "unanswerable"
-    key = read_id(line, "id")
-    passage_ids = {number: passage.id for number, passage in _paragraphs(line)}
-    hops = tuple(_hop(hop, passage_ids, line) for hop in line.data.get("question_decomposition") or ())
-    answers = clean_answers(line.data.get("answer"), *(string_list(line.data.get("answer_aliases")) or ()))
+    key = line.id("id")
+    passages = {number: (passage.id,) for number, passage in _paragraphs(line)}
+    hops = tuple(
+        Hop(as_question(hop.question), hop.answer.strip(), passages.get(hop.paragraph_support_idx, ()))
+        for hop in annotated_hops(line.data, line)
+    )
+    aliases = line.checked("answer_aliases", line.data.get("answer_aliases") or [], list[str], "a list of strings")
+    answers = clean_answers(line.data.get("answer"), *aliases)
     groups = tuple(dict.fromkeys(hop.passages for hop in hops if hop.passages))
     return Question(key, read_question(line), answers, with_aliases(hops, answers), groups, hop_kind(key))
 
 
-def _hop(hop: object, passage_ids: dict[object, str], line: Line) -> Hop:
-    texts = string_list([hop.get("question"), hop.get("answer")]) if isinstance(hop, dict) else None
-    if texts is None or not isinstance(hop, dict):
-        raise line.wrong(f"'question_decomposition' should have 'question' and 'answer' for each hop; {preview(hop)}")
-    passage = passage_ids.get(hop.get("paragraph_support_idx"))
-    return Hop(as_question(texts[0]), texts[1].strip(), (passage,) if passage else ())
-
-
 def _paragraphs(line: Line) -> Iterator[tuple[object, Passage]]:
-    for each in line.data["paragraphs"] or ():
-        texts = string_list([each.get("title"), each.get("paragraph_text")]) if isinstance(each, dict) else None
-        if texts is None:
-            raise line.wrong(f"'paragraphs' should have 'title' and 'paragraph_text' for each; found {preview(each)}")
-        title, text = (part.strip() for part in texts)
+    """Every paragraph with its number."""
+    expected = "a list of objects with 'title' and 'paragraph_text'"
+    for each in line.checked("paragraphs", line.data["paragraphs"] or [], list[_Paragraph], expected):
+        title, text = each.title.strip(), each.paragraph_text.strip()
         digest = blake2b(text.encode("utf-8", "replace"), digest_size=4).hexdigest()  # paragraphs have no ids
-        yield each.get("idx"), Passage(f"{title}#{digest}", title, text)
+        yield each.idx, Passage(f"{title}#{digest}", title, text)
 
 
 FORMAT = QuestionFormat(

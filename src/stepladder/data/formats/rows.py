@@ -5,18 +5,17 @@ In: a list of JSON objects (`.json`), one JSON object per line (`.jsonl`), or a 
 question sets are lists of half a gigabyte.
 """
 
-import codecs
 import csv
 import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.jsonl import Line, parse_object, preview, raw_lines, without_surrogates
+from stepladder.core.io.jsonl import Line, preview, read_objects, text_lines, without_surrogates
 
 
 class QuestionFileError(StepladderError):
@@ -58,16 +57,6 @@ def rows(path: Path) -> Iterator[Line]:
         raise QuestionFileError(f"{path}: the file is empty; expected questions")
 
 
-def read_id(line: Line, *keys: str) -> str:
-    """The id of a row, from the first of these keys that it has."""
-    value = next((line.data[key] for key in keys if line.data.get(key) is not None), None)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str) or not value.strip():
-        raise line.wrong(f"{keys[0]!r} should be a non-empty string, found {preview(value)}")
-    return value
-
-
 def read_question(line: Line) -> str:
     """The text of a question, which must not be blank."""
     text = line.text("question").strip()
@@ -76,9 +65,19 @@ def read_question(line: Line) -> str:
     return text
 
 
-def string_list(value: object) -> list[str] | None:
-    """The value if it is a list of strings, else None."""
-    return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else None
+def read_kind(data: Mapping[str, Any]) -> str:
+    """The kind of question according to its annotation; empty if it has none."""
+    kind = data.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def read_answers(line: Line, key: str) -> tuple[str, ...]:
+    """The accepted answers of a question, a string or a list of strings; at least one."""
+    value, expected = line.data.get(key), "a non-empty string or a list of them"
+    answers = clean_answers(*line.checked(key, [value] if isinstance(value, str) else value, list[str], expected))
+    if not answers:
+        raise line.wrong(f"{key!r} should be {expected}, found {preview(value)}")
+    return answers
 
 
 def clean_answers(*answers: Any) -> tuple[str, ...]:
@@ -87,14 +86,8 @@ def clean_answers(*answers: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in texts if text))
 
 
-def _json_lines(path: Path) -> Iterator[Line]:
-    for number, raw in raw_lines(path, QuestionFileError):
-        if raw.strip():
-            yield Line(path, number, parse_object(path, number, raw, QuestionFileError), QuestionFileError)
-
-
 def _table(path: Path, delimiter: str) -> Iterator[Line]:
-    reader = csv.DictReader(_text_lines(path), delimiter=delimiter, strict=True)
+    reader = csv.DictReader(text_lines(path, QuestionFileError), delimiter=delimiter, strict=True)
     try:
         _check_separator(path, reader.fieldnames or ())
         for row in reader:
@@ -116,21 +109,13 @@ def _check_separator(path: Path, columns: Sequence[str]) -> None:
         )
 
 
-def _text_lines(path: Path) -> Iterator[str]:
-    for number, raw in raw_lines(path, QuestionFileError):
-        try:
-            yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise QuestionFileError(f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x}") from error
-
-
 def _json_list(path: Path) -> Iterator[Line]:
     """The objects of one JSON list."""
     decoder, text, number, started, failure = json.JSONDecoder(), "", 0, False, "it is empty"
     for chunk in _chunks(path):
         text += chunk
         if not started:
-            text = text.lstrip("\ufeff \t\r\n")
+            text = text.lstrip()
             if text and not text.startswith("["):
                 raise QuestionFileError(f"{path}: expected a JSON list of questions, found {preview(text[:40])}")
             started, text = bool(text), text[1:]
@@ -157,11 +142,10 @@ def _json_list(path: Path) -> Iterator[Line]:
 
 
 def _chunks(path: Path) -> Iterator[str]:
-    decode = codecs.getincrementaldecoder("utf-8")().decode
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            while raw := file.read(_CHUNK):
-                yield decode(raw)
+        open_file: Any = gzip.open if path.suffix == ".gz" else Path.open
+        with open_file(path, "rt", encoding="utf-8-sig") as file:
+            yield from iter(lambda: file.read(_CHUNK), "")
     except UnicodeDecodeError as error:
         raise QuestionFileError(f"{path}: not UTF-8: {error.reason}") from error
     except (OSError, EOFError, zlib.error) as error:
@@ -169,7 +153,7 @@ def _chunks(path: Path) -> Iterator[str]:
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Line]]] = {
-    ".jsonl": _json_lines,
+    ".jsonl": lambda path: read_objects(path, QuestionFileError),
     ".json": _json_list,
     ".csv": lambda path: _table(path, ","),
     ".tsv": lambda path: _table(path, "\t"),

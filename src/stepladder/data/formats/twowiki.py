@@ -7,19 +7,22 @@ the same folder: aliases of the Wikidata ids in `answer_id` and `evidences_id`. 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from stepladder.core.io.jsonl import Line, parse_object, raw_lines
+from stepladder.core.io.jsonl import Line, read_objects
 from stepladder.core.trace import Hop, Question
-from stepladder.data.dataset import LazyPassages, LoadedSplit, collect
+from stepladder.data.dataset import LoadedSplit, collect
 from stepladder.data.decompositions.gold_passages import gold_groups
 from stepladder.data.decompositions.triples import triple_hops
 from stepladder.data.formats.base import PublishedSet, QuestionFormat
-from stepladder.data.formats.contexts import context_of, context_passages, gold_passages, read_triples, supporting_facts
-from stepladder.data.formats.rows import QuestionFileError, clean_answers, read_id, read_question, rows, string_list
+from stepladder.data.formats.contexts import context_passages, gold_passages, read_triples
+from stepladder.data.formats.rows import QuestionFileError, clean_answers, read_kind, read_question, rows
 
 _ALIASES_FILE = "id_aliases.json"
+#: The names in a line of that file.
+_NAMES = ("aliases", "demonyms")
 
 Aliases = dict[str, tuple[str, ...]]
 
@@ -29,7 +32,7 @@ def is_comparison(kind: str) -> bool:
     return "comparison" in kind
 
 
-def _read(path: Path, _corpus: LazyPassages | None) -> LoadedSplit:
+def _read(path: Path, _corpus: Path | None) -> LoadedSplit:
     aliases = _aliases(path.parent / _ALIASES_FILE)
     return collect(_question(line, aliases) for line in rows(path))
 
@@ -39,23 +42,18 @@ def _aliases(path: Path) -> Aliases:
     if not path.is_file():
         return {}
     aliases: Aliases = {}
-    for number, raw in raw_lines(path, QuestionFileError):
-        if raw.strip():
-            line = Line(path, number, parse_object(path, number, raw, QuestionFileError), QuestionFileError)
-            names = [*(string_list(line.data.get("aliases")) or ()), *(string_list(line.data.get("demonyms")) or ())]
-            aliases[line.text("Q_id")] = tuple(names)
+    for line in read_objects(path, QuestionFileError):
+        lists = [line.checked(key, line.data.get(key) or [], list[str], "a list of strings") for key in _NAMES]
+        aliases[line.text("Q_id")] = tuple(chain(*lists))
     return aliases
 
 
 def _question(line: Line, aliases: Aliases) -> Question:
-    data = line.data
-    golds = gold_passages(supporting_facts(data, line), context_of(data, line))
-    text, kind = read_question(line), data.get("type")
-    kind = kind if isinstance(kind, str) else ""
+    data, golds, text, kind = line.data, gold_passages(line), read_question(line), read_kind(line.data)
     answers = clean_answers(data.get("answer"), *aliases.get(str(data.get("answer_id")), ()))
     hops = triple_hops(text, answers, read_triples(data, line), golds, is_comparison=is_comparison(kind))
     hops = _with_aliases(hops, data, aliases)
-    return Question(read_id(line, "_id", "id"), text, answers, hops, gold_groups(golds), kind)
+    return Question(line.id("_id", "id"), text, answers, hops, gold_groups(golds), kind)
 
 
 def _with_aliases(hops: tuple[Hop, ...], data: Mapping[str, Any], aliases: Aliases) -> tuple[Hop, ...]:

@@ -5,7 +5,6 @@ CUDA graph launches all of them at once, but always on the same memory. So the K
 the inputs that change (tokens, positions, page tables) are copied to fixed tensors, and there is one graph per padded
 batch size; with torch's attention, which does not stop at the length of each row, also one per number of columns.
 
-The captured pass is the fused one (`fused_decode.py`) if its logits match the model's, otherwise the model's own.
 Models that cannot be captured (they read values back to the host) run eagerly.
 """
 
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 
 from stepladder.core.errors import BackendDown
-from stepladder.engines.paged.fused_decode import FusedDecoder
 from stepladder.engines.paged.kv_cache import NULL_PAGE, PagedAttentionBatch, PagedKVCache, page_table, pages_for
 from stepladder.engines.transformers.packed_attention import forward_packed
 from stepladder.engines.transformers.prefix_cache import layout_fingerprint
@@ -30,9 +28,6 @@ _COLUMN_MULTIPLE = 128
 _INITIAL_ROWS, _INITIAL_PAGES = 64, 512
 #: Absolute and relative tolerance between the logits of a replayed graph and of the eager pass.
 _TOLERANCE = 0.05
-#: Limits for the fused pass against the model's own: KL divergence in nats of any row, and the largest difference of a
-#: logit relative to the largest logit. Rounding to bf16 gives about 0.01 nats and 0.03.
-_FUSED_MAX_KL, _FUSED_TOLERANCE = 0.1, 0.1
 #: One capture at a time per process.
 _CAPTURE_LOCK = threading.Lock()
 
@@ -69,8 +64,6 @@ class GraphRunner:
         #: Whether graphs are captured: until a model turns out not to support it.
         self.capture_enabled = self._can_capture
         self._logits_BV = torch.zeros(0, 0)
-        #: The fused pass, as long as its logits match the model's.
-        self._fused: FusedDecoder | None = None
         self._drop_graphs()
 
     def _drop_graphs(self) -> None:
@@ -86,7 +79,6 @@ class GraphRunner:
         """Drop all state, for a model with another layout: other weights, another precision."""
         self._clear()
         self._fingerprint = (*layout_fingerprint(model), self.cache.epoch)
-        self._fused = FusedDecoder.for_model(model) if self.capture_enabled else None
 
     def refresh(self, model: Any) -> None:
         """Revalidate after a prefill, which may have allocated buffers."""
@@ -94,7 +86,6 @@ class GraphRunner:
         if fingerprint != self._fingerprint:
             self._drop_graphs()
             self._fingerprint = fingerprint
-            self._fused = FusedDecoder.for_model(model) if self.capture_enabled else None
 
     # --- the rows ---------------------------------------------------------------------------------------------
 
@@ -163,31 +154,8 @@ class GraphRunner:
         logits_BV = decode_pass.run(model)
         self._length_aware = decode_pass.length_aware
         if self.capture_enabled:
-            if self._fused is not None:
-                logits_BV = self._try_fused(decode_pass, self._fused, model, logits_BV)
             self._capture((rows, 0 if self._length_aware else columns), decode_pass, model, logits_BV[:count])
         return logits_BV[:count]
-
-    def _try_fused(
-        self, decode: "_DecodePass", fused: FusedDecoder, model: Any, logits_BV: torch.Tensor
-    ) -> torch.Tensor:
-        """Run the fused pass, and select it for capture if its logits match; returns the logits."""
-        try:
-            again_BV = decode.run_fused(fused)
-            if mismatch := _mismatch(logits_BV, again_BV):
-                raise ArithmeticError(mismatch)
-        except torch.OutOfMemoryError:
-            return decode.run(model)  # rewrites keys and values that the failed pass may have changed
-        except Exception as error:  # noqa: BLE001 - Triton fails in many ways, and the model's own pass went well
-            self._disable_fused(str(error))
-            return decode.run(model)
-        decode.fused = fused
-        return again_BV
-
-    def _disable_fused(self, reason: str) -> None:
-        """Capture the model's own pass from now on."""
-        self._fused = None
-        log.warning("the fused decode pass is disabled, generation is slower: %s", reason)
 
     def _capture(self, shape: tuple[int, int], decode_pass: "_DecodePass", model: Any, logits_BV: torch.Tensor) -> None:
         try:
@@ -203,14 +171,7 @@ class GraphRunner:
                 self._drop_graphs()
             return
         except RuntimeError as error:  # for any reason
-            if decode_pass.fused is not None:
-                self._disable_fused(str(error))
-                if not self._graphs:
-                    self._drop_graphs()
-                decode_pass.fused = None
-                self._capture(shape, decode_pass, model, decode_pass.run(model)[: len(logits_BV)])
-            else:
-                self._disable_capture(str(error))
+            self._disable_capture(str(error))
             return
         again_BV = self._logits_BV[: len(logits_BV)]
         if torch.allclose(again_BV, logits_BV, rtol=_TOLERANCE, atol=_TOLERANCE):
@@ -243,11 +204,10 @@ class _DecodePass:
         )
         self.graph: Any = None
         self.length_aware = False
-        #: The fused pass to capture; None for the model's own.
-        self.fused: FusedDecoder | None = None
 
-    def _attention_batch(self) -> PagedAttentionBatch:
-        return PagedAttentionBatch(
+    def run(self, model: Any) -> torch.Tensor:
+        """Run the pass eagerly; returns the logits."""
+        batch = PagedAttentionBatch(
             rows=self.rows,
             rows_M=torch.arange(self.rows, device=self.tokens_B.device),
             positions_M=self.positions_B,
@@ -256,21 +216,9 @@ class _DecodePass:
             cache=self.cache,
             table_RP=self.table_BP,
         )
-
-    def run(self, model: Any) -> torch.Tensor:
-        """Run the model's own pass eagerly."""
-        batch = self._attention_batch()
         logits_BV = forward_packed(model, self.tokens_B, [batch], 0)
         self.length_aware = batch.length_aware
         return logits_BV
-
-    def run_fused(self, fused: FusedDecoder) -> torch.Tensor:
-        """Run the fused pass eagerly."""
-        return fused.run(self.tokens_B, self._attention_batch())
-
-    def run_selected(self, model: Any) -> torch.Tensor:
-        """Run the pass that is selected for capture."""
-        return self.run(model) if self.fused is None else self.run_fused(self.fused)
 
     def capture(self, model: Any, logits_BV: torch.Tensor, memory: Any) -> None:
         """Capture the pass; a replay writes its logits to the first rows of `logits_BV`."""
@@ -283,20 +231,10 @@ class _DecodePass:
             torch.cuda.device(memory.device),
             torch.cuda.graph(graph, memory.handle, memory.stream, capture_error_mode="thread_local"),
         ):
-            logits_BV[: self.rows] = self.run_selected(model)
+            logits_BV[: self.rows] = self.run(model)
         self.graph = graph
 
 
 def _round_up(number: int, step: int) -> int:
     """The next multiple of `step`."""
     return -(-number // step) * step
-
-
-def _mismatch(logits_BV: torch.Tensor, again_BV: torch.Tensor) -> str | None:
-    """A description of how the logits differ by more than rounding, in the worst row; None if they match."""
-    difference, most = (again_BV - logits_BV).abs().max().item(), logits_BV.abs().max().item()
-    log_p_BV, log_q_BV = (torch.log_softmax(each.float(), dim=-1) for each in (logits_BV, again_BV))
-    divergence = (log_p_BV.exp() * (log_p_BV - log_q_BV)).sum(-1).max().item()
-    if difference <= _FUSED_TOLERANCE * most and divergence <= _FUSED_MAX_KL:
-        return None
-    return f"its logits differ by {difference:.3g} (largest logit {most:.3g}), KL divergence {divergence:.3g} nats"

@@ -25,12 +25,6 @@ def fuse_norms(model: nn.Module) -> int:
     return len(plain)
 
 
-def is_fused(module: nn.Module) -> bool:
-    """Whether a module is a replaced norm."""
-    forward = vars(module).get("forward")
-    return isinstance(forward, partial) and forward.func is _fused
-
-
 def _fused(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
     if hidden.dtype != norm.weight.dtype:  # autocast: keep the model's own output dtype
         own: torch.Tensor = type(norm).forward(norm, hidden)

@@ -289,18 +289,9 @@ class PagedAttentionBatch(AttentionBatch):
         """The pages to attend to."""
         return self.table_RP[:, : pages_for(self.columns)]
 
-    def write(self, layer: int, layers: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:  # noqa: ARG002
+    def write(self, layer: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
         """Write the tokens' keys and values of a layer."""
         self.cache.write(layer, key_MKD, value_MKD, self._pages_M, self._offsets_M)
-
-    def check_layout(self, layer: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
-        """Raise if these keys and values do not fit the buffers of a layer."""
-        if not all(map(fits, self.cache.layer(layer), (key_MKD, value_MKD))):
-            raise ValueError(f"layer {layer} has other shapes or dtypes of keys or values than before")
-
-    def write_targets(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The buffers of a layer, and by token the page and the offset to write to."""
-        return *self.cache.layer(layer), self._pages_M, self._offsets_M
 
     def key_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of the rows, gathered from their pages."""

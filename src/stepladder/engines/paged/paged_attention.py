@@ -13,10 +13,16 @@ from logging import getLogger
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from stepladder.engines.paged.triton_import import INTERPRETED, tl, triton
+try:  # Triton comes with torch for CUDA
+    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+except ImportError:
+    triton = tl = None
 
 log = getLogger(__name__)
 
+#: Whether Triton interprets kernels on the CPU, as in tests.
+INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)
 #: Tokens per block, and the minimum number of queries of a matrix product on a GPU.
 _COLUMNS, _QUERIES = 64, 16
 #: Tolerance against torch's attention, relative.

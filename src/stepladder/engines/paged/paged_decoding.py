@@ -19,6 +19,7 @@ from stepladder.engines.transformers.decoding import (
     PREFILL_TOKENS,
     Piece,
     compaction,
+    layout_of,
     packed_inputs,
     prefill_chunks,
     similar_lengths,
@@ -144,18 +145,10 @@ class PagedDecoding:
         return forward_packed(self.model, ids_M, batches, ends)
 
     def _attention_batch(self, pages: Sequence[Sequence[int]], pieces: Sequence[Piece]) -> PagedAttentionBatch:
-        sizes = torch.tensor([len(span) for _, span in pieces])
-        columns = max(span.stop for _, span in pieces)
-        seen = [pages[index][: pages_for(columns)] for index, _ in pieces]
-        return PagedAttentionBatch(
-            rows=len(pieces),
-            rows_M=torch.arange(len(pieces)).repeat_interleave(sizes).to(self.device),
-            positions_M=torch.tensor([position for _, span in pieces for position in span], device=self.device),
-            columns=columns,
-            max_query_len=int(sizes.max()),
-            cache=self.cache,
-            table_RP=page_table(seen, pages_for(columns)).to(self.device),
-        )
+        layout = layout_of(pieces, self.device)
+        width = pages_for(layout["columns"])
+        table = page_table([pages[index][:width] for index, _ in pieces], width)
+        return PagedAttentionBatch(**layout, cache=self.cache, table_RP=table.to(self.device))
 
     # --- decoding ---------------------------------------------------------------------------------------------
 

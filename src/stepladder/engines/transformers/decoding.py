@@ -147,17 +147,7 @@ class RowGroup:
 
     def _attention_batch(self, pieces: Sequence[Piece]) -> DenseAttentionBatch:
         """The attention batch of pieces in consecutive rows."""
-        sizes = torch.tensor([len(positions) for _, positions in pieces])
-        positions = [position for _, span in pieces for position in span]
-        return DenseAttentionBatch(
-            rows=len(pieces),
-            rows_M=torch.arange(len(pieces)).repeat_interleave(sizes).to(self.device),
-            positions_M=torch.tensor(positions, device=self.device),
-            columns=max(span.stop for _, span in pieces),
-            max_query_len=int(sizes.max()),
-            kv_cache=self.kv_cache,
-            first=pieces[0][0],
-        )
+        return DenseAttentionBatch(**layout_of(pieces, self.device), kv_cache=self.kv_cache, first=pieces[0][0])
 
     def move_finished(self, tokens_B: torch.Tensor) -> None:
         """Move finished rows behind the running ones. `tokens_B`: the last tokens of all rows that were running."""
@@ -186,15 +176,7 @@ class RowGroup:
         """The attention batch of the last token of every running row."""
         positions = [len(row.prompt_tokens) + len(row.tokens) - 1 for row in self.active]
         self.kv_cache.reserve(max(positions) + 1)
-        return DenseAttentionBatch(
-            rows=len(positions),
-            rows_M=torch.arange(len(positions), device=self.device),
-            positions_M=torch.tensor(positions, device=self.device),
-            columns=max(positions) + 1,
-            max_query_len=1,
-            kv_cache=self.kv_cache,
-            first=0,
-        )
+        return self._attention_batch([(row, range(last, last + 1)) for row, last in enumerate(positions)])
 
 
 def prefill_chunks(pieces: Sequence[Piece], max_tokens: int) -> Iterator[list[Piece]]:
@@ -224,6 +206,18 @@ def packed_inputs(
     sizes = torch.tensor([len(span) for _, span in pieces])
     finished = torch.tensor([span.stop == len(prompts[index]) for index, span in pieces])
     return torch.tensor(ids, device=device), (sizes.cumsum(0) - 1)[finished].to(device)
+
+
+def layout_of(pieces: Sequence[Piece], device: torch.device) -> dict[str, Any]:
+    """The arguments of `AttentionBatch` for pieces in consecutive rows."""
+    sizes = torch.tensor([len(span) for _, span in pieces])
+    return {
+        "rows": len(pieces),
+        "rows_M": torch.arange(len(pieces)).repeat_interleave(sizes).to(device),
+        "positions_M": torch.tensor([position for _, span in pieces for position in span], device=device),
+        "columns": max(span.stop for _, span in pieces),
+        "max_query_len": int(sizes.max()),
+    }
 
 
 def compaction(rows: Sequence[Row]) -> tuple[list[int], list[int], list[int]]:

@@ -29,7 +29,7 @@ from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.requests import Generate, Generation
 from stepladder.engines.base import EngineOptions, EngineOutOfMemory, Replies, Session
 from stepladder.engines.paged.cuda_graphs import GraphRunner
-from stepladder.engines.paged.fused_decode import prepare_for_decoding
+from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.engines.paged.kv_cache import PagedKVCache, make_paged_kv_cache
 from stepladder.engines.paged.paged_decoding import PagedDecoding
 from stepladder.engines.transformers.decoding import PackedDecoding, decode_padded
@@ -86,7 +86,7 @@ class TransformersEngine(InProcessEngine):
             loaded, tokenizer_used = load_model(model, tokenizer, pick_dtype(dtype, target_device))
             self.model = cast(Any, loaded.to(target_device).eval())
             if target_device.type == "cuda":
-                prepare_for_decoding(self.model)
+                fuse_norms(self.model)
         elif tokenizer is None:
             raise StepladderError("a model object needs its tokenizer: TransformersEngine(model, tokenizer)")
         elif (device, dtype) != ("auto", "auto"):

@@ -33,88 +33,58 @@ _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-#: The index of a stack, and of a layer in it.
-_Slot = tuple[int, int]
-
-
 class PackingUnsupported(Exception):
     """The model needs more than `packed_attention` supports: use the padded decoding loop."""
 
 
 class DenseKVCache:
-    """KV cache of some rows, by layer: buffers of [rows, heads, columns, head size].
-
-    All layers share one tensor, so that rows are copied in one operation. Layers that differ from the first in size or
-    device have their own tensors.
-    """
+    """KV cache of some rows, by layer: keys and values of [rows, heads, columns, head size]."""
 
     def __init__(self, size: int, columns: int) -> None:
         self.size = size
         self.columns = _round_up(columns)
-        #: [layers, rows, heads, columns, head size] each; and by layer the slots of its keys and of its values.
-        self.stacks: list[torch.Tensor] = []
-        self.layer_slots: dict[int, tuple[_Slot, _Slot]] = {}
+        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def bytes(self) -> int:
-        return sum(stack.nbytes for stack in self.stacks)
+        return sum(buffer.nbytes for buffers in self.layers.values() for buffer in buffers)
 
-    def layer(
-        self, index: int, layers: int, key_MHD: torch.Tensor, value_MHD: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The buffers of a layer, of `layers` in total; allocated when its first keys and values arrive."""
-        if index not in self.layer_slots:
-            if not self.stacks and index < layers:
-                keys, values = self._new(layers, key_MHD), self._new(layers, value_MHD)
-                self.layer_slots = {each: ((keys, each), (values, each)) for each in range(layers)}
-            else:
-                self.layer_slots[index] = (self._new(1, key_MHD), 0), (self._new(1, value_MHD), 0)
-        buffers = self.buffers(index)
-        if not all(fits(buffer, key_values) for buffer, key_values in zip(buffers, (key_MHD, value_MHD))):
-            self.layer_slots[index] = (self._new(1, key_MHD), 0), (self._new(1, value_MHD), 0)
-            buffers = self.buffers(index)
-        return buffers
+    def layer(self, index: int, key_MHD: torch.Tensor, value_MHD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and values of a layer, allocated when its first ones arrive."""
+        if not all(map(fits, self.layers.get(index, ()), (key_MHD, value_MHD))) or index not in self.layers:
+            self.layers[index] = self._new(key_MHD), self._new(value_MHD)
+        return self.layers[index]
 
-    def buffers(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values of a layer."""
-        (keys, key), (values, value) = self.layer_slots[index]
-        return self.stacks[keys][key], self.stacks[values][value]
-
-    def _new(self, layers: int, states_MHD: torch.Tensor) -> int:
-        """Allocate a stack for such keys or values; returns its index."""
+    def _new(self, like: torch.Tensor) -> torch.Tensor:
+        """A buffer for such keys or values, [tokens, heads, head size], or for those of such a buffer."""
         # Zeros: columns beyond a row's end are read with weight 0, and 0 * nan would be nan.
-        heads, size = states_MHD.shape[1:]
-        self.stacks.append(states_MHD.new_zeros(layers, self.size, heads, self.columns, size))
-        return len(self.stacks) - 1
+        return like.new_zeros(self.size, like.shape[1], self.columns, like.shape[-1])
 
     def copy(self, other: "DenseKVCache", rows: Sequence[int], from_rows: Sequence[int], columns: int) -> None:
         """Copy the first columns of some rows of another cache, or of this one."""
-        if len(self.stacks) < len(other.stacks):
-            for stack in other.stacks[len(self.stacks) :]:
-                layers, _, heads, _, size = stack.shape
-                self.stacks.append(stack.new_zeros(layers, self.size, heads, self.columns, size))
-            self.layer_slots = dict(other.layer_slots)
-        target, source = _Index(rows), _Index(from_rows)
-        for mine, theirs in zip(self.stacks, other.stacks):
-            device = theirs.device
-            mine[:, target.on(device), :, :columns] = theirs[:, source.on(device), :, :columns]
+        target, source = torch.tensor(rows), torch.tensor(from_rows)
+        for index, (keys, values) in other.layers.items():
+            if index not in self.layers:
+                self.layers[index] = self._new(keys), self._new(values)
+            for mine, theirs in zip(self.layers[index], (keys, values)):
+                mine[target, :, :columns] = theirs[source, :, :columns]
 
     def swap(self, rows: Sequence[int], others: Sequence[int]) -> None:
         """Swap rows."""
-        target, source = _Index([*rows, *others]), _Index([*others, *rows])
-        for stack in self.stacks:
-            stack[:, target.on(stack.device)] = stack[:, source.on(stack.device)]
+        target, source = torch.tensor([*rows, *others]), torch.tensor([*others, *rows])
+        for buffers in self.layers.values():
+            for buffer in buffers:
+                buffer[target] = buffer[source]
 
     def reserve(self, columns: int) -> None:
         """Ensure that there are at least this many columns."""
         if columns <= self.columns:
             return
         before, self.columns = self.columns, _round_up(max(columns, self.columns + self.columns // 4))
-        for index, stack in enumerate(self.stacks):
-            layers, rows, heads, _, size = stack.shape
-            longer = stack.new_zeros(layers, rows, heads, self.columns, size)
-            longer[:, :, :, :before] = stack
-            self.stacks[index] = longer
+        for index, (keys, values) in self.layers.items():
+            self.layers[index] = self._new(keys), self._new(values)
+            for longer, buffer in zip(self.layers[index], (keys, values)):
+                longer[:, :, :before] = buffer
 
 
 @dataclass
@@ -139,8 +109,8 @@ class AttentionBatch(ABC):
         self._masks: dict[torch.dtype, torch.Tensor] = {}
 
     @abstractmethod
-    def write(self, layer: int, layers: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
-        """Write the tokens' keys and values of a layer, of `layers` in total."""
+    def write(self, layer: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
+        """Write the tokens' keys and values of a layer."""
 
     @abstractmethod
     def key_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -205,15 +175,15 @@ class DenseAttentionBatch(AttentionBatch):
         window = slice(self.first, self.first + self.rows), slice(None), slice(self.columns)
         return buffers[0][window], buffers[1][window]
 
-    def write(self, layer: int, layers: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
+    def write(self, layer: int, key_MKD: torch.Tensor, value_MKD: torch.Tensor) -> None:
         """Write the tokens' keys and values of a layer."""
-        keys_RKTD, values_RKTD = self._window(self.kv_cache.layer(layer, layers, key_MKD, value_MKD))
+        keys_RKTD, values_RKTD = self._window(self.kv_cache.layer(layer, key_MKD, value_MKD))
         keys_RKTD[self.rows_M, :, self.positions_M] = key_MKD
         values_RKTD[self.rows_M, :, self.positions_M] = value_MKD
 
     def key_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of the rows, as views."""
-        return self._window(self.kv_cache.buffers(layer))
+        return self._window(self.kv_cache.layers[layer])
 
 
 def packed_attention(
@@ -236,12 +206,11 @@ def packed_attention(
     if attention_mask is not None or unsupported or query.device != packed_batches[0].rows_M.device:
         raise PackingUnsupported(f"{type(module).__name__} needs {unsupported or 'a mask'}, or is on another device")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    layers = getattr(getattr(module, "config", None), "num_hidden_layers", None) or layer + 1
     query_MHD, key_MKD, value_MKD = (key_values[0].transpose(0, 1) for key_values in (query, key, value))
     ends = list(accumulate(len(batch.rows_M) for batch in packed_batches))
     spans = [slice(start, end) for start, end in zip([0, *ends], ends)]
     for batch, span in zip(packed_batches, spans):  # write all before reading any: rows may share pages
-        batch.write(layer, layers, key_MKD[span], value_MKD[span])
+        batch.write(layer, key_MKD[span], value_MKD[span])
     parts = [batch.attend(layer, query_MHD[span], scaling) for batch, span in zip(packed_batches, spans)]
     return (torch.cat(parts) if len(parts) > 1 else parts[0])[None], None
 
@@ -295,19 +264,6 @@ def use_packed_attention(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         core.config._attn_implementation = before
-
-
-class _Index:
-    """Row indices, copied to each device once."""
-
-    def __init__(self, rows: Sequence[int]) -> None:
-        self._rows = torch.tensor(rows, dtype=torch.long)
-        self._sent: dict[torch.device, torch.Tensor] = {}
-
-    def on(self, device: torch.device) -> torch.Tensor:
-        if device not in self._sent:
-            self._sent[device] = self._rows.to(device)
-        return self._sent[device]
 
 
 def fits(buffer: torch.Tensor, states_MHD: torch.Tensor) -> bool:

@@ -41,26 +41,22 @@ def graded_steps(trajectories: Sequence[Trajectory], scores: Sequence[Sequence[f
 def gold_agreement(steps: Sequence[GradedStep]) -> dict[str, Any]:
     """AUC over all steps and by kind of action, accuracy at threshold 0, and the share of each fault below it."""
     labels = [step.good for step in steps]
-    numbers: dict[str, Any] = {
+    by_kind, faults = {}, {}
+    for kind in sorted({step.kind for step in steps}):
+        same = [step for step in steps if step.kind == kind]
+        by_kind[kind] = {"auc": _auc(same), "steps": len(same), "faulty": sum(not step.good for step in same)}
+    for fault in sorted({step.fault for step in steps if step.fault}):
+        same = [step for step in steps if step.fault == fault]
+        faults[fault] = {"steps": len(same), "below_0": sum(step.score < 0 for step in same) / len(same)}
+    return {
         "auc": _auc(steps),
         "steps": len(steps),
         "questions": len({step.question_id for step in steps}),
         "good": sum(labels) / len(labels),
         "right_at_0": sum((step.score >= 0) == step.good for step in steps) / len(steps),
-        "by_kind": {},
-        "faults": {},
+        "by_kind": by_kind,
+        "faults": faults,
     }
-    for kind in sorted({step.kind for step in steps}):
-        same = [step for step in steps if step.kind == kind]
-        numbers["by_kind"][kind] = {
-            "auc": _auc(same),
-            "steps": len(same),
-            "faulty": sum(not step.good for step in same),
-        }
-    for fault in sorted({step.fault for step in steps if step.fault}):
-        same = [step for step in steps if step.fault == fault]
-        numbers["faults"][fault] = {"steps": len(same), "below_0": sum(step.score < 0 for step in same) / len(same)}
-    return numbers
 
 
 def _auc(steps: Sequence[GradedStep]) -> dict[str, float] | None:

@@ -1,46 +1,29 @@
 """Two charts of a reward model: score distributions, and a reliability diagram.
 
-In: scores or probabilities of steps. Out: self-contained SVG files with light and dark styles.
+In: scores or probabilities of steps. Out: self-contained SVG files.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from textwrap import fill
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepladder.core.svg import (
-    BOLD,
-    FONT,
-    MARGIN,
-    SERIES,
-    SMALL,
-    TOP,
-    WIDTH,
-    Axis,
-    bar,
-    chart_page,
-    escape_xml,
-    fit_text,
-    line,
-    number,
-    text,
-    tick_labels,
-    tick_step,
-    ticks,
-    vertical_text,
-)
-from stepladder.evaluation.prm.ranking import Bin, brier, calibration_error, reliability
-from stepladder.evaluation.statistics import Values
+from stepladder.core.unicode import readable
+from stepladder.evaluation import svg_figure as svg
+from stepladder.evaluation.prm.ranking import brier, calibration_error, reliability
 
-#: Colors of scores below 0, and of the others.
-_BELOW, _ABOVE = "s0", "s1"
-#: Height of a row of the distributions, and of its highest bar.
-_ROW, _BAR = 64.0, 50.0
-#: Pixels of the columns of numbers on the right.
-_COLUMNS = (WIDTH - MARGIN - 122, WIDTH - MARGIN - 62, WIDTH - MARGIN)
-#: Maximum number of ticks on the axis, and of bars.
-_TICKS, _BARS = 9, 60
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Height of a row of the distributions, and the share of it that the highest bar takes.
+_ROW, _BAR = 64.0, 0.78
+#: Maximum number of bars of a distribution.
+_BARS = 60
 #: Side of the square of a reliability diagram, and height of the histogram below it.
 _SIDE, _COUNTS = 384.0, 64.0
+#: Columns of numbers, in pixels from the right.
+_COLUMNS = (-146.0, -86.0, -24.0)
 
 
 def distributions_svg(
@@ -55,62 +38,45 @@ def distributions_svg(
 
     `counted`: the unit that each score belongs to.
     """
-    values = {name: _finite(name, scores) for name, scores in groups.items()}
-    everything = np.concatenate([*values.values(), np.zeros(1)])
-    if len(everything) == 1:
+    rows = {name: np.asarray(scores, dtype=np.float64) for name, scores in groups.items()}
+    if not any(map(len, rows.values())):
         raise ValueError("nothing to draw: at least one group with at least one score is needed")
-    span = max(float(np.ptp(everything)), 1e-6)
-    # Bars start at multiples of their width, so that none contains scores from both sides of 0.
-    width, step = tick_step(span, _BARS), tick_step(span, _TICKS)
-    first, last = int(min(everything.min() // width, -1)), int(max(everything.max() // width, 0))
-    across = Axis(first * width, (last + 1) * width, MARGIN + 128, _COLUMNS[0] - 44)
-    top = TOP + 16
-    bottom = top + _ROW * len(values)
-    parts = [
-        *(text(x, TOP, words, "small end") for x, words in zip(_COLUMNS, (counted, "median", "≥ 0"))),
-        *(line(across(tick), top, across(tick), bottom, "grid") for tick in ticks(across, step)),
-        line(across(0), top, across(0), bottom, "aim"),
-    ]
-    for row, (name, scores) in enumerate(values.items(), start=1):
-        parts += _row(name, scores, across, width, top + _ROW * row)
-    parts += [
-        *tick_labels(across, bottom, step),
-        text((across.start + across.end) / 2, bottom + 40, axis, "quiet middle"),
-        line(MARGIN + 2, bottom + 55, MARGIN + 2, bottom + 67, "median"),
-        text(MARGIN + 10, bottom + 65, "median. Bars are scaled per row.", "small"),
-    ]
-    return chart_page(title, subtitle, bottom + 86, parts)
+    everything = np.concatenate([*rows.values(), [0.0, 1e-6]])
+    top, bottom = svg.TOP + 16, 86
 
+    def paint(figure: "Figure") -> svg.Tooltips:
+        from matplotlib.ticker import MaxNLocator
 
-def _finite(name: str, scores: Sequence[float]) -> Values:
-    values = np.asarray(scores, dtype=np.float64)
-    for position in np.flatnonzero(~np.isfinite(values)).tolist():
-        raise ValueError(f"score {position} of {name!r} is {scores[position]}; it must be a finite number")
-    return values
+        # Bars start at multiples of their width, so that none contains scores from both sides of 0.
+        edges = MaxNLocator(_BARS, steps=[1, 2, 5, 10]).tick_values(everything.min(), everything.max())
+        width = float(edges[1] - edges[0])
+        axes = svg.plot_area(figure, left=svg.MARGIN + 124, right=svg.MARGIN + 176, top=top, bottom=bottom)
+        axes.grid(visible=True, axis="x")
+        axes.set(xlabel=axis, ylim=(len(rows), 0), yticks=[])
+        axes.axvline(0, **svg.DASHED)
+        for x, heading in zip(_COLUMNS, (counted, "median", "≥ 0")):
+            svg.write(figure, x, svg.TOP, heading, color=svg.QUIET)
+        for base, (name, scores) in enumerate(rows.items(), start=1):
+            axes.axhline(base, color=svg.RULE, linewidth=1)
+            bins, counts = np.unique(scores // width, return_counts=True)
+            heights, colors = -_BAR * counts / counts.max(initial=1), [svg.SERIES[int(each >= 0)] for each in bins]
+            bars = axes.bar((bins + 0.05) * width, heights, 0.9 * width, base, align="edge", color=colors)
+            for bar, each, count in zip(bars, bins, counts):
+                low, high = svg.number(each * width), svg.number((each + 1) * width)
+                yield bar, f"{name}: {count:,} of {len(scores):,} from {low} to {high}"
+            numbers = [f"{len(scores):,}", "–", "–"]
+            if len(scores):
+                median = float(np.median(scores))
+                axes.plot([median] * 2, [base, base - _BAR - 0.05], color=svg.INK)
+                numbers[1:] = [f"{median:.2f}".replace("-", "−"), f"{(scores >= 0).mean():.1%}"]
+            y = top + _ROW * base - 14
+            svg.write(figure, svg.MARGIN, y, readable(name, 16), size=svg.FONT, weight="bold")
+            for x, value in zip(_COLUMNS, numbers):
+                svg.write(figure, x, y, value, size=svg.FONT)
+        note = "Vertical line: median. Bars are scaled per row."
+        svg.write(figure, svg.MARGIN, top + _ROW * len(rows) + 72, note, color=svg.QUIET)
 
-
-def _row(name: str, values: Values, across: Axis, width: float, base: float) -> Iterator[str]:
-    """The histogram of a group above its base line, scaled to its highest bar."""
-    words = fit_text(name, across.start - MARGIN - 14, 2, FONT * BOLD)
-    for index, each in enumerate(words):
-        yield text(MARGIN, base - 14 - 16 * (len(words) - 1 - index), each, "name")
-    first = round(across.low / width)
-    counts = np.bincount((values // width).astype(np.int64) - first) if len(values) else np.zeros(0, dtype=np.int64)
-    for index, count in enumerate(counts.tolist()):
-        if count:
-            low, high = (first + index) * width, (first + index + 1) * width
-            height = max(_BAR * count / int(counts.max()), 1.0)
-            tooltip = f"{name}: {count:,} of {len(values):,} from {number(low)} to {number(high)}"
-            kind = _BELOW if first + index < 0 else _ABOVE
-            yield bar(across(low) + 0.4, base - height, across(high) - across(low) - 0.8, height, kind, tooltip)
-    yield line(across.start, base, across.end, base, "rule")
-    numbers = [f"{len(values):,}", "–", "–"]
-    if len(values):
-        median = float(np.median(values))
-        numbers[1:] = [f"{median:.2f}".replace("-", "−"), f"{(values >= 0).mean():.1%}"]
-        yield line(across(median), base, across(median), base - _BAR - 3, "median")
-    for x, each in zip(_COLUMNS, numbers):
-        yield text(x, base - 14, each, "number end")
+    return svg.svg_file(title, subtitle, top + _ROW * len(rows) + bottom, paint)
 
 
 def reliability_svg(
@@ -125,89 +91,43 @@ def reliability_svg(
 
     `probabilities`: predictions for the same steps by name, such as raw and after Platt scaling.
     """
-    if not 1 <= len(probabilities) <= len(SERIES):
-        raise ValueError(f"{len(probabilities)} predictors given; 1 to {len(SERIES)} can be drawn")
+    if not 1 <= len(probabilities) <= len(svg.SERIES):
+        raise ValueError(f"{len(probabilities)} predictors given; 1 to {len(svg.SERIES)} can be drawn")
     curves = {name: reliability(predicted, labels, bins) for name, predicted in probabilities.items()}
     largest = max(each.count for curve in curves.values() for each in curve)
-    left = MARGIN + 52
-    across = Axis(0, 1, left, left + _SIDE)
-    up = Axis(0, 1, TOP + _SIDE, TOP)
-    base = TOP + _SIDE + 28 + _COUNTS
-    parts = [*_square(across, up)]
-    for index, (name, curve) in enumerate(curves.items()):
-        parts += _curve(index, curve, across, up, largest)
-        parts += _counts(index, len(curves), name, curve, across, base, largest)
-    parts += [
-        line(left, base, left + _SIDE, base, "rule"),
-        text(left - 10, base - _COUNTS + 8, f"{largest:,}", "small end"),
-        text(left - 10, base, "0", "small end"),
-        vertical_text(MARGIN + 8, base - _COUNTS / 2, "steps"),
-        *tick_labels(across, base, 0.2),
-        text(left + _SIDE / 2, base + 40, "predicted probability that a step is good", "quiet middle"),
-        *_legend(probabilities, labels, bins, left + _SIDE + 36),
-    ]
-    return chart_page(title, subtitle, base + 60, parts)
+    left, right = svg.MARGIN + 52, svg.WIDTH - svg.MARGIN - 52 - _SIDE
+    column = left + _SIDE + 36
 
+    def paint(figure: "Figure") -> svg.Tooltips:
+        square = svg.plot_area(figure, left, right, top=svg.TOP, bottom=_COUNTS + 88)
+        square.set(xlim=(0, 1), ylim=(0, 1), xticklabels=[], ylabel="share of good steps")
+        square.grid(visible=True, axis="x")
+        square.plot([0, 1], [0, 1], **svg.DASHED)
+        below = svg.plot_area(figure, left, right, top=svg.TOP + _SIDE + 28, bottom=60)
+        below.set(xlim=(0, 1), ylim=(0, largest), yticks=[0, largest], ylabel="steps")
+        below.set_xlabel("predicted probability that a step is good")
+        for x, heading in zip(_COLUMNS[1:], ("ECE", "Brier")):
+            svg.write(figure, x, svg.TOP + 8, heading, color=svg.QUIET)
+        for index, (color, (name, curve)) in enumerate(zip(svg.SERIES, curves.items())):
+            square.plot([each.probability for each in curve], [each.good for each in curve], color=color)
+            for each in curve:
+                size = 6 + 10 * (each.count / largest) ** 0.5
+                (dot,) = square.plot(each.probability, each.good, "o", ms=size, color=color)
+                yield dot, f"{each.count:,} steps: predicted {each.probability:.3f}, good {each.good:.3f}"
+                width = 0.88 * (each.high - each.low) / len(curves)
+                start = each.low + 0.06 * (each.high - each.low) + index * width
+                (bar,) = below.bar(start, each.count, 0.97 * width, align="edge", color=color)
+                yield bar, f"{name}: {each.count:,} steps from {svg.number(each.low)} to {svg.number(each.high)}"
+            y, predicted = svg.TOP + 34 + 26 * index, probabilities[name]
+            svg.write(figure, column, y, readable(name, 12), color=color, size=svg.FONT, weight="bold")
+            for x, value in zip(_COLUMNS[1:], (calibration_error(predicted, labels, bins), brier(predicted, labels))):
+                svg.write(figure, x, y, f"{value:.3f}", size=svg.FONT)
+        notes = (
+            f"{len(labels):,} steps, {sum(map(bool, labels)) / len(labels):.1%} good.",
+            "Above the diagonal, steps are better than predicted; below it, worse.",
+            "The area of a dot and the bars below show the number of steps per bin.",
+        )
+        text = "\n\n".join(fill(note, 34) for note in notes)
+        svg.write(figure, column, svg.TOP + 34 + 26 * len(curves), text, color=svg.QUIET, va="top")
 
-def _square(across: Axis, up: Axis) -> Iterator[str]:
-    """The frame, with the diagonal of perfect calibration."""
-    for tick in ticks(across, 0.2):
-        yield line(across(tick), up.start, across(tick), up.end, "grid")
-        yield line(across.start, up(tick), across.end, up(tick), "grid")
-        yield text(across.start - 10, up(tick) + 4, number(tick), "small end")
-    yield line(across.start, up.start, across.end, up.start, "rule")
-    yield line(across.start, up.start, across.start, up.end, "rule")
-    yield line(across.start, up.start, across.end, up.end, "aim")
-    yield vertical_text(MARGIN + 8, (up.start + up.end) / 2, "share of good steps")
-
-
-def _curve(index: int, curve: Sequence[Bin], across: Axis, up: Axis, largest: int) -> Iterator[str]:
-    """A line from bin to bin, with dots whose area grows with the number of steps."""
-    points = [(across(each.probability), up(each.good)) for each in curve]
-    yield f'<path class="curve s{index}" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in points)}"/>'
-    for each, (x, y) in zip(curve, points):
-        radius = 3 + 5 * (each.count / largest) ** 0.5
-        tooltip = f"{each.count:,} steps: predicted {each.probability:.3f}, good {each.good:.3f}"
-        spot = f'cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"'
-        yield f'<circle class="dot s{index}" {spot}><title>{escape_xml(tooltip)}</title></circle>'
-
-
-def _counts(
-    index: int, total: int, name: str, curve: Sequence[Bin], across: Axis, base: float, largest: int
-) -> Iterator[str]:
-    """The number of steps per bin; the bars of several predictors are drawn side by side."""
-    for each in curve:
-        room = across(each.high) - across(each.low)
-        start, width = across(each.low) + 0.06 * room, 0.88 * room / total
-        height = max(_COUNTS * each.count / largest, 1.0)
-        tooltip = f"{name}: {each.count:,} steps from {number(each.low)} to {number(each.high)}"
-        yield bar(start + index * width, base - height, 0.97 * width, height, f"s{index}", tooltip)
-
-
-def _legend(
-    probabilities: Mapping[str, Sequence[float]], labels: Sequence[bool], bins: int, left: float
-) -> Iterator[str]:
-    """The names of the lines, with calibration error and Brier score."""
-    right = WIDTH - MARGIN
-    columns = (right - 58, right)
-    yield from (text(x, TOP + 8, words, "small end") for x, words in zip(columns, ("ECE", "Brier")))
-    y = TOP + 34
-    for index, (name, predicted) in enumerate(probabilities.items()):
-        yield line(left, y - 4.5, left + 20, y - 4.5, f"curve s{index}")
-        yield f'<circle class="dot s{index}" cx="{left + 10:.1f}" cy="{y - 4.5:.1f}" r="5"/>'
-        yield text(left + 28, y, fit_text(name, columns[0] - 44 - left - 28, 1, FONT * BOLD)[0], "name")
-        measured = calibration_error(predicted, labels, bins), brier(predicted, labels)
-        yield from (text(x, y, f"{value:.3f}", "number end") for x, value in zip(columns, measured))
-        y += 26
-    yield line(left, y - 14, right, y - 14, "grid")
-    good = sum(map(bool, labels)) / len(labels)
-    notes = (
-        f"{len(labels):,} steps, {good:.1%} good.",
-        "Above the diagonal, steps are better than predicted; below it, worse.",
-        "The area of a dot and the bars below show the number of steps per bin.",
-    )
-    for sentence in notes:
-        for each in fit_text(sentence, right - left, 4, SMALL):
-            yield text(left, y + 8, each, "small")
-            y += 17
-        y += 6
+    return svg.svg_file(title, subtitle, svg.TOP + _SIDE + _COUNTS + 88, paint)

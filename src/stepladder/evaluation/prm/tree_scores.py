@@ -6,10 +6,9 @@ trees are grown before it is trained. The file holds a hash of the trees and is 
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
@@ -22,19 +21,13 @@ NodeScores = dict[int, float]
 StepScoring = Callable[[Sequence[Trajectory]], Sequence[Sequence[float]]]
 
 
-@dataclass(frozen=True, slots=True)
-class _TreeScores:
-    """The content of the file."""
+class _TreeScores(BaseModel):
+    """The content of the file: a hash of the file of trees, and scores by question id."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
-    #: A hash of the file of trees.
     trees: str
-    #: By question id.
     scores: dict[str, NodeScores]
-
-
-_FILE = TypeAdapter(_TreeScores)
 
 
 def score_tree(tree: Tree, score: StepScoring) -> NodeScores:
@@ -52,7 +45,7 @@ def write_tree_scores(path: Path, trees: Path, score: StepScoring) -> None:
     """Score every step of the trees in a file."""
     scores = {tree.question.id: score_tree(tree, score) for tree in read_trees(trees)}
     with atomic_file(path, "wb", what="scores of trees") as file:
-        file.write(_FILE.dump_json(_TreeScores(_hash(trees), scores)) + b"\n")
+        file.write(_TreeScores(trees=_hash(trees), scores=scores).model_dump_json().encode() + b"\n")
 
 
 def read_tree_scores(path: Path, trees: Path) -> dict[str, NodeScores]:
@@ -60,7 +53,7 @@ def read_tree_scores(path: Path, trees: Path) -> dict[str, NodeScores]:
     if not path.is_file():
         return {}
     try:
-        found = _FILE.validate_json(path.read_bytes())
+        found = _TreeScores.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise StepladderError(
             f"{path}: not a file of tree scores: {error.errors()[0]['msg']}. Delete its folder and run the command "

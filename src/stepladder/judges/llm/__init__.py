@@ -12,12 +12,12 @@ def _judge(options: JudgeOptions) -> Judge:
 
 
 def _scorer(options: ScorerOptions) -> StepScorer:
-    from stepladder.judges.llm.llm_scorer import LLMScorer
+    from stepladder.judges.llm.llm_judge import LLMScorer
 
     if options.llm is None or options.folder is None:
         raise StepladderError("the scorer llm needs the settings of the model (llm.model) and a folder")
     return LLMScorer(options.llm.open_engine(options.folder, options.device), options.llm.judge("score"))
 
 
-JUDGES = {"llm": JudgeSpec(_judge, "a language model that chooses, ranks or grades", uses_llm=True)}
+JUDGES = {"llm": JudgeSpec(_judge, "a language model that chooses, ranks or grades", uses_llm=True, uses_margin=False)}
 SCORERS = {"llm": ScorerSpec(_scorer, "a language model that grades every step from 0 to 100", uses_llm=True)}

@@ -1,5 +1,7 @@
 """Settings of an LLM judge: the model, the mode of judging, and the budget."""
 
+import os
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.judges.llm.llm_judge import LLMJudge, Mode, Order
-from stepladder.judges.llm.spend.prices import Price, load_prices
+from stepladder.judges.llm.spend.prices import Price, PriceTable
 from stepladder.judges.llm.spend.response_cache import RESPONSES, CachedEngine, ResponseCache
 
 #: Settings that change costs but no verdict.
@@ -70,6 +72,12 @@ class LLMJudgeConfig(Config):
             return {**data, "model": str(_model_folder(model) or model)}
         return data
 
+    def unused(self) -> Mapping[str, str]:
+        """Settings of other modes."""
+        if self.mode == "score":
+            return {"order": "with mode: score (every step is scored alone)"}
+        return {"score_margin": f"with mode: {self.mode} (it gives no scores)"}
+
     @property
     def is_local(self) -> bool:
         """Whether the model runs locally."""
@@ -89,19 +97,20 @@ class LLMJudgeConfig(Config):
         elif self.url is None and self.model[0] in "./~":  # certainly a path, not the name of a model
             raise StepladderError(f"the judge {self.model} is not a model folder: it has no config.json")
         elif self.budget is not None and self.budget.lower().endswith("usd"):
-            load_prices(self.prices).need(self.model)
+            PriceTable(self.prices).need(self.model)
+        if not (self.is_local or self.url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_KEY")):
+            raise StepladderError(
+                f"the judge {self.model} is asked at OpenAI, which needs a key: set the environment variable "
+                "OPENAI_API_KEY, or name another server with --judge-url URL (in a recipe llm.url)"
+            )
 
     def price(self) -> Price | None:
         """The price of its tokens, if known."""
-        return Price(input=Decimal(0), output=Decimal(0)) if self.is_local else load_prices(self.prices).get(self.model)
+        return Price(input=Decimal(0), output=Decimal(0)) if self.is_local else PriceTable(self.prices).get(self.model)
 
     def cached_responses(self, folder: Path) -> ResponseCache:
         """The cached responses of this model in a folder."""
-        if self.is_local:
-            return ResponseCache(folder / RESPONSES, self.model)
-        from stepladder.judges.llm.spend.paid import cached_responses
-
-        return cached_responses(folder, self.model, self.url)
+        return ResponseCache(folder / RESPONSES, self.model if self.is_local else f"{self.model} at {self.url}")
 
     def open_engine(self, folder: Path, device: str = "auto") -> CachedEngine:
         """Open the engine of the judge. Responses and spend are kept in the folder. `device`: for a local model."""
@@ -110,8 +119,7 @@ class LLMJudgeConfig(Config):
 
             engine = TransformersEngine(self.model, device=device, max_batch=self.concurrency)
             return CachedEngine(engine, folder / RESPONSES, self.model)
-        from stepladder.judges.llm.spend.budget import Budget
-        from stepladder.judges.llm.spend.paid import open_judge_engine
+        from stepladder.judges.llm.spend.budget import Budget, open_judge_engine
 
         return open_judge_engine(
             self.model,
@@ -121,5 +129,5 @@ class LLMJudgeConfig(Config):
             prices=self.prices,
             concurrency=self.concurrency,
             timeout=self.timeout,
-            retries=self.retries,
+            max_retries=self.retries,
         )

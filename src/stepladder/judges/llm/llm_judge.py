@@ -1,4 +1,4 @@
-"""A language model as judge of steps.
+"""A language model as judge of steps, and as step scorer.
 
 In: a tree and siblings in it. Out: preferences, by one of three modes:
 
@@ -16,16 +16,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import permutations
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
-from stepladder.core.errors import BackendError, unknown_name
+from stepladder.core.errors import BackendError
 from stepladder.core.requests import Algorithm, Finish, Generate, Generation, Sampling
+from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Author, Node, Segment, Trajectory, Tree
+from stepladder.driver import Driver
 from stepladder.driver.gather import gather
+from stepladder.engines.base import Engine
 from stepladder.judges.base import Preference
 from stepladder.judges.llm.prompts import Candidate, choice_prompt, letters, ranking_prompt, repair_prompt, score_prompt
-from stepladder.judges.llm.strict_json import BadReply
-from stepladder.judges.llm.verdicts import Grade, Ordering, read_choice, read_ranking, read_score
+from stepladder.judges.llm.spend.response_cache import CachedEngine
+from stepladder.judges.llm.verdicts import BadReply, Grade, Ordering, read_choice, read_ranking, read_score
 
 Mode = Literal["choice", "ranking", "score"]
 Order = Literal["made", "reversed", "both"]
@@ -73,12 +76,6 @@ class LLMJudge:
         `max_tokens`: maximum tokens of a reply. `history`: maximum characters of history in a prompt. `name` is stored
         in the pairs.
         """
-        if mode not in get_args(Mode):
-            raise unknown_name("mode of judging", mode, get_args(Mode))
-        if order not in get_args(Order):
-            raise unknown_name("order of candidates", order, get_args(Order))
-        if not 0 < margin <= 1:
-            raise ValueError(f"margin is {margin}; it must be above 0 and at most 1")
         self.mode = mode
         self.order = order
         self.margin = margin
@@ -174,13 +171,14 @@ class LLMJudge:
     def _by_score(self, state: Trajectory, nodes: Sequence[Node]) -> Algorithm[list[Preference]]:
         grades = yield from self._grades([self._score_request(state, node) for node in nodes])
         graded = [(node.id, grade) for node, grade in zip(nodes, grades) if isinstance(grade, Grade)]
+        pairs = sorted(permutations(graded, 2), key=lambda pair: pair[1][1].score - pair[0][1].score)
         found = [
             Preference(chosen, rejected, better.score, worse.score, better.reason)
-            for (chosen, better), (rejected, worse) in permutations(graded, 2)
+            for (chosen, better), (rejected, worse) in pairs
             if better.score - worse.score >= self.margin - _ROUNDING
         ]
         self.counts.none += len(graded) > 1 and not found
-        return sorted(found, key=_difference, reverse=True)
+        return found
 
     def _score_request(self, state: Trajectory, node: Node) -> Generate:
         assert node.step is not None  # only the root has no step
@@ -202,29 +200,24 @@ class LLMJudge:
     def _ask(self, request: Generate, read: Callable[[str], Verdict]) -> Algorithm[Verdict]:
         """The parsed reply; raises and counts `NoVerdict` if there is none or if the repair fails as well."""
         self.counts.asked += 1
-        try:
-            verdict, repaired = yield from self._reply(request, read)
-        except BackendError as error:
-            self.counts.failed += 1
-            raise self._no_verdict(str(error)) from error
-        except BadReply as problem:
-            self.counts.refused += 1
-            raise self._no_verdict(f"a reply that cannot be used: {problem}") from problem
-        self.counts.repaired += repaired
-        return verdict
-
-    def _reply(self, request: Generate, read: Callable[[str], Verdict]) -> Algorithm[tuple[Verdict, bool]]:
-        """The parsed reply, and whether it needed a repair."""
         repairing = False
         while True:
-            reply: Generation = yield request
             try:
-                return read(reply.text), repairing
-            except BadReply as problem:
-                message = self._problem_of(reply, problem)
+                reply: Generation = yield request
+            except BackendError as error:
+                self.counts.failed += 1
+                raise self._no_verdict(str(error)) from error
+            try:
+                verdict = read(reply.text)
+            except BadReply as error:
+                problem = self._problem_of(reply, error)
                 if repairing or reply.finish is Finish.CONTEXT_FULL:
-                    raise BadReply(message) from problem
-            repair = Segment(Author.ENVIRONMENT, repair_prompt(message))
+                    self.counts.refused += 1
+                    raise self._no_verdict(f"a reply that cannot be used: {problem}") from error
+            else:
+                self.counts.repaired += repairing
+                return verdict
+            repair = Segment(Author.ENVIRONMENT, repair_prompt(problem))
             request = Generate((*reply.context, reply.written, repair), sampling=self.sampling)
             repairing = True
 
@@ -240,14 +233,45 @@ class LLMJudge:
         return NoVerdict(problem)
 
 
+class LLMScorer(StepScorer):
+    """A step scorer that runs an LLM judge in mode `score` on its own engine.
+
+    Every step is a request of its own that contains its history. In a search tree all steps but the last were scored
+    with their own nodes: a `CachedEngine` answers them from its response cache.
+    """
+
+    #: One call with many trajectories at a time; the inner driver uses the engine's own concurrency.
+    max_batch = 1024
+    concurrency = 1
+
+    def __init__(self, engine: Engine, judge: LLMJudge | None = None) -> None:
+        self.engine = engine
+        self.judge = judge or LLMJudge("score")
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...] | Exception]:
+        """For each trajectory one score per step, or the error of its requests."""
+        jobs = [partial(self.judge.grade, trajectory) for trajectory in trajectories]
+        return [
+            BackendError(outcome.failure.reason) if outcome.failure is not None else outcome.value or ()
+            for outcome in Driver(self.engine).run(jobs)
+        ]
+
+    def cost(self) -> str:
+        """What the engine has spent so far."""
+        return self.engine.spend().line() if isinstance(self.engine, CachedEngine) else ""
+
+    def summary(self) -> dict[str, Any]:
+        """The judge's counts and problems, and the spend of its engine."""
+        spend = {"spend": asdict(self.engine.spend())} if isinstance(self.engine, CachedEngine) else {}
+        return {**self.judge.summary(), **spend}
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
+
+
 #: 0.7 - 0.6 is slightly less than 0.1 in floating point.
 _ROUNDING = 1e-9
-
-
-def _difference(preference: Preference) -> float:
-    assert preference.chosen_value is not None
-    assert preference.rejected_value is not None
-    return preference.chosen_value - preference.rejected_value
 
 
 def _distinct(siblings: Sequence[Node]) -> list[Node]:

@@ -1,16 +1,25 @@
-"""Parsing of a judge's replies, by mode. `prompts.py` asks for these JSON forms.
+"""Strict parsing of a judge's replies, by mode. `prompts.py` asks for these JSON forms.
 
-In: the text of a reply and the letters of the candidates. Out: an ordering of letters, or a score. An ambiguous or
-malformed reply raises `BadReply`, whose message goes into the repair prompt.
+In: the untrusted text of a reply and the letters of the candidates. Out: an ordering of letters, or a score. Nothing is
+guessed and nothing is executed: text around the object, unknown or duplicate keys, NaN and infinities are errors. A
+code fence around the whole reply is removed, because chat models add one even when told not to. A reply that is
+ambiguous or malformed raises `BadReply`, whose message goes into the repair prompt.
 """
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NoReturn
 
 from stepladder.core.unicode import replace_surrogates
-from stepladder.judges.llm.strict_json import BadReply, read_object
+
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
+
+
+class BadReply(ValueError):
+    """What is wrong with a reply. The message is sent back to the model: changing it changes results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +98,44 @@ def _reason(reply: dict[str, Any]) -> str:
     if not isinstance(reason, str):
         raise BadReply("'reason' must be text")
     return replace_surrogates(reason)
+
+
+def read_object(text: str, required: Collection[str], optional: Collection[str] = ()) -> dict[str, Any]:
+    """The JSON object of a reply, with all required keys and no others but the optional ones.
+
+    >>> read_object('{"score": 70}', required=["score"])
+    {'score': 70}
+    >>> read_object("[70]", required=["score"])
+    Traceback (most recent call last):
+    stepladder.judges.llm.verdicts.BadReply: it is JSON, but not an object
+    """
+    text = text.strip()
+    fenced = _FENCED.fullmatch(text)
+    try:
+        found = json.loads(fenced[1] if fenced else text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+    except json.JSONDecodeError as error:
+        raise BadReply(
+            f"it is not one JSON object and nothing else: {error.msg} at character {error.pos + 1}"
+        ) from error
+    except BadReply:
+        raise
+    except (ValueError, RecursionError) as error:  # numbers or nesting beyond the parser's limits
+        raise BadReply("it is not JSON that can be read") from error
+    if not isinstance(found, dict):
+        raise BadReply("it is JSON, but not an object")
+    if missing := sorted(set(required) - set(found)):
+        raise BadReply(f"the key {missing[0]!r} is missing")
+    if unknown := sorted(set(found) - set(required) - set(optional)):
+        raise BadReply(f"the key {unknown[0][:50]!r} was not asked for")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise BadReply(f"{name} is not JSON")
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise BadReply("a key is given twice")
+    return found

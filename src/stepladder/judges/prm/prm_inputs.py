@@ -34,8 +34,6 @@ class PRMInputBuilder:
 
         `retokenize`: encode the text again where token ids are of another vocabulary, instead of raising an error.
         """
-        if window < 1:
-            raise ValueError(f"window is {window}; it must be at least 1 token")
         self.encoding = encoding
         self.window = window
         self.padding = padding
@@ -46,32 +44,30 @@ class PRMInputBuilder:
 
     def trajectory(self, trajectory: Trajectory) -> list[PRMInput]:
         """The inputs for every step of a trajectory: one per context, plus one per step beyond the window."""
+        return self._inputs((step.restarts, step.read, step.written) for step in trajectory.steps)
+
+    def step(self, context: Sequence[Segment], written: Segment) -> PRMInput:
+        """The input for one step in its state."""
+        return self._inputs([(False, context, written)])[0]
+
+    def _inputs(self, steps: Iterable[tuple[bool, Sequence[Segment], Segment]]) -> list[PRMInput]:
+        """The inputs for steps: whether each restarts the context, what it adds to the context, what was written."""
         inputs: list[PRMInput] = []
         tokens: list[int] = []
         fitting: list[tuple[int, int, int]] = []
-        for number, step in enumerate(trajectory.steps):
-            if step.restarts:
+        for number, (restarts, read, written) in enumerate(steps):
+            if restarts:
                 inputs += self._whole(tokens, fitting)
                 tokens, fitting = [], []
-            tokens += self._ids(step.read)
+            tokens += self._ids(read)
             start = len(tokens)
-            tokens += self._ids((step.written,))
+            tokens += self._ids((written,))
             end = self._end(tokens)
             if end < self.window:
                 fitting.append((number, min(start, end), end))
             else:
                 inputs.append(self._truncated(tokens, number, start, end))
         return inputs + self._whole(tokens, fitting)
-
-    def step(self, context: Sequence[Segment], written: Segment) -> PRMInput:
-        """The input for one step in its state."""
-        tokens = self._ids(context)
-        start = len(tokens)
-        tokens += self._ids((written,))
-        end = self._end(tokens)
-        if end >= self.window:
-            return self._truncated(tokens, 0, start, end)
-        return PRMInput(tuple(tokens[: end + 1]), (0,), (min(start, end),), (end,))
 
     def _whole(self, tokens: Sequence[int], steps: Sequence[tuple[int, int, int]]) -> list[PRMInput]:
         """One input with all steps that fit; it ends with the last of them."""

@@ -32,8 +32,8 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 def unpack(path: Path, folder: Path) -> None:
     """Write the model of a GGUF file into an empty folder."""
     header = read_gguf(path)
-    tokenizer = tokenizer_of(header)
     try:
+        tokenizer = tokenizer_of(header)
         model = _load(header)
     except StepladderError:
         raise
@@ -98,10 +98,7 @@ def _fix_config(config: Any, header: GGUF) -> None:
 
 def _llama3_scaling(header: GGUF, config: Any) -> dict[str, Any]:
     """The scaling settings that reproduce the file's divisors."""
-    tensor = header.tensors[_FREQUENCIES]
-    with header.path.open("rb") as file:
-        file.seek(tensor.start)
-        divisors = np.frombuffer(file.read(tensor.end - tensor.start), dtype="<f4")
+    divisors = header.tensors[_FREQUENCIES].data
     factor = round(float(divisors.max()), 4)
     expected = _llama3_divisors(config.rope_parameters["rope_theta"], config.head_dim, factor)
     if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
@@ -131,7 +128,7 @@ def _expect_all_weights(header: GGUF, model: Any, loading_info: Any) -> None:
     if _tied(model):
         excluded.add("output.weight")
     names = header.tensors.keys() - excluded
-    found = sum(math.prod(header.tensors[name].shape) for name in names)
+    found = sum(header.tensors[name].n_elements for name in names)
     used = sum(weights.numel() for weights in model.parameters())
     if found != used and not header.architecture_setting("nextn_predict_layers"):  # MTP layers are dropped on purpose
         biases = sorted({name.rpartition("blk.")[2].lstrip("0123456789.") for name in names if name.endswith(".bias")})

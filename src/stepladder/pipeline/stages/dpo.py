@@ -3,24 +3,10 @@
 In: a policy and pairs. Out: a policy for which the better step of a pair is likelier.
 """
 
-from pathlib import Path
-
-from stepladder.core.io.records import read_records
-from stepladder.core.trace import Pair
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import (
-    DEV_PAIRS,
-    PAIRS,
-    POLICY,
-    TRAIN_PAIRS,
-    StageResult,
-    StageSpec,
-    Task,
-    expect_dev,
-    never,
-    no_questions,
-)
+from stepladder.pipeline.stage import PAIRS, POLICY, StageResult, StageSpec, Task, never, no_questions
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
+from stepladder.preferences.pair_checks import read_pairs
 from stepladder.preferences.pair_stats import format_counts
 from stepladder.train.dpo.config import DPOConfig
 
@@ -29,20 +15,14 @@ def run_dpo(settings: DPOConfig, context: RunContext, task: Task) -> StageResult
     """Train on the pairs of an earlier stage; evaluate on the dev split."""
     from stepladder.train.dpo.trainer import train_dpo  # imports torch, transformers and trl
 
-    pairs = Path(task.inputs[PAIRS])
-    report = train_dpo(
-        task.inputs[POLICY],
-        context.training(task, context.all_questions(), dev=bool(settings.dev_questions)),
-        settings,
-        read_records(pairs / TRAIN_PAIRS, Pair),
-        read_records(pairs / DEV_PAIRS, Pair),
-    )
+    training = context.training(task, context.all_questions(), dev=bool(settings.dev_questions))
+    report = train_dpo(task.inputs[POLICY], training, settings, *read_pairs(task.inputs[PAIRS]))
     return StageResult(report.numbers, {POLICY: report.policy})
 
 
 def check_dpo(settings: DPOConfig, context: RunContext) -> None:
     """Requires a dev split and an index, if checkpoints are evaluated by episodes."""
-    expect_dev("dpo", settings.dev_questions, context)
+    context.expect_dev("dpo", settings.dev_questions)
     if settings.dev_questions:
         context.check_index()
 

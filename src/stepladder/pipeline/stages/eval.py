@@ -4,18 +4,16 @@ In: a policy and, for guided inference by a PRM, a reward model. Out: `evaluatio
 row per question, trajectories) and the main metrics.
 """
 
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import Field
 
 from stepladder.core.config import Config
-from stepladder.core.errors import StepladderError
 from stepladder.core.trace import StopReason
-from stepladder.driver import Driver
-from stepladder.driver.progress import Progress
-from stepladder.evaluation.evaluator import Summary, evaluate, load_scores
+from stepladder.evaluation.evaluator import Evaluation, load_scores
+from stepladder.pipeline.episodes import evaluate_policy
 from stepladder.pipeline.guide_config import GuideConfig
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import EVALUATION, POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task
@@ -33,29 +31,22 @@ class EvalConfig(Config):
     #: Guided inference: sample several candidates and let a scorer choose. Its own temperature is used.
     guide: GuideConfig | None = None
 
+    def unused(self) -> Mapping[str, str]:
+        """A guide samples with its own temperature."""
+        return {} if self.guide is None else {"temperature": "with a guide (set guide.temperature)"}
+
 
 def run_eval(settings: EvalConfig, context: RunContext, task: Task) -> StageResult:
     """Run the episodes, score them, save everything."""
     questions = context.split(settings.split)[: settings.limit]
-    shared, guide = context.settings, settings.guide
+    guide, policy = settings.guide, task.inputs[POLICY]
     temperature, top_p = (settings.temperature, 1.0) if guide is None else (guide.temperature, guide.top_p)
     episode = context.episode(temperature, top_p)
-    with (
-        context.engine(task.inputs["policy"]) as engine,
-        guide.scorer(task.inputs.get(REWARD), shared.device, shared.dtype) if guide else nullcontext() as scorer,
-        Progress(task.name, len(questions)) as watch,
-    ):
-        driver = Driver(engine, context.retriever, scorer)
-        chosen_by = guide.guide() if guide is not None else None
-        result = evaluate(driver, context.agent, questions, episode, guide=chosen_by, seed=task.seed, watch=watch)
-    if result.stopped_by is not None:
-        raise result.stopped_by
-    summary = result.summary()
-    if summary.stops.get(StopReason.FAILED.value) == summary.questions:
-        raise StepladderError(f"{task.name}: every episode failed: {next(iter(summary.failures))}")
+    guidance = {"guide": guide, "reward": task.inputs.get(REWARD)}
+    result = evaluate_policy(context, policy, questions, episode, seed=task.seed, label=task.name, **guidance)
     description = {
         "agent": context.agent.name,
-        "policy": task.inputs["policy"],
+        "policy": policy,
         "split": settings.split,
         "limit": settings.limit,
         "seed": task.seed,
@@ -63,11 +54,12 @@ def run_eval(settings: EvalConfig, context: RunContext, task: Task) -> StageResu
         "guide": None if guide is None else guide.describe(),
     }
     result.save(task.folder / EVALUATION, description, overwrite=True)
-    return StageResult(main_numbers(summary), {EVALUATION: task.folder / EVALUATION})
+    return StageResult(main_numbers(result), {EVALUATION: task.folder / EVALUATION})
 
 
-def main_numbers(summary: Summary) -> dict[str, Any]:
+def main_numbers(result: Evaluation) -> dict[str, Any]:
     """The main metrics of an evaluation."""
+    summary = result.summary()
     metrics = summary.metrics
     return {
         "questions": summary.questions,
@@ -77,6 +69,7 @@ def main_numbers(summary: Summary) -> dict[str, Any]:
         "searches": metrics["searches"].mean,
         "by_hops": summary.by_hops,
         "failed": summary.stops.get(StopReason.FAILED.value, 0),
+        "upper_bound": result.upper_bound,
     }
 
 

@@ -6,11 +6,8 @@ In: a policy and, if steps are scored by one, a reward model. Out: a policy trai
 from collections.abc import Iterable
 
 from stepladder.core.errors import StepladderError
-from stepladder.data.sampling import sample_questions
-from stepladder.judges.base import ScorerOptions
-from stepladder.judges.registry import make_scorer
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, expect_dev
+from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, sampled_questions
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, updates
 from stepladder.train.grpo.config import GRPOConfig
 
@@ -19,9 +16,9 @@ def run_grpo(settings: GRPOConfig, context: RunContext, task: Task) -> StageResu
     """Run episodes of the train split and reinforce the better ones; evaluate on the dev split."""
     from stepladder.train.grpo.trainer import train_grpo  # imports torch, transformers and trl
 
-    shared = context.settings
-    options = ScorerOptions(task.inputs.get(REWARD), shared.device, shared.dtype, settings.retokenize)
-    scorer = make_scorer(settings.scorer, options) if settings.scores_steps else None
+    scorer = None
+    if settings.scores_steps:
+        scorer = context.scorer(settings.scorer, task.inputs.get(REWARD), retokenize=settings.retokenize)
     report = train_grpo(task.inputs[POLICY], context.training(task, dev=bool(settings.dev_questions)), settings, scorer)
     return StageResult(report.numbers, {POLICY: report.policy})
 
@@ -30,15 +27,13 @@ def check_grpo(settings: GRPOConfig, context: RunContext) -> None:
     """Requires answers, a dev split if checkpoints are evaluated, an agent with one context per episode, and an index
     if it searches.
     """
-    if not any(question.answers for question in context.split("train")):
-        raise StepladderError("no question of the split 'train' has an answer: there would be no reward")
-    if settings.scores_steps and settings.scorer == "gold" and not any(each.hops for each in context.split("train")):
-        raise StepladderError("scorer: gold needs questions with a gold decomposition, and the split 'train' has none")
     from stepladder.train.grpo.rollouts import check_single_context
 
-    expect_dev("grpo", settings.dev_questions, context)
     check_single_context(context.agent)
-    context.check_index()
+    context.expect_answers("train")
+    if settings.scores_steps and settings.scorer == "gold" and not any(each.hops for each in context.split("train")):
+        raise StepladderError("scorer: gold needs questions with a gold decomposition, and the split 'train' has none")
+    context.expect_dev("grpo", settings.dev_questions)
 
 
 def summarize(numbers: Numbers) -> StageSummary:
@@ -67,8 +62,7 @@ def summarize(numbers: Numbers) -> StageSummary:
 def questions_used(stage: FinishedStage) -> Iterable[str]:
     """The questions that were rolled out before the stage ended."""
     settings: GRPOConfig = stage.settings
-    answerable = [question for question in stage.context.split("train") if question.answers]
-    chosen = sample_questions(answerable, settings.questions, stage.seed, balance=settings.balance)
+    chosen = sampled_questions(stage, [each for each in stage.context.split("train") if each.answers])
     episodes = stage.summary.get("episodes")
     if not isinstance(episodes, int):
         raise StepladderError("the summary of this stage does not say how many episodes were rolled out")
@@ -78,7 +72,7 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
 
         order, _ = schedule(len(chosen), settings, stage.seed)
         chosen = [chosen[place] for place in order[:groups]]
-    return (question.id for question in chosen)
+    return chosen
 
 
 STAGE = StageSpec(

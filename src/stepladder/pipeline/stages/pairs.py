@@ -3,10 +3,8 @@
 In: trees. Out: a folder with `train.jsonl` and `dev.jsonl`, one pair per line, split by question, and `stats.json`.
 """
 
-import gzip
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -17,9 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import atomic_folder
 from stepladder.core.io.records import dumps, loads
-from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Pair
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
@@ -28,21 +24,11 @@ from stepladder.judges.base import Judge, JudgeOptions
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES, LLMJudgeConfig
 from stepladder.judges.llm.llm_judge import LLMJudge
 from stepladder.judges.registry import JudgeName, judges, make_judge
+from stepladder.pipeline.pair_folder import DEV_PAIRS, TRAIN_PAIRS, write_pairs
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import (
-    DEV_PAIRS,
-    PAIR_STATS,
-    PAIRS,
-    TRAIN_PAIRS,
-    TREES,
-    StageResult,
-    StageSpec,
-    Task,
-    never,
-    no_questions,
-)
-from stepladder.preferences.pair_stats import PairStats, format_counts
-from stepladder.preferences.pairs import PairRules, TreePairs, balanced, dev_questions, judged_groups, tree_pairs
+from stepladder.pipeline.stage import PAIRS, TREES, StageResult, StageSpec, Task, never, no_questions, tree_questions
+from stepladder.preferences.pair_stats import format_counts
+from stepladder.preferences.pairs import PairRules, balanced, dev_questions, judged_groups, tree_pairs
 
 if TYPE_CHECKING:
     from stepladder.judges.llm.spend.estimate import Estimate
@@ -71,6 +57,11 @@ class PairConfig(PairRules):
             raise ValueError("judge: llm and the settings of the model (llm.model) must be given together")
         return self
 
+    def unused(self) -> Mapping[str, str]:
+        """The margin, for judges without values."""
+        spec, better = judges().get(self.judge), " (its own is llm.score_margin)" if self.judge == "llm" else ""
+        return {} if spec.uses_margin else {"margin": f"with judge: {self.judge}, which compares no values{better}"}
+
     def make_judge(self) -> Judge:
         """The judge with its settings."""
         return make_judge(self.judge, JudgeOptions(self.margin, self.decay, self.llm))
@@ -81,32 +72,18 @@ def run_pairs(settings: PairConfig, context: RunContext, task: Task) -> StageRes
     judge = settings.make_judge()
     with TemporaryFile("w+b", dir=task.folder) as buffer:
         found = _judge_trees(settings, judge, context, task, buffer)
-        kept = _balance(found.pairs, settings, task.seed)
+        kept = found.pairs
+        if settings.balance:
+            groups = [tuple(getattr(pair, name) for name in settings.balance) for pair in kept]
+            kept = [kept[index] for index in balanced(groups, task.seed)]
         if not kept:
             raise StepladderError(f"{task.name}: {_no_pairs(settings, found)}")
         held_out = dev_questions(found.questions, settings.dev_share)
         if held_out.issuperset(pair.question_id for pair in kept):  # there must be training pairs
             held_out = frozenset()
-        stats = PairStats()
-        counts: Counter[str] = Counter()
-        with atomic_folder(task.folder / PAIRS, what="pairs") as folder:
-            with (folder / TRAIN_PAIRS).open("wb") as train, (folder / DEV_PAIRS).open("wb") as dev:
-                for pair in kept:
-                    line = pair.line(buffer)
-                    stats.add(loads(line.decode(), Pair))
-                    split = "dev" if pair.question_id in held_out else "train"
-                    counts[split] += 1
-                    (dev if split == "dev" else train).write(line)
-            summary = {
-                **stats.summary(),
-                "train": counts["train"],
-                "dev": counts["dev"],
-                "judge": judge.name,
-                "dropped": _by_count(found.dropped + Counter(balance=len(found.pairs) - len(kept))),
-                **found.judged,
-            }
-            (folder / PAIR_STATS).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    return StageResult(summary, {PAIRS: task.folder / PAIRS})
+        split = ((DEV_PAIRS if pair.question_id in held_out else TRAIN_PAIRS, pair.load(buffer)) for pair in kept)
+        dropped = _by_count(found.dropped + Counter(balance=len(found.pairs) - len(kept)))
+        return write_pairs(task, split, task.inputs[TREES], judge=judge.name, dropped=dropped, **found.judged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +97,24 @@ class _BufferedPair:
     kind: str
     depth: int
 
-    def line(self, buffer: IO[bytes]) -> bytes:
+    def load(self, buffer: IO[bytes]) -> Pair:
         buffer.seek(self.start)
-        return buffer.read(self.length)
+        return loads(buffer.read(self.length).decode(), Pair)
 
 
 @dataclass(slots=True)
 class _AllPairs:
     """The pairs of all trees."""
 
+    #: Ids of the questions of the trees.
+    questions: list[str]
     #: In the order of the trees, regardless of the order in which the judge finished them.
     pairs: list[_BufferedPair] = field(default_factory=list)
-    #: Ids of the questions of the trees.
-    questions: list[str] = field(default_factory=list)
     #: Number of preferences that did not become a pair, by reason.
     dropped: Counter[str] = field(default_factory=Counter)
+    #: States whose steps were compared, and how many of these steps the gold judge could grade.
+    states: int = 0
+    graded: int = 0
     #: Summary of an LLM judge.
     judged: dict[str, Any] = field(default_factory=dict)
 
@@ -142,24 +122,21 @@ class _AllPairs:
 def _judge_trees(settings: PairConfig, judge: Judge, context: RunContext, task: Task, buffer: IO[bytes]) -> _AllPairs:
     """The pairs of all trees, in a buffer file because they may not fit into memory."""
     trees = Path(task.inputs[TREES])
-    found = _AllPairs()
-
-    def jobs() -> Iterator[Callable[[], Algorithm[TreePairs]]]:
-        for tree in read_trees(trees):
-            found.questions.append(tree.question.id)
-            yield partial(tree_pairs, tree, judge, settings)
-
+    found = _AllPairs(tree_questions(trees))
+    jobs = (partial(tree_pairs, tree, judge, settings) for tree in read_trees(trees))
     llm = settings.llm
     opened = nullcontext() if llm is None else closing(llm.open_engine(task.folder, context.settings.device))
     with opened as engine:
         driver = Driver(engine, in_flight=_CONCURRENT_TREES)
         note = None if engine is None else lambda: engine.spend().line()
-        with Progress(task.name, count_trees(trees), note=note) as watch:
-            for outcome in driver.stream(jobs()):
+        with Progress(task.name, len(found.questions), note=note) as watch:
+            for outcome in driver.stream(jobs):
                 if outcome.value is None:
                     assert outcome.failure is not None
                     raise StepladderError(f"{task.name}: {outcome.failure.reason}")
                 found.dropped.update(outcome.value.dropped)
+                found.states += outcome.value.states
+                found.graded += outcome.value.graded
                 for pair in outcome.value.pairs:
                     line = (dumps(pair) + "\n").encode()
                     kind = pair.chosen.action.kind.value
@@ -174,35 +151,29 @@ def _judge_trees(settings: PairConfig, judge: Judge, context: RunContext, task: 
     return found
 
 
-def _balance(pairs: list[_BufferedPair], settings: PairConfig, seed: int) -> list[_BufferedPair]:
-    """The pairs that are kept."""
-    if not settings.balance:
-        return pairs
-    groups = [tuple(getattr(pair, name) for name in settings.balance) for pair in pairs]
-    return [pairs[index] for index in balanced(groups, seed)]
-
-
 def _no_pairs(settings: PairConfig, found: _AllPairs) -> str:
     """Why there are no pairs, and what to do about it."""
-    dropped = format_counts(_by_count(found.dropped)) or "nothing"
+    spec = judges().get(settings.judge)
+    compared = f"no pairs in {len(found.questions):,} trees, where {found.states:,} states have steps to compare"
     if found.judged:
-        problem = next(iter(found.judged["problems"]), None)
-        reason = "" if problem is None else f"; most common problem: {problem}"
-        asked = format_counts(found.judged["asked"])
-        return f"the LLM found no pair in the trees ({asked}; dropped: {dropped}{reason})"
-    advice = judges().get(settings.judge).advice
-    return f"judge '{settings.judge}' found no pair in the trees (dropped: {dropped}). {advice}"
+        problem = "".join(f"; most common problem: {each}" for each in list(found.judged["problems"])[:1])
+        return f"{compared}: the LLM judge {format_counts({**found.judged['asked'], **found.dropped})}{problem}"
+    if found.dropped:
+        return f"{compared}: every preference was dropped ({format_counts(_by_count(found.dropped))}). {spec.advice}"
+    if not found.states:
+        return f"{compared}: in all others the policy wrote one step only, or nothing well formed. {spec.advice}"
+    if spec.needs_gold and not found.graded:
+        return f"{compared}, none of them graded: judge '{settings.judge}' needs questions with a gold decomposition"
+    differ = "in verdict" if spec.needs_gold else f"in value by the margin, {settings.margin:g}"
+    return (
+        f"{compared}, but in none of them do two steps differ {differ}. A policy that is hardly trained answers "
+        f"everything equally wrong: train it longer. {spec.advice}"
+    )
 
 
 def _by_count(counts: Counter[str]) -> dict[str, int]:
     """Sorted by count, then by name: independent of the order of counting."""
     return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
-
-
-def count_trees(path: Path) -> int:
-    """The number of trees in a file."""
-    with gzip.open(path) as lines:
-        return sum(1 for _ in lines)
 
 
 def dry_run(settings: PairConfig, trees: Path, folder: Path) -> "Estimate":

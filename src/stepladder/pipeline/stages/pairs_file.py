@@ -5,37 +5,20 @@ In: a file of RAG-ProGuide (`.json`, `.jsonl`, optionally `.gz`), a file of pair
 else is split by question. Published records name no agent: the recipe's agent is assumed.
 """
 
-import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 
 from pydantic import Field
 
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import atomic_folder
-from stepladder.core.io.records import dumps, read_records
+from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair
+from stepladder.pipeline.pair_folder import DEV_PAIRS, TRAIN_PAIRS, write_pairs
 from stepladder.pipeline.resources import AbsolutePath, RunContext
-from stepladder.pipeline.stage import (
-    DEV_PAIRS,
-    PAIR_STATS,
-    PAIRS,
-    TRAIN_PAIRS,
-    FinishedStage,
-    StageResult,
-    StageSpec,
-    Task,
-    never,
-)
-from stepladder.preferences.export.rag_proguide import read_rag_proguide
-from stepladder.preferences.pair_stats import PairStats
+from stepladder.pipeline.stage import PAIRS, FinishedStage, StageResult, StageSpec, Task, never
+from stepladder.preferences.export.rag_proguide import read_pair_file
 from stepladder.preferences.pairs import dev_questions
-
-#: Prefix of our own records, to recognize them by the first bytes of a file.
-_RECORD = b'{"record":'
 
 
 class PairsFileConfig(Config):
@@ -49,28 +32,7 @@ class PairsFileConfig(Config):
 def run_pairs_file(settings: PairsFileConfig, context: RunContext, task: Task) -> StageResult:
     """Read, split and write the pairs."""
     splits = _splits(settings, context.agent.name)
-    stats = PairStats()
-    counts: Counter[str] = Counter()
-    judges: set[str] = set()
-    with atomic_folder(task.folder / PAIRS, what="pairs") as folder:
-        for name, pairs in splits.items():
-            with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
-                for pair in pairs:
-                    stats.add(pair)
-                    counts[name] += 1
-                    judges.add(pair.judge)
-                    file.write(dumps(pair) + "\n")
-        if not counts[TRAIN_PAIRS]:
-            raise StepladderError(f"{task.name}: {settings.path} has no training pairs; expected at least one")
-        summary = {
-            **stats.summary(),
-            "train": counts[TRAIN_PAIRS],
-            "dev": counts[DEV_PAIRS],
-            "judge": ", ".join(sorted(judges)),
-            "dropped": {},
-        }
-        (folder / PAIR_STATS).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    return StageResult(summary, {PAIRS: task.folder / PAIRS})
+    return write_pairs(task, ((name, pair) for name, pairs in splits.items() for pair in pairs), settings.path)
 
 
 def _splits(settings: PairsFileConfig, agent: str) -> dict[str, Iterable[Pair]]:
@@ -78,19 +40,13 @@ def _splits(settings: PairsFileConfig, agent: str) -> dict[str, Iterable[Pair]]:
     path = settings.path
     if path.is_dir() and (path / DEV_PAIRS).exists():
         return {name: read_records(path / name, Pair) for name in (TRAIN_PAIRS, DEV_PAIRS)}
-    read = _reader(path / TRAIN_PAIRS if path.is_dir() else path, agent)
+    read = partial(read_pair_file, path / TRAIN_PAIRS if path.is_dir() else path, agent)
     held_out = dev_questions((pair.question_id for pair in read()), settings.dev_share)
 
     def those(held: bool) -> Iterator[Pair]:
         return (pair for pair in read() if (pair.question_id in held_out) is held)
 
     return {TRAIN_PAIRS: those(False), DEV_PAIRS: those(True)}
-
-
-def _reader(path: Path, agent: str) -> Callable[[], Iterator[Pair]]:
-    with path.open("rb") as file:
-        ours = file.read(len(_RECORD)) == _RECORD
-    return partial(read_records, path, Pair) if ours else partial(read_rag_proguide, path, agent)
 
 
 def check_pairs_file(settings: PairsFileConfig, context: RunContext) -> None:  # noqa: ARG001

@@ -9,16 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.records import read_records
-from stepladder.core.trace import Pair
 from stepladder.pipeline.episodes import sampled_episodes
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.stage import (
-    DEV_PAIRS,
     PAIRS,
     POLICY,
     REWARD,
-    TRAIN_PAIRS,
     TREES,
     FinishedStage,
     StageResult,
@@ -28,6 +24,7 @@ from stepladder.pipeline.stage import (
     tree_questions,
 )
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
+from stepladder.preferences.pair_checks import read_pairs
 from stepladder.preferences.pair_stats import format_counts
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_questions import choose_questions
@@ -40,10 +37,7 @@ def run_prm(settings: PRMConfig, context: RunContext, task: Task) -> StageResult
 
     if settings.objective == "pairs":
         training = context.training(task, context.all_questions(), dev=False, search=False)
-        pairs = Path(task.inputs[PAIRS])
-        examples = pair_examples(
-            settings, training, read_records(pairs / TRAIN_PAIRS, Pair), read_records(pairs / DEV_PAIRS, Pair)
-        )
+        examples = pair_examples(settings, training, *read_pairs(task.inputs[PAIRS]))
     else:
         extended = bool(settings.chains or settings.episodes)
         training = context.training(task, None if extended else (), dev=False, search=extended)

@@ -22,8 +22,7 @@ from pydantic import Field
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
-from stepladder.core.io.records import read_records
-from stepladder.core.trace import Pair, Question
+from stepladder.core.trace import Question
 from stepladder.data.sampling import sample_questions
 from stepladder.evaluation.prm.calibration import (
     calibration_report,
@@ -37,18 +36,9 @@ from stepladder.evaluation.prm.tree_scores import write_tree_scores
 from stepladder.oracle.control_chains import control_chains
 from stepladder.pipeline.episodes import sampled_episodes
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import (
-    DEV_PAIRS,
-    EXAMINATION,
-    PAIRS,
-    POLICY,
-    REWARD,
-    TREES,
-    StageResult,
-    StageSpec,
-    Task,
-)
+from stepladder.pipeline.stage import EXAMINATION, PAIRS, POLICY, REWARD, TREES, StageResult, StageSpec, Task
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, share, unless_zero
+from stepladder.preferences.pair_checks import read_pairs
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.reward_model import ProcessRewardModel
@@ -99,7 +89,7 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
     lowest = _lowest_of_chains(context, prm, questions, task.seed)
     summary: dict[str, Any] = {
         **gold_agreement(steps),
-        "pair_accuracy": _on_pairs(prm, Path(task.inputs[PAIRS])) if settings.held_out_pairs else None,
+        "pair_accuracy": _on_pairs(prm, task.inputs[PAIRS]) if settings.held_out_pairs else None,
         "calibration": calibration,
         "chains": chain_metrics(lowest) if lowest["gold"] else {},
         "histories_cut": prm.builder.truncated,
@@ -135,11 +125,11 @@ def _lowest_of_chains(
     return {name: [min(scores) for scores in prm.score_logits(each)] for name, each in chains.items()}
 
 
-def _on_pairs(prm: "ProcessRewardModel", folder: Path) -> dict[str, float] | None:
+def _on_pairs(prm: "ProcessRewardModel", folder: str) -> dict[str, float] | None:
     """How often the chosen step of a held-out pair scores higher."""
 
     def ranked() -> Iterator[tuple[str, bool]]:
-        for pair in read_records(folder / DEV_PAIRS, Pair):
+        for pair in read_pairs(folder)[1]:
             sides = [prm.builder.step(pair.context, side.written) for side in (pair.chosen, pair.rejected)]
             (better,), (worse,) = prm.score_batch(sides)
             yield pair.question_id, better > worse

@@ -7,10 +7,9 @@ the best action of a state with the worst, for `dpo` and `prm`.
 
 from pydantic import Field, model_validator
 
-from stepladder.core.requests import Algorithm, Sampling
+from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question, Tree
-from stepladder.explore.episode import EpisodeConfig
-from stepladder.explore.ranked import RankedConfig, ranked
+from stepladder.explore.ranked import ranked
 from stepladder.judges.llm.config import COST_SETTINGS, PERSISTENT_FILES
 from stepladder.judges.registry import ScorerName, scorers
 from stepladder.pipeline.resources import RunContext
@@ -40,12 +39,10 @@ class RankConfig(TreeStageConfig):
 
 def run_rank(settings: RankConfig, context: RunContext, task: Task) -> StageResult:
     """Run one episode per question with the best action at every step."""
-    limits = context.episode()
-    sampling = Sampling(settings.temperature, settings.top_p, limits.sampling.max_tokens)
-    rules = RankedConfig(EpisodeConfig(limits.max_steps, limits.k, sampling), settings.n)
+    limits = context.episode(settings.temperature, settings.top_p)
 
     def grow(question: Question, seed: int) -> Algorithm[Tree]:
-        return ranked(context.agent, question, rules, seed)
+        return ranked(context.agent, question, limits, seed, n=settings.n)
 
     return grow_trees(context, task, settings, grow, scorer=settings.judge)
 

@@ -5,12 +5,8 @@ In: a policy and, unless the threshold is null, a reward model. Out: a policy fi
 
 from collections.abc import Iterable
 
-from stepladder.core.errors import StepladderError
-from stepladder.data.sampling import sample_questions
-from stepladder.judges.base import ScorerOptions
-from stepladder.judges.registry import make_scorer
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, expect_dev
+from stepladder.pipeline.stage import POLICY, REWARD, FinishedStage, StageResult, StageSpec, Task, sampled_questions
 from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, unless_zero, updates
 from stepladder.preferences.pair_stats import format_counts
 from stepladder.train.rft.config import RFTConfig
@@ -21,19 +17,17 @@ def run_rft(settings: RFTConfig, context: RunContext, task: Task) -> StageResult
     """Sample the train split, filter, fine-tune; evaluate on the dev split."""
     from stepladder.train.rft.trainer import train_rft  # imports torch and transformers
 
-    shared = context.settings
-    options = ScorerOptions(task.inputs.get(REWARD), shared.device, shared.dtype, settings.retokenize)
-    scorer = make_scorer("prm", options) if settings.threshold is not None else None
+    scorer = None
+    if settings.threshold is not None:
+        scorer = context.scorer("prm", task.inputs[REWARD], retokenize=settings.retokenize)
     report = train_rft(task.inputs[POLICY], context.training(task, dev=bool(settings.dev_questions)), settings, scorer)
     return StageResult(report.numbers, {POLICY: report.policy})
 
 
 def check_rft(settings: RFTConfig, context: RunContext) -> None:
     """Requires answers, a dev split if checkpoints are evaluated, and an index if the agent searches."""
-    if not any(question.answers for question in context.split("train")):
-        raise StepladderError("no question of the split 'train' has an answer: no sample is correct")
-    expect_dev("rft", settings.dev_questions, context)
-    context.check_index()
+    context.expect_answers("train")
+    context.expect_dev("rft", settings.dev_questions)
 
 
 #: How many samples are left after each filter.
@@ -66,9 +60,7 @@ def summarize(numbers: Numbers) -> StageSummary:
 
 def questions_used(stage: FinishedStage) -> Iterable[str]:
     """The sampled questions."""
-    settings: RFTConfig = stage.settings
-    answerable = [question for question in stage.context.split("train") if question.answers]
-    return (each.id for each in sample_questions(answerable, settings.questions, stage.seed, balance=settings.balance))
+    return sampled_questions(stage, [each for each in stage.context.split("train") if each.answers])
 
 
 STAGE = StageSpec(

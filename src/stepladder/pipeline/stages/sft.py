@@ -6,9 +6,8 @@ In: a policy and, with `source: trees`, search trees. Out: a policy that follows
 from collections.abc import Iterable
 from pathlib import Path
 
-from stepladder.data.sampling import sample_questions
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.stage import POLICY, TREES, FinishedStage, StageResult, StageSpec, Task, expect_dev
+from stepladder.pipeline.stage import POLICY, TREES, FinishedStage, StageResult, StageSpec, Task, sampled_questions
 from stepladder.train.sft.config import SFTConfig
 
 
@@ -25,21 +24,13 @@ def run_sft(settings: SFTConfig, context: RunContext, task: Task) -> StageResult
 def check_sft(settings: SFTConfig, context: RunContext) -> None:
     """Requires train questions, a dev split if checkpoints are evaluated, and an index if the agent searches."""
     context.sft_questions()
-    expect_dev("sft", settings.dev_questions, context)
+    context.expect_dev("sft", settings.dev_questions)
     context.check_index()
 
 
 def questions_used(stage: FinishedStage) -> Iterable[str]:
     """The questions of the demonstrations, except those of trees."""
-    settings: SFTConfig = stage.settings
-    if settings.source == "trees":
-        return ()
-    return (
-        each.id
-        for each in sample_questions(
-            stage.context.sft_questions(), settings.questions, stage.seed, balance=settings.balance
-        )
-    )
+    return () if stage.settings.source == "trees" else sampled_questions(stage, stage.context.sft_questions())
 
 
 STAGE = StageSpec(

@@ -9,26 +9,30 @@ Equal pairs give equal bytes. A folder with other files, or one that was edited 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from itertools import chain
 from pathlib import Path
 
-from stepladder.core.errors import unknown_name
+from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import atomic_folder
+from stepladder.core.registry import Registry
 from stepladder.core.trace import Pair
 from stepladder.preferences.export import llama_factory, rag_proguide, trl
-from stepladder.preferences.export.base import ExportError, ExportFiles, Format
-from stepladder.preferences.export.rag_proguide import read_rag_proguide
+from stepladder.preferences.export.base import Format, write_rows
+from stepladder.preferences.export.rag_proguide import read_pair_file, read_rag_proguide
 
-__all__ = ["EXPORTS", "SPLITS", "ExportError", "ExportResult", "Format", "export", "read_rag_proguide"]
+__all__ = ["EXPORTS", "SPLITS", "ExportResult", "Format", "export", "read_pair_file", "read_rag_proguide"]
 
-EXPORTS: dict[str, Format] = {
-    "rag-proguide": rag_proguide.FORMAT,
-    "llama-factory": llama_factory.FORMAT,
-    "trl": trl.FORMAT,
-}
+EXPORTS: Registry[Format] = Registry(
+    "export format",
+    {
+        "rag-proguide": (rag_proguide.FORMAT, "records like those of RAG-ProGuide, the data published with ReasonRAG"),
+        "llama-factory": (llama_factory.FORMAT, "data, dataset_info.json and DPO training files for LLaMA-Factory"),
+        "trl": (trl.FORMAT, "a dataset folder for TRL's trainers: preference pairs, and chosen steps as completions"),
+    },
+)
 SPLITS = ("train", "dev")
 
 _MANIFEST, _CARD = "export.json", "README.md"
@@ -56,18 +60,22 @@ def export(
     `pairs` are by split: `train` is required, `dev` is optional; each is read once. `source` is named in the card.
     `model` is the model to train, for formats with a training configuration.
     """
-    if format not in EXPORTS:
-        raise unknown_name("export format", format, EXPORTS)
-    counted = {split: _Counted(iter(each)) for split, each in _splits(pairs).items()}
+    form, splits = EXPORTS.get(format), _splits(pairs)
     _check_free(folder)
+    counts: dict[str, int] = {}
+    rows: dict[str, int] = {}
     with atomic_folder(folder, what="export") as fresh:
-        written = EXPORTS[format].write(fresh, counted, model)
-        counts = {split: each.count for split, each in counted.items()}
-        (fresh / _CARD).write_text(_card(format, written, counts, source), encoding="utf-8")
+        for split, each in splits.items():
+            counts[split], written = write_rows(fresh, each, form.data(split))
+            rows |= written
+        names = list(splits)
+        card = _card(format, source, counts, rows, form.usage(names, model), form.header(names))
+        for name, text in {**form.files(names, model), _CARD: card}.items():
+            (fresh / name).write_text(text, encoding="utf-8")
         hashes = _hashes(fresh)
         manifest = {_VERSION_KEY: 1, "format": format, "source": source, "pairs": counts, "files": hashes}
         (fresh / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    return ExportResult(folder, counts, written.rows, (*hashes, _MANIFEST))
+    return ExportResult(folder, counts, rows, (*hashes, _MANIFEST))
 
 
 def _splits(pairs: Mapping[str, Iterable[Pair]]) -> dict[str, Iterable[Pair]]:
@@ -82,42 +90,29 @@ def _splits(pairs: Mapping[str, Iterable[Pair]]) -> dict[str, Iterable[Pair]]:
             kept[name] = chain([first], rest)
     if "train" not in kept:
         found = "only dev pairs" if kept else "no pairs at all"
-        raise ExportError(f"nothing to export: found {found}, expected at least one pair for training")
+        raise StepladderError(f"nothing to export: found {found}, expected at least one pair for training")
     return kept
 
 
-class _Counted:
-    """Counts pairs while they are read."""
-
-    def __init__(self, pairs: Iterator[Pair]) -> None:
-        self._pairs = pairs
-        self.count = 0
-
-    def __iter__(self) -> Iterator[Pair]:
-        for pair in self._pairs:
-            self.count += 1
-            yield pair
-
-
-def _card(format: str, written: ExportFiles, counts: dict[str, int], source: str) -> str:
-    header = f"---\n{written.header}---\n\n" if written.header else ""
+def _card(format: str, source: str, counts: dict[str, int], rows: dict[str, int], usage: str, front_matter: str) -> str:
+    header = f"---\n{front_matter}---\n\n" if front_matter else ""
     sizes = ", ".join(f"{count:,} {split}" for split, count in counts.items())
-    rows = "\n".join(f"| `{name}` | {count:,} |" for name, count in written.rows.items())
+    table = "\n".join(f"| `{name}` | {count:,} |" for name, count in rows.items())
     return f"""{header}# Preference pairs for training a search agent
 
 Pairs of a preferred and a rejected step of an agent, both from the same state: {sizes}.
-ExportResult by Stepladder from `{source}` as `{format}`.
+Exported by Stepladder from `{source}` as `{format}`.
 
 | file | rows |
 |---|---|
-{rows}
+{table}
 
-{written.usage}"""
+{usage}"""
 
 
 def _check_free(folder: Path) -> None:
     if Path.cwd().is_relative_to(folder.resolve()):
-        raise ExportError(f"{folder} is the current directory, which cannot be replaced from inside")
+        raise StepladderError(f"{folder} is the current directory, which cannot be replaced from inside")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     try:
@@ -127,9 +122,11 @@ def _check_free(folder: Path) -> None:
         added = [name for name in _names(folder) if name not in known and name != _MANIFEST]
         changed = added or [name for name, digest in _hashes(folder).items() if known.get(name, digest) != digest]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise ExportError(f"{folder} contains files that are not part of an export; choose another folder") from None
+        raise StepladderError(
+            f"{folder} contains files that are not part of an export; choose another folder"
+        ) from None
     if changed:
-        raise ExportError(
+        raise StepladderError(
             f"{folder} is an export, but {changed[0]} was {'added' if added else 'edited'} since; it is not replaced. "
             "Choose another folder, or save what you need and delete this one"
         )
@@ -144,8 +141,5 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _hash(path: Path) -> str:
-    digest = blake2b(digest_size=16)
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return file_digest(file, lambda: blake2b(digest_size=16)).hexdigest()

@@ -5,7 +5,7 @@ token ids.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,14 +15,7 @@ from typing import Any, TextIO
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Author, Pair
 
-
-class ExportError(StepladderError):
-    """Pairs that cannot be exported, or a folder that must not be overwritten."""
-
-
 Row = dict[str, Any]
-#: Turns a pair into a row of a file, or into None for no row.
-RowMaker = Callable[[Pair], Row | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +28,7 @@ class PairTexts:
     transcript: str
     chosen: str
     rejected: str
+    pair: Pair
 
     @property
     def context(self) -> str:
@@ -46,82 +40,76 @@ def pair_texts(pair: Pair) -> PairTexts:
     """The texts of a pair; raises an error if its context does not start with a prompt."""
     prompt, *rest = pair.context or (None,)
     if prompt is None or prompt.author is not Author.PROMPT or not prompt.text:
-        raise ExportError(
+        raise StepladderError(
             f"the pair of question {pair.question_id!r} at depth {pair.depth} has no prompt: expected a context that "
             "starts with a prompt segment, as all agents of Stepladder render it"
         )
     transcript = "".join(segment.text for segment in rest)
-    return PairTexts(prompt.text, transcript, pair.chosen.written.text, pair.rejected.written.text)
-
-
-class Deduplicated:
-    """Keeps only the first of equal rows: one step can be preferred to several siblings."""
-
-    def __init__(self, make: RowMaker) -> None:
-        self._make = make
-        self._seen: set[bytes] = set()
-
-    def __call__(self, pair: Pair) -> Row | None:
-        """The row of a pair; None if an equal row came before."""
-        row = self._make(pair)
-        digest = blake2b(json.dumps(row).encode(), digest_size=16).digest()
-        if digest in self._seen:
-            return None
-        self._seen.add(digest)
-        return row
-
-
-def write_rows(folder: Path, pairs: Iterable[Pair], files: Mapping[str, RowMaker]) -> dict[str, int]:
-    """Write several files in one pass over the pairs: a JSON array for `.json`, else JSONL. Returns row counts."""
-    with ExitStack() as stack:
-        rows = {name: stack.enter_context(_RowFile(folder / name)) for name in files}
-        for pair in pairs:
-            for name, make in files.items():
-                if (row := make(pair)) is not None:
-                    rows[name].add(row)
-    return {name: file.count for name, file in rows.items()}
-
-
-class _RowFile:
-    """A file with one row per line."""
-
-    def __init__(self, path: Path) -> None:
-        array = path.suffix == ".json"
-        self._between, self._end = (",\n", "\n]\n") if array else ("\n", "\n")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("w", encoding="utf-8", newline="\n")
-        self._file.write("[\n" if array else "")
-        self.count = 0
-
-    def add(self, row: Row) -> None:
-        self._file.write((self._between if self.count else "") + json.dumps(row, ensure_ascii=False))
-        self.count += 1
-
-    def __enter__(self) -> "_RowFile":
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._file.write(self._end)
-        self._file.close()
+    return PairTexts(prompt.text, transcript, pair.chosen.written.text, pair.rejected.written.text, pair)
 
 
 @dataclass(frozen=True, slots=True)
-class ExportFiles:
-    """The files that a format wrote, and the text of its card."""
+class RowFile:
+    """A data file with one row per pair: a JSON array if its name ends in `.json`, else JSONL."""
 
-    #: Rows by data file.
-    rows: dict[str, int]
-    #: How to use the folder, in Markdown.
-    usage: str
-    #: YAML front matter of the card, for formats that need it.
-    header: str = ""
+    name: str
+    row: Callable[[PairTexts], Row]
+    #: Write equal rows once: one step can be preferred to several siblings.
+    distinct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """An export format."""
+    """An export format. Its functions take the splits, in order, and the model to train if one was named."""
 
-    #: One line for lists of formats.
-    summary: str
-    #: (empty folder, pairs by split, model or None) -> the files. Reads each split once.
-    write: Callable[[Path, Mapping[str, Iterable[Pair]], str | None], ExportFiles]
+    #: split -> its data files
+    data: Callable[[str], Sequence[RowFile]]
+    #: How to use the folder, in Markdown.
+    usage: Callable[[Sequence[str], str | None], str]
+    #: Other files, by name.
+    files: Callable[[Sequence[str], str | None], Mapping[str, str]] = lambda splits, model: {}  # noqa: ARG005
+    #: YAML front matter of the card, for formats that need it.
+    header: Callable[[Sequence[str]], str] = lambda splits: ""  # noqa: ARG005
+
+
+def write_rows(folder: Path, pairs: Iterable[Pair], files: Sequence[RowFile]) -> tuple[int, dict[str, int]]:
+    """Write data files in one pass over the pairs. Returns the number of pairs, and of rows by file."""
+    count = 0
+    with ExitStack() as stack:
+        writers = [stack.enter_context(_RowWriter(folder, file)) for file in files]
+        for count, pair in enumerate(pairs, start=1):  # noqa: B007
+            texts = pair_texts(pair)
+            for writer in writers:
+                writer.add(texts)
+    return count, {writer.file.name: writer.count for writer in writers}
+
+
+class _RowWriter:
+    """Writes the rows of one file."""
+
+    def __init__(self, folder: Path, file: RowFile) -> None:
+        path = folder / file.name
+        array = path.suffix == ".json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file, self.count = file, 0
+        self._seen: set[bytes] = set()
+        self._between, self._end = (",\n", "\n]\n") if array else ("\n", "\n")
+        self._stream: TextIO = path.open("w", encoding="utf-8", newline="\n")
+        self._stream.write("[\n" if array else "")
+
+    def add(self, texts: PairTexts) -> None:
+        line = json.dumps(self.file.row(texts), ensure_ascii=False)
+        if self.file.distinct:
+            digest = blake2b(line.encode(errors="surrogatepass"), digest_size=16).digest()
+            if digest in self._seen:
+                return
+            self._seen.add(digest)
+        self._stream.write((self._between if self.count else "") + line)
+        self.count += 1
+
+    def __enter__(self) -> "_RowWriter":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stream.write(self._end)
+        self._stream.close()

@@ -9,17 +9,14 @@ transcript. Equal prefixes cancel in DPO's sigmoid loss. Without a chat template
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Sequence
 
-from stepladder.core.trace import Pair
-from stepladder.preferences.export.base import Deduplicated, ExportFiles, Format, Row, pair_texts, write_rows
+from stepladder.preferences.export.base import Format, PairTexts, Row, RowFile
 
 _PAIRS, _STEPS = "stepladder_pairs", "stepladder_steps"
 
 
-def _ranked(pair: Pair) -> Row:
-    texts = pair_texts(pair)
+def _ranked(texts: PairTexts) -> Row:
     return {
         "instruction": texts.prompt,
         "chosen": texts.transcript + texts.chosen,
@@ -27,30 +24,36 @@ def _ranked(pair: Pair) -> Row:
     }
 
 
-def _step(pair: Pair) -> Row:
+def _step(texts: PairTexts) -> Row:
     # Here the transcript is part of the question: in the answer, retrieved text would be trained on.
-    texts = pair_texts(pair)
     return {"instruction": texts.context, "output": texts.chosen}
 
 
-def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None) -> ExportFiles:
-    rows: dict[str, int] = {}
+def _suffix(split: str) -> str:
+    return "" if split == "train" else f"_{split}"
+
+
+def _data(split: str) -> list[RowFile]:
+    suffix = _suffix(split)
+    return [RowFile(f"pairs{suffix}.jsonl", _ranked), RowFile(f"steps{suffix}.jsonl", _step, distinct=True)]
+
+
+def _files(splits: Sequence[str], model: str | None) -> dict[str, str]:
     info: dict[str, object] = {}
-    for split, each in pairs.items():
-        suffix = "" if split == "train" else f"_{split}"
-        ranked, steps = f"pairs{suffix}.jsonl", f"steps{suffix}.jsonl"
-        rows |= write_rows(folder, each, {ranked: _ranked, steps: Deduplicated(_step)})
-        info[_PAIRS + suffix] = {
-            "file_name": ranked,
+    for split in splits:
+        ranked, steps = _data(split)
+        info[_PAIRS + _suffix(split)] = {
+            "file_name": ranked.name,
             "ranking": True,
             "columns": {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"},
         }
-        info[_STEPS + suffix] = {"file_name": steps, "columns": {"prompt": "instruction", "response": "output"}}
-    (folder / "dataset_info.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
-    has_dev = "dev" in pairs
-    (folder / "dpo.yaml").write_text(_training("dpo.yaml", _FULL, model, has_dev), encoding="utf-8")
-    (folder / "dpo_lora.yaml").write_text(_training("dpo_lora.yaml", _LORA, model, has_dev), encoding="utf-8")
-    return ExportFiles(rows, _usage(model))
+        columns = {"prompt": "instruction", "response": "output"}
+        info[_STEPS + _suffix(split)] = {"file_name": steps.name, "columns": columns}
+    training = {"dpo.yaml": _FULL, "dpo_lora.yaml": _LORA}
+    return {
+        "dataset_info.json": json.dumps(info, indent=2) + "\n",
+        **{name: _training(name, method, model, "dev" in splits) for name, method in training.items()},
+    }
 
 
 _FULL = """finetuning_type: full
@@ -97,7 +100,7 @@ report_to: none
 """
 
 
-def _usage(model: str | None) -> str:
+def _usage(splits: Sequence[str], model: str | None) -> str:  # noqa: ARG001
     first = "" if model else "Set the model in `dpo.yaml` first (`model_name_or_path`), then:\n\n"
     return f"""{first}```sh
 cd FOLDER && llamafactory-cli train dpo.yaml       # or dpo_lora.yaml
@@ -114,4 +117,4 @@ cd FOLDER && llamafactory-cli train dpo.yaml       # or dpo_lora.yaml
 """
 
 
-FORMAT = Format("data, dataset_info.json and DPO training files for LLaMA-Factory", _write)
+FORMAT = Format(_data, _usage, _files)

@@ -12,17 +12,19 @@ does the reader here. Our agents send a single message, so the writer puts the w
 leaves `input` empty: joined again, it is the same text.
 """
 
-import gzip
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 
-from stepladder.core.io.jsonl import preview
+from stepladder.core.config import Config
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.jsonl import read_objects, text_lines
+from stepladder.core.io.records import read_records
 from stepladder.core.trace import Action, ActionKind, Author, Pair, Segment, Side
-from stepladder.preferences.export.base import ExportError, ExportFiles, Format, Row, pair_texts, write_rows
+from stepladder.preferences.export.base import Format, PairTexts, Row, RowFile
 
 ActionType = Literal["Query Generation", "Evidence Extraction", "Answer Generation", "Other"]
 
@@ -46,8 +48,8 @@ saw, `chosen` and `rejected` are exactly the steps it wrote; `input` is empty.
 """
 
 
-def _row(pair: Pair) -> Row:
-    texts = pair_texts(pair)
+def _row(texts: PairTexts) -> Row:
+    pair = texts.pair
     return {
         "instruction": texts.context,
         "input": "",
@@ -66,23 +68,20 @@ def _content(action: Action) -> str:
     return "" if action.kind is ActionKind.MALFORMED else action.content
 
 
-def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None) -> ExportFiles:  # noqa: ARG001
-    rows: dict[str, int] = {}
-    for split, each in pairs.items():
-        rows |= write_rows(folder, each, {f"{split}.json": _row})
-    return ExportFiles(rows, _USAGE)
+def _usage(splits: Sequence[str], model: str | None) -> str:  # noqa: ARG001
+    return _USAGE
 
 
-FORMAT = Format("records like those of RAG-ProGuide, the data published with ReasonRAG", _write)
+FORMAT = Format(lambda split: [RowFile(f"{split}.json", _row)], _usage)
 
 
 # --- reading ----------------------------------------------------------------------------------------------
 
 
-class _Record(BaseModel):
+class _Record(Config):
     """One published pair. Other fields are ignored."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     instruction: str
     input: str
@@ -95,7 +94,14 @@ class _Record(BaseModel):
     layer: Annotated[int, Field(ge=0)]
 
 
-_ARRAY = TypeAdapter(list[_Record])
+#: The first bytes of our own records.
+_OURS = '{"record":'
+
+
+def read_pair_file(path: Path, agent: str = "reasonrag") -> Iterator[Pair]:
+    """The pairs of a file: our own, or RAG-ProGuide's, which name no agent."""
+    ours = next(text_lines(path, StepladderError), "").startswith(_OURS)
+    return read_records(path, Pair) if ours else read_rag_proguide(path, agent)
 
 
 def read_rag_proguide(path: str | Path, agent: str = "reasonrag") -> Iterator[Pair]:
@@ -104,10 +110,14 @@ def read_rag_proguide(path: str | Path, agent: str = "reasonrag") -> Iterator[Pa
     Segments have no token ids. The file does not name the questions, so every pair gets its own question id.
     """
     path = Path(path)
-    for number, (where, record) in enumerate(_records(path), start=1):
+    for number, (where, plain) in enumerate(_records(path), start=1):
+        try:
+            record = _Record.read(plain, where)
+        except StepladderError as error:
+            raise StepladderError(f"{error}. Expected records of RAG-ProGuide, or pairs of Stepladder") from error
         context = "\n".join(part for part in (record.instruction, record.input) if part)
         if not context:
-            raise ExportError(f"{where}: 'instruction' and 'input' are both empty; expected the prompt in them")
+            raise StepladderError(f"{where}: 'instruction' and 'input' are both empty; expected the prompt in them")
         yield Pair(
             question_id=f"{path.name}#{number}",
             agent=agent,
@@ -130,46 +140,16 @@ def _side(text: str, type: ActionType, content: str) -> Side:
     return Side(Segment(Author.POLICY, text), action)
 
 
-def _records(path: Path) -> Iterator[tuple[str, _Record]]:
+def _records(path: Path) -> Iterator[tuple[str, object]]:
     """The records of a file, each with its location for error messages."""
-    content = _bytes(path).removeprefix(b"\xef\xbb\xbf")
-    if content.lstrip().startswith(b"["):
-        try:
-            records = _ARRAY.validate_json(content)
-        except ValidationError as error:
-            raise _wrong(str(path), error) from error
-        yield from ((f"{path}: record {number}", record) for number, record in enumerate(records, start=1))
-    elif content.strip():
-        for number, line in enumerate(content.split(b"\n"), start=1):
-            if line.strip():
-                try:
-                    yield f"{path}:{number}", _Record.model_validate_json(line)
-                except ValidationError as error:
-                    raise _wrong(f"{path}:{number}", error) from error
-    else:
-        raise ExportError(f"{path}: the file is empty; expected a JSON array of pairs, or one pair per line")
-
-
-def _bytes(path: Path) -> bytes:
+    first = next((line for line in text_lines(path, StepladderError) if line.strip()), None)
+    if first is None:
+        raise StepladderError(f"{path}: the file is empty; expected a JSON array of pairs, or one pair per line")
+    if not first.lstrip().startswith("["):
+        yield from ((f"{path}:{line.number}", line.data) for line in read_objects(path, StepladderError))
+        return
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        raise ExportError(f"{path}: there is no such file") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
-        raise ExportError(f"{path}: the gzip data is damaged or cut off ({problem}); get the file again") from problem
-    except OSError as problem:
-        raise ExportError(f"{path}: cannot be read: {problem.strerror or problem}") from problem
-
-
-def _wrong(where: str, error: ValidationError) -> ExportError:
-    first = error.errors()[0]
-    position = [part for part in first["loc"] if isinstance(part, int)]
-    field = "".join(f"{part!r}: " for part in first["loc"] if isinstance(part, str))
-    where = f"{where}: record {position[0] + 1}" if position else where
-    if first["type"] == "missing":
-        return ExportError(
-            f"{where}: {field}is missing; expected a record of RAG-ProGuide (for a run's pairs, name the run)"
-        )
-    found = "" if first["type"] == "json_invalid" else f", found {preview(first['input'])}"
-    return ExportError(f"{where}: {field}{first['msg']}{found}")
+        records = json.loads("".join(text_lines(path, StepladderError)))
+    except ValueError as error:
+        raise StepladderError(f"{path}: not JSON: {error}") from error
+    yield from ((f"{path}, record {number}", record) for number, record in enumerate(records, start=1))

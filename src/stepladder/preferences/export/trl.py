@@ -8,24 +8,20 @@ In: pairs by split. Out: JSONL files and a card whose front matter names three c
     prompt_completion   prompt, completion         the chosen steps, without duplicates
 """
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import yaml  # type: ignore[import-untyped]
 
-from stepladder.core.trace import Pair
-from stepladder.preferences.export.base import Deduplicated, ExportFiles, Format, Row, RowMaker, pair_texts, write_rows
+from stepladder.preferences.export.base import Format, PairTexts, Row, RowFile
 
 
-def _preference(pair: Pair) -> Row:
-    texts = pair_texts(pair)
+def _preference(texts: PairTexts) -> Row:
     return {"prompt": texts.context, "chosen": texts.chosen, "rejected": texts.rejected}
 
 
-def _conversational(pair: Pair) -> Row:
+def _conversational(texts: PairTexts) -> Row:
     # The transcript starts the assistant's turn, as it did for the policy. It is the same in both answers, and equal
     # prefixes cancel in DPO's loss.
-    texts = pair_texts(pair)
     return {
         "prompt": [{"role": "user", "content": texts.prompt}],
         "chosen": [{"role": "assistant", "content": texts.transcript + texts.chosen}],
@@ -33,27 +29,22 @@ def _conversational(pair: Pair) -> Row:
     }
 
 
-def _prompt_completion(pair: Pair) -> Row:
-    texts = pair_texts(pair)
+def _prompt_completion(texts: PairTexts) -> Row:
     return {"prompt": texts.context, "completion": texts.chosen}
 
 
-_CONFIGS: dict[str, RowMaker] = {
+_CONFIGS: dict[str, Callable[[PairTexts], Row]] = {
     "preference": _preference,
     "conversational": _conversational,
     "prompt_completion": _prompt_completion,
 }
 
 
-def _write(folder: Path, pairs: Mapping[str, Iterable[Pair]], model: str | None) -> ExportFiles:
-    rows: dict[str, int] = {}
-    for split, each in pairs.items():
-        makers = _CONFIGS | {"prompt_completion": Deduplicated(_prompt_completion)}
-        rows |= write_rows(folder, each, {f"{name}/{split}.jsonl": make for name, make in makers.items()})
-    return ExportFiles(rows, _usage(model or "MODEL", "dev" in pairs), _header(list(pairs)))
+def _data(split: str) -> list[RowFile]:
+    return [RowFile(f"{name}/{split}.jsonl", row, name == "prompt_completion") for name, row in _CONFIGS.items()]
 
 
-def _header(splits: list[str]) -> str:
+def _header(splits: Sequence[str]) -> str:
     configs = [
         {
             "config_name": name,
@@ -65,15 +56,15 @@ def _header(splits: list[str]) -> str:
     return str(yaml.safe_dump({"configs": configs}, sort_keys=False))
 
 
-def _usage(model: str, has_dev: bool) -> str:
-    dev = ', eval_dataset=data["dev"]' if has_dev else ""
+def _usage(splits: Sequence[str], model: str | None) -> str:
+    dev = ', eval_dataset=data["dev"]' if "dev" in splits else ""
     return f"""```python
 from datasets import load_dataset
 from trl import DPOConfig, DPOTrainer
 
 data = load_dataset("FOLDER", "preference")  # or "conversational", or "prompt_completion" for SFTTrainer
 settings = DPOConfig("dpo", beta=0.3, learning_rate=1e-6, num_train_epochs=1, max_length=None)
-DPOTrainer({model!r}, args=settings, train_dataset=data["train"]{dev}).train()
+DPOTrainer({model or "MODEL"!r}, args=settings, train_dataset=data["train"]{dev}).train()
 ```
 
 - `preference`: `prompt` is everything that the policy saw, `chosen` and `rejected` are the steps it wrote. Concatenated
@@ -88,4 +79,4 @@ adds an end-of-sequence token to every step. RewardTrainer reads `preference` an
 """
 
 
-FORMAT = Format("a dataset folder for TRL's trainers: preference pairs, and chosen steps as completions", _write)
+FORMAT = Format(_data, _usage, header=_header)

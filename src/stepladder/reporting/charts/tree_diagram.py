@@ -6,14 +6,14 @@ text and further facts about the node.
 """
 
 from collections.abc import Iterator
+from importlib.resources import files
 
-from stepladder.core.svg import escape_xml, fit_text, text, text_width
 from stepladder.core.trace import ActionKind, Node, Tree
 from stepladder.explore.values import spre
 from stepladder.oracle.step_judge import judge_tree
 from stepladder.oracle.step_rules import Verdict
+from stepladder.reporting.charts.svg_text import escape_xml, fit_text, text, text_width
 from stepladder.reporting.charts.tree_layout import (
-    FONT,
     GAP,
     LINE,
     MARGIN,
@@ -34,20 +34,15 @@ KIND_LABELS = {
     ActionKind.MALFORMED: "malformed",
 }
 
+_STYLE = files("stepladder.reporting.charts") / "tree.css"
 #: Minimum width, for the legend.
 _MIN_WIDTH = 960
+#: Font sizes, as in tree.css.
 _HEADLINE, _SMALL, _DIMMED = 18.0, 10.5, 11.0
 #: Width of an edge that all simulations visited; minimum width.
 _MAX_EDGE, _MIN_EDGE = 16.0, 1.3
-#: Colors of Q from 0 to 1: box and bar in light mode, box and bar in dark mode.
-_SHADES = (
-    ("#fbe0d4", "#d2562b", "#40221a", "#e07a52"),
-    ("#fbe9d0", "#dd8d3f", "#3d2b18", "#dd9a58"),
-    ("#f6f0cf", "#c2a93c", "#363219", "#c9b458"),
-    ("#e2f0d6", "#86b05a", "#263620", "#93b86c"),
-    ("#cdebdd", "#3aa37f", "#17392e", "#4fb592"),
-    ("#b9e5da", "#0c8775", "#0e3f38", "#2bb19b"),
-)
+#: Number of colors of Q from 0 to 1, in tree.css.
+_SHADES = 6
 
 
 def tree_svg(tree: Tree) -> str:
@@ -62,8 +57,7 @@ def tree_svg(tree: Tree) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {bottom + 58:g}" {size} role="img" '
         f'aria-label="{escape_xml(f"Search tree: {tree.question.text}")}">',
-        f"<style>{_LIGHT}{_shades(dark=False)}@media (prefers-color-scheme:dark){{",
-        f"{_DARK}{_shades(dark=True)}}}</style>",
+        f"<style>{_STYLE.read_text(encoding='utf-8')}</style>",
         f'<rect class="paper" {size}/>',
         *(text(MARGIN, 36 + 24 * row, line, "headline") for row, line in enumerate(headline)),
         text(MARGIN, 36 + 24 * len(headline), _summary(tree), "summary"),
@@ -129,7 +123,7 @@ def _node(box: Box, verdict: Verdict | None, shortest: float | None, best: bool)
 def _legend(y: float) -> Iterator[str]:
     x = MARGIN + 28
     yield text(MARGIN, y, "Q 0", "small")
-    for number in range(len(_SHADES)):
+    for number in range(_SHADES):
         yield f'<g class="v{number}"><rect class="bar" x="{x + 18 * number}" y="{y - 9:g}" width="18" height="10"/></g>'
     yield text(x + 114, y, "to 1", "small")
     yield f'<path class="edge v5 best" d="M{x + 158} {y - 4:g}h26" stroke-width="7"/>'
@@ -177,34 +171,8 @@ def _tooltip(node: Node, verdict: Verdict | None, shortest: float | None) -> str
 def _shade(node: Node) -> str:
     """The CSS class of a node's color."""
     value = node.value if node.visits else node.reward
-    return "vn" if value is None else f"v{round(min(max(value, 0.0), 1.0) * (len(_SHADES) - 1))}"
+    return "vn" if value is None else f"v{round(min(max(value, 0.0), 1.0) * (_SHADES - 1))}"
 
 
 def _state(node: Node, best: bool) -> str:
     return " best" if best else " unvisited" if is_unvisited(node) else ""
-
-
-def _shades(*, dark: bool) -> str:
-    return "".join(
-        f".v{number} .box{{fill:{shade[2 * dark]}}}.v{number} .bar{{fill:{shade[2 * dark + 1]}}}"
-        f".edge.v{number}{{stroke:{shade[2 * dark + 1]}}}\n"
-        for number, shade in enumerate(_SHADES)
-    )
-
-
-_LIGHT = f"""
-text{{font-family:system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:#1d2b36}}
-.headline{{font-size:{_HEADLINE}px;font-weight:600}}.summary{{font-size:{FONT}px;fill:#5b6b78}}
-.content{{font-size:{FONT}px}}.dimmed{{font-size:{_DIMMED}px;fill:#74838f}}.small{{font-size:{_SMALL}px;fill:#5b6b78}}
-.end{{text-anchor:end}}.fault{{fill:#b3401a}}.paper{{fill:#fff}}
-.box{{stroke:#cfd8df}}.vn .box{{fill:#f4f6f8}}.vn .bar{{fill:#c5ced6}}
-.best .box{{stroke:#1d2b36;stroke-width:2}}.node.unvisited .box{{stroke-dasharray:3 3;fill:none}}
-.edge{{fill:none;opacity:.5}}.edge.best{{opacity:.95}}.edge.vn{{stroke:#b4bfc8}}.edge.unvisited{{stroke-dasharray:3 3}}
-.good{{fill:#0c8775}}.faulty{{fill:#d2562b}}
-.sign{{fill:none;stroke:#fff;stroke-width:1.6;stroke-linecap:round;stroke-linejoin:round}}
-"""
-_DARK = """
-text{fill:#e3eaf0}.summary,.small{fill:#93a3b1}.dimmed{fill:#8494a1}.fault{fill:#f0906a}.paper{fill:#10171d}
-.box{stroke:#2f3c47}.vn .box{fill:#182129}.vn .bar{fill:#445360}.best .box{stroke:#e3eaf0}
-.edge.vn{stroke:#56656f}.good{fill:#2bb19b}.faulty{fill:#e07a52}.sign{stroke:#10171d}
-"""

@@ -7,9 +7,9 @@ straight line at the top. Boxes never overlap.
 
 from dataclasses import dataclass
 
-from stepladder.core.svg import fit_text, text_width
 from stepladder.core.trace import ActionKind, Node, Tree
 from stepladder.explore.values import depths_of
+from stepladder.reporting.charts.svg_text import fit_text, text_width
 
 #: Target width of a diagram.
 WIDTH = 1280

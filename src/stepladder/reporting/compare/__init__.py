@@ -6,17 +6,15 @@ vs. a reference, inference cost and training cost. No model is loaded and no use
 evaluations.py    parses `[LABEL=]PATH[:STAGE]` and loads the evaluations
 provenance.py     what the evaluated policy was trained on: questions, tokens, minutes
 seed_groups.py    groups evaluations that differ only in their seed into arms, and names the arms
-comparison.py     the numbers; holm.py: correction for multiple tests
+comparison.py     the numbers, corrected for multiple tests; as JSON
 compare_table.py  the table on a terminal
 compare_page.py   the HTML page
-compare_json.py   JSON
 """
 
 import os
 
-from stepladder.reporting.compare.compare_json import comparison_json
 from stepladder.reporting.compare.compare_page import write_comparison
-from stepladder.reporting.compare.comparison import RunComparison, compare_arms
+from stepladder.reporting.compare.comparison import RunComparison, compare_arms, comparison_json
 from stepladder.reporting.compare.evaluations import load_sources
 from stepladder.reporting.compare.seed_groups import group_by_seed
 

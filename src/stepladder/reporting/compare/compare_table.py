@@ -1,11 +1,12 @@
 """A comparison on a terminal: one table that fits its width, and notes below it.
 
-In: a `RunComparison`. Out: text on a console. Columns are ordered by importance; those that do not fit are omitted from
-the right and listed below the table.
+In: a `RunComparison`. Out: text on a console. Columns are ordered by importance. If they do not fit, EM loses
+its interval; then columns are omitted from the right and listed below the table. Names wrap between words.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -15,14 +16,14 @@ from rich.text import Text
 from stepladder.core.trace_printer import printable
 from stepladder.evaluation.statistics import Interval
 from stepladder.reporting.compare.comparison import ALPHA, Arm, Difference, RunComparison
+from stepladder.reporting.number_text import UNKNOWN, brief, decimal
 
 #: Display names of metrics; others are shown as they are.
 _NAMES = {"f1": "F1", "em": "EM"}
-_UNKNOWN = "-"
-#: Maximum width of the label column, and on a narrow terminal.
-_MAX_LABEL, _NARROW_LABEL = 28, 18
-#: Columns that are never omitted: label and metric.
-_MIN_COLUMNS = 2
+#: Maximum width of the column of names.
+_MAX_LABEL = 28
+#: Columns that are never omitted: name, number of questions and metric.
+_MIN_COLUMNS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,9 @@ class _Column:
 
     header: str
     name: str
-    cells: tuple[str, ...]
+    cells: Sequence[str]
+    #: Cells for a narrow terminal.
+    short: Sequence[str] = ()
 
     @property
     def width(self) -> int:
@@ -40,14 +43,17 @@ class _Column:
 
 def print_comparison(console: Console, comparison: RunComparison) -> None:
     """The table and its notes."""
-    columns = _columns(comparison)
-    kept = _fitting(columns, console.width)
+    labels = [Text.from_markup(printable(arm.label)).plain for arm in comparison.arms]  # as printed: width is known
+    narrowest = _narrowest(labels)
+    columns, omitted = _fitting(_columns(comparison), console.width - narrowest)
     lead = metric_name(comparison.metric)
     title = f"[bold]{len(comparison.arms)} arms[/] on {comparison.questions:,} shared questions, mean \\[95% CI]"
     console.print(title, highlight=False)
-    console.print(_table(kept, console.width))
-    if omitted := [column.name for column in columns[len(kept) :]]:
-        _say(console, f"columns omitted: {', '.join(omitted)} (use a wider terminal, --html or --json)")
+    console.print(_table(labels, columns, console.width))
+    if omitted:
+        names = ", ".join(column.name for column in omitted)
+        needed = narrowest + sum(column.width + 1 for column in (*columns, *omitted))
+        _say(console, f"columns omitted: {names} (use a terminal of {needed} columns, --json or --html FILE)")
     for note in notes(comparison):
         _say(console, note)
     if comparison.differences:
@@ -61,7 +67,7 @@ def print_comparison(console: Console, comparison: RunComparison) -> None:
     if any(len(arm.seeds) > 1 for arm in comparison.arms):
         _say(
             console,
-            "xN: N seeds; scores are means over seeds, intervals are over questions and do not include the variance "
+            "n xN: N seeds; scores are means over seeds, intervals are over questions and do not include the variance "
             "over seeds",
         )
 
@@ -71,7 +77,7 @@ def notes(comparison: RunComparison) -> Iterator[str]:
     lead = metric_name(comparison.metric)
     for arm in comparison.arms:
         if (over := arm.range(comparison.metric)) is not None:
-            seeds = ", ".join(_UNKNOWN if seed.seed is None else str(seed.seed) for seed in arm.seeds)
+            seeds = ", ".join(UNKNOWN if seed.seed is None else str(seed.seed) for seed in arm.seeds)
             low, high = (decimal(each) for each in over)
             yield f"{arm.label}: {len(arm.seeds)} seeds ({seeds}), {lead} from {low} to {high}"
         for seed in arm.seeds:
@@ -88,9 +94,6 @@ def notes(comparison: RunComparison) -> Iterator[str]:
         yield f"{lead} is known for {comparison.scored:,} of the {comparison.questions:,} questions"
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------
-
-
 def metric_name(metric: str) -> str:
     """The display name of a metric.
 
@@ -100,37 +103,13 @@ def metric_name(metric: str) -> str:
     return _NAMES.get(metric, metric.replace("_", " "))
 
 
-def decimal(value: float | None, digits: int = 2) -> str:
-    """A number with `digits` decimals, large numbers with none; a dash if unknown."""
-    if value is None:
-        return _UNKNOWN
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}f}"
-
-
-def brief(count: float | None) -> str:
-    """A count, abbreviated.
-
-    >>> brief(None), brief(87.4), brief(1_234), brief(35_280), brief(1_250_000)
-    ('-', '87', '1.2k', '35k', '1.2M')
-    """
-    if count is None:
-        return _UNKNOWN
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size * 0.9995:
-            return f"{count / size:.1f}{unit}" if count < 9.95 * size else f"{count / size:.0f}{unit}"
-    return f"{count:.0f}"
-
-
-def p_text(p: float) -> str:
-    """A p-value."""
-    return "<.001" if p < 0.001 else f"{p:.3f}"
-
-
 def _interval(interval: Interval) -> str:
     return f"{decimal(interval.mean)} [{_bound(interval.low)} {_bound(interval.high)}]"
 
 
-def _signed(each: Difference) -> str:
+def _signed(each: Difference | None) -> str:
+    if each is None:
+        return "reference "
     change = each.difference
     mean, low, high = (_bound(value, 3, "+") for value in (change.mean, change.low, change.high))
     return f"{mean} [{low} {high}]{'*' if each.significant else ' '}"
@@ -142,76 +121,81 @@ def _bound(value: float, digits: int = 2, sign: str = "-") -> str:
     return text.replace("0.", ".", 1) if text.lstrip("+-").startswith("0.") else text
 
 
+def _p(difference: Difference | None) -> str:
+    if difference is None:
+        return ""
+    return "<.001" if difference.corrected < 0.001 else f"{difference.corrected:.3f}"
+
+
 # --- the table --------------------------------------------------------------------------------------------------
 
 
 def _columns(comparison: RunComparison) -> list[_Column]:
+    """All columns but the names, the most important first."""
     arms, lead = comparison.arms, comparison.metric
-    found = [
-        _Column("arm", "arm", tuple(_label(arm) for arm in arms)),
-        _score_column(lead, arms),
-    ]
+
+    def score(metric: str) -> _Column:
+        scores, name = [arm.scores[metric] for arm in arms], metric_name(metric)
+        short = [decimal(each.mean) for each in scores] if metric != lead else ()
+        return _Column(name, name, [_interval(each) for each in scores], short)
+
+    found = [_Column("n", "questions", [_questions(arm, comparison) for arm in arms]), score(lead)]
     if comparison.differences:
         given = [comparison.differences.get(arm.label) for arm in arms]
         found += [
-            _Column(
-                f"delta {metric_name(lead)}",
-                "difference",
-                tuple("reference" if each is None else _signed(each) for each in given),
-            ),
-            _Column("p", "p", tuple("" if each is None else p_text(each.corrected) for each in given)),
+            _Column(f"delta {metric_name(lead)}", "difference", [_signed(each) for each in given]),
+            _Column("p", "p", [_p(each) for each in given]),
         ]
-    found += [_score_column(metric, arms) for metric in ("f1", "em") if metric != lead]
-    malformed = [arm.mean("malformed") for arm in arms]
+    minutes = [arm.training("minutes") for arm in arms]
     return [
         *found,
-        _Column("search-\nes", "searches per question", tuple(decimal(arm.mean("searches_made"), 1) for arm in arms)),
-        _Column("read", "tokens read per question", tuple(brief(arm.mean("tokens_read")) for arm in arms)),
-        _Column("writ-\nten", "tokens written per question", tuple(brief(arm.mean("tokens_written")) for arm in arms)),
-        _Column(
-            "mal-\nformed",
-            "episodes with a malformed step",
-            tuple(_UNKNOWN if each is None else f"{each:.0%}" for each in malformed),
-        ),
-        _Column("train\nqs", "training questions", tuple(brief(arm.training_questions) for arm in arms)),
-        _Column("train\ntokens", "tokens generated in training", tuple(brief(arm.training_tokens) for arm in arms)),
-        _Column("train\nmin", "minutes of training", tuple(_minutes(arm.training_minutes) for arm in arms)),
+        *(score(metric) for metric in ("f1", "em") if metric != lead),
+        _Column("tokens", "tokens per question", [brief(arm.tokens) for arm in arms]),
+        _Column("search-\nes", "searches per question", [decimal(arm.mean("searches_made"), 1) for arm in arms]),
+        _Column("read", "tokens read per question", [brief(arm.mean("tokens_read")) for arm in arms]),
+        _Column("writ-\nten", "tokens written per question", [brief(arm.mean("tokens_written")) for arm in arms]),
+        _Column("mal-\nformed", "episodes with a malformed step", [_share(arm.mean("malformed")) for arm in arms]),
+        _Column("train\nqs", "training questions", [brief(arm.training("questions")) for arm in arms]),
+        _Column("train\ntokens", "tokens generated in training", [brief(arm.training("tokens")) for arm in arms]),
+        _Column("train\nmin", "minutes of training", [decimal(each, 1) for each in minutes]),
     ]
 
 
-def _score_column(metric: str, arms: Sequence[Arm]) -> _Column:
-    name = metric_name(metric)
-    return _Column(name, name, tuple(_interval(arm.scores[metric]) for arm in arms))
+def _questions(arm: Arm, comparison: RunComparison) -> str:
+    return f"{comparison.questions:,}" + (f" x{len(arm.seeds)}" if len(arm.seeds) > 1 else "")
 
 
-def _label(arm: Arm) -> str:
-    """The label as printed, so that its width is known, and the number of seeds."""
-    label = Text.from_markup(printable(arm.label)).plain
-    return label if len(arm.seeds) == 1 else f"{label} x{len(arm.seeds)}"
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0%}"
 
 
-def _minutes(minutes: float | None) -> str:
-    return _UNKNOWN if minutes is None else f"{minutes:.1f}" if minutes < 9.95 else f"{minutes:,.0f}"
+def _fitting(columns: Sequence[_Column], width: int) -> tuple[list[_Column], list[_Column]]:
+    """The columns that fit, and the others."""
+    for short in (False, True):
+        kept = [_Column(each.header, each.name, (short and each.short) or each.cells) for each in columns]
+        if sum(each.width + 1 for each in kept) <= width:
+            return kept, []
+    count = len(kept)
+    while count > _MIN_COLUMNS - 1 and sum(each.width + 1 for each in kept[:count]) > width:
+        count -= 1
+    return kept[:count], kept[count:]
 
 
-def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
-    """The leading columns that fit, with the label column as narrow as allowed."""
-    label = min(columns[0].width, _NARROW_LABEL)
-    kept = list(columns)
-    while len(kept) > _MIN_COLUMNS and label + sum(each.width for each in kept[1:]) + len(kept) - 1 > width:
-        kept.pop()
-    return kept
+def _narrowest(labels: Sequence[str]) -> int:
+    """The width of the longest word of a name: names are only wrapped between words."""
+    return min(max(cell_len(word) for label in ("arm", *labels) for word in label.split() or [""]), _MAX_LABEL)
 
 
-def _table(columns: Sequence[_Column], width: int) -> Table:
+def _table(labels: Sequence[str], columns: Sequence[_Column], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    available = width - sum(each.width for each in columns[1:]) - len(columns) + 1
-    label = min(columns[0].width, _MAX_LABEL, max(available, 1))
-    table.add_column(columns[0].header, overflow="fold", width=label, vertical="bottom")
-    for column in columns[1:]:
+    available = width - sum(column.width + 1 for column in columns)
+    room = min(max(map(cell_len, ("arm", *labels))), _MAX_LABEL, max(available, 1))
+    table.add_column("arm", overflow="fold", width=room, vertical="bottom")
+    for column in columns:
         table.add_column(column.header, justify="right", no_wrap=True, min_width=column.width)
-    for row in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*map(Text, row))
+    for label, *cells in zip(labels, *(column.cells for column in columns), strict=True):
+        hyphens = any(cell_len(word) > room for word in label.split())
+        table.add_row(*map(Text, ("\n".join(wrap(label, room, break_on_hyphens=hyphens)), *cells)))
     return table
 
 

@@ -7,9 +7,12 @@ quantify the difference between these trained models. The variance over seeds is
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from statistics import fmean
+from typing import Any
+
+import numpy as np
 
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.display import Showable
@@ -18,8 +21,8 @@ from stepladder.core.trace import StopReason
 from stepladder.evaluation.evaluator import METRICS
 from stepladder.evaluation.statistics import Interval, mean_interval, paired_difference
 from stepladder.reporting.compare.evaluations import EvaluationSource
-from stepladder.reporting.compare.holm import holm
 from stepladder.reporting.compare.seed_groups import SeedGroup
+from stepladder.reporting.eval_table import UPPER_BOUND
 
 #: Significance level for corrected p-values.
 ALPHA = 0.05
@@ -90,20 +93,9 @@ class Arm:
         means = [mean for seed in self.seeds if (mean := seed.means[metric]) is not None]
         return (min(means), max(means)) if len(means) > 1 else None
 
-    @property
-    def training_questions(self) -> float | None:
-        """Distinct training questions, mean over seeds."""
-        return _mean([seed.training_questions for seed in self.seeds])
-
-    @property
-    def training_tokens(self) -> float | None:
-        """Tokens generated for training, mean over seeds."""
-        return _mean([seed.training_tokens for seed in self.seeds])
-
-    @property
-    def training_minutes(self) -> float | None:
-        """Training time, mean over seeds."""
-        return _mean([seed.training_minutes for seed in self.seeds])
+    def training(self, what: str) -> float | None:
+        """Questions, tokens or minutes of training, mean over seeds; None if unknown for any seed."""
+        return _mean([getattr(seed, f"training_{what}") for seed in self.seeds])
 
     @property
     def tokens(self) -> float | None:
@@ -135,6 +127,37 @@ class RunComparison(Showable):
         return f"RunComparison({', '.join(arm.label for arm in self.arms)})"
 
 
+def comparison_json(comparison: RunComparison, pairwise: Sequence[Difference]) -> dict[str, Any]:
+    """Everything as JSON-compatible data; unknown values are null. `pairwise`: differences between all pairs."""
+
+    def plain(each: Difference | None) -> dict[str, Any] | None:
+        return None if each is None else {**asdict(each), "significant": each.significant}
+
+    return {
+        "metric": comparison.metric,
+        "questions": comparison.questions,
+        "scored": comparison.scored,
+        "by_hops": dict(comparison.hops),
+        "reference": comparison.reference,
+        "arms": [
+            {
+                "label": arm.label,
+                "agent": arm.agent,
+                "scores": {
+                    name: {**asdict(score), "over_seeds": arm.range(name)} for name, score in arm.scores.items()
+                },
+                "difference": plain(comparison.differences.get(arm.label)),
+                **{name: arm.mean(name) for name in MEANS},
+                "by_hops": dict(arm.by_hops),
+                **{f"training_{what}": arm.training(what) for what in ("questions", "tokens", "minutes")},
+                "seeds": [asdict(seed) for seed in arm.seeds],
+            }
+            for arm in comparison.arms
+        ],
+        "pairwise": [plain(each) for each in pairwise],
+    }
+
+
 def compare_arms(
     groups: Sequence[SeedGroup], metric: str = "f1", *, against: str | None = None, sort: str | None = None
 ) -> RunComparison:
@@ -145,10 +168,13 @@ def compare_arms(
         if name not in METRICS:
             raise unknown_name("metric", name, METRICS)
     labels = [group.label for group in groups]
+    if against is not None and against + UPPER_BOUND in labels:
+        against += UPPER_BOUND
     if against is not None and against not in labels:
         raise unknown_name("arm to compare against:", against, labels)
-    common = _common([source for group in groups for source in group.sources])
-    scored = [each for each in common if all(_value(source, metric, each) is not None for source in _all(groups))]
+    sources = [source for group in groups for source in group.sources]
+    common = _common(sources)
+    scored = [each for each in common if all(_value(source, metric, each) is not None for source in sources)]
     if not scored:
         raise StepladderError(
             f"'{metric}' is unknown for all of the {len(common):,} compared questions: the data lacks it; "
@@ -163,8 +189,7 @@ def compare_arms(
         # The sort is stable; unknown means come last.
         means = {arm.label: arm.mean(sort) for arm in arms}
         arms.sort(key=lambda arm: (means[arm.label] is None, -(means[arm.label] or 0.0)))
-    rows = _all(groups)[0].rows
-    hops = Counter(str(rows[each].hops) for each in common)
+    hops = Counter(str(sources[0].rows[each].hops) for each in common)
     return RunComparison(
         metric,
         len(common),
@@ -176,21 +201,16 @@ def compare_arms(
     )
 
 
-def _all(groups: Sequence[SeedGroup]) -> list[EvaluationSource]:
-    return [source for group in groups for source in group.sources]
-
-
 def _common(sources: Sequence[EvaluationSource]) -> list[str]:
     """The questions that all evaluations contain, in the order of the first."""
     common = [each for each in sources[0].rows if all(each in source.rows for source in sources)]
     if not common:
-        fewest = min(combinations(sources, 2), key=lambda two: len(two[0].rows.keys() & two[1].rows.keys()), default=())
-        names = " and ".join(source.path for source in fewest) or sources[0].path
-        shared = f"{names} share none" if len(fewest) == 2 else f"{names} has none"
-        if fewest and fewest[0].rows.keys() & fewest[1].rows.keys():
-            shared = f"{names} share the fewest"
+        pairs = combinations(sources, 2)
+        fewest = min(pairs, key=lambda two: len(two[0].rows.keys() & two[1].rows.keys()), default=sources)
+        share = "share the fewest" if set.intersection(*(set(each.rows) for each in fewest)) else "share none"
         raise StepladderError(
-            f"no question is in all of the {len(sources)} evaluations: {shared}. Compare evaluations of the same split"
+            f"no question is in all of the {len(sources)} evaluations: {' and '.join(each.path for each in fewest)} "
+            f"{share}. Compare evaluations of the same split"
         )
     for source in sources[1:]:
         for each in common:
@@ -270,3 +290,19 @@ def _differences(pairs: Sequence[tuple[Arm, Arm]], on_progress: Callable[[], Non
         Difference(one.label, other.label, each.difference, each.p_value, p)
         for (one, other), each, p in zip(pairs, found, corrected, strict=True)
     ]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: the smallest of m p-values is multiplied by m, the next by m - 1, and so on.
+
+    The result is made monotone. Rejecting p-values below 0.05 keeps the family-wise error rate below 0.05, whatever the
+    dependence between the tests.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.minimum(np.asarray(p_values)[order] * np.arange(len(order), 0, -1), 1.0)
+    corrected = np.empty(len(order))
+    corrected[order] = np.maximum.accumulate(scaled)
+    return [float(p) for p in corrected]

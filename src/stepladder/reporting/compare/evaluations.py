@@ -17,7 +17,7 @@ from stepladder.core.trace import StopReason
 from stepladder.evaluation.evaluator import load_scores
 from stepladder.pipeline.recipe import Stage
 from stepladder.pipeline.resources import BASE, ORACLE
-from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.run_folder import RunFolder, read_json_object
 from stepladder.pipeline.stage import EVALUATION, REWARD
 from stepladder.pipeline.stages import get_stage
 from stepladder.reporting.compare.provenance import Provenance, ProvenanceResolver, producing_stage
@@ -26,6 +26,8 @@ _ALL = "*"
 _RUN, _SCORES, _SUMMARY = "run.json", "scores.jsonl", "summary.json"
 #: Fields of a saved evaluation that are part of its configuration.
 _CONFIG_FIELDS = ("agent", "engine", "base_url", "api", "data", "world_seed", "split", "limit", "index", "settings")
+#: Settings of a recipe that are not part of its configuration.
+_NOT_CONFIG = ("seed", "device", "batch_size", "report_to", "stages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class EvaluationSource:
     cancelled: int
     #: None if the evaluated model was not trained by a run.
     provenance: Provenance | None
+    #: Whether gold annotations were used to answer.
+    upper_bound: bool
 
 
 def load_sources(texts: Sequence[str], stage: str | None = None) -> list[EvaluationSource]:
@@ -138,10 +142,11 @@ def _evaluated(label: str | None, run: RunFolder, stage: Stage, resolver: Proven
     stages = [] if provenance is None else provenance.names_in(run.path)
     plain = recipe.plain()
     config = {
-        **{name: value for name, value in plain.items() if name not in ("seed", "device", "batch_size", "stages")},
+        **{name: value for name, value in plain.items() if name not in _NOT_CONFIG},
         "stages": {name: plain["stages"][name] for name in (*stages, stage.name)},
     }
     rows = load_scores(run.path / stage.name / EVALUATION)
+    guide = plain["stages"][stage.name].get("guide") or {}
     return EvaluationSource(
         label,
         f"{run.path}:{stage.name}",
@@ -152,6 +157,7 @@ def _evaluated(label: str | None, run: RunFolder, stage: Stage, resolver: Proven
         json.dumps(config, sort_keys=True),
         *_evaluated_rows(rows),
         provenance,
+        policy == ORACLE or guide.get("by") == "gold",
     )
 
 
@@ -160,7 +166,9 @@ def _evaluated(label: str | None, run: RunFolder, stage: Stage, resolver: Proven
 
 def _saved(label: str | None, path: Path, resolver: ProvenanceResolver) -> EvaluationSource:
     """A saved evaluation. If its model was trained by a run, recipe and seed are those of the run."""
-    described = _description(path)
+    if not (path / _SUMMARY).is_file():
+        raise StepladderError(f"{path} is not a saved evaluation: it has no {_SUMMARY}")
+    described = read_json_object(path / _SUMMARY)
     model = described.get("model", described.get("policy"))
     own: dict[str, Any] = {name: described.get(name) for name in _CONFIG_FIELDS}
     name, seed = path.resolve().name, described.get("seed")
@@ -171,8 +179,7 @@ def _saved(label: str | None, path: Path, resolver: ProvenanceResolver) -> Evalu
     if isinstance(model, str) and (origin := producing_stage(expand_path(model))) is not None:
         provenance = resolver.resolve([origin, *([guiding] if guiding else [])])
         recipe = RunFolder.open(origin[0]).recipe()
-        plain = recipe.plain()["stages"]
-        own |= {"model": [recipe.name, {each: plain[each] for each in provenance.names_in(origin[0])}], "seed": seed}
+        own |= {"model": _training_config(origin, resolver), "seed": seed}
         name, seed = recipe.name, recipe.seed
     else:
         own["model"] = model
@@ -186,6 +193,7 @@ def _saved(label: str | None, path: Path, resolver: ProvenanceResolver) -> Evalu
         json.dumps(own, sort_keys=True),
         *_evaluated_rows(load_scores(path)),
         provenance,
+        ORACLE in (model, described.get("engine")) or guide.get("by") == "gold",
     )
 
 
@@ -196,19 +204,6 @@ def _training_config(origin: tuple[Path, str] | None, resolver: ProvenanceResolv
     recipe = RunFolder.open(origin[0]).recipe()
     plain = recipe.plain()["stages"]
     return [recipe.name, {each: plain[each] for each in resolver.resolve([origin]).names_in(origin[0])}]
-
-
-def _description(path: Path) -> dict[str, Any]:
-    file = path / _SUMMARY
-    if not file.is_file():
-        raise StepladderError(f"{path} is not a saved evaluation: it has no {_SUMMARY}")
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise StepladderError(f"{file} is damaged: expected a JSON object: {error}") from error
-    if not isinstance(data, dict):
-        raise StepladderError(f"{file} is damaged: expected a JSON object")
-    return data
 
 
 def _evaluated_rows(rows: Iterable[QuestionScore]) -> tuple[dict[str, QuestionScore], int]:

@@ -16,7 +16,7 @@ from stepladder.pipeline.recipe import Stage
 from stepladder.pipeline.resources import BASE, ORACLE, DataConfig, RunContext, SharedConfig
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.stages import get_stage
-from stepladder.reporting.report.cost import CostRow, costs_of
+from stepladder.reporting.report.cost import cost_of
 from stepladder.reporting.report.run_data import RunData, finished, load_run
 
 
@@ -45,14 +45,13 @@ class Provenance:
     def questions(self) -> int | None:
         """Number of distinct questions."""
         used = [stage.questions for stage in self.stages]
-        known = [each for each in used if each is not None]
-        return len(frozenset[tuple[str, str]]().union(*known)) if len(known) == len(used) else None
+        return None if None in used else len({question for each in used for question in each or ()})
 
     @property
     def tokens_written(self) -> int | None:
         """Tokens generated for training, without judges and without episodes that only select a checkpoint."""
-        known = [stage.tokens_written for stage in self.stages if stage.tokens_written is not None]
-        return sum(known) if len(known) == len(self.stages) else None
+        written = [stage.tokens_written for stage in self.stages]
+        return None if None in written else sum(filter(None, written))
 
     def names_in(self, run: Path) -> list[str]:
         """The names of the stages of one run."""
@@ -61,8 +60,8 @@ class Provenance:
     @property
     def minutes(self) -> float | None:
         """Time, without attempts that were killed."""
-        known = [stage.seconds for stage in self.stages if stage.seconds is not None]
-        return sum(known) / 60 if len(known) == len(self.stages) else None
+        seconds = [stage.seconds for stage in self.stages]
+        return None if None in seconds else sum(filter(None, seconds)) / 60
 
 
 def producing_stage(path: str | Path | None) -> tuple[Path, str] | None:
@@ -80,12 +79,8 @@ class ProvenanceResolver:
     """Resolves provenance. Caches the runs and data that it opens."""
 
     def __init__(self) -> None:
-        self._runs: dict[Path, tuple[RunData, dict[str, CostRow]]] = {}
+        self._runs: dict[Path, RunData] = {}
         self._contexts: dict[DataConfig, RunContext] = {}
-
-    def of_stages(self, run: Path, *stages: str) -> Provenance:
-        """The provenance of the outputs of some stages of a run."""
-        return self.resolve([(run, stage) for stage in stages])
 
     def resolve(self, origins: Iterable[tuple[Path, str]]) -> Provenance:
         """The provenance of the outputs of (run, stage) pairs."""
@@ -97,7 +92,7 @@ class ProvenanceResolver:
     def _add(self, folder: Path, name: str, found: dict[tuple[Path, str], StageUse]) -> None:
         if (folder, name) in found:
             return
-        run, costs = self._opened(folder)
+        run = self._runs[folder] = self._runs.get(folder) or load_run(folder)
         record = next((each for each in run.known_stages if each.name == name), None)
         stage = next((each for each in run.report.recipe.stages if each.name == name), None)
         if record is None or stage is None:
@@ -112,17 +107,11 @@ class ProvenanceResolver:
         for path in external:
             if (origin := producing_stage(path)) is not None:
                 self._add(*origin, found)
-        found[folder, name] = self._use(run, stage, record, costs[name].used.tokens_written)
+        found[folder, name] = self._use(run, stage, record)
 
-    def _opened(self, folder: Path) -> tuple[RunData, dict[str, CostRow]]:
-        if folder not in self._runs:
-            run = load_run(folder)
-            costs = costs_of(run)
-            self._runs[folder] = run, {} if costs is None else {each.stage: each for each in costs.stages}
-        return self._runs[folder]
-
-    def _use(self, run: RunData, stage: Stage, record: StageRecord, written: int | None) -> StageUse:
+    def _use(self, run: RunData, stage: Stage, record: StageRecord) -> StageUse:
         shared, spec = run.report.recipe.shared, get_stage(stage.kind)
+        written = cost_of(run, record).tokens_written if record in run.report.stages else None
         questions, problem = None, ""
         try:
             ids = spec.questions(finished(run, record, self._context(shared)))

@@ -8,9 +8,11 @@ of the code. An unlabeled arm gets the shortest name that is unique.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from stepladder.reporting.compare.evaluations import EvaluationSource
+from stepladder.reporting.eval_table import UPPER_BOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,10 @@ def group_by_seed(sources: Sequence[EvaluationSource]) -> list[SeedGroup]:
         else:
             groups["path", source.path].append(source)
     found = [tuple(group) for group in groups.values()]
-    return [SeedGroup(label, group) for label, group in zip(_labels(found), found, strict=True)]
+    return [
+        SeedGroup(f"{label}{UPPER_BOUND if group[0].upper_bound else ''}", group)
+        for label, group in zip(_labels(found), found, strict=True)
+    ]
 
 
 def _differ_by_seed(sources: Sequence[EvaluationSource]) -> bool:
@@ -45,9 +50,6 @@ def _differ_by_seed(sources: Sequence[EvaluationSource]) -> bool:
 
 
 # --- names ------------------------------------------------------------------------------------------------------
-
-#: Fields that are added to names that are not unique, in the order in which they are tried.
-_SUFFIXES = (("stage",), ("agent",), ("seeds",), ("stage", "agent"), ("stage", "seeds"), ("agent", "seeds"))
 
 
 def _labels(groups: Sequence[tuple[EvaluationSource, ...]]) -> list[str]:
@@ -65,10 +67,12 @@ def _labels(groups: Sequence[tuple[EvaluationSource, ...]]) -> list[str]:
 
 def _unique_names(name: str, groups: Sequence[tuple[EvaluationSource, ...]]) -> list[str]:
     """Unique names of arms whose recipes have the same name: with stage, agent or seeds, else by folder."""
-    for fields in _SUFFIXES:
-        names = [" ".join([name, *(_field(group, field) for field in fields)]) for group in groups]
-        if len(set(names)) == len(names) and all(_field(group, field) for group in groups for field in fields):
-            return names
+    for count in (1, 2):
+        for fields in combinations(("stage", "agent", "seeds"), count):
+            added = [[_field(group, field) for field in fields] for group in groups]
+            names = [" ".join([name, *each]) for each in added]
+            if len(set(names)) == len(names) and all(map(all, added)):
+                return names
     folders = [Path(group[0].path.rpartition(":")[0] or group[0].path).parts for group in groups]
     for length in range(1, max(map(len, folders)) + 1):
         names = ["/".join(parts[-length:]) for parts in folders]

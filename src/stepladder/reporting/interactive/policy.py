@@ -5,41 +5,27 @@ passed wherever a model path is expected.
 """
 
 import os
+import sys
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from stepladder.agents import is_agent_file
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Question, Trajectory
 from stepladder.driver import Driver
 from stepladder.evaluation.evaluator import Evaluation, evaluate as evaluate_policy
 from stepladder.explore.episode import episode
-from stepladder.models.adapters import agent_of
-from stepladder.pipeline.resources import DataConfig, RunContext, SharedConfig
+from stepladder.pipeline.agent_config import KEYS, agent_config, with_settings
+from stepladder.pipeline.policy_choice import choose_policy
+from stepladder.pipeline.resources import RunContext, SharedConfig
 from stepladder.pipeline.run_folder import RunFolder, is_run
-from stepladder.pipeline.stage import POLICY, REWARD
+from stepladder.pipeline.stage import REWARD
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.reward_model import ProcessRewardModel
-
-#: Keyword arguments of `load_policy`, and the recipe keys that they set.
-_KEYS = {
-    "agent": ("agent",),
-    "data": ("data", "name"),
-    "index": ("data", "index"),
-    "topk": ("search", "k"),
-    "max_steps": ("episode", "max_steps"),
-    "max_tokens": ("episode", "max_tokens"),
-    "engine": ("engine",),
-    "device": ("device",),
-    "dtype": ("dtype",),
-    "batch_size": ("batch_size",),
-}
 
 
 class Policy(AbstractContextManager["Policy"], os.PathLike[str]):
@@ -86,40 +72,32 @@ class Policy(AbstractContextManager["Policy"], os.PathLike[str]):
         for opened in ("driver", "context"):
             self.__dict__.pop(opened, None)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
-def load_policy(model: str | Path | Policy, **settings: Any) -> Policy:
+def load_policy(model: str | Path | Policy, *, stage: str | None = None, **settings: Any) -> Policy:
     """The policy of a model name, model folder, adapter or run folder.
 
-    Settings: agent, data, index, topk, max_steps, max_tokens, engine, device, dtype, batch_size. A run supplies them
-    all, an adapter its agent; what is passed here takes precedence.
+    Of a run, the policy with the best dev score is taken, or that of `stage`; a note on standard error says which.
+
+    Settings: agent, data, world_seed, index, topk, max_steps, max_tokens, engine, device, dtype, batch_size. A run
+    supplies them all, an adapter its agent; what is passed here takes precedence.
     """
-    plain: dict[str, Any] = {}
+    for name in settings:
+        if name not in KEYS:
+            raise TypeError(f"load_policy() got an unexpected setting {name!r}; expected one of {', '.join(KEYS)}")
     if isinstance(model, Policy):
-        plain, model = model.config.model_dump(mode="json"), model.model
-    elif is_run(Path(model)):
-        folder = RunFolder.open(Path(model))
-        plain, newest = folder.recipe().shared.model_dump(mode="json"), folder.newest(POLICY)
-        if newest is None:
-            raise StepladderError(f"the run {model} has no trained policy yet")
-        model = newest
-    elif (agent := agent_of(Path(model))) is not None:
-        if is_agent_file(agent) and "agent" not in settings:  # a downloaded adapter must not run code
-            raise StepladderError(f"the adapter {model} names the agent file {agent}: pass agent= to confirm it")
-        plain["agent"] = agent
-    for name, value in settings.items():
-        if name not in _KEYS:
-            raise TypeError(f"load_policy() got an unexpected setting {name!r}; expected one of {', '.join(_KEYS)}")
-        *groups, key = _KEYS[name]
-        target = plain
-        for group in groups:
-            target = target.setdefault(group, {})
-        target[key] = str(value) if isinstance(value, os.PathLike) else value
-    return Policy(str(model), SharedConfig.read({**plain, "policy": str(model)}, "load_policy"))
+        return Policy(model.model, with_settings(model.config.model_dump(mode="json"), settings))
+    run = RunFolder.open(Path(model)) if is_run(Path(model)) else None
+    if run is None and stage is not None:
+        raise StepladderError(f"stage={stage!r} selects a policy of a run, and {model} is none")
+    config = agent_config(run, str(model), settings)
+    if run is not None:
+        choice = choose_policy(run, stage)
+        print(choice, file=sys.stderr)
+        model = choice.path
+    return Policy(str(model), config)
 
 
 def evaluate(
@@ -135,8 +113,7 @@ def evaluate(
     """Run one episode per question of a split and score the answers. `.show()` prints metrics with intervals."""
     loaded = load_policy(policy, **settings)
     if data is not None and data != loaded.config.data.name:
-        config = loaded.config.model_copy(update={"data": DataConfig.read({"name": data}, "data")})
-        loaded = Policy(loaded.model, config)
+        loaded = load_policy(loaded, data=data)
     with loaded:
         context = loaded.context
         questions = context.split(split)[:limit]

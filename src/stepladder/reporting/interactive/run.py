@@ -5,7 +5,6 @@ In: a recipe and a folder (`run`), or the folder of an earlier run (`load_run`).
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -14,40 +13,31 @@ from typing import TYPE_CHECKING, Any
 from stepladder.core.display import Showable
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
-from stepladder.core.io.records import read_records
 from stepladder.core.trace import Pair, Tree
 from stepladder.evaluation.statistics import Interval, interval_text
 from stepladder.explore.tree_store import read_trees
-from stepladder.pipeline.recipe import Recipe, load_recipe, override
-from stepladder.pipeline.run_folder import RunFolder, StageRecord
+from stepladder.pipeline.recipe import Recipe, load_recipe
+from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.runner import RunReport, run_recipe
-from stepladder.pipeline.stage import EVALUATION, PAIRS, TRAIN_PAIRS, TREES
+from stepladder.pipeline.stage import PAIRS, TREES
+from stepladder.preferences.pair_checks import read_pairs
 from stepladder.reporting.interactive.policy import Policy, load_policy, load_prm
 from stepladder.reporting.report.run_data import load_run as load_run_data
+from stepladder.reporting.run_tables import evaluations
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.reward_model import ProcessRewardModel
 
 
-@dataclass(frozen=True, slots=True)
-class RunScores(Showable):
-    """The evaluations of a run, in order."""
+class RunScores(dict[str, dict[str, Any]], Showable):
+    """The summary numbers of the evaluations of a run, by stage."""
 
-    report: RunReport
-    stages: tuple[StageRecord, ...]
-
-    def __getitem__(self, stage: str) -> dict[str, Any]:
-        """The summary numbers of one evaluation."""
-        return next(each.summary for each in self.stages if each.name == stage)
-
-    def __iter__(self) -> Iterator[str]:
-        return (stage.name for stage in self.stages)
-
-    def __len__(self) -> int:
-        return len(self.stages)
+    def __init__(self, report: RunReport) -> None:
+        super().__init__({stage.name: stage.summary for stage in evaluations(report)})
+        self.report = report
 
     def __repr__(self) -> str:
-        f1 = (f"{stage.name}: F1 {interval_text(Interval(**stage.summary['f1']), 2)}" for stage in self.stages)
+        f1 = (f"{stage}: F1 {interval_text(Interval(**numbers['f1']), 2)}" for stage, numbers in self.items())
         return f"RunScores({', '.join(f1)})"
 
 
@@ -98,8 +88,7 @@ class Run(Showable):
 
     def scores(self) -> RunScores:
         """All evaluations: `run.scores()["eval-sft"]["f1"]`, or `.show()` for the table."""
-        report = self.report
-        return RunScores(report, tuple(stage for stage in report.stages if EVALUATION in stage.outputs))
+        return RunScores(self.report)
 
     @property
     def trees(self) -> Trees:
@@ -109,11 +98,11 @@ class Run(Showable):
     @property
     def pairs(self) -> Iterator[Pair]:
         """The newest preference pairs (train split)."""
-        return read_records(self._newest(PAIRS) / TRAIN_PAIRS, Pair)
+        return iter(read_pairs(self._newest(PAIRS))[0])
 
     @cached_property
     def policy(self) -> Policy:
-        """The newest trained policy, with the agent, data and limits of the recipe."""
+        """The trained policy with the best dev score, with the agent, data and limits of the recipe."""
         return load_policy(self.folder)
 
     @property
@@ -151,14 +140,7 @@ def run(
     if isinstance(overrides, Mapping):
         overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     folder = expand_path(str(out))
-    if isinstance(recipe, Mapping):
-        data: object = dict(recipe)
-        for change in overrides:
-            data = override(data, change)
-        loaded = Recipe.read(data)
-    else:
-        loaded = load_recipe(recipe, overrides)
-    run_recipe(loaded, folder, update=update)
+    run_recipe(load_recipe(recipe, overrides), folder, update=update)
     return Run(folder)
 
 

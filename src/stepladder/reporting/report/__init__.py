@@ -5,9 +5,9 @@ is run.
 
 run_data.py         what is in the folder
 scores.py           evaluations, paired differences, F1 by searches needed
-training_curves.py  learning curves, drawn by charts/line_chart.py
+training_curves.py  learning curves
 prm_quality.py      evaluation of the process reward model
-tree_view.py        search trees; step_view.py: one step of a tree or transcript
+tree_view.py        search trees
 before_after.py     transcripts of the same questions before and after training
 alarms.py           alarms of training monitors
 cost.py             time, tokens, searches and questions per stage

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.io.records import read_records
-from stepladder.core.trace import Question, Trajectory
+from stepladder.core.trace import Step, Trajectory
 from stepladder.evaluation.evaluator import load_scores
 from stepladder.oracle.step_judge import judge
+from stepladder.oracle.step_rules import Verdict
 from stepladder.pipeline.stage import EVALUATION
 from stepladder.reporting.report.run_data import RunData
-from stepladder.reporting.report.step_view import PassageView, StepView, passage_views, readable, step_view
 
 _TRAJECTORIES = "trajectories.jsonl"
 #: (right before, right after) -> label, and how many of these questions are shown.
@@ -28,28 +28,16 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """One episode."""
+    """One episode with its score."""
 
     stage: str
-    answer: str
-    right: bool
-    f1: float
-    #: Stop reason.
-    stop: str
-    given: tuple[PassageView, ...]
-    steps: tuple[StepView, ...]
+    trajectory: Trajectory
+    score: QuestionScore
 
-
-@dataclass(frozen=True, slots=True)
-class TranscriptPair:
-    """A question with both transcripts."""
-
-    outcome: str
-    question: str
-    id: str
-    answer: str
-    before: Transcript
-    after: Transcript
+    @property
+    def steps(self) -> Iterable[tuple[Step, Verdict | None]]:
+        """Every step with the verdict of the gold judge."""
+        return zip(self.trajectory.steps, judge(self.trajectory), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +47,14 @@ class Transcripts:
     before: str
     after: str
     counts: dict[str, int]
-    pairs: tuple[TranscriptPair, ...]
+    #: Outcome, transcript before and transcript after.
+    pairs: list[tuple[str, Transcript, Transcript]]
 
 
 def transcripts_of(run: RunData) -> Transcripts | None:
     """Transcripts before and after training; None without two comparable evaluations."""
     stages = [stage.name for stage in run.model_evaluations if stage.summary["validity"] > 0]
-    scores = {name: _by_id(load_scores(run.folder / name / EVALUATION)) for name in stages}
+    scores = {name: {row.question_id: row for row in load_scores(run.folder / name / EVALUATION)} for name in stages}
     comparable = [name for name in stages if scores[name].keys() == scores[stages[-1]].keys()]
     if len(comparable) < 2:
         return None
@@ -77,26 +66,18 @@ def transcripts_of(run: RunData) -> Transcripts | None:
         for outcome, (label, most) in _OUTCOMES.items()
         for row in _varied([row for row in rows if outcomes[row.question_id] == outcome], most)
     ]
-    ids = {key for _, key in chosen}
-    trajectories = {name: _trajectories(run, name, ids) for name in (before, after)}
+    played = {name: _trajectories(run, name, {key for _, key in chosen}) for name in (before, after)}
 
     def transcript(stage: str, key: str) -> Transcript:
-        return _transcript(stage, trajectories[stage][key], scores[stage][key])
+        return Transcript(stage, played[stage][key], scores[stage][key])
 
     counts = Counter(outcomes.values())
     return Transcripts(
         before,
         after,
         {"right in both": counts[True, True]} | {label: counts[each] for each, (label, _) in _OUTCOMES.items()},
-        tuple(
-            _pair(label, trajectories[after][key].question, transcript(before, key), transcript(after, key))
-            for label, key in chosen
-        ),
+        [(label, transcript(before, key), transcript(after, key)) for label, key in chosen],
     )
-
-
-def _by_id(rows: Iterable[QuestionScore]) -> dict[str, QuestionScore]:
-    return {row.question_id: row for row in rows}
 
 
 def _varied(rows: Iterable[QuestionScore], most: int) -> list[QuestionScore]:
@@ -112,20 +93,3 @@ def _varied(rows: Iterable[QuestionScore], most: int) -> list[QuestionScore]:
 def _trajectories(run: RunData, stage: str, ids: Collection[str]) -> dict[str, Trajectory]:
     path = run.folder / stage / EVALUATION / _TRAJECTORIES
     return {each.question.id: each for each in read_records(path, Trajectory) if each.question.id in ids}
-
-
-def _transcript(stage: str, trajectory: Trajectory, row: QuestionScore) -> Transcript:
-    return Transcript(
-        stage,
-        readable(trajectory.answer or ""),
-        row.em == 1,
-        row.f1,
-        row.stop.value.replace("_", " "),
-        passage_views(trajectory.given),
-        tuple(step_view(step, verdict) for step, verdict in zip(trajectory.steps, judge(trajectory), strict=True)),
-    )
-
-
-def _pair(outcome: str, question: Question, before: Transcript, after: Transcript) -> TranscriptPair:
-    answers = readable(" | ".join(question.answers[:3]))
-    return TranscriptPair(outcome, readable(question.text), question.id, answers, before, after)

@@ -3,7 +3,6 @@
 In: a `RunData`. Out: one `CostRow` per started stage, and the total. None means not counted, which is not 0.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stepladder.pipeline.resources import RunContext
@@ -24,41 +23,37 @@ class CostRow:
     seconds: float
     used: StageCost
 
-    @property
-    def time(self) -> str:
-        """The seconds, formatted."""
-        return duration(self.seconds)
 
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """All stages and their total."""
-
-    stages: tuple[CostRow, ...]
-    total: CostRow
-
-
-def costs_of(run: RunData) -> Costs | None:
-    """The cost of every started stage; None without any."""
+def costs_of(run: RunData) -> list[CostRow]:
+    """The cost of every started stage, then the total; empty without any."""
     done = {stage.name for stage in run.report.stages}
-    stages = tuple(_cost(run, stage, done=stage.name in done) for stage in run.known_stages)
-    if not stages:
-        return None
-    total = CostRow(
-        "total",
-        "",
-        all(each.done for each in stages),
-        sum(each.attempts for each in stages),
-        sum(each.seconds for each in stages),
-        StageCost(
-            None,  # stages share questions: a sum would be meaningless
-            _sum(each.used.searches for each in stages),
-            _sum(each.used.tokens_read for each in stages),
-            _sum(each.used.tokens_written for each in stages),
-            _sum(each.used.tokens_trained for each in stages),
-        ),
-    )
-    return Costs(stages, total)
+    rows = [
+        CostRow(
+            stage.name,
+            stage.kind,
+            stage.name in done,
+            stage.attempts,
+            stage.seconds,
+            cost_of(run, stage) if stage.name in done else StageCost(),
+        )
+        for stage in run.known_stages
+    ]
+
+    def total(name: str) -> int | None:
+        known = [value for row in rows if (value := getattr(row.used, name)) is not None]
+        return sum(known) if known else None
+
+    # Stages share questions: their sum would be meaningless.
+    used = StageCost(None, total("searches"), total("tokens_read"), total("tokens_written"), total("tokens_trained"))
+    attempts, seconds = sum(row.attempts for row in rows), sum(row.seconds for row in rows)
+    return [*rows, CostRow("total", "", all(row.done for row in rows), attempts, seconds, used)] if rows else []
+
+
+def cost_of(run: RunData, stage: StageRecord) -> StageCost:
+    """What a finished stage counted; nothing if this version does not have its kind."""
+    if stage.kind not in STAGES:
+        return StageCost()
+    return get_stage(stage.kind).cost(finished(run, stage, RunContext(run.report.recipe.shared)))
 
 
 def duration(seconds: float) -> str:
@@ -75,15 +70,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
-
-
-def _cost(run: RunData, stage: StageRecord, *, done: bool) -> CostRow:
-    used = StageCost()
-    if done and stage.kind in STAGES:
-        used = get_stage(stage.kind).cost(finished(run, stage, RunContext(run.report.recipe.shared)))
-    return CostRow(stage.name, stage.kind, done, stage.attempts, stage.seconds, used)
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None

@@ -4,15 +4,15 @@ In: a run folder. Out: the page, with style sheet and script inlined.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepladder.core.io.files import atomic_file
+from stepladder.reporting.charts.tree_diagram import KIND_LABELS
 from stepladder.reporting.html_page import render_page
 from stepladder.reporting.report.alarms import alarms_of
 from stepladder.reporting.report.before_after import transcripts_of
-from stepladder.reporting.report.cost import costs_of
+from stepladder.reporting.report.cost import costs_of, duration
 from stepladder.reporting.report.prm_quality import prm_quality_of
 from stepladder.reporting.report.reproduction import data_text, reproduction_of
 from stepladder.reporting.report.run_data import RunData, load_run
@@ -23,25 +23,17 @@ from stepladder.reporting.report.tree_view import trees_of
 FILE = "report.html"
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page: `NAME.html` is its template, `build` returns its content. Empty content omits the section."""
-
-    name: str
-    title: str
-    build: Callable[[RunData], Any]
-
-
-SECTIONS = (
-    Section("results", "Results", scores_of),
-    Section("curves", "Learning curves", curves_of),
-    Section("prm", "Process reward model", prm_quality_of),
-    Section("trees", "Search trees", trees_of),
-    Section("transcripts", "Before and after", transcripts_of),
-    Section("alarms", "Alarms", alarms_of),
-    Section("cost", "Cost", costs_of),
-    Section("reproduction", "Reproduction", reproduction_of),
-)
+#: The parts of the page: `NAME.html` is a template, the function returns its content. Empty content omits the part.
+SECTIONS: dict[str, tuple[str, Callable[[RunData], Any]]] = {
+    "results": ("Results", scores_of),
+    "curves": ("Learning curves", curves_of),
+    "prm": ("Process reward model", prm_quality_of),
+    "trees": ("Search trees", trees_of),
+    "transcripts": ("Before and after", transcripts_of),
+    "alarms": ("Alarms", alarms_of),
+    "cost": ("Cost", costs_of),
+    "reproduction": ("Reproduction", reproduction_of),
+}
 
 
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
@@ -55,24 +47,14 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
 
 def render(run: RunData) -> str:
     """The page of a run."""
-    contents = [(section, section.build(run)) for section in SECTIONS]
+    contents = [(name, title, build(run)) for name, (title, build) in SECTIONS.items()]
     return render_page(
         "stepladder.reporting.report",
         "report.html",
-        {"whole": _whole, "decimal": _decimal},
+        {"duration": duration, "kind": KIND_LABELS.__getitem__},
         script="report.js",
         run=run,
         recipe=run.report.recipe,
         data=data_text(run),
-        sections=[(section, content) for section, content in contents if content],
+        sections=[section for section in contents if section[-1]],
     )
-
-
-def _whole(count: int | None) -> str:
-    """A count with thousands separators; a dash if unknown."""
-    return "–" if count is None else f"{count:,}"
-
-
-def _decimal(value: float | None) -> str:
-    """A number with two decimals; a dash if unknown."""
-    return "–" if value is None else f"{value:.2f}".replace("-", "−")

@@ -16,43 +16,42 @@ _OWN_PROGRAMS = ("stepladder", "__main__.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    """One invocation that worked on the run."""
-
-    started: str
-    command: str
-    device: str
-    #: Git revision of Stepladder; empty if it was not a checkout.
-    revision: str
-
-
-@dataclass(frozen=True, slots=True)
 class Reproduction:
     """How a run was made."""
 
-    sessions: tuple[Session, ...]
+    #: The command of each invocation, and where it ran.
+    commands: list[tuple[str, str]]
     facts: Mapping[str, str]
     versions: Mapping[str, str]
-    recipe: str
 
 
 def reproduction_of(run: RunData) -> Reproduction:
     """How a run was made."""
     recipe = run.report.recipe
     shared = recipe.shared
-    files = {f"{split} questions": str(path) for split, path in shared.data.files.items()}
     facts = {
         "recipe": recipe.name,
         "seed": str(recipe.seed),
         "policy": shared.policy,
         "agent": shared.agent,
         "data": data_text(run),
-        **files,
+        **{f"{split} questions": str(path) for split, path in shared.data.files.items()},
         "index": str(shared.data.index) if shared.data.index is not None else "built from the passages of the data",
         "passages per search": str(shared.search.k),
         "limits": f"{shared.episode.max_steps} steps per question, {shared.episode.max_tokens} tokens per step",
     }
-    return Reproduction(tuple(map(_session, run.sessions)), facts, _versions(run), run.recipe_text)
+    versions: dict[str, dict[str, None]] = {}
+    for session in run.sessions:
+        for name, version in session.get("versions", {}).items():
+            versions.setdefault(name, {})[str(version)] = None
+    return Reproduction(
+        [
+            (command_text([str(each) for each in session.get("command", ())]), _place(session))
+            for session in run.sessions
+        ],
+        facts,
+        {name: ", then ".join(found) for name, found in versions.items()},
+    )
 
 
 def data_text(run: RunData) -> str:
@@ -63,15 +62,13 @@ def data_text(run: RunData) -> str:
     return f"{data.name}, world {data.world_seed}" if data.name == "atlas" else data.name
 
 
-def _session(session: Mapping[str, Any]) -> Session:
+def _place(session: Mapping[str, Any]) -> str:
+    """Start, device and Git revision of an invocation, as far as they are known."""
     git = session.get("git") or {}
-    revision = str(git.get("revision", ""))[:12]
-    return Session(
-        str(session.get("started", "")).replace("T", " ").replace("+00:00", " UTC"),
-        command_text([str(each) for each in session.get("command", ())]),
-        str(session.get("device", "")),
-        f"{revision}, with local changes" if revision and git.get("dirty") else revision,
-    )
+    started = str(session.get("started", "")).replace("T", " ").replace("+00:00", " UTC")
+    revision = f"revision {git['revision'][:12]}" if git.get("revision") else ""
+    changed = ", with local changes" if revision and git.get("dirty") else ""
+    return " · ".join(filter(None, (started, str(session.get("device", "")), revision + changed)))
 
 
 def command_text(arguments: list[str]) -> str:
@@ -82,12 +79,3 @@ def command_text(arguments: list[str]) -> str:
     """
     program = Path(arguments[0]).name if arguments else ""
     return shlex.join(["stepladder", *arguments[1:]] if program in _OWN_PROGRAMS else arguments)
-
-
-def _versions(run: RunData) -> dict[str, str]:
-    """Version by library; all versions in order if sessions differ."""
-    found: dict[str, dict[str, None]] = {}
-    for session in run.sessions:
-        for name, version in session.get("versions", {}).items():
-            found.setdefault(name, {})[str(version)] = None
-    return {name: ", then ".join(versions) for name, versions in found.items()}

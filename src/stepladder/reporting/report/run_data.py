@@ -11,7 +11,8 @@ from typing import Any
 from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.pipeline.runner import RunReport
-from stepladder.pipeline.stage import EVALUATION, FinishedStage
+from stepladder.pipeline.stage import FinishedStage
+from stepladder.reporting.run_tables import evaluations
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class RunData:
     @property
     def evaluations(self) -> list[StageRecord]:
         """The finished evaluations, in recipe order."""
-        return [stage for stage in self.report.stages if EVALUATION in stage.outputs]
+        return evaluations(self.report)
 
     @property
     def model_evaluations(self) -> list[StageRecord]:
@@ -59,7 +60,7 @@ def load_run(path: Path) -> RunData:
     done = {name: record for name in names if (record := folder.done(name)) is not None}
     interrupted = {name: record for name in names if name not in done and (record := folder.known(name)) is not None}
     return RunData(
-        RunReport(recipe, path, tuple(done.values()), tuple(done), folder.newest("policy")),
+        RunReport.of(folder, recipe, tuple(done.values()), done),
         tuple(interrupted.values()),
         tuple(name for name in names if name not in done and name not in interrupted),
         tuple(json.loads((path / "run.json").read_text(encoding="utf-8")).get("sessions", ())),

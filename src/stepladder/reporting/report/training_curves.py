@@ -7,13 +7,13 @@ drawn, so a new kind of stage needs no change here.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+import numpy as np
 from markupsafe import Markup
 
 from stepladder.core.config import Config
 from stepladder.pipeline.run_folder import StageRecord
-from stepladder.reporting.charts.line_chart import Points, curve_svg, first_and_last
+from stepladder.reporting.charts.figures import Points, curve_svg
 from stepladder.reporting.report.run_data import RunData
 from stepladder.reporting.stage_summaries import stage_summary
 from stepladder.train.loop.metrics_log import Row, read_metrics
@@ -22,6 +22,10 @@ from stepladder.train.prm.config import PRMConfig
 CURVES = "curves.jsonl"
 
 _DEV = "dev_"
+#: Longer series are downsampled to this many points by averaging neighbors.
+_MAX_POINTS = 160
+#: Series of at least this many points get a smoothed line: a moving average over this share of them.
+_MIN_SMOOTHED, _SMOOTHING_WINDOW = 24, 1 / 12
 #: Columns that locate a row; not metrics.
 _INDEX_COLUMNS = frozenset({"step", "epoch"})
 #: Metrics that are folded away, as are all that end with `seconds`.
@@ -61,34 +65,32 @@ class Curve:
 class StageCurves:
     """The curves of one stage."""
 
-    stage: str
-    kind: str
+    stage: StageRecord
     updates: int
     done: bool
     #: The stage summary: a headline, and lines by name.
     headline: str
     lines: Mapping[str, str]
-    curves: tuple[Curve, ...]
+    curves: list[Curve]
     #: Curves that are folded away.
-    secondary: tuple[Curve, ...]
+    secondary: list[Curve]
     #: Metrics with a single value.
     constants: Mapping[str, str]
 
 
-def curves_of(run: RunData) -> tuple[StageCurves, ...]:
+def curves_of(run: RunData) -> list[StageCurves]:
     """The curves of every training stage."""
     done = {stage.name for stage in run.report.stages}
-    paths = {stage.name: run.folder / stage.name / CURVES for stage in run.known_stages}
     settings = {stage.name: stage.settings for stage in run.report.recipe.stages}
-    return tuple(
-        _stage_curves(stage, settings[stage.name], paths[stage.name], done=stage.name in done)
-        for stage in run.known_stages
-        if paths[stage.name].is_file()
-    )
+    paths = [(stage, run.folder / stage.name / CURVES) for stage in run.known_stages]
+    return [
+        _stage_curves(stage, settings[stage.name], read_metrics(path), done=stage.name in done)
+        for stage, path in paths
+        if path.is_file()
+    ]
 
 
-def _stage_curves(stage: StageRecord, settings: Config, path: Path, *, done: bool) -> StageCurves:
-    rows = read_metrics(path)
+def _stage_curves(stage: StageRecord, settings: Config, rows: list[Row], *, done: bool) -> StageCurves:
     headline, lines = (stage_summary(stage) if done else None) or ("", {})
     charts: dict[str, Curve] = {}
     constants: dict[str, str] = {}
@@ -100,14 +102,13 @@ def _stage_curves(stage: StageRecord, settings: Config, path: Path, *, done: boo
             charts[name] = _curve(name, *columns, _note(name, settings) if all(columns) else "")
     secondary = {name for name in charts if name in _SECONDARY or name.endswith("seconds")}
     return StageCurves(
-        stage.name,
-        stage.kind,
+        stage,
         max((row["step"] for row in rows), default=0),
         done,
         headline.replace("->", "→"),
         {name: line.replace("->", "→") for name, line in lines.items() if line},
-        tuple(curve for name, curve in charts.items() if name not in secondary),
-        tuple(curve for name, curve in charts.items() if name in secondary),
+        [curve for name, curve in charts.items() if name not in secondary],
+        [curve for name, curve in charts.items() if name in secondary],
         constants,
     )
 
@@ -138,16 +139,39 @@ def _note(metric: str, settings: Config) -> str:
 
 
 def _curve(name: str, updates: Points, dev: Points, note: str) -> Curve:
-    drawn = [[point for point in points if math.isfinite(point[1])] for points in (updates, dev)]
-    chart = curve_svg(_name(name), drawn[0], drawn[1]) if any(drawn) else ""
-    caption = " · ".join(f"{split}{_span(points)}" for split, points in (("", drawn[0]), ("dev ", drawn[1])) if points)
-    not_finite = len(updates) + len(dev) - len(drawn[0]) - len(drawn[1])
-    return Curve(_name(name), caption, note, not_finite, Markup(chart))
+    drawn, dots = ([point for point in points if math.isfinite(point[1])] for points in (updates, dev))
+    line = downsampled(drawn)
+    smooth = smoothed(line)
+    chart = curve_svg(_name(name), line, smooth, dots) if line or dots else ""
+    ends = [f"{split}{_ends(points)}" for split, points in (("", smooth or line), ("dev ", dots)) if points]
+    not_finite = len(updates) + len(dev) - len(drawn) - len(dots)
+    return Curve(_name(name), " · ".join(ends), note, not_finite, Markup(chart))
 
 
-def _span(points: Points) -> str:
-    first, last = first_and_last(points)
-    return f"{_number(first)} → {_number(last)}" if len(points) > 1 else _number(first)
+def downsampled(points: Points) -> Points:
+    """At most `_MAX_POINTS` points, each the mean of its neighbors."""
+    if len(points) <= _MAX_POINTS:
+        return points
+    groups = np.array_split(np.asarray(points, dtype=np.float64), _MAX_POINTS)
+    return [(float(step), float(value)) for step, value in (group.mean(axis=0) for group in groups)]
+
+
+def smoothed(points: Points) -> Points:
+    """A centered moving average; empty if there are too few points."""
+    if len(points) < _MIN_SMOOTHED:
+        return []
+    reach = max(round(len(points) * _SMOOTHING_WINDOW / 2), 1)
+    values = [value for _, value in points]
+    return [
+        (step, float(np.mean(values[max(index - reach, 0) : index + reach + 1])))
+        for index, (step, _) in enumerate(points)
+    ]
+
+
+def _ends(points: Points) -> str:
+    """The first and the last value."""
+    first, last = _number(points[0][1]), _number(points[-1][1])
+    return f"{first} → {last}" if len(points) > 1 else first
 
 
 def _number(value: float) -> str:

@@ -12,6 +12,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from stepladder.core.trace import Node, StopReason, Tree
+from stepladder.core.unicode import readable
 from stepladder.evaluation.prm.ranking import as_probabilities
 from stepladder.evaluation.prm.tree_scores import NodeScores, read_tree_scores
 from stepladder.explore.tree_store import read_trees
@@ -22,7 +23,6 @@ from stepladder.pipeline.stage import EXAMINATION, TREES
 from stepladder.pipeline.stages.prm_eval import TREE_SCORES
 from stepladder.reporting.charts.tree_layout import is_unvisited, most_visited_path, ordered_children
 from stepladder.reporting.report.run_data import RunData
-from stepladder.reporting.report.step_view import PassageView, StepView, passage_views, readable, step_view
 from stepladder.reporting.stage_summaries import stage_summary
 
 #: Maximum trees in a report, and steps per tree.
@@ -31,42 +31,30 @@ MAX_TREES, MAX_STEPS = 12, 80
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A step of a tree with its search statistics."""
+    """A node of a tree and what is known about its step."""
 
-    step: StepView
-    visits: int
-    #: Q; None if unvisited.
-    value: float | None
-    #: F1 of a leaf.
-    reward: float | None
+    node: Node
+    verdict: Verdict | None
     shortest: float | None
-    #: Further scores by name that the search stored.
-    scores: Mapping[str, float]
     #: PRM score from 0 to 1; None if not scored.
     prm: float | None
     #: Whether it is on the most visited path.
     best: bool
     unvisited: bool
     #: How the rollouts from here ended.
-    rollouts: tuple[str, ...]
-    children: tuple["NodeView", ...]
+    rollouts: list[str]
+    children: "list[NodeView]"
 
 
 @dataclass(frozen=True, slots=True)
 class TreeView:
-    """A question and its search tree."""
+    """A search tree."""
 
-    question: str
-    id: str
-    answer: str
-    simulations: int
-    nodes: int
+    tree: Tree
     #: Leaves with an answer, and how many of them are right.
     answered: int
     right: int
-    searches_needed: int
-    given: tuple[PassageView, ...]
-    children: tuple[NodeView, ...]
+    children: list[NodeView]
     #: Number of steps that were pruned.
     pruned: int
 
@@ -79,7 +67,7 @@ class TreeSection:
     headline: str
     #: Number of trees that the stage made.
     total: int
-    trees: tuple[TreeView, ...]
+    trees: list[TreeView]
     #: Index of the tree that is shown first.
     first: int
     #: The PRM evaluation that scored the trees; empty if none did.
@@ -107,7 +95,7 @@ def trees_of(run: RunData) -> TreeSection | None:
         return None
     first = chosen.index(max(chosen, key=_rank))
     scored_by, scores = _scores(run, path)
-    trees = tuple(tree_view(tree, scores.get(tree.question.id, {})) for tree in chosen)
+    trees = [tree_view(tree, scores.get(tree.question.id, {})) for tree in chosen]
     return TreeSection(stage.name, headline, total, trees, first, scored_by)
 
 
@@ -154,34 +142,23 @@ def tree_view(tree: Tree, scores: Mapping[int, float], most: int = MAX_STEPS) ->
     judged, shortest = judge_tree(tree), spre(tree)
     probabilities = dict(zip(scores, as_probabilities([*scores.values()])))
 
-    def children(node: Node) -> tuple[NodeView, ...]:
-        return tuple(
-            _node_view(
-                child,
-                judged[child.id],
-                shortest[child.id],
-                probabilities.get(child.id),
-                child.id in best,
-                children(child),
+    def children(parent: Node) -> list[NodeView]:
+        return [
+            NodeView(
+                node,
+                judged[node.id],
+                shortest[node.id],
+                probabilities.get(node.id),
+                node.id in best,
+                is_unvisited(node),
+                _endings(node),
+                children(node),
             )
-            for child in children_by_node[node.id]
-            if child.id in kept
-        )
+            for node in children_by_node[parent.id]
+            if node.id in kept
+        ]
 
-    answered, right = _answers(tree)
-    return TreeView(
-        readable(tree.question.text),
-        tree.question.id,
-        readable(" | ".join(tree.question.answers[:3])),
-        tree.nodes[0].visits,
-        len(tree.nodes),
-        answered,
-        right,
-        tree.question.searches_needed,
-        passage_views(tree.given),
-        children(tree.nodes[0]),
-        len(tree.nodes) - 1 - len(kept),
-    )
+    return TreeView(tree, *_answers(tree), children(tree.nodes[0]), len(tree.nodes) - 1 - len(kept))
 
 
 def _most_visited(tree: Tree, most: int) -> frozenset[int]:
@@ -193,31 +170,11 @@ def _most_visited(tree: Tree, most: int) -> frozenset[int]:
     return frozenset(kept - {0})
 
 
-def _node_view(
-    node: Node,
-    verdict: Verdict | None,
-    shortest: float | None,
-    prm: float | None,
-    best: bool,
-    children: tuple[NodeView, ...],
-) -> NodeView:
-    assert node.step is not None
+def _endings(node: Node) -> list[str]:
+    """How the rollouts of a node ended, the most frequent ending first."""
     endings = Counter(
         f"F1 {each.reward:.2f} after {each.steps} more step{'' if each.steps == 1 else 's'}: "
         + readable(each.answer or each.stop.value)
         for each in node.rollouts
     )
-    rollouts = [f"{words} ({times} times)" if times > 1 else words for words, times in endings.most_common()]
-    return NodeView(
-        step_view(node.step, verdict),
-        node.visits,
-        node.value if node.visits else None,
-        node.reward,
-        shortest,
-        node.scores,
-        prm,
-        best,
-        is_unvisited(node),
-        tuple(rollouts),
-        children,
-    )
+    return [f"{words} ({times} times)" if times > 1 else words for words, times in endings.most_common()]

@@ -1,11 +1,11 @@
-"""One run of a study in its own process: `python -m stepladder.reporting.studies.study_job`, a `Job` as JSON on stdin.
+"""One job of a study in its own process: a run of a recipe, or another Stepladder command.
 
-Standard input stays open while the study runs. When it closes for any reason, the run is interrupted cleanly: no run
-outlives its study.
+`python -m stepladder.reporting.studies.study_job` reads a `Job` as JSON from standard input, which stays open while the
+study runs. When it closes for any reason, the job is interrupted cleanly: no job outlives its study.
 """
 
-import json
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
@@ -22,13 +23,13 @@ from stepladder.core.io.files import atomic_folder
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
 
-#: Prefix of the last log line of a failed run.
+#: Prefix of the last log line of a failed job.
 ERROR = "error: "
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A recipe as plain data, and the run folder."""
+    """A recipe as plain data to be run in a folder, or the arguments of a command that writes the folder."""
 
     recipe: dict[str, Any]
     folder: Path
@@ -36,33 +37,37 @@ class Job:
     origin: Path | None = None
     #: Whether stale stages are recomputed.
     update: bool = False
+    #: Arguments of `stepladder`; empty for a run of the recipe.
+    arguments: tuple[str, ...] = ()
+    #: Files that must exist before the job can start.
+    needs: tuple[Path, ...] = ()
+    #: A file that exists when the job is done; None: the job itself finds what is left to do.
+    done: Path | None = None
+    #: Each group of jobs has a maximum number of jobs at a time.
+    group: str = "runs"
+    title: str = ""
 
     @property
     def name(self) -> str:
-        """Display name."""
-        return f"{self.folder.parent.name} {self.folder.name}"
+        """Display name: the title, else the folder."""
+        return self.title or f"{self.folder.parent.name} {self.folder.name}"
 
     @property
     def log(self) -> Path:
-        """The log file, beside the run folder."""
+        """The log file, beside the folder."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def to_json(self) -> str:
         """One line of JSON."""
-        origin = None if self.origin is None else str(self.origin)
-        plain = {"recipe": self.recipe, "folder": str(self.folder), "origin": origin, "update": self.update}
-        return json.dumps(plain) + "\n"
-
-    @classmethod
-    def from_json(cls, line: str) -> "Job":
-        """The inverse of `to_json`."""
-        plain = json.loads(line)
-        origin = None if plain["origin"] is None else Path(plain["origin"])
-        return cls(plain["recipe"], Path(plain["folder"]), origin, plain["update"])
+        return TypeAdapter(Job).dump_json(self).decode() + "\n"
 
 
 def run_job(job: Job) -> None:
     """Run or resume the job. A new run starts as a copy of its origin."""
+    if job.arguments:
+        sys.argv = ["stepladder", *job.arguments]
+        runpy.run_module("stepladder", run_name="__main__")
+        return
     if job.origin is not None and not (job.folder / "run.json").exists():
         with atomic_folder(job.folder, "run") as partial:  # without the checkpoints of finished stages
             shutil.copytree(
@@ -81,7 +86,7 @@ def _interrupt_at_eof() -> None:
 def main() -> int:
     """Run the job from stdin; returns the exit status."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    job = Job.from_json(sys.stdin.readline())
+    job = TypeAdapter(Job).validate_json(sys.stdin.readline())
     try:
         threading.Thread(target=_interrupt_at_eof, daemon=True).start()
         run_job(job)
@@ -91,7 +96,7 @@ def main() -> int:
     except StepladderError as error:
         print(f"{ERROR}{error}", flush=True)
         return 1
-    except Exception as error:  # noqa: BLE001 - logged and reported to the study, whose other runs continue
+    except Exception as error:  # noqa: BLE001 - logged and reported to the study, whose other jobs continue
         traceback.print_exc(file=sys.stdout)
         print(f"{ERROR}{type(error).__name__}: {error}", flush=True)
         return 1

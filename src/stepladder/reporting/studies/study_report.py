@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from stepladder.core.io.files import atomic_file
-from stepladder.core.svg import SERIES
 from stepladder.evaluation.statistics import Interval
-from stepladder.reporting.charts.band_plot import Point, bands_svg
+from stepladder.evaluation.svg_figure import SERIES
+from stepladder.reporting.charts.figures import Point, bands_svg
 from stepladder.reporting.studies.study_results import StudyResults, curve_differences, questions_to_reach, study_curves
 
 RESULTS, PLOT = "study.json", "study.svg"

@@ -19,7 +19,7 @@ from stepladder.evaluation.evaluator import compare, load_scores
 from stepladder.evaluation.statistics import Interval
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.pipeline.stage import EVALUATION
-from stepladder.reporting.charts.band_plot import Point
+from stepladder.reporting.charts.figures import Point
 from stepladder.reporting.studies.study_runner import SHARED, run_folder
 from stepladder.reporting.studies.study_spec import Study
 from stepladder.train.loop.metrics_log import read_metrics

@@ -1,8 +1,9 @@
-"""Runs a study: per seed first the shared stages, then the arms, several runs in parallel.
+"""Runs a study: per seed first the shared stages, then the arms, several jobs in parallel.
 
 In: a `Study`, seeds, a folder. Out: ordinary runs in `FOLDER/seed-N/ARM` (readable by `stepladder report`), and
-`FOLDER/seed-N/shared`, from which the arms start. Each run is its own process (study_job.py) with a log file beside its
-folder. Calling it again resumes. A run that fails or is killed does not affect the others.
+`FOLDER/seed-N/shared`, from which the arms start. `run_jobs` also runs other commands, such as evaluations, as soon as
+what they need is there. Each job is its own process (study_job.py) with a log file beside its folder. Calling it again
+resumes. A job that fails or is killed does not affect the others.
 """
 
 import os
@@ -10,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +48,6 @@ def run_study(
     if not seeds or len(set(seeds)) != len(seeds):
         raise StepladderError(f"a study needs distinct seeds; found {list(seeds)}")
     work = [job for seed in seeds for job in jobs_of(study, folder, seed, overrides, update)]
-    for seed in seeds:
-        (folder / f"seed-{seed}").mkdir(parents=True, exist_ok=True)
     run_jobs(work, jobs, console or Console(stderr=True))
 
 
@@ -93,41 +93,59 @@ class _Running:
 
     job: Job
     process: "subprocess.Popen[str]"
+    began: float
 
 
-def run_jobs(work: Sequence[Job], jobs: int, console: Console, command: Sequence[str] = COMMAND) -> None:
-    """Run all jobs, each after its origin. Raises at the end if any failed."""
-    waiting, failures = list(work), dict[str, str]()
-    done: set[Path] = set()
+def run_jobs(
+    work: Iterable[Job], jobs: int | Mapping[str, int], console: Console, command: Sequence[str] = COMMAND
+) -> None:
+    """Run all jobs that are not done, each after its origin, and once the files that it needs exist.
+
+    `jobs`: maximum number of parallel jobs, or of each group of jobs. Raises at the end if any failed.
+    """
+    waiting = [job for job in work if job.done is None or not job.done.exists()]
+    limits = jobs if isinstance(jobs, Mapping) else dict.fromkeys((job.group for job in waiting), jobs)
+    total, failures, finished = len(waiting), list[str](), set[Path]()
     running: list[_Running] = []
-    environment = _environment(min(jobs, len(work)))
+    groups = Counter(job.group for job in waiting)
+    environment = _environment(sum(min(limits[group], count) for group, count in groups.items()))
     try:
-        while waiting or running:
-            for job in [job for job in waiting if job.origin is None or job.origin in done][: jobs - len(running)]:
-                waiting.remove(job)
-                running.append(_start(job, command, environment))
-                _say(console, f"{job.name}: starts, log {job.log}")
+        while running or any(_can_start(job, finished) for job in waiting):
+            for job in [job for job in waiting if _can_start(job, finished)]:
+                if sum(run.job.group == job.group for run in running) < limits[job.group]:
+                    waiting.remove(job)
+                    running.append(_start(job, command, environment))
+                    _say(console, f"{job.name}: starts, log {job.log}")
             time.sleep(_POLL_INTERVAL)
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
                 _close_input(run)
-                if run.process.returncode == 0:
-                    done.add(run.job.folder)
+                state = "done"
+                if run.process.returncode:
+                    state = f"failed: {_reason(run)}"
+                    failures.append(f"{run.job.name}: {_reason(run)}")
                 else:
-                    failures[run.job.name] = _reason(run)
-                    waiting = [job for job in waiting if job.origin != run.job.folder]
-                ended = len(work) - len(waiting) - len(running)
-                state = failures.get(run.job.name)
-                _say(console, f"{run.job.name}: {f'failed: {state}' if state else 'done'} ({ended} of {len(work)})")
+                    finished.add(run.job.folder)
+                    if run.job.done is not None:
+                        run.job.done.touch()
+                ended = total - len(waiting) - len(running)
+                _say(console, f"{run.job.name}: {state} ({time.monotonic() - run.began:,.0f} s; {ended} of {total})")
     finally:
         _stop(running)
+    for job in waiting:
+        missing = [str(path) for path in job.needs if not path.exists()] or [str(job.origin)]
+        _say(console, f"{job.name}: left out, it needs {', '.join(missing)}")
     if failures:
-        name, reason = next(iter(failures.items()))
-        raise StepladderError(f"{len(failures)} of {len(work)} runs failed; {name}: {reason}. See their logs")
+        raise StepladderError(f"{len(failures)} of {total} runs failed; {failures[0]}. See their logs")
+
+
+def _can_start(job: Job, finished: Container[Path]) -> bool:
+    return (job.origin is None or job.origin in finished) and all(path.exists() for path in job.needs)
 
 
 def _start(job: Job, command: Sequence[str], environment: dict[str, str]) -> _Running:
     """Start a run in its own session, so that Ctrl-C reaches only this process, which then stops the runs."""
+    job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
             command,
@@ -142,7 +160,7 @@ def _start(job: Job, command: Sequence[str], environment: dict[str, str]) -> _Ru
     with suppress(BrokenPipeError):  # it exited before reading; the exit status is checked later
         process.stdin.write(job.to_json())
         process.stdin.flush()
-    return _Running(job, process)
+    return _Running(job, process, time.monotonic())
 
 
 def _close_input(run: _Running) -> None:

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
+from stepladder.core.io.jsonl import text_lines
 from stepladder.core.trace import Passage
 from stepladder.retrieval.corpus.splitting import Chunk, check_chunk_sizes, split_markdown, split_text
-from stepladder.retrieval.corpus.tables import TABLES, CorpusError, read_table, text_lines
+from stepladder.retrieval.corpus.tables import TABLES, CorpusError, read_table
 
 
 @dataclass
@@ -85,7 +86,8 @@ class Corpus:
         name = os.fsencode(file.relative_to(self.root).as_posix()).decode(errors="replace")
         stem = Path(name).stem
         number = 0
-        for number, chunk in enumerate(_TEXT_FILES[kind](text_lines(file), self.words, self.overlap), start=1):
+        chunks = _TEXT_FILES[kind](text_lines(file, CorpusError), self.words, self.overlap)
+        for number, chunk in enumerate(chunks, start=1):
             yield number, Passage(f"{name}#{number}", f"{stem}: {chunk.title}" if chunk.title else stem, chunk.text)
         if not number:
             yield 0, Passage(name, "", "")

@@ -8,16 +8,17 @@ id may also be named `_id` (BEIR) or `docid` (Tevatron, MIRACL).
 """
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.jsonl import Line, parse_object, preview, raw_lines
+from stepladder.core.io.jsonl import Line, read_objects, text_lines
 from stepladder.core.trace import Passage
 
 _IDS = ("id", "_id", "docid")
-_TEXTS = ("contents", "text")
+_TEXTS = ("text", "contents")
 
 
 class CorpusError(StepladderError):
@@ -31,13 +32,11 @@ def read_table(file: Path, kind: str) -> Iterator[tuple[int, Passage]]:
 
 
 def _objects(path: Path) -> Iterator[Line]:
-    for number, raw in raw_lines(path, CorpusError):
-        if raw.strip():
-            yield Line(path, number, parse_object(path, number, raw, CorpusError), CorpusError)
+    return read_objects(path, CorpusError)
 
 
 def _tsv_rows(path: Path) -> Iterator[Line]:
-    reader = csv.reader(text_lines(path), delimiter="\t", strict=True)
+    reader = csv.reader(text_lines(path, CorpusError), delimiter="\t", strict=True)
     names: list[str] = []
     number = 1
     try:
@@ -46,8 +45,7 @@ def _tsv_rows(path: Path) -> Iterator[Line]:
             number = reader.line_num + 1  # a row may span several lines
             if not names:
                 names = row
-                if not set(names) & set(_IDS) or not set(names) & set(_TEXTS):
-                    raise line.wrong(f"expected a header with 'id', 'text' and 'title'; found {preview(row)}")
+                _check_columns(f"{path}:{line.number}", names)
             elif len(row) == len(names):
                 yield line
             elif row:
@@ -87,9 +85,8 @@ def _columns(path: Path, schema: Any) -> list[str]:
     """The names of the columns to read, with their types checked."""
     from pyarrow import types
 
+    _check_columns(str(path), schema.names)
     names = [name for name in schema.names if name in (*_IDS, *_TEXTS, "title")]
-    if not set(names) & set(_TEXTS):
-        raise _unknown_layout(str(path), schema.names)
     for name in names:
         kind = schema.field(name).type
         inner = kind.value_type if types.is_dictionary(kind) else kind
@@ -99,29 +96,13 @@ def _columns(path: Path, schema: Any) -> list[str]:
     return names
 
 
-def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 text."""
-    for number, raw in raw_lines(path, CorpusError):
-        try:
-            yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            found = f"byte 0x{raw[error.start]:02x} at position {error.start}"
-            raise CorpusError(f"{path}:{number}: not UTF-8: {found}; save the file as UTF-8") from error
-
-
 def _passage(line: Line) -> Passage:
-    key = next((name for name in _IDS if name in line.data), "id")
-    found = line.data.get(key)
-    if isinstance(found, int) and not isinstance(found, bool):
-        found = str(found)
-    if not isinstance(found, str) or not found.strip():
-        raise line.wrong(f"{key!r} should be a non-empty string, found {preview(found)}")
+    _check_columns(f"{line.path}:{line.number}", line.data)
+    found = line.id(*_IDS)
     if "contents" in line.data:
         title, newline, text = _text(line, "contents").partition("\n")
         return Passage(found, _unquoted(title.strip()), text.strip()) if newline else Passage(found, "", title.strip())
-    if "text" in line.data:
-        return Passage(found, _text(line, "title").strip(), _text(line, "text").strip())
-    raise _unknown_layout(f"{line.path}:{line.number}", line.data)
+    return Passage(found, _text(line, "title").strip(), _text(line, "text").strip())
 
 
 def _text(line: Line, key: str) -> str:
@@ -133,9 +114,20 @@ def _unquoted(title: str) -> str:
     return title[1:-1].strip() if quoted else title
 
 
-def _unknown_layout(where: str, names: Iterable[str]) -> CorpusError:
-    keys = ", ".join(repr(name) for name in names)
-    return CorpusError(f"{where}: expected 'contents', or 'text' with or without 'title'; found the keys {keys}")
+def _check_columns(where: str, names: Collection[str]) -> None:
+    """Raise if there is no id or no text, with the columns that were found and the nearest name."""
+    missing = [needed for needed in (_IDS, _TEXTS) if not any(name in names for name in needed)]
+    if not missing:
+        return
+    hints = []
+    for needed in missing:
+        near = ((name, get_close_matches(name.lower(), needed, n=1, cutoff=0.5)) for name in names)
+        found = next(((name, *matches) for name, matches in near if matches), None)
+        hints.append(f"rename '{found[0]}' to '{found[1]}'" if found else f"there is no '{needed[0]}'")
+    raise CorpusError(
+        f"{where}: expected the columns 'id' (or '_id', 'docid') and 'text' (or 'contents'), and 'title' if there is "
+        f"one; found {', '.join(repr(name)[:50] for name in names) or 'none'}: {', '.join(hints)}"
+    )
 
 
 #: The reader of each table type, by file suffix.

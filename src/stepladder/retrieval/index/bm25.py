@@ -32,7 +32,7 @@ from stepladder.retrieval.corpus.reader import check_unique_ids
 from stepladder.retrieval.corpus.tables import CorpusError
 from stepladder.retrieval.index.manifest import BuildDetails
 from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY
-from stepladder.retrieval.index.postings import Formula, Postings, PostingsWriter
+from stepladder.retrieval.index.postings import PostingsWriter
 from stepladder.retrieval.index.registry import IndexKind
 
 
@@ -55,6 +55,27 @@ def _import_bm25s() -> Any:
 
 
 bm25s = _import_bm25s()
+
+
+def _compiled_scorer() -> Any:
+    """The library's function that adds up the scores of a query's terms, compiled on this machine's first use.
+
+    The library would compile it again for every index, and has a slower version for machines without numba.
+    """
+    try:
+        from numba import njit
+    except ImportError:
+        logging.getLogger(__name__).warning("numba is not installed: BM25 search is several times slower")
+        return bm25s.BM25._compute_relevance_from_scores
+    function = bm25s.scoring._compute_relevance_from_scores_jit_ready
+    options = {"nogil": True, "boundscheck": True}  # a damaged index must not write to other memory
+    try:
+        return njit(**options, cache=True)(function)
+    except RuntimeError:  # there is no writable folder for the compiled function
+        return njit(**options)(function)
+
+
+_SCORER = _compiled_scorer()
 
 _STOP_WORDS = frozenset(bm25s.stopwords.STOPWORDS_EN_PLUS)
 _WORD = re.compile(r"\w+")
@@ -104,47 +125,42 @@ class BM25Config(Config):
 class BM25Index(Retriever):
     """A BM25 index with its passages. Thread-safe."""
 
-    def __init__(self, terms: dict[str, int], postings: Postings, passages: Passages) -> None:
+    def __init__(self, terms: dict[str, int], postings: Sequence[Any], passages: Passages) -> None:
+        """`postings`: the starts, passages and scores of the terms' postings (postings.py)."""
         self._terms, self._postings, self.passages = terms, postings, passages
 
     @classmethod
-    def from_passages(
-        cls, passages: Iterable[Passage], *, k1: float = 1.2, b: float = 0.75, title_weight: int = 3
-    ) -> "BM25Index":
-        """An in-memory index. The parameters are those of `BM25Config`; the defaults are Lucene's."""
-        formula = _formula(k1, b, title_weight)
+    def from_passages(cls, passages: Iterable[Passage], **settings: float) -> "BM25Index":
+        """An in-memory index. The settings are those of `BM25Config`; the defaults are Lucene's."""
+        config = BM25Config.read(settings, "bm25")
         kept = tuple(check_unique_ids(passages))
-        with PostingsWriter(formula) as writer:
-            return cls(_count(kept, writer, title_weight, no_progress), writer.in_memory(), kept)
+        with PostingsWriter(config.k1, config.b) as writer:
+            return cls(_count(kept, writer, config.title_weight, no_progress), writer.in_memory(), kept)
 
     @classmethod
     def build(
         cls,
         passages: Passages,
         folder: Path,
-        *,
-        k1: float = 1.2,
-        b: float = 0.75,
-        title_weight: int = 3,
+        config: BM25Config | None = None,
         memory: int = DEFAULT_MEMORY,
         progress: ProgressCallback = no_progress,
-    ) -> dict[str, str | int | float]:
+    ) -> BuildDetails:
         """Write an index of the passages into a folder; returns the build details.
 
         Takes about `memory` bytes, plus about 200 bytes per term for the vocabulary.
         """
-        library = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
-        with PostingsWriter(_formula(k1, b, title_weight), folder, memory) as writer:
-            library.vocab_dict = _count(passages, writer, title_weight, progress)
+        config = config or BM25Config()
+        library = bm25s.BM25(k1=config.k1, b=config.b, method="lucene", backend="numpy")
+        with PostingsWriter(config.k1, config.b, folder, memory) as writer:
+            library.vocab_dict = _count(passages, writer, config.title_weight, progress)
             # The library writes its small files, and empty placeholders of the large ones that are written below.
             library.scores = {"data": [], "indices": [], "indptr": [], "num_docs": len(passages)}
             library.nonoccurrence_array = None
             library.save(folder, show_progress=False)
             writer.write(folder, progress)
         return {
-            "k1": k1,
-            "b": b,
-            "title_weight": title_weight,
+            **config.model_dump(),
             "variant": library.method,
             "stemmer": f"Snowball English, PyStemmer {version('PyStemmer')}",
             "stop_words": f"bm25s English plus, {len(_STOP_WORDS)} words",
@@ -155,9 +171,8 @@ class BM25Index(Retriever):
     def open(cls, folder: Path, passages: Passages) -> "BM25Index":
         """The memory-mapped index in a folder written by `build`, with its passages."""
         library = bm25s.BM25.load(folder, mmap=True, backend="numpy")
-        # Plain array views: slicing a memmap is slow.
-        starts, positions, scores = (np.asarray(library.scores[name]) for name in ("indptr", "indices", "data"))
-        return cls(library.vocab_dict, Postings(starts, positions, scores, len(passages)), passages)
+        postings = [np.asarray(library.scores[name]) for name in ("indptr", "indices", "data")]
+        return cls(library.vocab_dict, postings, passages)
 
     def search(self, queries: Sequence[str], k: int) -> list[tuple[Passage, ...]]:
         """For each query, in order, up to k passages with their scores, best first."""
@@ -168,7 +183,10 @@ class BM25Index(Retriever):
         known = [self._terms[term] for term in tokenize(query) if term in self._terms]
         if not known:
             return ()
-        scores = self._postings.sums(known)
+        starts, positions, weights = self._postings
+        scores = _SCORER(
+            weights, starts, positions, len(self.passages), np.array(known, dtype=np.int32), np.dtype(np.float32)
+        )
         return tuple(
             Passage(found.id, found.title, found.text, float(scores[position]))
             for position in top_k(scores, k)
@@ -197,12 +215,6 @@ def top_k(scores: npt.NDArray[np.float32], k: int) -> list[int]:
     candidates = np.concatenate([np.zeros(0, dtype=np.int64), *blocks])
     order = np.argsort(-scores[candidates], kind="stable")[:k]
     return [int(position) for position in candidates[order]]
-
-
-def _formula(k1: float, b: float, title_weight: int) -> Formula:
-    if k1 < 0 or not 0 <= b <= 1 or title_weight < 1:
-        raise ValueError(f"expected k1 >= 0, 0 <= b <= 1 and title_weight >= 1; found {k1=}, {b=}, {title_weight=}")
-    return Formula(k1, b)
 
 
 class _TermIds(dict[str, int]):
@@ -237,10 +249,8 @@ def _count(passages: Passages, writer: PostingsWriter, title_weight: int, progre
     return ids.terms
 
 
-def _build(
-    passages: Passages, to: PartialFolder, config: BM25Config, memory: int, progress: ProgressCallback
-) -> BuildDetails:
-    return BM25Index.build(passages, to.folder, **config.model_dump(), memory=memory, progress=progress)
+def _build(passages: Passages, to: PartialFolder, *given: Any) -> BuildDetails:
+    return BM25Index.build(passages, to.folder, *given)
 
 
 def _open(folder: Path, passages: Passages, device: str) -> Retriever:  # noqa: ARG001

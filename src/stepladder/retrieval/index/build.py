@@ -135,22 +135,14 @@ def open_index(folder: str | Path, *, device: str = "cpu") -> Retriever:
 
 def passages_checksum(passages: Iterable[Passage]) -> str:
     """The checksum of an index of these passages."""
-    digest = _Digest()
+    digest = blake2b(digest_size=16)
     for passage in passages:
-        digest.add(passage)
-    return digest.checksum
+        digest.update(_hashed(passage))
+    return digest.hexdigest()
 
 
-class _Digest:
-    def __init__(self) -> None:
-        self._hash = blake2b(digest_size=16)
-
-    def add(self, passage: Passage) -> None:
-        self._hash.update(json.dumps([passage.id, passage.title, passage.text]).encode() + b"\n")
-
-    @property
-    def checksum(self) -> str:
-        return self._hash.hexdigest()
+def _hashed(passage: Passage) -> bytes:
+    return json.dumps([passage.id, passage.title, passage.text]).encode() + b"\n"
 
 
 def _read_passages(passages: Iterable[Passage], partial: PartialFolder, progress: ProgressCallback) -> _CorpusStats:
@@ -160,15 +152,15 @@ def _read_passages(passages: Iterable[Passage], partial: PartialFolder, progress
         return earlier
     for mark in partial.scratch.glob(_MADE.format("*")):
         mark.unlink()
-    digest, count = _Digest(), 0
+    digest, count = blake2b(digest_size=16), 0
     with PassageWriter(partial.folder) as writer:
         for count, passage in enumerate(passages, start=1):
             writer.add(passage)
-            digest.add(passage)
+            digest.update(_hashed(passage))
             if count % _PROGRESS_EVERY == 0:
                 progress("Reading passages", count, 0)
     progress("Reading passages", count, count)
-    stats = _CorpusStats(count, digest.checksum, passages.left_out if isinstance(passages, Corpus) else {})
+    stats = _CorpusStats(count, digest.hexdigest(), passages.left_out if isinstance(passages, Corpus) else {})
     sync_all(partial.folder)  # before the file that marks it as complete
     with atomic_file(stats_file) as file:
         json.dump(asdict(stats), file)

@@ -13,6 +13,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
+from stepladder.retrieval.corpus.reader import read_corpus
+from stepladder.retrieval.corpus.tables import CorpusError
 
 INDEX_VERSION = 1
 
@@ -69,7 +71,7 @@ def index_info(folder: str | Path) -> IndexInfo:
         raise IndexFolderError(f"{folder}: no such folder. {build_hint(folder)}")
     path = folder / MANIFEST
     if not path.is_file():
-        raise IndexFolderError(f"{folder} is not an index: it has no {MANIFEST}. {build_hint(folder)}")
+        raise IndexFolderError(f"{folder} is not an index: {_other_content(folder)}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         found = manifest.pop(_VERSION_KEY)
@@ -125,6 +127,19 @@ def check_overwrite(folder: Path, overwrite: bool) -> None:
         raise IndexFolderError(f"{folder} contains files that are not part of an index; choose another folder")
     if not overwrite:
         raise IndexFolderError(f"{folder} is already an index; use overwrite (--overwrite) to replace it")
+
+
+def _other_content(folder: Path) -> str:
+    """What is at a path that is not an index, and a command that leaves it alone."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return f"it is empty. {build_hint(folder)}"
+    try:
+        read_corpus(folder)
+    except CorpusError:
+        return f"it has no {MANIFEST}. {build_hint(Path('NEW_FOLDER'))}"
+    name = folder.resolve().name
+    new = f"{name.partition('.')[0] or name}-index"
+    return f"it is a corpus. Build its index with: stepladder index build {folder} --out {new}"
 
 
 def build_hint(folder: Path) -> str:

@@ -32,9 +32,9 @@ from stepladder.retrieval.index.milvus_collection import (
     POSITION,
     VECTOR,
     CollectionInfo,
-    VectorUpload,
     count_of,
     dimensions_of,
+    upload_vectors,
 )
 from stepladder.retrieval.index.milvus_server import ANSWER_SECONDS, WORK_SECONDS, Milvus, MilvusError
 from stepladder.retrieval.index.registry import IndexKind
@@ -68,7 +68,7 @@ def build_milvus(
     index = settings.milvus_index or ("HNSW" if settings.uri else "FLAT")
     collection = settings.collection or _name(to.folder, vectors)
     info = CollectionInfo(settings.uri, collection, index, encoder.dimensions)
-    VectorUpload(vectors, info, to, progress).run()
+    upload_vectors(vectors, info, to, progress)
     if info.uri is None:
         _compact(info, to.folder)
     with atomic_file(to.folder / _DESCRIPTION) as file:

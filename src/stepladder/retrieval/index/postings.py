@@ -1,7 +1,8 @@
 """BM25 postings, built in bounded memory: for each term its passages and scores.
 
 In: the term ids of each passage. Out: a sparse CSC matrix with one column per term, in the format of `bm25s`: the start
-of each term's postings, their passages (ascending) and their scores. In memory, or in the library's files.
+of each term's postings, their passages (ascending) and their scores. In memory, or in the library's files. The library
+itself would need memory for the whole corpus.
 
 An external sort: the corpus is split into runs that fit into memory, each sorted by term and stored. Then the runs are
 merged for as many terms as fit into memory at a time, scored and written. The result does not depend on the run size.
@@ -9,9 +10,7 @@ merged for as many terms as fit into memory at a time, scored and written. The r
 
 import shutil
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,23 +32,6 @@ _BYTES_PER_TERM = 64
 #: Minimum size of a run or a block.
 _MIN_BLOCK = 1 << 16
 
-#: Terms in more than 1/8 of all passages are cached as dense rows; the memory limit of these rows.
-_DENSE_FRACTION, _ROW_BYTES = 8, 128 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Formula:
-    """Lucene's BM25: idf(t) tf / (tf + k1 (1 - b + b length / mean length))."""
-
-    k1: float
-    b: float
-
-    def scores(self, counts: Int32s, lengths: Int32s, mean_length: float, idf: Float32s) -> Float32s:
-        """The score of each posting, from its count, the length of its passage and the idf of its term."""
-        # In double precision and in the library's order of operations, for equality to the last bit.
-        normalization = self.k1 * ((1 - self.b) + self.b * lengths / mean_length)
-        return (idf * (counts / (normalization + counts))).astype(np.float32)
-
 
 def _idf(frequencies: Int64s, passages: int) -> Float32s:
     """The inverse document frequency of terms with these document frequencies."""
@@ -57,50 +39,16 @@ def _idf(frequencies: Int64s, passages: int) -> Float32s:
     return weights
 
 
-class Postings:
-    """The postings arrays, which may be memory-mapped."""
-
-    def __init__(self, starts: Int64s, passages: Int32s, scores: Float32s, count: int) -> None:
-        #: Start of each term's postings, and the end of the last one's.
-        self.starts = starts
-        #: The passage of each posting, ascending for each term.
-        self.passages = passages
-        #: The score of each posting.
-        self.scores = scores
-        #: Total number of passages.
-        self.count = count
-        # A dense addition takes a fifth of the time of a scattered one per element, so frequent terms are cached as
-        # dense rows.
-        self._dense_above = count // _DENSE_FRACTION
-        self._row = lru_cache(maxsize=_ROW_BYTES // max(4 * count, 1))(self._dense_row)
-
-    def sums(self, terms: Iterable[int]) -> Float32s:
-        """For every passage, the sum of its scores for the terms."""
-        sums: Float32s = np.zeros(self.count, dtype=np.float32)
-        for term in terms:
-            span = slice(self.starts[term], self.starts[term + 1])
-            if span.stop - span.start > self._dense_above:
-                sums += self._row(term)
-            else:
-                np.add.at(sums, self.passages[span], self.scores[span])
-        return sums
-
-    def _dense_row(self, term: int) -> Float32s:
-        span = slice(self.starts[term], self.starts[term + 1])
-        row: Float32s = np.zeros(self.count, dtype=np.float32)
-        row[self.passages[span]] = self.scores[span]
-        return row
-
-
 class PostingsWriter:
     """Counts the terms of passages; then `in_memory` or `write` returns their postings, once.
 
-    A context manager that removes its temporary files on exit. Without a `folder` for them, everything stays in memory.
-    `memory` limits the postings, plus 4 bytes per passage and about 20 per term.
+    Lucene's BM25: idf(t) tf / (tf + k1 (1 - b + b length / mean length)). A context manager that removes its temporary
+    files on exit. Without a `folder` for them, everything stays in memory. `memory` limits the postings, plus 4 bytes
+    per passage and about 20 per term.
     """
 
-    def __init__(self, formula: Formula, folder: Path | None = None, memory: int = 0) -> None:
-        self._formula = formula
+    def __init__(self, k1: float, b: float, folder: Path | None = None, memory: int = 0) -> None:
+        self._k1, self._b = k1, b
         self._run_size = max(memory // _BYTES_PER_TERM, _MIN_BLOCK)
         self._folder = folder and folder / _RUNS
         if self._folder:
@@ -126,11 +74,11 @@ class PostingsWriter:
         if self._folder and len(self._terms) >= self._run_size:
             self._end_run()
 
-    def in_memory(self) -> Postings:
-        """The postings of all passages."""
+    def in_memory(self) -> tuple[Int64s, Int32s, Float32s]:
+        """The starts, passages and scores of all postings."""
         starts = self._count()
         passages, scores = zip(*self._blocks(starts))
-        return Postings(starts, np.concatenate(passages), np.concatenate(scores), len(self._lengths))
+        return starts, np.concatenate(passages), np.concatenate(scores)
 
     def write(self, folder: Path, progress: ProgressCallback = no_progress) -> None:
         """Write the postings of all passages into a folder."""
@@ -194,7 +142,9 @@ class PostingsWriter:
                 heads = next_free[terms[0] - first :][: len(sizes)]
                 targets = np.arange(len(nth)) + (heads - (np.cumsum(sizes) - sizes))[nth]
                 passages[targets] = found
-                scores[targets] = self._formula.scores(counts, lengths[found], mean_length, idf[terms])
+                # In double precision and in the library's order of operations, for equality to the last bit.
+                normalization = self._k1 * ((1 - self._b) + self._b * lengths[found] / mean_length)
+                scores[targets] = idf[terms] * (counts / (normalization + counts))
                 heads += sizes
             yield passages, scores
 

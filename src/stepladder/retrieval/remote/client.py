@@ -25,9 +25,8 @@ from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.io.auth_token import validate_token
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_search
-from stepladder.retrieval.remote.limits import MAX_QUERY_CHARACTERS
 from stepladder.retrieval.remote.load_balancer import Host, LoadBalancer, validate_urls
-from stepladder.retrieval.remote.protocol import BadReply, read_reply, write_request
+from stepladder.retrieval.remote.protocol import MAX_QUERY_CHARACTERS, BadReply, read_reply, write_request
 
 #: Attempts to reach servers if none has ever responded: they are more likely absent than busy.
 FIRST_ATTEMPTS = 3

@@ -4,22 +4,22 @@
     -> {"result": [[{"document": {"id": "7", "contents": "\\"Title\\"\\nText"}, "score": 9.1}, ...], ...]}
 
 One list per query, best first; without `return_scores` a passage is its document alone. Server and client share these
-functions. Replies of other servers with this protocol, which may lack ids or scores, can be read too.
+functions; requests are read by the server's `SearchRequest`. Replies of other servers with this protocol, which may
+lack ids or scores, can be read too.
 """
 
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.json_body import BadRequest, json_object, json_type
 from stepladder.core.trace import Passage
 from stepladder.core.unicode import replace_surrogates
-from stepladder.retrieval.remote.limits import MAX_QUERY_CHARACTERS, ServerConfig
 
+#: Longer queries are degenerate output of a policy; encoders read a fraction of this.
+MAX_QUERY_CHARACTERS = 8192
 #: The passages of one query as JSON: (document, score) each.
 EncodedHits = tuple[tuple[bytes, bytes], ...]
 
@@ -28,65 +28,10 @@ class BadReply(StepladderError):
     """A reply that does not follow the protocol."""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchRequest:
-    """A validated request."""
-
-    queries: list[str]
-    k: int
-    with_scores: bool
-
-
-# --- Requests ---------------------------------------------------------------------------------------------
-
-
 def write_request(queries: Iterable[str], k: int) -> bytes:
     """A request for passages with scores."""
     texts = [replace_surrogates(query)[:MAX_QUERY_CHARACTERS] for query in queries]
     return json.dumps({"queries": texts, "topk": k, "return_scores": True}).encode()
-
-
-def read_request(body: bytes, limits: ServerConfig) -> SearchRequest:
-    """The request in a body; raises `BadRequest` if it is invalid.
-
-    Lone surrogates, which JSON can express and UTF-8 cannot, become U+FFFD. Unknown keys are ignored, as by Search-R1.
-
-    >>> read_request(b'{"queries": ["Who?"], "topk": null}', ServerConfig())
-    SearchRequest(queries=['Who?'], k=3, with_scores=False)
-    """
-    request = json_object(body, '{"queries": ["..."]}')
-    if "queries" not in request:
-        raise BadRequest('"queries" is missing; expected {"queries": ["..."], "topk": 3, "return_scores": true}')
-    queries = request["queries"]
-    if not isinstance(queries, list):
-        raise BadRequest(f'"queries" must be a list of strings, found {json_type(queries)}')
-    if len(queries) > limits.max_queries:
-        raise BadRequest(
-            f'"queries" has {len(queries):,} items; this server accepts {limits.max_queries:,} per request'
-        )
-    for position, query in enumerate(queries):
-        if not isinstance(query, str):
-            raise BadRequest(f'"queries"[{position}] must be a string, found {json_type(query)}')
-        if len(query) > limits.max_characters:
-            raise BadRequest(
-                f'"queries"[{position}] has {len(query):,} characters; this server accepts {limits.max_characters:,}'
-            )
-    k = request.get("topk")
-    if k is None:
-        k = limits.topk
-    if isinstance(k, float) and k.is_integer():
-        k = int(k)  # in JSON, 3.0 and 3 are the same number
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise BadRequest(f'"topk" must be an integer, found {json_type(k)}')
-    if not 1 <= k <= limits.max_topk:
-        raise BadRequest(f'"topk" must be from 1 to {limits.max_topk}')
-    with_scores = request.get("return_scores", False)
-    if not isinstance(with_scores, bool):
-        raise BadRequest(f'"return_scores" must be true or false, found {json_type(with_scores)}')
-    return SearchRequest([replace_surrogates(query) for query in queries], k, with_scores)
-
-
-# --- Replies ----------------------------------------------------------------------------------------------
 
 
 def encode_hits(passages: Sequence[Passage]) -> EncodedHits:
@@ -162,7 +107,7 @@ def _passage(item: dict[str, Any]) -> Passage:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"expected text, found {json_type(value)}")
+        raise TypeError(f"expected text, found {type(value).__name__}")
     return value
 
 

@@ -9,7 +9,7 @@ In: an agent and limits. Out: an application (`make_agent_app`), or a server tha
     GET  /health                {"status": "ok"}, or 503 when the engine is down; needs no token
     GET  /info                  the agent, the rules, the limits, the version
     GET  /metrics               for Prometheus
-    GET  /openapi.json          the OpenAPI schema, with the limits of this server
+    GET  /openapi.json          the OpenAPI schema
 
 Errors are JSON in OpenAI's format, {"error": {"message": ..., "type": ..., "code": ...}}: 401 without the token, 404
 for another model, 408 for a body that is not received, 413 and 422 for invalid requests, 429 with Retry-After when the
@@ -19,20 +19,23 @@ answer takes too long. On SIGTERM or Ctrl-C, running requests are finished first
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.util import find_spec
 
-from stepladder.core.io.auth_token import validate_token
-from stepladder.core.version import __version__
-from stepladder.serve.agent.agent_openapi import openapi_schema
-from stepladder.serve.agent.chat import Chat
-from stepladder.serve.agent.chat_response import error_body
+from fastapi import FastAPI, Request, Response
+from openai.types.chat import ChatCompletion
+from starlette.routing import Route
+
+from stepladder.serve.agent.chat import Chat, check_model
+from stepladder.serve.agent.chat_request import ChatRequest
+from stepladder.serve.agent.chat_response import OpenAIError
 from stepladder.serve.agent.scheduler import AgentMetrics, Scheduler
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.server_config import AgentServerConfig
-from stepladder.serve.http.app import Endpoint, HTTPApp, Receive, Response, json_response
+from stepladder.serve.http.api import POST_ERRORS, ServerAPI
+from stepladder.serve.http.gate import Gate
+from stepladder.serve.http.http_errors import HTTPError
 from stepladder.serve.http.run_server import check_host, is_loopback, run
-from stepladder.serve.http.server_metrics import CONTENT_TYPE
 
 #: How a chat becomes a question, for `/info`.
 RULES = {
@@ -41,76 +44,76 @@ RULES = {
     "seed": "drawn by the server if the request has none; the trace contains it",
     "citations": "retrieved passages whose title or text contains the answer, then those that contain a sub-answer",
 }
-CHAT = "/v1/chat/completions"
+#: The answer to MCP clients of a server without MCP.
+MCP_OFF = (
+    "MCP is off: this server runs without its library. To turn it on, run `pip install 'stepladder[mcp]'` on the "
+    "server (`stepladder doctor` prints the command for its installation) and start it again"
+)
 
 
-def make_agent_app(agent: ServedAgent, settings: AgentServerConfig, *, local: bool = True) -> HTTPApp:
+def make_agent_app(agent: ServedAgent, config: AgentServerConfig, *, local: bool = True) -> Gate:
     """The server as an ASGI application. `local`: only this machine can connect."""
     metrics = AgentMetrics()
-    scheduler = Scheduler(agent.driver, max_waiting=settings.max_waiting, metrics=metrics, live=agent.live)
-    token = validate_token(settings.token.get_secret_value()) if settings.token else None
-    model = {"id": settings.model, "object": "model", "created": int(time.time()), "owned_by": "stepladder"}
+    scheduler = Scheduler(agent.driver, max_waiting=config.max_waiting, metrics=metrics, live=agent.live)
+    model = {"id": config.model, "object": "model", "created": int(time.time()), "owned_by": "stepladder"}
     has_mcp = find_spec("mcp") is not None
-    info = {
-        **agent.info,
-        "model": settings.model,
-        "rules": RULES,
-        "limits": {**settings.model_dump(exclude={"token", "model"}), "max_tokens": agent.sampling.max_tokens},
-        "mcp": has_mcp,
-        "version": __version__,
-    }
-
-    async def health(_: Receive) -> Response:
-        if scheduler.down:
-            return json_response({"status": "down", **error_body(503, "the engine is down; see the log")}, 503)
-        return json_response({"status": "ok"})
-
-    async def show_metrics(_: Receive) -> Response:
-        return Response(200, metrics.page(), content_type=CONTENT_TYPE)
-
-    endpoints = {
-        CHAT: Endpoint("POST", Chat(agent, scheduler, settings)),
-        "/v1/models": _static({"object": "list", "data": [model]}),
-        f"/v1/models/{settings.model}": _static(model),
-        "/health": Endpoint("GET", health, public=True),
-        "/info": _static(info),
-        "/metrics": Endpoint("GET", show_metrics),
-        "/openapi.json": _static(openapi_schema(settings)),
-    }
-    lifespans = []
-    if has_mcp:
-        from stepladder.serve.agent.mcp_server import McpEndpoint
-
-        mcp = McpEndpoint(agent, scheduler, settings, local=local)
-        endpoints["/mcp"] = Endpoint("POST", mcp)
-        lifespans.append(mcp.lifespan)
+    limits = {**config.model_dump(exclude={"token", "model"}), "max_tokens": agent.sampling.max_tokens}
+    background: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
     @asynccontextmanager
-    async def app_lifespan() -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            for lifespan in lifespans:
-                await stack.enter_async_context(lifespan())
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with background():
             scheduler.start()
-            stack.callback(scheduler.close)
             yield
+            scheduler.close()
 
-    return HTTPApp(
-        endpoints, metrics, lifespan=app_lifespan, timed_path=CHAT, token=token, local=local, error_body=error_body
+    def check_health() -> None:
+        if scheduler.down:
+            raise HTTPError(503, "the engine is down; see the log", fields={"status": "down"})
+
+    async def models() -> dict[str, object]:
+        """The served models."""
+        return {"object": "list", "data": [model]}
+
+    async def model_by_name(name: str) -> dict[str, object]:
+        """One model."""
+        check_model(name, config)
+        return model
+
+    async def mcp_is_off(_: Request) -> Response:
+        raise HTTPError(404, MCP_OFF, code="mcp_not_installed")
+
+    api = ServerAPI(
+        "Stepladder agent",
+        config,
+        metrics,
+        {**agent.info, "model": config.model, "rules": RULES, "limits": limits, "mcp": has_mcp},
+        lifespan=lifespan,
+        error_model=OpenAIError,
+        check_health=check_health,
     )
+    declared = {
+        "response_model": ChatCompletion,
+        "description": f"The question is {RULES['question']}. It has at most {config.max_characters:,} characters.",
+        **api.declared(*POST_ERRORS, 404, 504, text="text/event-stream"),
+    }
+    api.add_main("/v1/chat/completions", Chat(agent, scheduler, config).chat, ChatRequest, declared)
+    api.get("/v1/models", **api.declared())(models)
+    api.get("/v1/models/{name:path}", **api.declared(404))(model_by_name)
+    if has_mcp:
+        from stepladder.serve.agent.mcp_server import mcp_over_http
 
-
-def _static(content: object) -> Endpoint:
-    reply = json_response(content)
-
-    async def respond(_: Receive) -> Response:
-        return reply
-
-    return Endpoint("GET", respond)
+        manager = mcp_over_http(agent, scheduler, config)
+        background = manager.run
+        api.router.routes.append(Route("/mcp", manager.asgi_app, methods=["POST"]))
+    else:
+        api.add_route("/mcp", mcp_is_off, ["POST", "GET"], include_in_schema=False)
+    return Gate(api, config, metrics, local=local)
 
 
 def serve_agent(
     agent: ServedAgent,
-    settings: AgentServerConfig,
+    config: AgentServerConfig,
     *,
     host: str = "127.0.0.1",
     port: int = 8001,
@@ -122,6 +125,6 @@ def serve_agent(
 
     Addresses that other machines can reach need a token, unless `insecure` allows everyone. Port 0 picks a free one.
     """
-    check_host(host, has_token=settings.token is not None, insecure=insecure, may="ask")
-    app = make_agent_app(agent, settings, local=is_loopback(host) and not insecure)
-    run(app, settings.drain_seconds, host=host, port=port, access_log=access_log, announce=announce)
+    check_host(host, has_token=config.token is not None, insecure=insecure, may="ask")
+    app = make_agent_app(agent, config, local=is_loopback(host) and not insecure)
+    run(app, config.drain_seconds, host=host, port=port, access_log=access_log, announce=announce)

@@ -1,4 +1,4 @@
-"""OpenAI's chat completion requests, as pure functions.
+"""OpenAI's chat completion requests.
 
     POST /v1/chat/completions {"model": "...", "messages": [{"role": "user", "content": "Who ...?"}], "stream": false}
 
@@ -8,144 +8,101 @@ lower the server's limit on the tokens per step. Parameters that would change th
 supported (`n` above 1, `tools`, a `response_format`, `logprobs`) are rejected; others are ignored.
 """
 
-from dataclasses import dataclass
-from typing import Any
+import reprlib
+from typing import Annotated, Any, Literal
 
-from stepladder.core.io.json_body import BadRequest, json_object, json_type
+from pydantic import AfterValidator, ConfigDict, Field
+
 from stepladder.core.requests import Sampling
-from stepladder.core.unicode import replace_surrogates
-from stepladder.serve.agent.server_config import AgentServerConfig
-
-EXAMPLE = '{"messages": [{"role": "user", "content": "Who designed Orm Tower?"}]}'
-#: Upper limit of the temperature, as in OpenAI's API.
-MAX_TEMPERATURE = 2.0
-_MAX_INT = 2**63 - 1
+from stepladder.serve.http.api import WHOLE, RequestBody
+from stepladder.serve.http.http_errors import HTTPError
 
 
-class UnknownModel(BadRequest):
-    """A model that is not served here."""
+def _reject(value: Any) -> Any:
+    if value:
+        raise ValueError("not supported: this agent searches by itself and answers in plain text")
+    return value
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A validated request."""
-
-    question: str
-    sampling: Sampling
-    #: None: drawn by the server.
-    seed: int | None = None
-    stream: bool = False
-    #: Whether the stream ends with token counts.
-    with_usage: bool = False
+EXAMPLE = {"messages": [{"role": "user", "content": "Where was the architect of Orm Tower born?"}]}
+_Unsupported = Annotated[Any, AfterValidator(_reject)]
+_Tokens = Annotated[int, Field(ge=1, lt=2**63), WHOLE]
 
 
-def read_chat(raw: bytes, limits: AgentServerConfig, defaults: Sampling) -> ChatRequest:
-    """Parse a request body; raises `BadRequest`. `defaults` apply where the request has no value.
+class TextPart(RequestBody):
+    """A part of a message."""
 
-    >>> read_chat(EXAMPLE.encode(), AgentServerConfig(), Sampling()).question
-    'Who designed Orm Tower?'
-    """
-    body = json_object(raw, EXAMPLE)
-    _check_model(body.get("model"), limits.model)
-    _reject_unsupported(body)
-    options = _typed(body, "stream_options", dict, "an object", {})
-    return ChatRequest(
-        read_question(_question(body.get("messages")), limits.max_characters),
-        _sampling(body, defaults),
-        _integer(body, "seed", -_MAX_INT, _MAX_INT),
-        _typed(body, "stream", bool, "true or false", False),
-        _typed(options, "include_usage", bool, "true or false", False),
-    )
+    type: Literal["text"]
+    text: str
+
+
+class Message(RequestBody):
+    """A message of a chat. Messages that are ignored may contain anything."""
+
+    role: str
+    content: str | list[TextPart] | Any = None
+
+
+class StreamOptions(RequestBody):
+    """Options of streams."""
+
+    include_usage: bool | None = Field(default=None, description="Whether the stream ends with token counts.")
+
+
+class ResponseFormat(RequestBody):
+    """The only format."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(RequestBody):
+    """A chat; the last message of role `user` is the question."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE, {**EXAMPLE, "stream": True, "seed": 7}]})
+
+    messages: Annotated[list[Message], Field(fail_fast=True)]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: _Tokens | None = Field(default=None, description="Maximum tokens per step.")
+    max_completion_tokens: _Tokens | None = Field(default=None, description="The same.")
+    seed: Annotated[int, Field(gt=-(2**63), lt=2**63), WHOLE] | None = None
+    n: Annotated[int, Field(ge=1, le=1), WHOLE] | None = None
+    response_format: ResponseFormat | None = None
+    tools: _Unsupported = None
+    functions: _Unsupported = None
+    logprobs: _Unsupported = None
+
+    def question(self, max_chars: int) -> str:
+        """The question; raises `HTTPError`."""
+        questions = [message.content for message in self.messages if message.role == "user"]
+        if not questions:
+            raise HTTPError(422, 'messages: none has the role "user"; the last of them is the question')
+        content = questions[-1]
+        if isinstance(content, list):
+            if not all(isinstance(part, TextPart) for part in content):
+                raise HTTPError(422, 'the question may only have parts of the form {"type": "text", "text": "..."}')
+            content = "\n".join(part.text for part in content)
+        return read_question(content, max_chars)
+
+    def sampling(self, defaults: Sampling) -> Sampling:
+        """How to sample; `defaults` apply where the request has no value, and limit the tokens."""
+        limits = [each for each in (self.max_tokens, self.max_completion_tokens) if each is not None]
+        return Sampling(
+            defaults.temperature if self.temperature is None else self.temperature,
+            defaults.top_p if self.top_p is None else self.top_p,
+            min([defaults.max_tokens, *limits]),
+        )
 
 
 def read_question(text: object, max_chars: int, name: str = "the question") -> str:
-    """Validate a question or a query; lone surrogates, which UTF-8 cannot encode, become U+FFFD."""
+    """Validate a question or a query; raises `HTTPError`."""
     if not isinstance(text, str):
-        raise BadRequest(f"{name} must be a string, found {json_type(text)}")
+        raise HTTPError(422, f"{name} must be a string, found {reprlib.repr(text)}")
     if len(text) > max_chars:
-        raise BadRequest(f"{name} has {len(text):,} characters; the limit is {max_chars:,}")
+        raise HTTPError(422, f"{name} has {len(text):,} characters; the limit is {max_chars:,}")
     if not text.strip():
-        raise BadRequest(f"{name} is empty")
-    return replace_surrogates(text.strip())
-
-
-def _check_model(name: object, served: str) -> None:
-    if name is not None and not isinstance(name, str):
-        raise BadRequest(f'"model" must be a string, found {json_type(name)}')
-    if name not in (None, served):
-        raise UnknownModel(f"unknown model {name[:200]!r}; this server has {served!r}")
-
-
-def _question(messages: object) -> object:
-    """The content of the last message of the user, with text parts joined."""
-    if not isinstance(messages, list):
-        raise BadRequest(f'"messages" must be a list such as {EXAMPLE}, found {json_type(messages)}')
-    last: Any = None
-    for position, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BadRequest(f'"messages"[{position}] must be an object with a "role", found {json_type(message)}')
-        if message["role"] == "user":
-            last = message
-    if last is None:
-        raise BadRequest('"messages" has no message of role "user": the last of them is the question')
-    content = last.get("content")
-    if not isinstance(content, list):
-        return content
-    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
-        raise BadRequest('the question has a part that is not {"type": "text", "text": "..."}: only text is supported')
-    return "\n".join(str(text) for text in texts)
-
-
-def _reject_unsupported(body: dict[str, Any]) -> None:
-    if _integer(body, "n", 1, _MAX_INT) not in (None, 1):
-        raise BadRequest('"n" must be 1: this agent gives one answer per request')
-    response_format = body.get("response_format")
-    if response_format is not None and response_format != {"type": "text"}:
-        raise BadRequest('"response_format" must be {"type": "text"}: this agent answers in plain text')
-    for name in ("tools", "functions", "logprobs"):
-        if body.get(name):
-            raise BadRequest(f'"{name}" is not supported: this agent searches by itself and answers in plain text')
-
-
-def _sampling(body: dict[str, Any], defaults: Sampling) -> Sampling:
-    temperature = _number(body, "temperature", defaults.temperature)
-    if not 0 <= temperature <= MAX_TEMPERATURE:
-        raise BadRequest(f'"temperature" must be from 0 to {MAX_TEMPERATURE:g}')
-    top_p = _number(body, "top_p", defaults.top_p)
-    if not 0 < top_p <= 1:
-        raise BadRequest('"top_p" must be above 0 and at most 1')
-    tokens = [_integer(body, name, 1, _MAX_INT) for name in ("max_tokens", "max_completion_tokens")]
-    return Sampling(temperature, top_p, min([defaults.max_tokens, *(each for each in tokens if each is not None)]))
-
-
-def _number(body: dict[str, Any], name: str, default: float) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadRequest(f'"{name}" must be a number, found {json_type(value)}')
-    # An integer may be too large for a float; it is out of every range then.
-    return float(value) if abs(value) < _MAX_INT else float("inf")
-
-
-def _integer(body: dict[str, Any], name: str, least: int, most: int) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # in JSON, 3.0 and 3 are the same number
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadRequest(f'"{name}" must be an integer, found {json_type(value)}')
-    if not least <= value <= most:
-        raise BadRequest(f'"{name}" must be from {least} to {most}')
-    return value
-
-
-def _typed(body: dict[str, Any], name: str, kind: type[Any], expected: str, default: Any) -> Any:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        raise BadRequest(f'"{name}" must be {expected}, found {json_type(value)}')
-    return value
+        raise HTTPError(422, f"{name} is empty")
+    return text.strip()

@@ -10,48 +10,59 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
+from pydantic import BaseModel
+
 from stepladder.core.trace import Step, StopReason, Trajectory, Usage
-from stepladder.serve.agent.citations import Citation, cite
-from stepladder.serve.agent.episode_json import answer_text, citations_data, episode_data, step_data, step_text
+from stepladder.serve.agent.episode_json import answer_text, episode_data, step_data, step_text
+from stepladder.serve.http.api import ErrorReply
+from stepladder.serve.http.http_errors import HTTPError
 
 #: Ends a stream.
 DONE = b"data: [DONE]\n\n"
 #: An SSE comment that keeps an idle connection open; clients ignore it.
 HEARTBEAT = b": still running\n\n"
 
-_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    429: "rate_limit_error",
-    504: "timeout_error",
+#: OpenAI's type and code of an error, by status.
+_ERRORS = {
+    401: ("authentication_error", "invalid_api_key"),
+    404: ("not_found_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    408: ("timeout_error", "request_timeout"),
+    413: ("invalid_request_error", "request_too_large"),
+    422: ("invalid_request_error", "invalid_request"),
+    429: ("rate_limit_error", "too_many_requests"),
+    503: ("server_error", "unavailable"),
+    504: ("timeout_error", "answer_timeout"),
 }
-_CODES = {
-    401: "invalid_api_key",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "request_timeout",
-    413: "request_too_large",
-    422: "invalid_request",
-    429: "too_many_requests",
-    503: "unavailable",
-    504: "answer_timeout",
-}
-#: OpenAI's error code for an unknown model.
-MODEL_NOT_FOUND = "model_not_found"
 
 
-def error_body(status: int, message: str, code: str | None = None) -> dict[str, object]:
-    """The JSON of an error, in OpenAI's format.
+class ErrorDetails(BaseModel):
+    """What went wrong."""
 
-    >>> error_body(422, "the question is empty")["error"]["type"]
+    message: str
+    type: str
+    param: None = None
+    code: str
+
+
+class OpenAIError(ErrorReply):
+    """An error, in OpenAI's format.
+
+    >>> OpenAIError.of(HTTPError(422, "the question is empty")).error.type
     'invalid_request_error'
     """
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": code or _CODES.get(status, "failed")}}
+
+    error: ErrorDetails
+
+    @classmethod
+    def of(cls, error: HTTPError) -> Self:
+        """The reply for an error."""
+        other = ("invalid_request_error" if error.status_code < 500 else "server_error", "failed")
+        kind, code = _ERRORS.get(error.status_code, other)
+        return cls(error=ErrorDetails(message=error.detail, type=kind, code=error.code or code))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,45 +75,32 @@ class Completion:
 
     def response(self, trajectory: Trajectory, tokens: Usage) -> dict[str, Any]:
         """The complete response."""
-        text = answer_text(trajectory)
-        citations = cite(trajectory)
-        message = {
-            "role": "assistant",
-            "content": text,
-            "refusal": None,
-            "annotations": annotations(citations, text),
-            "stepladder": {**episode_data(trajectory), "citations": citations_data(citations)},
-        }
+        message = {"role": "assistant", "refusal": None, **answer_fields(trajectory)}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(trajectory)}
         return {**self._head("chat.completion"), "choices": [choice], "usage": usage(tokens)}
 
-    def first_chunk(self) -> dict[str, Any]:
-        """The first chunk."""
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def step_chunk(self, step: Step, number: int) -> dict[str, Any]:
-        """The chunk of a step; `number` counts from 1."""
-        return self._chunk({"reasoning_content": step_text(step), "stepladder": {"step": step_data(step, number)}})
-
-    def answer_chunk(self, trajectory: Trajectory) -> dict[str, Any]:
-        """The chunk with the answer and the whole episode, which may differ from the steps sent before."""
-        message = self.response(trajectory, Usage())["choices"][0]["message"]
-        return self._chunk({name: message[name] for name in ("content", "annotations", "stepladder")})
-
-    def last_chunk(self, trajectory: Trajectory) -> dict[str, Any]:
-        """The last chunk with a choice."""
-        return self._chunk({}, finish_reason(trajectory))
-
-    def usage_chunk(self, tokens: Usage) -> dict[str, Any]:
-        """The chunk with the token counts, for clients that requested it."""
-        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(tokens)}
-
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    def chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        """A chunk of a stream, as a server-sent event."""
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+        return sse_event({**self._head("chat.completion.chunk"), "choices": [choice]})
+
+    def usage_chunk(self, tokens: Usage) -> bytes:
+        """The chunk with the token counts, for clients that requested it."""
+        return sse_event({**self._head("chat.completion.chunk"), "choices": [], "usage": usage(tokens)})
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def answer_fields(trajectory: Trajectory) -> dict[str, Any]:
+    """The answer, its citations and the whole episode: fields of a message or a delta."""
+    text, episode = answer_text(trajectory), episode_data(trajectory)
+    return {"content": text, "annotations": annotations(episode["citations"], text), "stepladder": episode}
+
+
+def step_fields(step: Step, number: int) -> dict[str, Any]:
+    """A step, as fields of a delta; `number` counts from 1."""
+    return {"reasoning_content": step_text(step), "stepladder": {"step": step_data(step, number)}}
 
 
 def finish_reason(trajectory: Trajectory) -> str:
@@ -117,7 +115,7 @@ def usage(tokens: Usage) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def annotations(citations: Sequence[Citation], text: str) -> list[dict[str, Any]]:
+def annotations(citations: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
     """Citations as OpenAI's annotations of the whole answer. Passage ids that are no URL get the scheme `passage:`."""
     return [
         {
@@ -125,12 +123,12 @@ def annotations(citations: Sequence[Citation], text: str) -> list[dict[str, Any]
             "url_citation": {
                 "start_index": 0,
                 "end_index": len(text),
-                "title": each.passage.title,
-                "url": _url(each.passage.id),
+                "title": each["title"],
+                "url": _url(each["passage_id"]),
             },
-            "stepladder": data,
+            "stepladder": each,
         }
-        for each, data in zip(citations, citations_data(citations), strict=True)
+        for each in citations
     ]
 
 
@@ -140,8 +138,5 @@ def sse_event(content: object) -> bytes:
 
 
 def _url(passage_id: str) -> str:
-    return (
-        passage_id
-        if passage_id.startswith(("http://", "https://"))
-        else f"passage:{quote(passage_id, errors='replace')}"
-    )
+    is_url = passage_id.startswith(("http://", "https://"))
+    return passage_id if is_url else f"passage:{quote(passage_id, errors='replace')}"

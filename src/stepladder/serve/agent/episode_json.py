@@ -9,7 +9,7 @@ from typing import Any
 
 from stepladder.agents.base import neutralize
 from stepladder.core.trace import ActionKind, Passage, Step, StopReason, Trajectory
-from stepladder.serve.agent.citations import Citation
+from stepladder.serve.agent.citations import cite
 
 #: Reasons given in place of an answer.
 _NO_ANSWER = {
@@ -34,13 +34,14 @@ def answer_text(trajectory: Trajectory) -> str:
 
 
 def episode_data(trajectory: Trajectory) -> dict[str, Any]:
-    """An episode: stop reason, given passages, steps."""
+    """An episode: stop reason, given passages, steps, citations."""
     return {
         "agent": trajectory.agent,
         "stop": trajectory.stop.value if trajectory.stop else None,
         "seed": trajectory.seed,
         "given": passages_data(trajectory.given),
         "steps": [step_data(step, number) for number, step in enumerate(trajectory.steps, start=1)],
+        "citations": cite(trajectory),
     }
 
 
@@ -62,21 +63,6 @@ def step_data(step: Step, number: int) -> dict[str, Any]:
 def passages_data(passages: Iterable[Passage]) -> list[dict[str, Any]]:
     """Passages with their scores, best first. Scores that are not finite become null."""
     return [{"id": each.id, "title": each.title, "text": each.text, "score": _finite(each.score)} for each in passages]
-
-
-def citations_data(citations: Iterable[Citation]) -> list[dict[str, Any]]:
-    """Citations, best first."""
-    return [
-        {
-            "passage_id": each.passage.id,
-            "title": each.passage.title,
-            "states": each.text,
-            "of": "answer" if each.final else "sub_answer",
-            "step": each.step,
-            "rank": each.rank,
-        }
-        for each in citations
-    ]
 
 
 def step_text(step: Step) -> str:

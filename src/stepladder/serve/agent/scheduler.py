@@ -1,29 +1,27 @@
 """The scheduler: runs the questions of many clients in one driver, and connects it to an event loop.
 
-In: algorithms, from an event loop (`Scheduler.submit`). Out: a `QueuedRequest` for each, which receives events: new
-steps, and the result. One thread runs the driver; new questions join the running ones. When a client disconnects, its
-question is not started, or ends before its next generation. A failed algorithm fails alone; if the engine is down, all
-running ones fail, and the next question tries it again.
+In: algorithms, from an event loop (`Scheduler.submit`). Out: the events of each (`Scheduler.events`): new steps, and
+the result or an `HTTPError`. One thread runs the driver; new questions join the running ones. When a client
+disconnects, its question is not started, or ends before its next generation. A failed algorithm fails alone; if the
+engine is down, all running ones fail, and the next question tries it again.
 """
 
 import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from prometheus_client import Counter, Gauge
-
 from stepladder.core.requests import Algorithm, Job
 from stepladder.core.trace import Step, StopReason, Trajectory, Usage
 from stepladder.driver import Driver, Failure, Outcome
 from stepladder.explore.episode import Cost, metered, watch_states
+from stepladder.serve.http.http_errors import HTTPError, QueueFull
 from stepladder.serve.http.server_metrics import Metrics
-from stepladder.serve.http.timeouts import QueueFull
 
 #: Seconds to wait for the thread at shutdown.
 _JOIN_TIMEOUT = 5.0
@@ -38,13 +36,10 @@ class AgentMetrics(Metrics):
 
     def __init__(self) -> None:
         buckets = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-        super().__init__("stepladder_answer_seconds", "Time to answer a chat completion, including the queue.", buckets)
-        registry = self.registry
-        self.stops = Counter("stepladder_answers", "Finished questions by stop reason.", ["stop"], registry=registry)
-        self.tokens = Counter("stepladder_tokens", "Tokens of finished questions.", ["kind"], registry=registry)
-        self.disconnected = Counter("stepladder_disconnected", "Questions of disconnected clients.", registry=registry)
-        self.waiting = Gauge("stepladder_waiting", "Questions in the queue.", registry=registry)
-        self.running = Gauge("stepladder_running", "Running questions.", registry=registry)
+        super().__init__("answer_seconds", "Time to answer a chat completion, including the queue.", buckets)
+        self.stops = self.counter("answers", "Finished questions by stop reason.", "stop")
+        self.tokens = self.counter("tokens", "Tokens of finished questions.", "kind")
+        self.disconnected = self.counter("disconnected", "Questions of disconnected clients.")
 
     def count_outcome(self, outcome: Outcome[Any], usage: Usage) -> None:
         """Count the outcome of a question and its tokens."""
@@ -58,27 +53,19 @@ class AgentMetrics(Metrics):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a request: the algorithm's result, or its failure."""
+    """The last event of a request that succeeded."""
 
-    value: Any = None
-    failure: Failure | None = None
+    value: Any
     #: Tokens of everything that was generated, including discarded branches.
-    usage: Usage = Usage()
-    #: Whether the engine or the retriever is down.
-    down: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """The client has disconnected."""
+    usage: Usage
 
 
 #: New steps since the last event, or the end.
-Event = tuple[Step, ...] | Finished | Disconnected
+Event = tuple[Step, ...] | Finished | HTTPError
 
 
-class _ClientDisconnected(Exception):
-    """Raised inside an algorithm whose client has disconnected."""
+class _Abandoned(Exception):
+    """Raised inside an algorithm that nobody waits for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,21 +75,14 @@ class QueuedRequest:
     algorithm: Algorithm[Any]
     cost: Cost = field(default_factory=Cost)
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
-    #: Set on the event loop, read by the scheduler's thread.
+    #: Set on the event loop when nobody waits any more, read by the scheduler's thread.
     abandoned: bool = False
     finished: bool = False
-    cancelled: bool = False
     started: float = 0.0
-
-    def disconnect(self) -> None:
-        """Stop waiting; readers of the events get `Disconnected`."""
-        if not self.finished and not self.abandoned:
-            self.abandoned = True
-            self.events.put_nowait(Disconnected())
 
     def put(self, event: Event) -> None:
         """Add an event."""
-        self.finished = isinstance(event, Finished)
+        self.finished = not isinstance(event, tuple)
         self.events.put_nowait(event)
 
 
@@ -121,8 +101,8 @@ class Scheduler:
         #: Running requests by the index of their driver job; used by the thread alone.
         self._running: dict[int, QueuedRequest] = {}
         self._mean_seconds = 0.0
-        metrics.waiting.set_function(lambda: len(self._waiting))
-        metrics.running.set_function(lambda: len(self._running))
+        metrics.gauge("waiting", "Questions in the queue.", lambda: len(self._waiting))
+        metrics.gauge("running", "Running questions.", lambda: len(self._running))
 
     def start(self) -> None:
         """Start the thread."""
@@ -135,7 +115,7 @@ class Scheduler:
         with self._condition:
             self._closed = True
             for request in (*self._waiting, *self._running.copy().values()):
-                request.disconnect()
+                request.abandoned = True
             self._condition.notify_all()
         self._thread.join(_JOIN_TIMEOUT)
         if self._thread.is_alive():
@@ -157,13 +137,36 @@ class Scheduler:
 
     def cancel(self, request: QueuedRequest) -> None:
         """Drop a request that nobody waits for: it is not started, or ends soon."""
-        if request.finished or request.cancelled:
+        if request.finished or request.abandoned:
             return
-        request.cancelled = True
-        request.disconnect()
+        request.abandoned = True
         self._metrics.disconnected.inc()
         with self._condition, suppress(ValueError):  # already started
             self._waiting.remove(request)
+
+    async def events(
+        self, request: QueuedRequest, seconds: float, heartbeat: float = 15.0
+    ) -> AsyncGenerator[tuple[Step, ...] | Finished, None]:
+        """New steps as they come, an empty tuple after every `heartbeat` seconds without any, and finally the result.
+
+        Close the generator when nobody listens any more: the question is then cancelled, as it is after `seconds`.
+        """
+        deadline = perf_counter() + seconds
+        event: Event = ()
+        try:
+            while not isinstance(event, Finished):
+                remaining = deadline - perf_counter()
+                if remaining <= 0:
+                    raise HTTPError(504, f"the question was not answered within {seconds:g} s")
+                event = ()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(heartbeat, remaining)):
+                        event = await request.events.get()
+                if isinstance(event, HTTPError):
+                    raise event
+                yield event
+        finally:
+            self.cancel(request)
 
     # --- In the thread ----------------------------------------------------------------------------------
 
@@ -179,10 +182,10 @@ class Scheduler:
                 log.exception("the running questions failed")
                 self.down = True
                 failure = Failure(StopReason.FAILED, str(error))
-                for index in list(self._running):
-                    request = self._running.pop(index)
+                while self._running:
+                    index, request = self._running.popitem()
                     self._metrics.count_outcome(Outcome(index, failure=failure), request.cost.usage)
-                    self._send(request, Finished(failure=failure, down=True))
+                    self._send(request, HTTPError(503, "the engine or the index is down; see the server's log"))
 
     def _jobs(self) -> Iterator[Job[Any] | None]:
         """Jobs as they arrive. Waits for one only while none is running."""
@@ -209,7 +212,7 @@ class Scheduler:
         def on_step(trajectory: Trajectory) -> None:
             """Send the new steps of the trajectory that was sent before; other branches of a search are ignored."""
             if request.abandoned:
-                raise _ClientDisconnected
+                raise _Abandoned
             if not self._live and trajectory.stop is None:
                 return
             if sent and (len(trajectory.steps) < len(sent) or trajectory.steps[len(sent) - 1] is not sent[-1]):
@@ -221,11 +224,14 @@ class Scheduler:
         return lambda: metered(watch_states(request.algorithm, on_step), request.cost)
 
     def _finish(self, request: QueuedRequest, outcome: Outcome[Any]) -> None:
-        if outcome.failure is not None and not request.abandoned:
-            log.error("a question failed: %s\n%s", outcome.failure.reason, outcome.failure.traceback)
         if not request.abandoned:
             self._metrics.count_outcome(outcome, request.cost.usage)
-        self._send(request, Finished(outcome.value, outcome.failure, request.cost.usage))
+            if outcome.failure is not None:
+                log.error("a question failed: %s\n%s", outcome.failure.reason, outcome.failure.traceback)
+        if outcome.failure is not None:
+            self._send(request, HTTPError(500, "the agent failed at this question; see the server's log"))
+        else:
+            self._send(request, Finished(outcome.value, request.cost.usage))
 
     def _send(self, request: QueuedRequest, event: Event) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody reads it

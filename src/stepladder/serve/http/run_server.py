@@ -16,7 +16,7 @@ from types import FrameType
 import uvicorn
 
 from stepladder.core.errors import StepladderError
-from stepladder.serve.http.app import HTTPApp
+from stepladder.serve.http.gate import Gate
 
 #: Longer than clients keep idle connections, so that none is closed during a request.
 _KEEP_ALIVE_SECONDS = 75
@@ -30,7 +30,7 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: HTTPApp,
+        app: Gate,
         drain_seconds: float,
         *,
         access_log: bool = False,
@@ -47,13 +47,13 @@ class DrainingServer(uvicorn.Server):
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
         super().__init__(config)
-        self._traffic = app.traffic
+        self.gate = app
         self._drain_seconds = drain_seconds
         self._on_start = on_start
 
     def drain(self) -> None:
         """Start the shutdown; from any thread."""
-        self._traffic.draining = True
+        self.gate.draining = True
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -70,14 +70,14 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for the running requests, up to the drain time, then shut uvicorn down."""
         deadline = perf_counter() + self._drain_seconds
-        while self._traffic.in_flight and perf_counter() < deadline and not self.force_exit:
+        while self.gate.in_flight and perf_counter() < deadline and not self.force_exit:
             await asyncio.sleep(0.02)
         self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - perf_counter()))
         await super().shutdown([*(sockets or []), *self._socket_copies])
 
 
 def run(
-    app: HTTPApp,
+    app: Gate,
     drain_seconds: float,
     *,
     host: str,

@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
 
-from prometheus_client import Counter, Gauge, Histogram
-
 from stepladder.core.errors import StepladderError
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.remote.protocol import EncodedHits, encode_hits
+from stepladder.serve.http.http_errors import QueueFull
 from stepladder.serve.http.server_metrics import Metrics
-from stepladder.serve.http.timeouts import QueueFull
 from stepladder.serve.search.lru import LRUCache
+from stepladder.serve.search.search_config import ServerConfig
 
 #: Seconds to wait for the threads at shutdown.
 _JOIN_SECONDS = 2.0
@@ -40,21 +39,14 @@ class SearchMetrics(Metrics):
 
     def __init__(self) -> None:
         buckets = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-        super().__init__("stepladder_retrieve_seconds", "Latency of POST /retrieve, including queueing.", buckets)
-        registry = self.registry
-        self.queries = Counter("stepladder_queries", "Queries received.", registry=registry)
-        self.cache_hits = Counter("stepladder_cache_hits", "Queries answered from the cache.", registry=registry)
-        self.shared = Counter("stepladder_shared", "Queries merged with an equal query in progress.", registry=registry)
-        self.dropped = Counter("stepladder_dropped", "Queries dropped: client disconnected.", registry=registry)
-        self.failed = Counter("stepladder_failed", "Queries whose search failed.", registry=registry)
-        self.batch_size = Histogram(
-            "stepladder_batch_size",
-            "Queries per batch.",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
-            registry=registry,
-        )
-        self.queue_length = Gauge("stepladder_queue_length", "Queries waiting for a search.", registry=registry)
-        self.cache_bytes = Gauge("stepladder_cache_bytes", "Size of the result cache in bytes.", registry=registry)
+        super().__init__("retrieve_seconds", "Latency of POST /retrieve, including queueing.", buckets)
+        self.queries = self.counter("queries", "Queries received.")
+        self.cache_hits = self.counter("cache_hits", "Queries answered from the cache.")
+        self.shared = self.counter("shared", "Queries merged with an equal query in progress.")
+        self.dropped = self.counter("dropped", "Queries dropped: client disconnected.")
+        self.failed = self.counter("failed", "Queries whose search failed.")
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+        self.batch_size = self.histogram("batch_size", "Queries per batch.", sizes)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,13 +69,8 @@ class PendingSearch:
     searches: list[_Search]
     #: Number of unfinished searches.
     remaining: int
-    #: Resolves to True when all searches are finished, to False when the request is abandoned.
-    ready: asyncio.Future[bool]
-
-    def abandon(self) -> None:
-        """Stop waiting."""
-        if not self.ready.done():
-            self.ready.set_result(False)
+    #: Done when all searches are finished, or cancelled with the request that waits for it.
+    ready: asyncio.Future[None]
 
     @property
     def results(self) -> list[EncodedHits] | None:
@@ -101,15 +88,11 @@ def _bytes(query: str, found: EncodedHits) -> int:
 class SearchBatcher:
     """Batches the queries of all requests. Call `start` on the event loop that submits queries."""
 
-    def __init__(
-        self, retriever: Retriever, *, max_waiting: int, cache_entries: int, cache_bytes: int, metrics: SearchMetrics
-    ) -> None:
-        self._retriever = retriever
-        self._max_waiting = max_waiting
-        self._metrics = metrics
+    def __init__(self, retriever: Retriever, config: ServerConfig, metrics: SearchMetrics) -> None:
+        self._retriever, self._metrics, self._max_waiting = retriever, metrics, config.max_waiting
         self._numbers = count()
         #: Finished searches. Like `_open`, used on the event loop only.
-        self._cache: LRUCache[tuple[str, int], _Search] = LRUCache(cache_entries, cache_bytes)
+        self._cache: LRUCache[tuple[str, int], _Search] = LRUCache(config.cache_entries, config.cache_bytes)
         #: Unfinished searches.
         self._open: dict[tuple[str, int], _Search] = {}
         #: Guards the fields below, which the threads share, and `_Search.started`.
@@ -120,8 +103,8 @@ class SearchBatcher:
         self._seconds_per_query = 0.0
         self._closed = False
         self._threads: list[threading.Thread] = []
-        metrics.queue_length.set_function(lambda: self._length)
-        metrics.cache_bytes.set_function(lambda: self._cache.size)
+        metrics.gauge("queue_length", "Queries waiting for a search.", lambda: self._length)
+        metrics.gauge("cache_bytes", "Size of the result cache in bytes.", lambda: self._cache.size)
 
     def start(self) -> None:
         """Start the worker threads."""
@@ -209,7 +192,7 @@ class SearchBatcher:
             for pending in search.waiters:
                 pending.remaining -= 1
                 if not pending.remaining and not pending.ready.done():
-                    pending.ready.set_result(True)
+                    pending.ready.set_result(None)
             search.waiters.clear()
 
     # --- In the threads ---------------------------------------------------------------------------------

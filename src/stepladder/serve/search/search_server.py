@@ -15,101 +15,116 @@ Errors are JSON, {"detail": "..."}: 401 without the token, 408 if the body is la
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Annotated, Self
 
-from stepladder.core.io.auth_token import validate_token
-from stepladder.core.io.json_body import BadRequest
-from stepladder.core.version import __version__
+from fastapi import FastAPI, Response
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
 from stepladder.retrieval.base import Retriever
-from stepladder.retrieval.remote.limits import ServerConfig
-from stepladder.retrieval.remote.protocol import read_request, write_reply
-from stepladder.serve.http.app import (
-    CLIENT_DISCONNECTED,
-    Endpoint,
-    HTTPApp,
-    HTTPError,
-    Receive,
-    Response,
-    json_response,
-)
+from stepladder.retrieval.remote.protocol import write_reply
+from stepladder.serve.http.api import POST_ERRORS, WHOLE, ErrorReply, JSONBytes, RequestBody, ServerAPI
+from stepladder.serve.http.gate import Gate
+from stepladder.serve.http.http_errors import HTTPError
 from stepladder.serve.http.run_server import check_host, is_loopback, run
-from stepladder.serve.http.server_metrics import CONTENT_TYPE
-from stepladder.serve.http.timeouts import DisconnectWatch, QueueFull, read_body
 from stepladder.serve.search.search_batcher import SearchBatcher, SearchMetrics
-from stepladder.serve.search.search_openapi import openapi_schema
+from stepladder.serve.search.search_config import ServerConfig
 
 
-def make_app(
-    retriever: Retriever, settings: ServerConfig, info: Mapping[str, object], *, local: bool = False
-) -> HTTPApp:
+class SearchRequest(RequestBody):
+    """A search, in Search-R1's protocol."""
+
+    queries: list[str]
+    topk: int | None = None
+    return_scores: bool = Field(default=False, description="Whether to return documents with scores, or alone.")
+
+    @classmethod
+    def within(cls, limits: ServerConfig) -> "type[SearchRequest]":
+        """The request of a server with these limits."""
+        query = Annotated[str, Field(max_length=limits.max_characters)]
+        topk = Annotated[int, Field(ge=1, le=limits.max_topk), WHOLE]
+        return create_model(
+            "SearchRequest",
+            __base__=cls,
+            queries=Annotated[list[query], Field(max_length=limits.max_queries, fail_fast=True)],
+            topk=(topk | None, Field(default=None, description=f"Passages per query; the default is {limits.topk}.")),
+        )
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Document(_Reply):
+    """A passage."""
+
+    id: str
+    contents: str = Field(description="The title in quotes, a line break, the text.")
+
+
+class Hit(_Reply):
+    """A passage with its score."""
+
+    document: Document
+    score: float | None
+
+
+class SearchReply(_Reply):
+    """One list of passages per query, in the order of the queries, best first."""
+
+    result: list[list[Document]] | list[list[Hit]]
+
+
+class Problem(ErrorReply):
+    """An error, in FastAPI's format."""
+
+    detail: str
+
+    @classmethod
+    def of(cls, error: HTTPError) -> Self:
+        """The reply for an error."""
+        return cls(detail=error.detail)
+
+
+def make_app(retriever: Retriever, config: ServerConfig, info: Mapping[str, object], *, local: bool = False) -> Gate:
     """The server as an ASGI application; `info` describes the index. `local`: reject requests from web pages."""
     metrics = SearchMetrics()
-    batcher = SearchBatcher(
-        retriever,
-        max_waiting=settings.max_waiting,
-        cache_entries=settings.cache_entries,
-        cache_bytes=settings.cache_bytes,
-        metrics=metrics,
-    )
-    token = validate_token(settings.token.get_secret_value()) if settings.token else None
-    about = json_response(
-        {"index": dict(info), "limits": settings.model_dump(exclude={"token"}), "version": __version__}
-    )
-    schema = json_response(openapi_schema(settings))
+    batcher = SearchBatcher(retriever, config, metrics)
 
-    async def retrieve(receive: Receive) -> Response:
-        body = await read_body(
-            receive, settings.max_body_bytes, settings.body_seconds, "send fewer queries per request"
-        )
-        try:
-            request = read_request(body, settings)
-            pending = batcher.submit(request.queries, request.k)
-        except BadRequest as error:
-            raise HTTPError(422, str(error)) from error
-        except QueueFull as error:
-            raise error.http_error from error
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        batcher.start()
+        yield
+        batcher.close()
+
+    async def retrieve(body: SearchRequest) -> Response:
+        """Search, in Search-R1's protocol."""
+        pending = batcher.submit(body.queries, body.topk or config.topk)
         if pending.remaining:
             try:
-                with DisconnectWatch(pending.abandon, receive):
-                    if not await pending.ready:
-                        return CLIENT_DISCONNECTED
+                await pending.ready
             finally:
                 batcher.cancel(pending)
         results = pending.results
         if results is None:
             raise HTTPError(500, "the search failed; see the server's log")
-        return Response(200, write_reply(results, request.with_scores))
+        return JSONBytes(write_reply(results, body.return_scores))
 
-    async def health(_: Receive) -> Response:
-        return json_response({"status": "ok"})
-
-    async def show_info(_: Receive) -> Response:
-        return about
-
-    async def show_metrics(_: Receive) -> Response:
-        return Response(200, metrics.page(), content_type=CONTENT_TYPE)
-
-    async def show_schema(_: Receive) -> Response:
-        return schema
-
-    @asynccontextmanager
-    async def lifespan() -> AsyncIterator[None]:
-        batcher.start()
-        yield
-        batcher.close()
-
-    endpoints = {
-        "/retrieve": Endpoint("POST", retrieve),
-        "/health": Endpoint("GET", health, public=True),
-        "/info": Endpoint("GET", show_info),
-        "/metrics": Endpoint("GET", show_metrics),
-        "/openapi.json": Endpoint("GET", show_schema),
-    }
-    return HTTPApp(endpoints, metrics, lifespan=lifespan, timed_path="/retrieve", token=token, local=local)
+    api = ServerAPI(
+        "Stepladder search",
+        config,
+        metrics,
+        {"index": dict(info), "limits": config.model_dump(exclude={"token"})},
+        lifespan=lifespan,
+        error_model=Problem,
+    )
+    declared = {"response_model": SearchReply, **api.declared(*POST_ERRORS)}
+    api.add_main("/retrieve", retrieve, SearchRequest.within(config), declared)
+    return Gate(api, config, metrics, local=local)
 
 
 def serve(
     retriever: Retriever,
-    settings: ServerConfig,
+    config: ServerConfig,
     info: Mapping[str, object],
     *,
     host: str = "127.0.0.1",
@@ -122,6 +137,6 @@ def serve(
 
     Non-loopback addresses need a token, unless `insecure` is set. Port 0 picks a free port.
     """
-    check_host(host, has_token=settings.token is not None, insecure=insecure, may="search")
-    app = make_app(retriever, settings, info, local=is_loopback(host) and not insecure)
-    run(app, settings.drain_seconds, host=host, port=port, access_log=access_log, announce=announce)
+    check_host(host, has_token=config.token is not None, insecure=insecure, may="search")
+    app = make_app(retriever, config, info, local=is_loopback(host) and not insecure)
+    run(app, config.drain_seconds, host=host, port=port, access_log=access_log, announce=announce)

@@ -37,10 +37,6 @@ from stepladder.train.loop.public_trainer import PublicTrainer, all_questions
 from stepladder.train.loop.training_loop import TrainingReport, learning_rate_for, run_training, training_numbers
 from stepladder.train.transcripts.tokenized import tokenize_trajectory
 
-#: Learning rates below 20M parameters, below 1B and above, and with LoRA: a tenth of fine-tuning's, because a pair
-#: pushes two steps apart without bound.
-_RATES, _LORA_RATE = (5e-5, 5e-6, 1e-6), 5e-6
-
 
 @dataclass
 class DPOTrainer(PublicTrainer[DPOConfig, TrainingReport]):
@@ -92,7 +88,7 @@ def train_dpo(
             trainer,
             [len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in rows],
             config,
-            learning_rate_for(config, model, _RATES, _LORA_RATE),
+            learning_rate_for(config, model),
             context,
             session.compute,
             dev_eval=dev_eval if dev_episodes is not None or dev_rows else None,

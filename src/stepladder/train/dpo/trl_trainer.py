@@ -5,8 +5,7 @@ reference. trl computes the losses and keeps the reference model. Overridden: to
 model cards and telemetry.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -15,8 +14,9 @@ from torch import nn
 from torch.nn.functional import pad
 
 from stepladder.models.length_batches import context_window, padded_width
-from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, DevScore, TRLOverrides
+from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, DevScore, TRLOverrides, eval_mode
 from stepladder.train.loop.selected_logits import selected_logits
+from stepladder.train.transcripts.collate import collate
 from stepladder.train.transcripts.tokenized import Example
 
 #: Metrics: trl's name -> ours.
@@ -103,13 +103,17 @@ class PairTrainer(TRLOverrides, trl.DPOTrainer, BaseTrainer):  # type: ignore[mi
         share: torch.Tensor = loss * pairs / num_items_in_batch * self.accelerator.num_processes
         return share
 
+    def reported_metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:  # noqa: ARG002
+        """None: trl logs the same ones under its own names."""
+        return {}
+
     def dev_metrics(self) -> DevScore:
         """Metrics of dev episodes and of held-out pairs."""
         return {**super().dev_metrics(), **self._pair_metrics()}
 
     def _pair_metrics(self) -> dict[str, float]:
         sums: dict[str, float] = {}
-        with self._eval_mode():
+        with eval_mode(self.model):
             size = self.args.per_device_train_batch_size
             for start in range(0, len(self.held_out), size):
                 rows = self.held_out[start : start + size]
@@ -124,46 +128,19 @@ class PairTrainer(TRLOverrides, trl.DPOTrainer, BaseTrainer):  # type: ignore[mi
     def divergence(self, examples: Sequence[Example]) -> float:
         """KL(policy || reference) per policy token, on transcripts of the policy."""
         total, count = 0.0, 0
-        with self._eval_mode():
+        with eval_mode(self.model):
             for start in range(0, len(examples), _KL_BATCH):
                 kl, tokens = self._divergence(examples[start : start + _KL_BATCH])
                 total, count = total + kl, count + tokens
         return total / max(count, 1)
 
     def _divergence(self, examples: Sequence[Example]) -> tuple[float, int]:
-        width = padded_width((len(example.tokens) for example in examples), context_window(self.model))
-        ids_BT = torch.zeros(len(examples), width, dtype=torch.long)
-        policy_BT = torch.zeros(len(examples), width, dtype=torch.bool)
-        for row, example in enumerate(examples):
-            ids_BT[row, : len(example.tokens)] = torch.tensor(example.tokens)
-            policy_BT[row, : len(example.tokens)] = torch.tensor(example.policy_mask)
-        ids_BT, predicted_BT = ids_BT.to(self.args.device), policy_BT[:, 1:].to(self.args.device)
-
-        def logprobs(model: Any) -> torch.Tensor:
-            return selected_logits(model, ids_BT, pad(predicted_BT, (0, 1))).float().log_softmax(-1)
-
+        batch = collate(examples, context_window(self.model))
+        ids_BT = batch["input_ids"].to(self.args.device)
+        predicted_BT = pad(batch["weights"][:, 1:] > 0, (0, 1)).to(self.args.device)
         with torch.no_grad(), self.accelerator.autocast():
-            ours_NV = logprobs(self.model)
-            with self._reference() as reference:
-                theirs_NV = logprobs(reference)
+            ours_NV = selected_logits(self.model, ids_BT, predicted_BT).float().log_softmax(-1)
+            with self.reference() as reference:
+                theirs_NV = selected_logits(reference, ids_BT, predicted_BT).float().log_softmax(-1)
         kl_N = (ours_NV.exp() * (ours_NV - theirs_NV)).sum(-1)
         return float(kl_N.sum()), len(kl_N)
-
-    def _reference(self) -> AbstractContextManager[Any]:
-        """The reference: the model without its adapter, or a frozen copy."""
-        return nullcontext(self.ref_model) if self.ref_model is not None else _without_adapter(self.model)
-
-    @contextmanager
-    def _eval_mode(self) -> Iterator[None]:
-        training = self.model.training
-        self.model.eval()
-        try:
-            yield
-        finally:
-            self.model.train(training)
-
-
-@contextmanager
-def _without_adapter(model: Any) -> Iterator[Any]:
-    with model.disable_adapter():
-        yield model

@@ -1,5 +1,6 @@
 """Settings of GRPO."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -45,10 +46,11 @@ class TreeConfig(Config):
 
 
 class GRPOConfig(PolicyTrainingConfig):
-    """Group-relative policy optimization. The examples of an update are episodes.
+    """Group-relative policy optimization. The examples of an update are episodes."""
 
-    learning_rate auto: 1e-4 below 20M parameters, 1e-5 below 1B, else 1e-6; with LoRA 1e-5 (ProRAG's).
-    """
+    #: Small, because the signal of an update is noisy and the next episodes depend on it; with LoRA ProRAG's.
+    auto_rates = (1e-4, 1e-5, 1e-6)
+    auto_lora_rate = 1e-5
 
     renamed: ClassVar[dict[str, str]] = {
         **PolicyTrainingConfig.renamed,
@@ -135,6 +137,31 @@ class GRPOConfig(PolicyTrainingConfig):
                 f"{self.questions * self.num_generations} or less"
             )
         return self
+
+    def unused(self) -> Mapping[str, str]:
+        """Settings of other modes, scorers and engines."""
+        found: dict[str, str] = {}
+        if self.mode in ("outcome", TREE):
+            steps = ("scorer", "process_weight", "grade_answers", "normalize", "min_std", "retokenize")
+            metrics = ("rewards.step_format_bonus", "monitors.f1_drop", "monitors.step_score_rise")
+            found |= dict.fromkeys((*steps, *metrics), f"with mode: {self.mode} (it scores no steps)")
+        if self.mode == "process":
+            found |= {
+                "process_weight": "with mode: process (there is no outcome advantage to weigh against)",
+                "grade_answers": "with mode: process (every step is graded)",
+            }
+        if self.mode in ("outcome", "process", "dual"):
+            trees = [f"tree.{name}" for name in TreeConfig.model_fields]
+            found |= dict.fromkeys(trees, f"with mode: {self.mode} (it samples no trees)")
+        if self.scorer == "gold":
+            found.setdefault("retokenize", "with scorer: gold (no PRM reads the transcripts)")
+        if self.engine != "vllm":
+            found["vllm_gpu_memory_utilization"] = f"with engine: {self.engine}"
+        if not self.beta:
+            found["monitors.kl"] = "with beta: 0 (the KL divergence is not part of the loss)"
+        if self.temperature != 1:
+            found["monitors.logprob_gap"] = "with a temperature other than 1 (it is not measured)"
+        return {**super().unused(), **found}
 
     @property
     def scores_steps(self) -> bool:

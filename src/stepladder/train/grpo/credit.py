@@ -93,9 +93,12 @@ def _step_advantages(
     group: Sequence[Trajectory], scores: Sequence[Sequence[float]], settings: GRPOConfig
 ) -> list[Floats]:
     """The advantages of steps by their own scores; 0 for steps that are not graded."""
-    grade_answers = settings.grade_answers or settings.mode == "process"
     graded = [
-        [index for index, step in enumerate(each.steps) if grade_answers or step.action.kind is not ActionKind.ANSWER]
+        [
+            index
+            for index, step in enumerate(each.steps)
+            if settings.grade_answers or step.action.kind is not ActionKind.ANSWER
+        ]
         for each in group
     ]
     rewards = [step_rewards(each, found, settings.rewards) for each, found in zip(group, scores, strict=True)]

@@ -1,5 +1,6 @@
 """Settings of the GRPO monitors: which alarms there are, and their limits."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat
@@ -43,3 +44,7 @@ class MonitorConfig(Config):
     most_searches: PositiveFloat | None = None
     #: logprob_mismatch: the largest mean difference between a token's log-prob in the engine and in the trainer.
     logprob_gap: PositiveFloat | None = 0.1
+
+    def unused(self) -> Mapping[str, str]:
+        """`step_score_rise` is a part of the alarm for a drop of F1."""
+        return {"step_score_rise": "with f1_drop: null"} if self.f1_drop is None else {}

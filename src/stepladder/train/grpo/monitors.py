@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import add, mul, sub
 from pathlib import Path
 
 import numpy as np
@@ -81,30 +82,25 @@ class Monitors:
         #: Every alarm so far.
         self.raised: list[Alarm] = []
         self._rows: list[Row] = []
-        self._active: dict[AlarmName, Alarm] = {}
+        #: The alarms that are not over.
+        self.active: set[AlarmName] = set()
         self._quiet: Counter[AlarmName] = Counter()
         for row in rows:
             self.check(row)
 
-    @property
-    def active(self) -> list[Alarm]:
-        """The alarms that are not over. An alarm is over after a window of updates without a sign of it."""
-        return list(self._active.values())
-
     def check(self, row: Row) -> list[Alarm]:
-        """The alarms that the next update raises. An active alarm is not raised again."""
+        """The alarms that the next update raises. An alarm is raised again after a window without a sign of it."""
         self._rows.append(row)
         new: list[Alarm] = []
-        for name, rule in _RULES.items():
-            sign = rule(self.settings, self._rows)
+        for name, rules in _RULES.items():
+            sign = next(filter(None, (rule(self.settings, self._rows) for rule in rules)), None)
             self._quiet[name] = 0 if sign else self._quiet[name] + 1
             if self._quiet[name] >= self.settings.window:
-                self._active.pop(name, None)
-            if sign and name not in self._active:
+                self.active.discard(name)
+            if sign and name not in self.active:
                 step, stops = int(row["step"]), self.settings.stop
-                alarm = Alarm(step, name, sign.message, sign.value, sign.limit, sign.since, stops)
-                self._active[name] = alarm
-                new.append(alarm)
+                new.append(Alarm(step, name, sign.message, sign.value, sign.limit, sign.since, stops))
+                self.active.add(name)
         self.raised += new
         return new
 
@@ -137,13 +133,9 @@ def write_alarms(path: Path, alarms: Sequence[Alarm]) -> None:
 
 
 def read_alarms(path: Path) -> list[Alarm]:
-    """The alarms in a file."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise StepladderError(f"{path}: no such file; a grpo stage writes it") from None
+    """The alarms in a file; none if it does not exist."""
     alarms: list[Alarm] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
         try:
             alarms.append(_ALARM.validate_json(line))
         except ValidationError as error:
@@ -166,6 +158,10 @@ class _Sign:
     message: str
 
 
+#: Settings and all rows so far in, a sign out.
+_Rule = Callable[[MonitorConfig, Sequence[Row]], _Sign | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Change:
     """The means of a column in an earlier and in the latest window."""
@@ -178,25 +174,18 @@ class _Change:
     updates_before: tuple[int, int]
     updates_now: tuple[int, int]
 
-    def __str__(self) -> str:
+    def passed(self, limit: float, *, rising: bool) -> bool:
+        """Whether the metric rose above a limit or fell below it, significantly."""
+        sign = 1 if rising else -1
+        return sign * (self.now - limit) > 0 and sign * (self.now - self.before) > self.noise
+
+    def sign(self, limit: float, what: str, advice: str, *, rising: bool = False) -> _Sign | None:
+        """The sign that the metric passed a limit, if it did."""
+        if not self.passed(limit, rising=rising):
+            return None
         (a, b), (c, d) = self.updates_before, self.updates_now
-        return f"from {self.before:.3g} in updates {a}-{b} to {self.now:.3g} in updates {c}-{d}"
-
-    def rose_to(self, limit: float) -> bool:
-        """Whether the metric rose above a limit, significantly."""
-        return self.now > limit and self.now - self.before > self.noise
-
-    def below(self, limit: float, what: str, advice: str) -> _Sign | None:
-        """The sign that the metric fell below a limit, if it did, significantly."""
-        if self.now < limit and self.before - self.now > self.noise:
-            return _Sign(self.now, limit, self.updates_now[0], f"{what} fell {self}: {advice}")
-        return None
-
-    def above(self, limit: float, what: str, advice: str) -> _Sign | None:
-        """The sign that the metric rose above a limit, if it did, significantly."""
-        if self.rose_to(limit):
-            return _Sign(self.now, limit, self.updates_now[0], f"{what} rose {self}: {advice}")
-        return None
+        means = f"from {self.before:.3g} in updates {a}-{b} to {self.now:.3g} in updates {c}-{d}"
+        return _Sign(self.now, limit, c, f"{what} {'rose' if rising else 'fell'} {means}: {advice}")
 
 
 def _measured(rows: Iterable[Row], *columns: str) -> list[Row]:
@@ -221,31 +210,80 @@ def _change(settings: MonitorConfig, measured: Sequence[Row], column: str, start
     )
 
 
-def _from_start(settings: MonitorConfig, rows: Sequence[Row], column: str) -> _Change | None:
-    """From the first window to the latest; None before there are two windows."""
-    measured = _measured(rows, column)
-    return _change(settings, measured, column) if len(measured) >= 2 * settings.window else None
+def best_window(values: Sequence[float], window: int) -> int:
+    """The index at which the window with the highest mean starts, the latest of equals."""
+    means = sliding_window_view(values, window).mean(axis=-1)
+    return len(means) - 1 - int(np.argmax(means[::-1]))
 
 
-# --- rules: settings and all rows so far in, a sign out ---------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------------
+
+#: By setting: what its metric is called in a message, and what to try.
+_TEXTS = {
+    "valid_drop": (
+        "the share of valid transcripts",
+        "lower learning_rate, raise beta, or raise rewards.format_bonus",
+    ),
+    "repeated_rise": (
+        "the share of repeated or empty steps",
+        "lower process_weight, or train the PRM to reject repeated and empty steps",
+    ),
+    "entropy_share": ("entropy", "lower learning_rate, sample at a higher temperature, or use harder questions"),
+    "kl": ("the KL divergence from the reference per token", "lower learning_rate, or raise beta"),
+    "searches_share": ("searches per episode", "use questions that need a search, or raise beta"),
+    "step_limit": (
+        "the share of episodes that end at the step limit",
+        "reward answers more than steps, or raise the step limit",
+    ),
+    "most_searches": ("searches per episode", "reward answers more than steps, or raise the step limit"),
+    "logprob_gap": (
+        "the difference between the engine's and the trainer's log-probs",
+        "give both the same weights, precision and sampling temperature",
+    ),
+}
 
 
-def _format_collapse(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
-    what = "the share of valid transcripts"
-    advice = "lower learning_rate, raise beta, or raise rewards.format_bonus"
+def _trend(setting: str, column: str, limit: Callable[[float, float], float], *, rising: bool = False) -> _Rule:
+    """From the first window to the latest, a column passed `limit(its first mean, the setting)`."""
+
+    def rule(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
+        measured, value = _measured(rows, column), getattr(settings, setting)
+        if value is None or len(measured) < 2 * settings.window:
+            return None
+        change = _change(settings, measured, column)
+        return change.sign(limit(change.before, value), *_TEXTS[setting], rising=rising)
+
+    return rule
+
+
+def _beyond(setting: str, column: str) -> _Rule:
+    """Two updates in a row are above a limit. NaN is above every limit."""
+
+    def rule(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
+        limit, last = getattr(settings, setting), [row for row in rows if column in row][-2:]
+        if limit is None or len(last) < 2 or any(row[column] <= limit for row in last):
+            return None
+        value, (what, advice) = last[-1][column], _TEXTS[setting]
+        return _Sign(value, limit, int(last[0]["step"]), f"{what} is {value:.3g}, above {limit:.3g}: {advice}")
+
+    return rule
+
+
+def _absolute(_: float, limit: float) -> float:
+    return limit
+
+
+def _below_floor(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
+    """Two updates in a row are below the floor, and the first window was far above it."""
     measured, floor = _measured(rows, "valid"), settings.valid_floor
-    if floor is not None and len(measured) > 2:
-        start = float(np.mean([row["valid"] for row in measured[:-2][: settings.window]]))
-        value, since = measured[-1]["valid"], int(measured[-2]["step"])
-        if start >= 2 * floor and all(row["valid"] < floor for row in measured[-2:]):
-            return _Sign(value, floor, since, f"{what} fell from {start:.3g} to {value:.3g}: {advice}")
-    if settings.valid_drop is not None and (change := _from_start(settings, rows, "valid")):
-        return change.below(change.before - settings.valid_drop, what, advice)
-    return None
-
-
-def _reward_hacking(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
-    return _scores_without_answers(settings, rows) or _repeated_steps(settings, rows)
+    if floor is None or len(measured) < 3:
+        return None
+    start = float(np.mean([row["valid"] for row in measured[:-2][: settings.window]]))
+    value, since = measured[-1]["valid"], int(measured[-2]["step"])
+    if start < 2 * floor or any(row["valid"] >= floor for row in measured[-2:]):
+        return None
+    what, advice = _TEXTS["valid_drop"]
+    return _Sign(value, floor, since, f"{what} fell from {start:.3g} to {value:.3g}: {advice}")
 
 
 def _scores_without_answers(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
@@ -254,75 +292,26 @@ def _scores_without_answers(settings: MonitorConfig, rows: Sequence[Row]) -> _Si
     measured, window = _measured(rows, outcome, "step_score"), settings.window
     if settings.f1_drop is None or len(measured) < 2 * window:
         return None
-    means = sliding_window_view([row[outcome] for row in measured[:-window]], window).mean(axis=-1)
-    best = len(means) - 1 - int(np.argmax(means[::-1]))  # the latest of equals
+    best = best_window([row[outcome] for row in measured[:-window]], window)
     scores = _change(settings, measured, "step_score", best)
-    if not scores.rose_to(scores.before + settings.step_score_rise):
+    if not scores.passed(scores.before + settings.step_score_rise, rising=True):
         return None
     answers = _change(settings, measured, outcome, best)
     what = f"while step scores rose from {scores.before:.3g} to {scores.now:.3g}, {outcome}"
     advice = "lower process_weight, train the PRM on newer steps, or lower learning_rate"
-    sign = answers.below(answers.before - settings.f1_drop, what, advice)
+    sign = answers.sign(answers.before - settings.f1_drop, what, advice)
     return sign and replace(sign, since=int(measured[best + window]["step"]))
 
 
-def _repeated_steps(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
-    if settings.repeated_rise is None or not (change := _from_start(settings, rows, "repeated")):
-        return None
-    advice = "lower process_weight, or train the PRM to reject repeated and empty steps"
-    return change.above(change.before + settings.repeated_rise, "the share of repeated or empty steps", advice)
-
-
-def _entropy_collapse(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
-    if settings.entropy_share is None or not (change := _from_start(settings, rows, "entropy")):
-        return None
-    advice = "lower learning_rate, sample at a higher temperature, or use harder questions"
-    return change.below(settings.entropy_share * change.before, "entropy", advice)
-
-
-def _no_searches(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
-    if settings.searches_share is None or not (change := _from_start(settings, rows, "searches")):
-        return None
-    advice = "use questions that need a search, or raise beta"
-    return change.below(settings.searches_share * change.before, "searches per episode", advice)
-
-
-def _endless(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
-    sign = None
-    advice = "reward answers more than steps, or raise the step limit"
-    if settings.step_limit is not None and (change := _from_start(settings, rows, "step_limit")):
-        sign = change.above(settings.step_limit, "the share of episodes that end at the step limit", advice)
-    if not sign and settings.most_searches is not None and (change := _from_start(settings, rows, "searches")):
-        sign = change.above(settings.most_searches, "searches per episode", advice)
-    return sign
-
-
-def _kl_blow_up(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
-    advice = "lower learning_rate, or raise beta"
-    return _beyond(settings.kl, rows, "kl", "the KL divergence from the reference per token", advice)
-
-
-def _logprob_mismatch(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
-    what = "the difference between the engine's and the trainer's log-probs"
-    advice = "give both the same weights, precision and sampling temperature"
-    return _beyond(settings.logprob_gap, rows, "logprob_gap_mean", what, advice)
-
-
-def _beyond(limit: float | None, rows: Sequence[Row], column: str, what: str, advice: str) -> _Sign | None:
-    """Two updates in a row above a limit. NaN is above every limit."""
-    last = [row for row in rows if column in row][-2:]
-    if limit is None or len(last) < 2 or any(row[column] <= limit for row in last):
-        return None
-    value = last[-1][column]
-    return _Sign(value, limit, int(last[0]["step"]), f"{what} is {value:.3g}, above {limit:.3g}: {advice}")
-
-
-_RULES: dict[AlarmName, Callable[[MonitorConfig, Sequence[Row]], _Sign | None]] = {
-    AlarmName.FORMAT_COLLAPSE: _format_collapse,
-    AlarmName.REWARD_HACKING: _reward_hacking,
-    AlarmName.ENTROPY_COLLAPSE: _entropy_collapse,
-    AlarmName.KL_BLOW_UP: _kl_blow_up,
-    AlarmName.NO_SEARCHES: _no_searches,
-    AlarmName.ENDLESS: _endless,
-    AlarmName.LOGPROB_MISMATCH: _logprob_mismatch,
+_RULES: dict[AlarmName, tuple[_Rule, ...]] = {
+    AlarmName.FORMAT_COLLAPSE: (_below_floor, _trend("valid_drop", "valid", sub)),
+    AlarmName.REWARD_HACKING: (_scores_without_answers, _trend("repeated_rise", "repeated", add, rising=True)),
+    AlarmName.ENTROPY_COLLAPSE: (_trend("entropy_share", "entropy", mul),),
+    AlarmName.KL_BLOW_UP: (_beyond("kl", "kl"),),
+    AlarmName.NO_SEARCHES: (_trend("searches_share", "searches", mul),),
+    AlarmName.ENDLESS: (
+        _trend("step_limit", "step_limit", _absolute, rising=True),
+        _trend("most_searches", "searches", _absolute, rising=True),
+    ),
+    AlarmName.LOGPROB_MISMATCH: (_beyond("logprob_gap", "logprob_gap_mean"),),
 }

@@ -7,10 +7,7 @@ failure some updates after it started, when there are newer checkpoints, one of 
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
-
-from stepladder.train.grpo.monitors import Alarm, last_good
+from stepladder.train.grpo.monitors import Alarm, best_window, last_good
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.metrics_log import MetricsLog
 
@@ -41,8 +38,7 @@ class RollbackCheckpoints(Checkpoints):
         rows = [row for row in self.metrics.updates if "f1" in row]
         if len(rows) < 2 * self.window:
             return 0
-        means = sliding_window_view([row["f1"] for row in rows[: -self.window]], self.window).mean(axis=-1)
-        best = len(means) - 1 - int(np.argmax(means[::-1]))  # the latest of equals
+        best = best_window([row["f1"] for row in rows[: -self.window]], self.window)
         return int(rows[best + self.window - 1]["step"])
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import trl
 from datasets import Dataset  # type: ignore[import-untyped]
 from transformers import TrainingArguments
@@ -54,9 +55,6 @@ from stepladder.train.loop.training_loop import (
 
 #: The most batches of episodes between checkpoints: what a kill loses, and the granularity of a rollback.
 _SAVE_EVERY = 5
-#: Learning rates below 20M parameters, below 1B and above, and with LoRA: small, because the signal of an update is
-#: noisy and the next episodes depend on it.
-_RATES, _LORA_RATE = (1e-4, 1e-5, 1e-6), 1e-5
 
 
 @dataclass
@@ -100,18 +98,22 @@ def train_grpo(
         dev_eval = session.dev_evaluator(config.dev_questions, keep_cache=True)
 
         def trainer(arguments: TrainingArguments) -> BaseTrainer:
+            reference = None
+            if config.lora is None and (config.beta or session.policy.is_small):
+                with torch.random.fork_rng():
+                    reference = session.reference_model()
             return EpisodeTrainer(
                 session.policy.model,
                 args=arguments,
                 rollouts=rollouts,
-                reference=session.reference_model() if config.beta and config.lora is None else None,
+                reference=reference,
                 train_dataset=Dataset.from_dict({"prompt": [dumps(questions[index]) for index in order]}),
                 eval_dataset=Dataset.from_dict({"prompt": [dumps(questions[0])]}),  # only its presence matters
                 processing_class=session.policy.tokenizer,
                 peft_config=None if config.lora is None else peft_config(config.lora, "CAUSAL_LM"),
             )
 
-        alarms = _read_alarms(context.folder)
+        alarms = read_alarms(context.folder / ALARMS)
         checkpoints = Checkpoints(context.folder / "checkpoints")
         metrics = MetricsLog(context.folder / "curves.jsonl", last_step=max(checkpoints.complete, default=0))
         if checkpoints.complete and (any(alarm.stopped for alarm in alarms) or out_of_time(metrics, config)):
@@ -122,7 +124,7 @@ def train_grpo(
                 trainer,
                 None,
                 config,
-                learning_rate_for(config, session.policy.model, _RATES, _LORA_RATE),
+                learning_rate_for(config, session.policy.model),
                 context,
                 session.compute,
                 updates=updates,
@@ -133,7 +135,7 @@ def train_grpo(
                 arguments=trl.GRPOConfig,  # type: ignore[attr-defined]
                 **_grpo_arguments(config, session.policy),
             )
-            alarms = _read_alarms(context.folder)
+            alarms = read_alarms(context.folder / ALARMS)
         stopped = [alarm for alarm in alarms if alarm.stopped]
         if stopped:
             checkpoint = rollback_checkpoint(checkpoints, metrics, stopped)
@@ -197,11 +199,6 @@ def _grpo_arguments(config: GRPOConfig, policy: Policy) -> dict[str, Any]:
         "gradient_checkpointing": False,
         "use_cache": policy.model.config.use_cache,  # the trainer writes it into the policy's configuration
     }
-
-
-def _read_alarms(folder: Path) -> list[Alarm]:
-    path = folder / ALARMS
-    return read_alarms(path) if path.exists() else []
 
 
 def _numbers(

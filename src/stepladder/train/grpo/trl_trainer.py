@@ -11,7 +11,6 @@ A row's prompt is its first token; everything else is completion, with `env_mask
 write. So nothing is padded on the left, and positions are those of the engine.
 """
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,6 +36,8 @@ from stepladder.train.loop.microbatches import split_microbatches
 #: Metrics of episodes that are sums, not means; and trl's names of metrics -> ours.
 _COUNTS = ("written", "failed")
 _METRICS = {"entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clipped"}
+#: Rows of an update on which the KL divergence is estimated if it is not part of the loss.
+_KL_ROWS = 8
 
 
 def token_row(credited: CreditedEpisode) -> dict[str, list[Any]]:
@@ -70,7 +71,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
     def __init__(self, *arguments: Any, rollouts: Rollouts, reference: nn.Module | None = None, **options: Any) -> None:
         """The prompts of the dataset are questions as JSON records.
 
-        `reference`: the initial policy, if there is a KL penalty and no LoRA.
+        `reference`: the initial policy, for the KL divergence. With LoRA none is needed.
         """
         options |= {"reward_funcs": [_reward], "rollout_func": self._roll_out}
         super().__init__(*arguments, **options)
@@ -84,6 +85,8 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         self._loss_mask_BT: torch.Tensor | None = None
         self._logps_BT: torch.Tensor | None = None
         self._gaps: list[torch.Tensor] = []
+        #: The KL divergence of this update, if it is not part of the loss.
+        self._kl: float | None = None
         #: Whether any episode of this update has a signal, on any device.
         self._has_signal = True
 
@@ -224,13 +227,40 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         loss: torch.Tensor = super().compute_loss(model, inputs, False, num_items_in_batch)
         engine = inputs.get("sampling_per_token_logps")
         fresh = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
+        if fresh and not self.beta and self._kl is None:
+            self._kl = self._estimate_kl(inputs)
         if engine is not None and self._logps_BT is not None and fresh and self.temperature == 1:
             # The engine's log-probs are at temperature 1; at another temperature the trainer's differ.
             known = self._loss_mask_BT & ~torch.isnan(engine)
             self._gaps.append((self._logps_BT - engine)[known].abs())
         return loss
 
+    def _estimate_kl(self, inputs: Any) -> float | None:
+        """KL(policy || initial policy) per token on a few rows, as trl estimates it; None without a reference."""
+        if self._logps_BT is None or not self.is_unsharded:
+            return None
+        ids_BT = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[:_KL_ROWS]
+        lengths_B = inputs["prompt_mask"].sum(dim=1) + inputs["completion_mask"].sum(dim=1)
+        mask_BT = self._loss_mask_BT[:_KL_ROWS]
+        with torch.no_grad(), self.reference() as reference:
+            if reference is None:
+                return None
+            logps_BT, _ = token_logps(
+                reference, ids_BT, lengths_B[:_KL_ROWS], mask_BT, self.temperature, self.accelerator.autocast
+            )
+        gaps = (logps_BT - self._logps_BT[:_KL_ROWS])[mask_BT]
+        return float((gaps.exp() - gaps - 1).mean()) if gaps.numel() else None
+
     # --- metrics
+
+    def reported_metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Errors instead of valid episodes, an estimated KL, and nothing that trl logs under its own name."""
+        found = {name: value for name, value in metrics.items() if name not in ("valid", *_METRICS.values())}
+        if "valid" in metrics:
+            found["format_errors"] = 1 - metrics["valid"]
+        if self._kl is not None:
+            found["kl"], self._kl = self._kl, None
+        return found
 
     def update_metrics(self, logs: Mapping[str, float]) -> dict[str, float]:
         """Of the episodes, of trl's loss, and the time of each part."""
@@ -263,7 +293,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         if new and self.hooks.metrics.is_writer:
             write_alarms(self.alarms, self.monitors.raised)
             for alarm in new:
-                print(f"alarm at update {alarm.step}: {alarm.name}: {alarm.message}", file=sys.stderr)
+                self.hooks.alarm(f"alarm at update {alarm.step}: {alarm.name}: {alarm.message}")
         if any(alarm.stopped for alarm in new):
             self._end()
 

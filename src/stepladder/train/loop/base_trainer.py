@@ -9,15 +9,18 @@ construction, so that it works for subclasses of trl's trainers as well.
 
 import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType  # type: ignore[import-untyped]
+from peft import PeftModel
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -29,12 +32,11 @@ from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.models.length_batches import LengthGroupedSampler
 from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.fused_lora import fuse_lora
+from stepladder.train.loop.live_console import LiveConsole
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import max_microbatch_tokens
 from stepladder.train.loop.policy_weights import skip_lora_input_casts
 
-#: Setups in which every process has all weights.
-_UNSHARDED = (DistributedType.NO, DistributedType.MULTI_GPU)
 #: Metrics on dev data, by name.
 DevScore = Mapping[str, float]
 #: transformers' `num_items_in_batch`: the sum of `loss_weight` over the update. None outside of training.
@@ -49,10 +51,18 @@ class TrainerHooks:
     checkpoints: Checkpoints
     #: Where the questions of a batch with a non-finite loss are written.
     bad_batch: Path
-    #: Called after every update.
-    watch: OutcomeCallback
+    #: Shows every update, and is called after it; each may be None.
+    console: LiveConsole | None
+    watch: OutcomeCallback | None
     #: Evaluates the current model; None without dev data.
     dev_eval: Callable[[], DevScore] | None
+
+    def alarm(self, message: str) -> None:
+        """Tell the user."""
+        if self.console is not None:
+            self.console.alarm(message)
+        else:
+            print(message, file=sys.stderr)
 
 
 class BaseTrainer(Trainer):
@@ -71,7 +81,7 @@ class BaseTrainer(Trainer):
         assert isinstance(self.model, nn.Module)
         if self.args.bf16:
             skip_lora_input_casts(self.model)
-        if self.args.device.type == "cuda" and self.accelerator.distributed_type in _UNSHARDED:
+        if self.args.device.type == "cuda" and self.is_unsharded:
             fuse_norms(self.model)
             fuse_lora(self.model)
         self.add_callback(_CheckpointCallback(hooks))
@@ -88,6 +98,11 @@ class BaseTrainer(Trainer):
         self.divisor = 1.0
         self.batch_metrics: Counter[str] = Counter()
         self.started = 0.0
+
+    @property
+    def is_unsharded(self) -> bool:
+        """Whether every process has all weights."""
+        return self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_GPU)
 
     def loss_weight(self, batch: Any) -> float:
         """The weight of a batch in its update: the loss of the update is divided by the sum."""
@@ -177,25 +192,41 @@ class BaseTrainer(Trainer):
         total = self.accelerator.gather(sums).sum(dim=0).tolist()
         return {name: value / self.divisor for name, value in zip(names, total)}
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:  # noqa: ARG002
+    def reported_metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """What trackers and the console get of the `update_metrics`, besides the trainer's own logs."""
+        return metrics
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """One row per update. The trainer logs before it evaluates or saves, so a broken model is never saved."""
         if "loss" not in logs:  # the trainer's own summary at the end
             return
         step, loss, gradient = self.state.global_step, logs["loss"], logs.get("grad_norm", 0.0)
         if not (math.isfinite(loss) and math.isfinite(gradient)):
             self._stop_at_bad_batch(step, loss, gradient)
+        metrics = self.update_metrics(logs)
+        seconds = round(time.monotonic() - self.started, 4)
+        counts = {"tokens": self.tokens, "policy_tokens": self.policy_tokens}
         self.hooks.metrics.add(
             step=step,
             epoch=round(self.state.epoch or 0.0, 4),
             loss=loss,
-            **self.update_metrics(logs),
+            **metrics,
             lr=logs["learning_rate"],
             grad_norm=gradient,
-            tokens=self.tokens,
-            policy_tokens=self.policy_tokens,
-            seconds=round(time.monotonic() - self.started, 4),
+            **counts,
+            seconds=seconds,
         )
-        self.hooks.watch(Outcome(step - 1, value=loss))
+        speed = {"seconds": seconds, "tokens_per_second": self.tokens / max(seconds, 1e-9)}
+        reported = {**logs, **self.reported_metrics(metrics), **counts, **speed}
+        self._report({name: value for name, value in reported.items() if value is not None}, start_time)
+        if self.hooks.watch is not None:
+            self.hooks.watch(Outcome(step - 1, value=loss))
+
+    def _report(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """To the trackers, by transformers' own `log`, and to the console."""
+        Trainer.log(self, logs, start_time)
+        if self.hooks.console is not None:
+            self.hooks.console.show(self.state.global_step, logs)
 
     def _stop_at_bad_batch(self, step: int, loss: float, gradient: float) -> None:
         record = {"step": step, "loss": str(loss), "grad_norm": str(gradient), "questions": self.questions}
@@ -221,18 +252,42 @@ class BaseTrainer(Trainer):
         scores = {f"dev_{name}": value for name, value in found.items()}
         self.hooks.metrics.add(step=self.state.global_step, **scores, dev_seconds=seconds)
         named = {f"eval_{name}": value for name, value in found.items()}
+        self._report({**named, "eval_runtime": seconds})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
         return named
 
 
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Within, a model is in its evaluation mode."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
 class TRLOverrides:
     """What our subclasses of trl's trainers share. It comes before trl's class in their bases."""
+
+    model: Any
+    ref_model: Any
 
     def _send_telemetry(self) -> None:
         """Off: training makes no network requests."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Off: the run folder documents the training."""
+
+    @contextmanager
+    def reference(self) -> Iterator[Any]:
+        """The reference: a frozen copy, or the model without its adapter; None without either."""
+        if self.ref_model is None and isinstance(self.model, PeftModel):
+            with self.model.disable_adapter():
+                yield self.model
+        else:
+            yield self.ref_model
 
 
 class _EpochCallback(TrainerCallback):

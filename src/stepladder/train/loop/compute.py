@@ -15,6 +15,7 @@ from stepladder.models.gpu_memory import apply_gpu_share
 from stepladder.models.loading import pick_device, pick_dtype
 from stepladder.train.loop.config import TrainingConfig
 from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.trackers import check_trackers
 
 #: Makes a context manager within which models compute in some precision.
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -30,6 +31,8 @@ class Compute:
     seed: int
     #: accelerate's state. Under torchrun or accelerate every process trains its share; only the main process writes.
     processes: Any
+    #: Trackers to report to.
+    trackers: tuple[str, ...] = ()
 
     @property
     def autocast(self) -> torch.autocast:
@@ -39,6 +42,8 @@ class Compute:
 
 def prepare_compute(config: TrainingConfig, context: TrainingContext, kind: str) -> Compute:
     """Set up the device and seed all global generators."""
+    trackers = context.report_to if config.report_to is None else config.report_to
+    check_trackers(trackers)
     device = pick_device(context.device)
     if device.index:
         raise StepladderError(
@@ -50,4 +55,4 @@ def prepare_compute(config: TrainingConfig, context: TrainingContext, kind: str)
     seed = seed_of(context.seed, kind) % 2**32
     set_seed(seed)
     pick_dtype(context.dtype, device)  # an unknown name fails now, not at the end
-    return Compute(device, bf16, seed, processes)
+    return Compute(device, bf16, seed, processes, trackers)

@@ -1,9 +1,9 @@
 """Settings shared by all trainers: duration, learning rate, precision, LoRA."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from stepladder.core.config import Config
-from stepladder.train.loop.trackers import TRACKERS
+from stepladder.train.loop.trackers import ReportTo
 
 
 class LoraConfig(Config):
@@ -48,6 +48,10 @@ class TrainingConfig(Config):
         "reencode": "retokenize",
     }
 
+    #: The learning rate `auto`: below 20M parameters, below 1B, above; and with LoRA.
+    auto_rates: ClassVar[tuple[float, float, float]] = (5e-4, 1e-4, 2e-5)
+    auto_lora_rate: ClassVar[float] = 2e-4
+
     num_train_epochs: PositiveFloat = 3
     #: Peak learning rate; auto depends on the size of the model.
     learning_rate: Literal["auto"] | PositiveFloat = "auto"
@@ -66,8 +70,8 @@ class TrainingConfig(Config):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     #: Updates between evaluations on dev data and between checkpoints; 0: one epoch.
     eval_steps: NonNegativeInt = 0
-    #: Experiment trackers, besides the metrics log: tensorboard.
-    report_to: tuple[Annotated[str, AfterValidator(TRACKERS.checked)], ...] = ()
+    #: Experiment trackers besides `curves.jsonl`: tensorboard, wandb, trackio, mlflow. Null: the recipe's `report_to`.
+    report_to: ReportTo | None = None
 
     @model_validator(mode="after")
     def _equal_microbatches(self) -> Self:
@@ -92,6 +96,10 @@ class PolicyTrainingConfig(TrainingConfig):
     dev_questions: NonNegativeInt = 60
     #: Evaluate the initial policy as well, and keep it if no checkpoint is as good.
     eval_on_start: bool = False
+
+    def unused(self) -> Mapping[str, str]:
+        """Without dev questions nothing is evaluated."""
+        return {} if self.dev_questions else {"eval_on_start": "with dev_questions: 0 (nothing is evaluated)"}
 
     def inert(self) -> frozenset[str]:
         """`eval_on_start`, unless it is set."""

@@ -41,5 +41,8 @@ class TrainingContext:
     dtype: str = "auto"
     #: Episodes that are generated together.
     max_batch: int = 64
-    #: Called with every finished episode and update; None shows progress bars.
+    #: Called with every finished episode and update; None shows progress.
     watch: OutcomeCallback | None = None
+    #: Trackers, unless the settings of the trainer name others, and the project that they report to.
+    report_to: tuple[str, ...] = ()
+    project: str = "stepladder"

@@ -6,13 +6,11 @@ resumed run drops the rows after its checkpoint, so that every update is in the 
 
 import json
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
-from stepladder.train.loop.trackers import open_trackers
 
 #: Seconds between two writes of the file during training.
 SAVE_EVERY = 5.0
@@ -23,32 +21,20 @@ Row = dict[str, Any]
 class MetricsLog:
     """The rows so far. Every row has its `step`: the number of updates."""
 
-    def __init__(
-        self,
-        path: Path,
-        last_step: int = 0,
-        *,
-        best_by: str = "dev_f1",
-        is_writer: bool = True,
-        report_to: Iterable[str] = (),
-    ) -> None:
+    def __init__(self, path: Path, last_step: int = 0, *, best_by: str = "dev_f1", is_writer: bool = True) -> None:
         """Continue from the rows in the file up to and including `last_step`. Of several processes one `is_writer`.
 
-        `best_by` is the metric that selects the best row; for a loss, lower is better. New rows also go to the
-        trackers named in `report_to`.
+        `best_by` is the metric that selects the best row; for a loss, lower is better.
         """
         self.path = path
         self.best_by = best_by
         self.is_writer = is_writer
-        self.trackers = open_trackers(report_to, path.parent) if is_writer else []
         self.rows: list[Row] = [row for row in read_metrics(path) if row["step"] <= last_step] if path.exists() else []
         self._saved = time.monotonic()
 
     def add(self, **row: Any) -> None:
         """Append a row; the file is written soon after."""
         self.rows.append(row)
-        for tracker in self.trackers:
-            tracker.log(row)
         if time.monotonic() - self._saved >= SAVE_EVERY:
             self.save()
 
@@ -58,8 +44,6 @@ class MetricsLog:
             return
         with atomic_file(self.path, what="metrics log") as file:
             file.writelines(json.dumps(row) + "\n" for row in self.rows)
-        for tracker in self.trackers:
-            tracker.flush()
         self._saved = time.monotonic()
 
     @property

@@ -22,6 +22,9 @@ from stepladder.models.loading import load_model
 from stepladder.models.stochastic_rounding import cast_model
 from stepladder.train.loop.config import LoraConfig
 
+#: Parameters of a small model.
+_SMALL = 100e6
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -33,6 +36,11 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     #: Of the weights in the source.
     dtype: torch.dtype
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a copy of the model costs next to nothing."""
+        return sum(weights.numel() for weights in self.model.parameters()) < _SMALL
 
 
 def load_policy(source: str | Path, lora: LoraConfig | None, *, bf16: bool, device: torch.device) -> Policy:

@@ -21,7 +21,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from stepladder.core.errors import StepladderError
-from stepladder.engines.paged.fused_decode import prepare_for_decoding
+from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.models.loading import load_model
@@ -30,9 +30,6 @@ from stepladder.models.stochastic_rounding import stochastic_round
 from stepladder.train.loop.compute import Compute, Precision
 from stepladder.train.loop.policy_weights import Policy, lora_layers
 
-#: Models with at least this many parameters get a bf16 copy.
-_MIN_COPIED_PARAMETERS = 100e6
-
 
 def make_rollout_engine(
     policy: Policy, compute: Compute, max_batch: int, *, vllm_gpu_memory_utilization: float | None = None
@@ -40,13 +37,13 @@ def make_rollout_engine(
     """The engine, and the context manager to generate in; vLLM if it is given a share of the GPU memory."""
     if vllm_gpu_memory_utilization is not None:
         return _make_vllm(policy, compute, max_batch, vllm_gpu_memory_utilization)
-    if not compute.bf16 or sum(weights.numel() for weights in policy.model.parameters()) < _MIN_COPIED_PARAMETERS:
+    if not compute.bf16 or policy.is_small:
         engine = TransformersEngine(policy.model, policy.tokenizer, max_batch=max_batch)
         return engine, partial(without_autocast, policy.model)
     copy, _ = load_model(policy.source, policy.tokenizer, torch.bfloat16)
     copy = copy.to(compute.device).eval().requires_grad_(False)
     if compute.device.type == "cuda":
-        prepare_for_decoding(copy)
+        fuse_norms(copy)
     engine = TransformersEngine(copy, policy.tokenizer, max_batch=max_batch)
 
     @contextmanager

@@ -1,51 +1,83 @@
-"""Experiment trackers by name: the values of `report_to`. A new one is a file with a `Tracker` and one line here.
+"""Experiment trackers, the values of `report_to`: transformers' own callbacks by name.
 
-In: the rows of the metrics log, as they are added. Out: whatever the tracker records. `curves.jsonl` is always written.
+In: names, and the logs of a trainer. Out: whatever the tracker records, besides `curves.jsonl`. A new tracker is a
+`TrainerCallback` that takes no arguments, and one line here.
 """
 
-from collections.abc import Callable, Iterable
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.registry import Registry
 
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
 
-class Tracker(Protocol):
-    """Receives every row of a training run."""
-
-    def log(self, row: dict[str, Any]) -> None:
-        """One row: `step` and the metrics of an update or of an evaluation."""
-
-    def flush(self) -> None:
-        """Called when the metrics log is written."""
-
-
-class TensorBoard:
-    """Writes event files for TensorBoard."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise StepladderError("report_to: tensorboard needs the package: pip install tensorboard") from error
-        self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
-
-    def log(self, row: dict[str, Any]) -> None:
-        for name, value in row.items():
-            if name != "step" and isinstance(value, int | float):
-                self.writer.add_scalar(name, value, row["step"])
-
-    def flush(self) -> None:
-        self.writer.flush()
-
-
-#: Name -> a function of the stage's folder that opens the tracker.
-TRACKERS: Registry[Callable[[Path], Tracker]] = Registry(
-    "tracker", {"tensorboard": (f"{__name__}:TensorBoard", "event files in the stage's folder")}
+#: Name -> callback. The name is also that of the package.
+TRACKERS: "Registry[type[TrainerCallback]]" = Registry(
+    "tracker",
+    {
+        "tensorboard": ("transformers.integrations:TensorBoardCallback", "event files in the stage's folder"),
+        "wandb": ("transformers.integrations:WandbCallback", "Weights & Biases"),
+        "trackio": ("transformers.integrations:TrackioCallback", "a local database, shown by `trackio show`"),
+        "mlflow": ("transformers.integrations:MLflowCallback", "MLflow"),
+    },
 )
 
 
-def open_trackers(names: Iterable[str], folder: Path) -> list[Tracker]:
-    """The trackers of a training run."""
-    return [TRACKERS.get(name)(folder) for name in names]
+def _split_names(value: Any) -> Any:
+    """Names separated by commas as a list; `none` is empty."""
+    parts = [value] if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        return value
+    return [name for part in parts for name in part.replace(" ", "").split(",") if name not in ("", "none")]
+
+
+#: Type of the setting: a list of names, or names separated by commas.
+ReportTo = Annotated[tuple[Annotated[str, AfterValidator(TRACKERS.checked)], ...], BeforeValidator(_split_names)]
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise if the package of a tracker is not installed."""
+    for name in names:
+        try:
+            TRACKERS.get(name)()
+        except (ImportError, RuntimeError) as error:
+            raise StepladderError(f"report_to: {name} needs its package: pip install {name}") from error
+
+
+@contextmanager
+def tracking(names: Sequence[str], folder: Path, project: str, done: int = 0) -> "Iterator[list[TrainerCallback]]":
+    """The callbacks of a training run that continues after `done` updates.
+
+    Trackers that are told by the environment use `project`, unless it is set there. They print to stderr.
+    """
+    defaults = {"WANDB_PROJECT": project, "MLFLOW_EXPERIMENT_NAME": project}
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        with redirect_stdout(sys.stderr) if names else nullcontext():
+            yield [_callback(name, folder, done) for name in names]
+            if "wandb" in names:
+                import wandb  # type: ignore[import-not-found]
+
+                wandb.finish()  # the next stage is a run of its own
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def _callback(name: str, folder: Path, done: int) -> "TrainerCallback":
+    make: Any = TRACKERS.get(name)
+    if name != "tensorboard":
+        return make()
+    from torch.utils.tensorboard import SummaryWriter
+
+    # A killed run may have written updates after its checkpoint: they are hidden.
+    return make(SummaryWriter(str(folder / name), purge_step=done + bool(done)))

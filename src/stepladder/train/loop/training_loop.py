@@ -24,7 +24,9 @@ from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.compute import Compute
 from stepladder.train.loop.config import PolicyTrainingConfig, TrainingConfig
 from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.live_console import LiveConsole
 from stepladder.train.loop.metrics_log import MetricsLog
+from stepladder.train.loop.trackers import tracking
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +88,7 @@ def run_training(
     done = max(checkpoints.complete, default=0)
     is_writer = compute.processes.is_main_process
     # Without a checkpoint training starts again, including the evaluation of the initial model.
-    metrics = MetricsLog(
-        folder / "curves.jsonl", done or -1, best_by=best_by, is_writer=is_writer, report_to=config.report_to
-    )
+    metrics = MetricsLog(folder / "curves.jsonl", done or -1, best_by=best_by, is_writer=is_writer)
     if len(metrics.updates) != done:
         raise StepladderError(
             f"{metrics.path} has {len(metrics.updates):,} of the {done:,} updates up to the newest checkpoint, so the "
@@ -108,13 +108,22 @@ def run_training(
             eval_steps=eval_steps,
             eval_on_start=eval_on_start and dev_eval is not None and not done,
             save_steps=save_steps or eval_steps,
+            project=context.project,
+            run_name=f"{context.project}/{folder.name}",
             **more,
         )
         if made.n_gpu > 1:
             made._n_gpu = 1  # one process, one GPU: the trainer would use nn.DataParallel on all of them
-        with progress(context.watch, "Training", updates - done) as watch:
+        shown = is_writer and context.watch is None
+        with (
+            tracking(compute.trackers if is_writer else (), folder, context.project, done) as callbacks,
+            LiveConsole(folder.name, updates, done) if shown else nullcontext() as console,
+        ):
             trainer = make_trainer(made)
-            trainer.attach(lengths, TrainerHooks(metrics, checkpoints, folder / "bad_batch.json", watch, dev_eval))
+            hooks = TrainerHooks(metrics, checkpoints, folder / "bad_batch.json", console, context.watch, dev_eval)
+            trainer.attach(lengths, hooks)
+            for callback in callbacks:
+                trainer.add_callback(callback)
             trainer.train(resume_from_checkpoint=str(checkpoints.at(done)) if done else None)
     return metrics, best_checkpoint(checkpoints, metrics)
 
@@ -155,16 +164,15 @@ def _arguments(config: TrainingConfig, compute: Compute) -> dict[str, Any]:
     }
 
 
-def learning_rate_for(
-    config: TrainingConfig, model: nn.Module, rates: tuple[float, float, float] = (5e-4, 1e-4, 2e-5), lora: float = 2e-4
-) -> float:
-    """The configured learning rate; auto: one of `rates` for below 20M, below 1B and more parameters, or `lora`'s."""
+def learning_rate_for(config: TrainingConfig, model: nn.Module) -> float:
+    """The configured learning rate; auto: the config's `auto_lora_rate`, or one of its `auto_rates` by model size."""
     if config.learning_rate != "auto":
         return config.learning_rate
     if config.lora is not None:
-        return lora
+        return config.auto_lora_rate
     parameters = sum(weights.numel() for weights in model.parameters())
-    return rates[0] if parameters < 20e6 else rates[1] if parameters < 1e9 else rates[2]
+    small, medium, large = config.auto_rates
+    return small if parameters < 20e6 else medium if parameters < 1e9 else large
 
 
 def progress(watch: OutcomeCallback | None, label: str, total: int) -> AbstractContextManager[OutcomeCallback]:

@@ -1,5 +1,6 @@
 """Settings of process reward model training."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
@@ -10,10 +11,7 @@ from stepladder.train.prm.loss_types import PAIR_LOSSES, STEP_LOSSES
 
 
 class PRMConfig(TrainingConfig):
-    """The objective and the data of a PRM. The examples of an update are states (pairs) or branches (values).
-
-    learning_rate auto: 5e-4 below 20M parameters, 1e-4 below 1B, else 2e-5; with LoRA 2e-4.
-    """
+    """The objective and the data of a PRM. The examples of an update are states (pairs) or branches (values)."""
 
     renamed: ClassVar[dict[str, str]] = {
         **TrainingConfig.renamed,
@@ -56,23 +54,27 @@ class PRMConfig(TrainingConfig):
     dev_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     @model_validator(mode="after")
-    def _only_with_verdicts(self) -> Self:
-        if (self.chains or self.corruptions or self.episodes) and self.objective != "verdicts":
-            raise ValueError(
-                f"chains, corruptions and episodes need the objective 'verdicts', which labels them, "
-                f"not '{self.objective}'"
-            )
-        if self.corruptions and not self.chains:
-            raise ValueError(
-                "corruptions is the number of corrupted copies of each gold trajectory: set chains as well"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _known_loss(self) -> Self:
         if self.loss_type is not None:
             (PAIR_LOSSES if self.objective == "pairs" else STEP_LOSSES).checked(self.loss_type)
         return self
+
+    def unused(self) -> Mapping[str, str]:
+        """Settings of other objectives and data."""
+        found = {}
+        if self.objective != "verdicts":
+            extra = [name for name in ("chains", "corruptions", "episodes") if getattr(self, name)]
+            found = dict.fromkeys(extra, f"with objective: {self.objective} (verdicts label them)")
+        elif self.corruptions and not self.chains:
+            found["corruptions"] = "with chains: 0 (it is the number of corrupted copies of each gold trajectory)"
+        if self.objective == "pairs":
+            found |= dict.fromkeys(("dense", "dev_share"), "with objective: pairs (they are for trees)")
+        else:
+            reason = f"with objective: {self.objective} (they are for pairs)"
+            found |= dict.fromkeys(("margin", "center_rewards_coefficient"), reason)
+        if not self.episodes:
+            found |= dict.fromkeys(("num_generations", "temperature"), "with episodes: 0 (nothing is sampled)")
+        return {**super().unused(), **found}
 
     def inert(self) -> frozenset[str]:
         """The settings of sampled episodes, if there are none."""

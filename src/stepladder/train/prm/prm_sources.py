@@ -7,7 +7,6 @@ trajectories, intact and corrupted.
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
@@ -22,7 +21,7 @@ from stepladder.preferences.pair_checks import PairCheck
 from stepladder.train.loop.context import TrainingContext, Trees, iter_trees
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import PRMExample, from_chains, from_pairs, from_trees, gold_verdicts, outcomes
-from stepladder.train.prm.prm_questions import PRMQuestions, choose_questions
+from stepladder.train.prm.prm_questions import choose_questions
 
 #: Training examples, held-out examples, and counts.
 Examples = tuple[Sequence[PRMExample], Sequence[PRMExample], dict[str, object]]
@@ -33,7 +32,17 @@ def pair_examples(
     config: PRMConfig, context: TrainingContext, train: Iterable[Pair], held_out: Iterable[Pair]
 ) -> ExampleMaker:
     """Pairs of steps. `context.questions`: those of the pairs, to check that the agent still renders their prompts."""
-    return partial(_from_pairs, config, context, train, held_out)
+
+    def make(builder: PRMInputBuilder) -> Examples:
+        checker = PairCheck(context.agent, context.questions, builder.encoding, None, retokenize=config.retokenize)
+        accepted, dev = checker.check(train), checker.check(held_out)
+        accepted.expect_some("the pairs to train on")
+        refused = dict((accepted.refused + dev.refused).most_common())
+        counts = {"pairs": len(accepted.pairs), "held_out_pairs": len(dev.pairs), "refused": refused}
+        examples = [from_pairs(each.pairs, builder, config.margin) for each in (accepted, dev)]
+        return examples[0], examples[1], counts
+
+    return make
 
 
 def tree_examples(
@@ -50,55 +59,32 @@ def tree_examples(
     if questions.sampled:
         _check_tokenizers(config, policy)
         episodes = sample(questions.sampled)
-    return partial(_from_trees, config, context, trees, questions, episodes)
-
-
-def _from_pairs(
-    config: PRMConfig,
-    context: TrainingContext,
-    train: Iterable[Pair],
-    held_out: Iterable[Pair],
-    builder: PRMInputBuilder,
-) -> Examples:
-    checker = PairCheck(context.agent, context.questions, builder.encoding, None, retokenize=config.retokenize)
-    accepted, dev = checker.check(train), checker.check(held_out)
-    accepted.expect_some("the pairs to train on")
-    refused = dict((accepted.refused + dev.refused).most_common())
-    counts = {"pairs": len(accepted.pairs), "held_out_pairs": len(dev.pairs), "refused": refused}
-    return (from_pairs(accepted.pairs, builder, config.margin), from_pairs(dev.pairs, builder, config.margin), counts)
-
-
-def _from_trees(
-    config: PRMConfig,
-    context: TrainingContext,
-    trees: Trees,
-    questions: PRMQuestions,
-    episodes: Sequence[Trajectory],
-    builder: PRMInputBuilder,
-) -> Examples:
     values_of = {"verdicts": gold_verdicts, "values": monte_carlo, "outcome": outcomes}[config.objective]
 
-    def of_policy(held_out: bool) -> list[PRMExample]:
+    def of_policy(builder: PRMInputBuilder, *, held_out: bool) -> list[PRMExample]:
         """Steps that the policy wrote, of held-out questions or of the others."""
         explored = (tree for tree in iter_trees(trees) if (tree.question.id in questions.held_out) is held_out)
         own = (each for each in episodes if (each.question.id in questions.held_out) is held_out)
         return [*from_trees(explored, builder, values_of), *from_chains(own, builder)]
 
-    train, dev = of_policy(held_out=False), of_policy(held_out=True)
-    counts: dict[str, object] = {}
-    if episodes:
-        written = sum(step.usage.written for trajectory in episodes for step in trajectory.steps)
-        failed = len(questions.sampled) * config.num_generations - len(episodes)
-        counts = {"episodes": len(episodes), "broken": failed, "tokens_sampled": written}
-    if questions.gold:
-        train += from_chains(_gold_and_corrupted(config, context, questions.gold), builder)
-    if not train:
-        raise StepladderError(
-            f"no step of the trees has a value for the objective '{config.objective}'. Verdicts need "
-            "questions with a gold decomposition or gold passages; values and outcomes need rollouts and finished ends"
-        )
-    steps, held_out_steps = (sum(len(example.values) for example in examples) for examples in (train, dev))
-    return train, dev, {**counts, "scored_steps": steps, "held_out_steps": held_out_steps}
+    def make(builder: PRMInputBuilder) -> Examples:
+        train, dev = of_policy(builder, held_out=False), of_policy(builder, held_out=True)
+        counts: dict[str, object] = {}
+        if episodes:
+            written = sum(step.usage.written for trajectory in episodes for step in trajectory.steps)
+            failed = len(questions.sampled) * config.num_generations - len(episodes)
+            counts = {"episodes": len(episodes), "broken": failed, "tokens_sampled": written}
+        if questions.gold:
+            train += from_chains(_gold_and_corrupted(config, context, questions.gold), builder)
+        if not train:
+            raise StepladderError(
+                f"no step of the trees has a value for the objective '{config.objective}'. Verdicts need questions "
+                "with a gold decomposition or gold passages; values and outcomes need rollouts and finished ends"
+            )
+        steps, held_out_steps = (sum(len(example.values) for example in examples) for examples in (train, dev))
+        return train, dev, {**counts, "scored_steps": steps, "held_out_steps": held_out_steps}
+
+    return make
 
 
 def _gold_and_corrupted(config: PRMConfig, context: TrainingContext, questions: Sequence[Question]) -> list[Trajectory]:

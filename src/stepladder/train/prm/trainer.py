@@ -38,7 +38,7 @@ from stepladder.judges.prm.reward_model import (
 from stepladder.models.length_batches import context_window
 from stepladder.models.loading import DTYPES, context_limit_of, quiet_libraries
 from stepladder.preferences.pair_checks import read_pairs
-from stepladder.train.loop.base_trainer import BaseTrainer, DevScore
+from stepladder.train.loop.base_trainer import BaseTrainer, DevScore, eval_mode
 from stepladder.train.loop.compute import Compute, prepare_compute
 from stepladder.train.loop.context import TrainingContext, Trees
 from stepladder.train.loop.policy_weights import add_lora
@@ -211,21 +211,20 @@ def _dev_evaluator(
     ordered = sorted(examples, key=lambda example: example.length)
 
     def score() -> DevScore:
-        training = model.training
-        model.eval()
         sums: dict[str, float] = {}
         weight = 0
-        for start in range(0, len(ordered), _DEV_BATCH):
-            batch: Any = collate_examples(ordered[start : start + _DEV_BATCH], max_length=context_window(model))
-            batch = {name: part.to(compute.device) if torch.is_tensor(part) else part for name, part in batch.items()}
-            with torch.no_grad(), compute.autocast:
+        with eval_mode(model), torch.no_grad(), compute.autocast:
+            for start in range(0, len(ordered), _DEV_BATCH):
+                batch: Any = collate_examples(ordered[start : start + _DEV_BATCH], max_length=context_window(model))
+                batch = {
+                    name: part.to(compute.device) if torch.is_tensor(part) else part for name, part in batch.items()
+                }
                 loss, metrics = batch_loss(
                     _scores(model, batch), batch, config.center_rewards_coefficient, config.loss_type
                 )
-            for name, value in {"loss": float(loss), **metrics}.items():
-                sums[name] = sums.get(name, 0.0) + value
-            weight += count_targets(batch)
-        model.train(training)
+                for name, value in {"loss": float(loss), **metrics}.items():
+                    sums[name] = sums.get(name, 0.0) + value
+                weight += count_targets(batch)
         return {name: value / weight for name, value in sums.items()}
 
     return score

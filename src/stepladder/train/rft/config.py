@@ -1,5 +1,6 @@
 """Settings of rejection-sampling fine-tuning."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -26,3 +27,8 @@ class RFTConfig(TranscriptTrainingConfig):
     #: The most distinct transcripts kept per question.
     keep: PositiveInt = 2
     num_train_epochs: PositiveFloat = 1
+
+    def unused(self) -> Mapping[str, str]:
+        """Without a threshold there is no PRM."""
+        without_prm = {"retokenize": "with threshold: null (no PRM reads the transcripts)"}
+        return {**super().unused(), **(without_prm if self.threshold is None else {})}

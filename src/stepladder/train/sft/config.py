@@ -1,5 +1,6 @@
 """Settings of supervised fine-tuning (the warm-up)."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
@@ -16,7 +17,7 @@ class SFTConfig(TranscriptTrainingConfig):
     balance: bool = False
     #: Where demonstrations come from. gold: the gold decomposition. mined: a weak decomposition found in the corpus,
     #: for questions that have only answers. bootstrap: the model itself with few-shot examples. teacher: a model behind
-    #: a server. trees: the best branch of each tree that ends with a correct answer; `questions` is ignored.
+    #: a server. trees: the best branch of each tree that ends with a correct answer.
     source: Literal["gold", "mined", "bootstrap", "teacher", "trees"] = "gold"
     #: An OpenAI-compatible server and its model name. The key is read from OPENAI_API_KEY.
     teacher_url: str | None = None
@@ -24,14 +25,31 @@ class SFTConfig(TranscriptTrainingConfig):
     #: Teacher and bootstrap: episodes per question, and their sampling temperature.
     num_generations: PositiveInt = 4
     temperature: NonNegativeFloat = 0.8
-    #: Teacher, bootstrap and trees: minimum F1 of a correct answer, and the most transcripts kept per question.
-    min_f1: Annotated[float, Field(gt=0, le=1)] = 1.0
+    #: Teacher and bootstrap: the most transcripts kept per question.
     keep: PositiveInt = 1
+    #: Teacher, bootstrap and trees: minimum F1 of a correct answer.
+    min_f1: Annotated[float, Field(gt=0, le=1)] = 1.0
 
     @model_validator(mode="after")
     def _teacher_given(self) -> Self:
         if self.source == "teacher" and self.teacher_model is None:
             raise ValueError("source teacher needs teacher_model, and teacher_url unless it is OpenAI's")
-        if self.source != "teacher" and (self.teacher_url or self.teacher_model):
-            raise ValueError(f"teacher_url and teacher_model need source: teacher, but the source is {self.source}")
         return self
+
+    def unused(self) -> Mapping[str, str]:
+        """Settings of other sources."""
+        names = [] if self.source == "teacher" else ["teacher_url", "teacher_model"]
+        if self.source in ("gold", "mined", "trees"):
+            names += ["num_generations", "temperature", "keep"]
+        if self.source in ("gold", "mined"):
+            names.append("min_f1")
+        if self.source == "trees":
+            names += ["questions", "balance"]
+        reasons = {
+            "gold": "the oracle replays each gold decomposition once",
+            "mined": "the oracle replays each decomposition once",
+            "trees": "the best branch of each tree is used",
+            "bootstrap": "the model itself writes the demonstrations",
+        }
+        reason = f"with source: {self.source} ({reasons.get(self.source)})"
+        return {**super().unused(), **dict.fromkeys(names, reason)}

@@ -20,7 +20,7 @@ TAG_WEIGHTS = {
 
 
 class TranscriptTrainingConfig(PolicyTrainingConfig):
-    """Settings of fine-tuning. learning_rate auto: 5e-4 below 20M parameters, 1e-4 below 1B, else 2e-5 (LoRA 2e-4)."""
+    """Settings of fine-tuning."""
 
     #: Loss weights of policy tokens that are part of a tag; all other policy tokens weigh 1.
     tag_weights: dict[Annotated[str, MinLen(1)], PositiveFloat] = TAG_WEIGHTS

@@ -27,13 +27,11 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One tokenized context. The three tuples have one entry per token."""
+    """One tokenized context, with one weight per token."""
 
     question_id: str
     tokens: tuple[int, ...]
-    #: Whether the policy wrote the token.
-    policy_mask: tuple[bool, ...]
-    #: Loss weight: 0 unless the policy wrote the token.
+    #: Loss weights: 0 unless the policy wrote the token.
     weights: tuple[float, ...]
 
 
@@ -58,30 +56,19 @@ def _example(
     trajectory: Trajectory, segments: Sequence[Segment], engine: Encoder, tag_weights: Mapping[str, float]
 ) -> Example:
     tokens: list[int] = []
-    policy_mask: list[bool] = []
     weights: list[float] = []
     for segment in segments:
         encoded = engine.encode(segment)
-        by_policy = segment.author is Author.POLICY
-        if by_policy:
-            weights += _segment_weights(encoded, tokens, engine, tag_weights)
+        if segment.author is Author.POLICY:
+            weights += token_weights(encoded.text, token_ends(encoded, tokens, engine), tag_weights)
         else:
             weights += [0.0] * len(encoded.tokens)
-        policy_mask += [by_policy] * len(encoded.tokens)
         tokens += encoded.tokens
     end = engine.tokenizer.eos_token_id
     if not segments[-1].tokens and end is not None:
         tokens.append(end)
-        policy_mask.append(True)
         weights.append(1.0)
-    return Example(trajectory.question.id, tuple(tokens), tuple(policy_mask), tuple(weights))
-
-
-def _segment_weights(
-    segment: Segment, before: Sequence[int], engine: Encoder, tag_weights: Mapping[str, float]
-) -> list[float]:
-    ends = token_ends(segment, before, engine)
-    return token_weights(segment.text, ends, tag_weights)
+    return Example(trajectory.question.id, tuple(tokens), tuple(weights))
 
 
 def token_ends(segment: Segment, before: Sequence[int], engine: Encoder) -> list[int]:

@@ -13,6 +13,13 @@ been billed without a response (cancelled, timed out, disconnected, lost by a ga
 
 A server that counts more than the maximum (its own system prompt, an ignored limit) can exceed the budget once by the
 difference. From the first response on the difference is added to every reservation.
+
+`open_judge_engine` adds the response cache. Its folder holds the responses (`replies.jsonl`) and the calls
+(`spend.jsonl`): a resumed run repeats no call, and earlier spending counts.
+
+    with closing(open_judge_engine("gpt-4o-mini", folder, budget=Budget.parse("5usd"))) as engine:
+        outcomes = Driver(engine).run(jobs)
+        print(engine.spend())
 """
 
 import asyncio
@@ -22,7 +29,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar, Literal, NoReturn
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NoReturn
 
 import openai
 
@@ -33,12 +41,16 @@ from stepladder.engines.openai import OpenAIEngine
 from stepladder.engines.openai_protocol import chat_messages, usage_of
 from stepladder.judges.llm.spend.ledger import Ledger
 from stepladder.judges.llm.spend.prices import PriceTable
+from stepladder.judges.llm.spend.response_cache import RESPONSES, CachedEngine, Spend
 
 #: Maximum tokens that a chat template adds per message, and per call (a default system prompt).
 TEMPLATE_PER_MESSAGE, TEMPLATE_PER_CALL = 16, 256
 
 _BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(usd|tok|ktok|mtok)", re.IGNORECASE)
 _TOKENS = {"tok": 1, "ktok": 1_000, "mtok": 1_000_000}
+
+#: Name of the ledger in the folder.
+SPEND = "spend.jsonl"
 
 #: HTTP errors of gateways that may hide a billed response.
 _GATEWAY_ERRORS = frozenset({408, 502, 504, *range(520, 528)})
@@ -167,25 +179,9 @@ class BudgetEngine(OpenAIEngine):
 
     name: ClassVar[str] = "budget"
 
-    def __init__(
-        self,
-        limiter: SpendLimiter,
-        base_url: str | None = None,
-        *,
-        concurrency: int = 32,
-        timeout: float = 60.0,
-        max_retries: int = 5,
-        backoff: float = 1.0,
-    ) -> None:
-        """The other parameters are those of `OpenAIEngine`."""
-        super().__init__(
-            limiter.model,
-            base_url,
-            concurrency=concurrency,
-            timeout=timeout,
-            max_retries=max_retries,
-            backoff=backoff,
-        )
+    def __init__(self, limiter: SpendLimiter, base_url: str | None = None, **options: Any) -> None:
+        """`options` are those of `OpenAIEngine`."""
+        super().__init__(limiter.model, base_url, **options)
         self.limiter = limiter
         self._reserved: set[object] = set()
 
@@ -233,3 +229,52 @@ def _counted(body: bytes) -> Usage:
     except (ValueError, RecursionError):
         return Usage()
     return usage_of(response.get("usage")) if isinstance(response, dict) else Usage()
+
+
+# --- the engine of a paid judge ---------------------------------------------------------------------------------
+
+
+class PaidEngine(CachedEngine):
+    """A cached engine that reports what was spent."""
+
+    def __init__(self, engine: BudgetEngine, path: Path, model_name: str) -> None:
+        super().__init__(engine, path, model_name)
+        self._limiter = engine.limiter
+
+    def spend(self) -> Spend:
+        """What was spent so far, over all runs in the folder."""
+        ledger = self._limiter.ledger
+        totals = {self._limiter.model: Usage(), **ledger.totals}
+        tokens = sum(totals.values(), Usage())
+        prices = {model: self._limiter.prices.get(model) for model in totals}
+        costs = [price.of(totals[model]) for model, price in prices.items() if price is not None]
+        usd = float(sum(costs)) if len(costs) == len(totals) else None
+        return Spend(ledger.paid, ledger.open, tokens.read, tokens.written, usd, self.cached)
+
+
+def open_judge_engine(
+    model: str,
+    folder: Path,
+    *,
+    url: str | None = None,
+    budget: Budget | None = None,
+    prices: Path | None = None,
+    **options: Any,
+) -> PaidEngine:
+    """Open an engine for a model at a URL (default: OpenAI). The budget is the total for the folder.
+
+    `prices`: a price file in addition to the shipped one. `options`: those of `OpenAIEngine`.
+    """
+    table = PriceTable(prices)
+    ledger = Ledger(folder / SPEND)
+    try:
+        limiter = SpendLimiter(ledger, model, table, budget)
+        engine = BudgetEngine(limiter, url, **options)
+    except BaseException:
+        ledger.close()
+        raise
+    try:
+        return PaidEngine(engine, folder / RESPONSES, f"{model} at {url}")
+    except BaseException:
+        engine.close()
+        raise

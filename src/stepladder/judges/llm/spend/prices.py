@@ -3,8 +3,6 @@
 In: the path of such a file, or None. Out: a `PriceTable`; errors name the file and the entry.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
@@ -42,36 +40,23 @@ class _PriceFile(Config):
     models: dict[str, Price]
 
 
-@dataclass(frozen=True, slots=True)
-class PriceTable:
-    """Prices by model name."""
+class PriceTable(dict[str, Price]):
+    """Prices by model name: the shipped ones, overridden by those of a user's file."""
 
-    prices: Mapping[str, Price]
-    #: The file to which a missing price can be added.
-    path: Path
-
-    def get(self, model: str) -> Price | None:
-        """The price of a model, or None."""
-        return self.prices.get(model)
+    def __init__(self, path: Path | None = None) -> None:
+        super().__init__(_read(SHIPPED) | (_read(path) if path is not None else {}))
+        #: The file to which a missing price can be added.
+        self.path = path or SHIPPED
 
     def need(self, model: str) -> Price:
         """The price of a model; raises an error if it is unknown."""
-        price = self.get(model)
-        if price is None:
+        if model not in self:
             raise StepladderError(
                 f"model '{model}' has no price in {self.path}. Give a price file with the line "
                 f"`{model}: {{input: ..., output: ...}}` below `models:` (US dollars per million tokens), "
                 "or a budget in tokens, such as 2Mtok"
             )
-        return price
-
-
-def load_prices(path: Path | None = None) -> PriceTable:
-    """The shipped prices, overridden by those of a user's file."""
-    prices = _read(SHIPPED)
-    if path is not None:
-        prices |= _read(path)
-    return PriceTable(prices, path or SHIPPED)
+        return self[model]
 
 
 def _read(path: Path) -> dict[str, Price]:

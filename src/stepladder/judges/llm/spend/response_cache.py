@@ -126,20 +126,24 @@ class CachedEngine(Engine):
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         """Answer every request, in order; cached ones without a call."""
         new: dict[str, Generate] = {}
-        pending: list[_Pending] = []
+        found: list[Generation | _Pending] = []
         with self._changed:
             for request in requests:
                 key = self.responses.key(request)
-                each = self._cached(key, request) or self._in_flight.get(key)
+                each = self.responses.get(key, request) or self._in_flight.get(key)
                 if each is None:
                     each = self._in_flight[key] = Future()
                     new[key] = request
                 else:
                     self.cached += 1
-                pending.append(each)
+                found.append(each)
         if new:
             self._forward(new)
-        return [_with_context(each.result(), request) for each, request in zip(pending, requests)]
+        responses = [each.result() if isinstance(each, Future) else each for each in found]
+        return [
+            replace(response, context=request.context) if isinstance(response, Generation) else response
+            for response, request in zip(responses, requests)
+        ]
 
     def spend(self) -> Spend:
         """What the responses in the file took, over all runs. An engine without prices is free."""
@@ -158,6 +162,7 @@ class CachedEngine(Engine):
 
     def _forward(self, requests: dict[str, Generate]) -> None:
         """Send requests to the engine, save the responses, and resolve everything that waits for them."""
+        responses: Mapping[str, Generation | BaseException] = {}
         try:
             responses = dict(zip(requests, self.engine.generate(list(requests.values())), strict=True))
             with self._changed:
@@ -165,31 +170,17 @@ class CachedEngine(Engine):
                     if isinstance(response, Generation):
                         self.responses.add(key, response)
         except BaseException as error:
-            self._resolve(dict.fromkeys(requests, error))
+            responses = dict.fromkeys(requests, error)
             raise
-        self._resolve(responses)
-
-    def _resolve(self, responses: Mapping[str, Generation | BaseException]) -> None:
-        with self._changed:
-            for key, response in responses.items():
-                pending = self._in_flight.pop(key)
-                if isinstance(response, Generation | BackendError):
-                    pending.set_result(response)
-                else:
-                    pending.set_exception(response)
-            self._changed.notify_all()
-
-    def _cached(self, key: str, request: Generate) -> _Pending | None:
-        response = self.responses.get(key, request)
-        if response is None:
-            return None
-        pending: _Pending = Future()
-        pending.set_result(response)
-        return pending
-
-
-def _with_context(response: Generation | BackendError, request: Generate) -> Generation | BackendError:
-    return replace(response, context=request.context) if isinstance(response, Generation) else response
+        finally:
+            with self._changed:
+                for key, response in responses.items():
+                    pending = self._in_flight.pop(key)
+                    if isinstance(response, Generation | BackendError):
+                        pending.set_result(response)
+                    else:
+                        pending.set_exception(response)
+                self._changed.notify_all()
 
 
 def _read(path: Path) -> tuple[dict[str, dict[str, Any]], int | None]:

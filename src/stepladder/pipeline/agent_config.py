@@ -1,0 +1,72 @@
+"""Shared settings of an agent that answers questions outside of a recipe: `ask`, `eval`, `serve-agent`, `load_policy`.
+
+In: a run or a model, and the settings that the user gave. Out: `SharedConfig`. A run supplies all settings, an adapter
+its agent; what the user gave takes precedence.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from stepladder.agents import is_agent_file
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import expand_path
+from stepladder.models.adapters import agent_of
+from stepladder.pipeline.fingerprint import agent_content
+from stepladder.pipeline.recipe import with_value
+from stepladder.pipeline.resources import SharedConfig
+from stepladder.pipeline.run_folder import RunFolder
+
+#: Settings by the names that users give them, and the recipe keys that they set.
+KEYS = {
+    "agent": "agent",
+    "data": "data.name",
+    "world_seed": "data.world_seed",
+    "index": "data.index",
+    "topk": "search.k",
+    "max_steps": "episode.max_steps",
+    "max_tokens": "episode.max_tokens",
+    "engine": "engine",
+    "device": "device",
+    "dtype": "dtype",
+    "batch_size": "batch_size",
+}
+
+
+def agent_config(run: RunFolder | None, model: str | None, given: Mapping[str, Any]) -> SharedConfig:
+    """The settings of a run, or else of an adapter, with those that were given. `given`: by the names of `KEYS`."""
+    plain: object = {}
+    if run is not None:
+        plain = run.recipe().shared.model_dump(mode="json")
+        if given.get("agent") is None:
+            _check_agent_unchanged(run)
+    elif model is not None and given.get("agent") is None and (agent := agent_of(expand_path(model))) is not None:
+        if is_agent_file(agent):  # a downloaded adapter must not run code
+            raise StepladderError(f"the adapter {model} names the agent file {agent}: --agent {agent} runs its code")
+        plain = {"agent": agent}
+    return with_settings(plain, given)
+
+
+def with_settings(plain: object, given: Mapping[str, Any]) -> SharedConfig:
+    """Settings as plain data, with those that were given."""
+    if given.get("data") is not None:  # replaces the question files of the run
+        for key in ("train", "dev", "test"):
+            plain = with_value(plain, ["data", key], None)
+        for key in ("holdout", "warmup"):
+            plain = with_value(plain, ["data", key], 0)
+    for name, key in KEYS.items():
+        if given.get(name) is not None:
+            value = given[name]
+            plain = with_value(plain, key.split("."), str(value) if isinstance(value, os.PathLike) else value)
+    return SharedConfig.read(plain)
+
+
+def _check_agent_unchanged(run: RunFolder) -> None:
+    """Raise if the agent file has changed since the run's stages used it."""
+    agent = run.recipe().shared.agent
+    records = [record for name in run.stage_names() if (record := run.known(name)) is not None]
+    if is_agent_file(agent) and any(record.ingredients.get("agent") != agent_content(agent) for record in records):
+        raise StepladderError(
+            f"the agent file {agent} has changed since the run {run.path} used it: restore it, or add --agent {agent} "
+            "to use it as it is now"
+        )

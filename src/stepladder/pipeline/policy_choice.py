@@ -1,0 +1,124 @@
+"""Which policy of a run to use: the one with the best dev score.
+
+In: a run folder. Out: a `PolicyChoice` with its reason, and the stages that ended worse than they began. The dev
+evaluations of a training stage select its checkpoint; every stage draws its own sample of questions for them, so they
+cannot be compared. Therefore the policies of a run with several of them are evaluated once more, greedily on the same
+dev questions (`score_policies`), in the folder `dev` of each stage. Scores of the test split are never used.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from stepladder.core.errors import StepladderError, unknown_name
+from stepladder.data.sampling import sample_questions
+from stepladder.evaluation.evaluator import load_scores
+from stepladder.evaluation.statistics import Comparison, interval_text, paired_difference, signed_text
+from stepladder.pipeline.episodes import evaluate_policy
+from stepladder.pipeline.recipe import Recipe
+from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.run_folder import RunFolder, StageRecord
+from stepladder.pipeline.stage import POLICY
+
+#: The folder of a stage with the evaluation of its policy on the run's dev questions.
+_DEV = "dev"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """The policy of a stage, and why it was chosen."""
+
+    stage: str
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"policy: {self.stage} ({self.reason})"
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """A stage whose policy has a lower dev F1 than the policy it started from, on the same questions."""
+
+    stage: str
+    against: str
+    comparison: Comparison
+
+    def __str__(self) -> str:
+        change = signed_text(self.comparison.difference)
+        return f"worse than {self.against}: dev F1 {change}, paired, {self.comparison.questions:,} questions"
+
+
+def choose_policy(run: RunFolder, stage: str | None = None) -> PolicyChoice:
+    """The policy of a stage; by default the one with the best dev score, or the newest if they cannot be compared."""
+    stages = _policy_stages(run)
+    if not stages:
+        raise StepladderError(f"the run {run.path} has no policy yet: finish a training stage, or give a --model")
+    if stage is not None and stage not in stages:
+        raise unknown_name(f"stage of {run.path} with a policy:", stage, stages)
+    scores = {name: f1 for name in stages if (f1 := _dev_scores(run, name))}
+    comparable = len(scores) == len(stages) and len({frozenset(f1) for f1 in scores.values()}) == 1
+    means = {name: fmean(f1.values()) for name, f1 in scores.items()} if comparable else {}
+    chosen = stage or max(reversed(stages), key=lambda name: means.get(name, 0.0))
+    if len(stages) == 1:
+        reason = "the only one"
+    elif means:
+        others = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items() if name != chosen)
+        reason = f"dev F1 {means[chosen]:.3f}, {'' if stage else f'best of {len(stages)}; '}{others}"
+    elif stage is not None:
+        reason = "as requested"
+    elif _dev_questions(run.recipe()):
+        reason = f"the newest of {len(stages)}: not all have a dev score yet; resume the run to compare them"
+    else:
+        reason = f"the newest of {len(stages)}: there are no dev scores to compare them, because dev_questions is 0"
+    return PolicyChoice(chosen, run.path / chosen / stages[chosen].outputs[POLICY], reason)
+
+
+def regressions(run: RunFolder) -> dict[str, Regression]:
+    """The stages that ended worse than they began, by name. Stages without dev scores are left out."""
+    found = {}
+    for name, record in _policy_stages(run).items():
+        source = record.inputs.get(POLICY, "")
+        ours, theirs = _dev_scores(run, name), _dev_scores(run, source)
+        if ours and ours.keys() == theirs.keys():
+            comparison = paired_difference(list(ours.values()), [theirs[question] for question in ours])
+            if comparison.difference.mean < 0:
+                found[name] = Regression(name, source, comparison)
+    return found
+
+
+def score_policies(run: RunFolder, recipe: Recipe, context: RunContext) -> None:
+    """Evaluate the finished policies of a run on the same dev questions, if there are several.
+
+    There are as many questions as the stage with the most `dev_questions` uses; none if it is 0 everywhere.
+    """
+    stages, count = _policy_stages(run), _dev_questions(recipe)
+    if len(stages) < 2 or not count:
+        return
+    answerable = [question for question in context.split("dev") if question.answers]
+    questions = sample_questions(answerable, count, recipe.stage_seed(_DEV))
+    for name, record in stages.items():
+        if _dev_scores(run, name).keys() == {question.id for question in questions}:
+            continue
+        policy = str(run.path / name / record.outputs[POLICY])
+        result = evaluate_policy(context, policy, questions, context.episode(), seed=recipe.seed, label=f"{name} dev")
+        result.save(run.path / name / _DEV, {"policy": policy, "split": "dev"}, overwrite=True)
+        found = interval_text(result.summary().metrics["f1"])
+        context.console.print(f"{name}: dev F1 {found}, {len(questions):,} questions", highlight=False, markup=False)
+
+
+def _policy_stages(run: RunFolder) -> dict[str, StageRecord]:
+    """The finished stages that wrote a policy, in the order of the recipe."""
+    records = {stage.name: run.done(stage.name) for stage in run.recipe().stages}
+    return {name: record for name, record in records.items() if record is not None and POLICY in record.outputs}
+
+
+def _dev_questions(recipe: Recipe) -> int:
+    """The most dev questions that a stage uses."""
+    return max((getattr(stage.settings, "dev_questions", 0) for stage in recipe.stages), default=0)
+
+
+def _dev_scores(run: RunFolder, stage: str) -> dict[str, float]:
+    """The dev F1 of a stage's policy by question id; empty if it was not evaluated."""
+    folder = run.path / stage / _DEV
+    return {row.question_id: row.f1 for row in load_scores(folder)} if folder.is_dir() else {}

@@ -1,0 +1,184 @@
+"""The gate in front of a server's API: who may ask, how much a client may send and how long it may take.
+
+In: ASGI requests. Out: the admitted ones, each with its whole body in one message, for the API; an error response to
+all others. The gate counts and times every request, and turns new ones away while the server shuts down. It is plain
+ASGI, so that limits hold on every route, whoever serves it.
+"""
+
+import asyncio
+import hmac
+import logging
+import re
+from time import perf_counter
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from stepladder.core.io.auth_token import validate_token
+from stepladder.serve.http.api import PUBLIC_PATH, ServerAPI
+from stepladder.serve.http.http_config import HTTPConfig
+from stepladder.serve.http.http_errors import HTTPError, crashed, shutting_down
+from stepladder.serve.http.server_metrics import Metrics
+from stepladder.serve.http.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+#: Of a body that is too long, this many times the limit is read and discarded: clients read the response afterwards.
+_DISCARD_FACTOR = 8
+#: Seconds after which the connection of a request is watched: most responses are faster.
+_WATCH_AFTER_SECONDS = 0.25
+#: Names of this machine in the Host and Origin headers, with or without a port.
+_LOCALHOST = re.compile(rb"(https?://)?(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
+
+
+class Gate:
+    """An ASGI application: an API behind its limits."""
+
+    def __init__(self, api: ServerAPI, config: HTTPConfig, metrics: Metrics, *, local: bool = False) -> None:
+        """Requests to the API's main endpoint are timed. `local`: without a token, reject requests of web pages."""
+        #: Set at shutdown: new requests are rejected.
+        self.draining = False
+        self.in_flight = 0
+        self._api, self._config, self._metrics = api, config, metrics
+        self._watchdog = Watchdog()
+        token = validate_token(config.token.get_secret_value()) if config.token else None
+        self._expected_auth = f"bearer {token}".encode() if token else None
+        self._checks_origin = local and token is None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._api(scope, receive, send)
+        started, status = perf_counter(), 0
+        self.in_flight += 1
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if not status:
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._respond(scope, receive, send_and_note)
+        except Exception as error:
+            if not isinstance(error, HTTPError):
+                log.exception("%s %s failed", scope["method"], scope["path"])
+                error = crashed()
+            if not status:
+                await self._api.error_response(error)(scope, receive, send_and_note)
+        except asyncio.CancelledError:  # the drain time is over
+            if not status:
+                await self._api.error_response(shutting_down())(scope, receive, send_and_note)
+        finally:
+            self.in_flight -= 1
+            self._metrics.count_request(status)
+            if scope["path"] == self._api.main_path:
+                self._metrics.seconds.observe(perf_counter() - started)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.draining:
+            raise shutting_down()
+        method, path = scope["method"], scope["path"]
+        if path != PUBLIC_PATH or method not in ("GET", "HEAD"):
+            self._check_client(scope)
+        body = await self._read_body(receive)
+        if path == self._api.main_path and method == "POST":
+            return await self._call_main(body, scope, receive, send)
+        message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+        async def receive_body_first() -> Message:
+            nonlocal message
+            if message is None:
+                return await receive()
+            first, message = message, None
+            return first
+
+        if method == "HEAD":  # as GET; the HTTP server drops the body
+            scope = {**scope, "method": "GET"}
+        await self._api(scope, receive_body_first, send)
+
+    async def _call_main(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the main endpoint, and cancel it when the client disconnects."""
+        task, disconnect = _current_task(), None
+
+        def watch() -> None:
+            nonlocal disconnect
+            disconnect = asyncio.ensure_future(receive())  # after the body, the next message is the disconnect
+            disconnect.add_done_callback(lambda done: done.cancelled() or task.cancel())
+
+        self._watchdog.set(task, _WATCH_AFTER_SECONDS, watch)
+        try:
+            response = await self._api.call_main(body)
+            await response(scope, receive, send)
+        except asyncio.CancelledError:
+            if disconnect is None or not disconnect.done():
+                raise
+            task.uncancel()
+            raise HTTPError(499, "the client disconnected") from None
+        finally:
+            self._watchdog.clear(task)
+            if disconnect is not None:
+                disconnect.cancel()
+
+    async def _read_body(self, receive: Receive) -> bytes:
+        """The body of a request, within its limits of time and size."""
+        limit, seconds = self._config.max_body_bytes, self._config.body_seconds
+        parts: list[bytes] = []
+        length, task = 0, _current_task()
+        self._watchdog.set(task, seconds, task.cancel)
+        try:
+            while length <= _DISCARD_FACTOR * limit:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise HTTPError(499, "the client disconnected")
+                part = message.get("body", b"")
+                length += len(part)
+                if length <= limit:
+                    parts.append(part)
+                if not message.get("more_body", False):
+                    break
+        except asyncio.CancelledError:
+            if self._watchdog.clear(task):  # cancelled by somebody else
+                raise
+            task.uncancel()
+            detail = f"the body was not received within {seconds:g} s"
+            raise HTTPError(408, detail, {"connection": "close"}) from None
+        finally:
+            self._watchdog.clear(task)
+        if length > limit:
+            raise HTTPError(413, f"the body is longer than {limit:,} bytes: send less at once", {"connection": "close"})
+        return b"".join(parts)
+
+    def _check_client(self, scope: Scope) -> None:
+        if self._expected_auth is not None:
+            _check_token(scope, self._expected_auth)
+        elif self._checks_origin:
+            _check_local(scope)
+
+
+def _current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def _check_token(scope: Scope, expected: bytes) -> None:
+    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, token = given.partition(b" ")
+    if not hmac.compare_digest(scheme.lower() + b" " + token.strip(), expected):
+        problem = "invalid token" if given else "missing token"
+        raise HTTPError(401, f"{problem}: send `Authorization: Bearer TOKEN`", {"www-authenticate": "Bearer"})
+
+
+def _check_local(scope: Scope) -> None:
+    """Reject requests of web pages, which reach a local server through the user's browser.
+
+    They name the page (Origin), or the page's own host name that was pointed at this machine (Host).
+    """
+    for name, value in scope["headers"]:
+        if name in (b"host", b"origin") and not _LOCALHOST.fullmatch(value):
+            shown = value.decode("latin-1")[:100]
+            raise HTTPError(
+                421,
+                f"this server only accepts local requests, and the {name.decode()} header is {shown!r}: use localhost, "
+                "or start the server with a token and send it",
+            )

@@ -1,0 +1,79 @@
+"""The Triton kernels: on a GPU, or interpreted by Triton on a CPU (TRITON_INTERPRET=1)."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from stepladder.engines.paged import paged_attention as decode_kernel
+from stepladder.engines.paged.kv_cache import PAGE_SIZE
+from stepladder.engines.paged.paged_attention import decode_attention
+from tests.support.kv_pages import DEVICE, states
+
+_HERE = decode_kernel.triton is not None and (torch.cuda.is_available() or decode_kernel.INTERPRETED)
+needs_triton = pytest.mark.skipif(
+    not _HERE, reason="there is no Triton, or no GPU for it (TRITON_INTERPRET=1 does too)"
+)
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # Triton acts bf16 out wrongly
+
+
+def together(states_NKTD: torch.Tensor, table_RP: torch.Tensor) -> torch.Tensor:
+    """The pages of each row behind one another."""
+    return torch.stack([torch.cat([states_NKTD[page] for page in pages], dim=1) for pages in table_RP])
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=["fp32", "half"])
+@pytest.mark.parametrize("shape", [(5, 3, 3, 64, 150), (2, 2, 6, 128, 70), (3, 4, 1, 16, 64)], ids=str)
+def test_it_attends_as_torch_does(shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> None:
+    rows, kept, groups, size, _ = shape
+    query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R = states(*shape, dtype)
+    found = decode_attention(query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, 0.2)
+    assert found is not None
+    keys_RKTD, values_RKTD = together(keys_NKTD, table_RP), together(values_NKTD, table_RP)
+    seen = (torch.arange(keys_RKTD.shape[2], device=DEVICE) <= positions_R[:, None])[:, None, None]
+    grouped = query_RHD.reshape(rows, kept, groups, size)
+    expected = scaled_dot_product_attention(grouped, keys_RKTD, values_RKTD, attn_mask=seen, scale=0.2)
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    assert torch.allclose(found, expected.reshape(rows, kept * groups, size), atol=tolerance)
+
+
+@needs_triton
+def test_what_lies_beyond_a_row_is_not_looked_at() -> None:
+    asked = states(3, 1, 2, 16, 80, torch.float32)
+    _, keys_NKTD, values_NKTD, table_RP, positions_R = asked
+    before = decode_attention(*asked, None)
+    for pages, position in zip(table_RP.tolist(), positions_R.tolist()):
+        for place, page in enumerate(pages):
+            for buffer in (keys_NKTD, values_NKTD):
+                buffer[page, :, max(position + 1 - place * PAGE_SIZE, 0) :] = float("nan")
+    after = decode_attention(*asked, None)
+    assert before is not None
+    assert after is not None
+    assert torch.equal(before, after)
+
+
+@needs_triton
+def test_a_kernel_that_computes_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(*asked: torch.Tensor) -> None:
+        asked[6].fill_(7.0)  # what it leaves
+
+    monkeypatch.setattr(decode_kernel, "_launch", wrong)
+    monkeypatch.setattr(decode_kernel, "_broken", False)
+    monkeypatch.setattr(decode_kernel, "_checked", set())
+    assert decode_attention(*states(2, 1, 1, 16, 32, torch.float32), None) is None
+    assert decode_kernel._broken
+    assert "differs from torch's" in caplog.text
+
+
+@needs_triton
+def test_a_kernel_that_cannot_be_made_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no C compiler was found")
+
+    monkeypatch.setattr(decode_kernel, "_launch", fail)
+    monkeypatch.setattr(decode_kernel, "_broken", False)
+    arguments = states(2, 1, 1, 16, 32, torch.float32)
+    assert decode_attention(*arguments, None) is None
+    assert decode_kernel._broken
