@@ -373,7 +373,7 @@ def contenders(options: argparse.Namespace) -> list[Contender]:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print; 1 when our server failed a request."""
-    console = Console()
+    console = Console(width=140)
     columns = ("workload", "server", "per s", "p50 ms", "p99 ms", "429", "failed", "CPU µs", "times", "each round")
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     failed: list[str] = []

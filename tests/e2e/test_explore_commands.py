@@ -205,11 +205,14 @@ def test_the_search_itself_knows_nothing_of_what_it_did_not_visit() -> None:
 def test_the_report_fits_a_narrow_terminal(shell: Shell, explored: Path) -> None:
     for name in ("pairs", "pairs-with-a-long-name"):
         shell("pairs", "--run", explored, "--judge", "mc", "--name", name)
-    console = Console(width=60, file=StringIO())
-    print_report(console, run_recipe(RunFolder.open(explored).recipe(), explored))
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert re.search(r"^pairs +mc +\d+ +\d+ +[\d.]+ \[[\d.]+, [\d.]+\]$", printed, re.MULTILINE)
-    assert "…" not in printed
+    report = run_recipe(RunFolder.open(explored).recipe(), explored)
+    for width, agreement in ((60, ""), (70, r" +[\d.]+ \[[\d.]+, [\d.]+\]")):
+        console = Console(width=width, file=StringIO())
+        print_report(console, report)
+        printed = console.file.getvalue()  # type: ignore[attr-defined]
+        assert re.search(rf"^pairs +mc +\d+ +\d+{agreement}$", printed, re.MULTILINE)
+        assert bool(agreement) != ("columns omitted: agreement" in printed)
+        assert "…" not in printed
 
 
 @pytest.mark.parametrize(

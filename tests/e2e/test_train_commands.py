@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import typer
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from trackio.sqlite_storage import SQLiteStorage
 from typer.testing import CliRunner
 
 from stepladder.agents import make_agent
@@ -204,7 +206,7 @@ def test_a_stage_that_is_there_may_learn_from_a_file_from_now_on(shell: Shell, b
         (["prm", "--set", "objective=outcome"], "has no trees yet: `stepladder explore --run RUN` makes them"),
         (["prm", "--objective", "value"], "found 'value'"),
         (["prm", "--name", "sft"], "choose another --name"),
-        (["prm", "--set", "epoch=2"], "has no pairs yet"),
+        (["prm", "--set", "epoch=2"], "stages.prm.epoch: unknown key"),
         (["prm", "--set", "pairs=mine"], "stages.prm.pairs: expected"),
         (["rft"], "`stepladder train prm --run RUN` makes one, and --threshold none does without"),
         (["rft", "--threshold", "high"], "stages.rft.threshold: expected a number, found 'high'"),
@@ -254,7 +256,7 @@ def test_a_policy_is_warmed_up_refined_and_taught_by_pairs_and_so_is_a_reward_mo
         "--learning-rate",
         1e-2,
     )
-    assert "trained policy: " in shell("train", "sft", "--out", run, *begun, "--set", "dev_questions=0")
+    assert "policy: sft (the only one): " in shell("train", "sft", "--out", run, *begun, "--set", "dev_questions=0")
     agent = make_agent("direct")
 
     def pair(question: Question) -> Pair:
@@ -277,10 +279,10 @@ def test_a_policy_is_warmed_up_refined_and_taught_by_pairs_and_so_is_a_reward_mo
     printed = shell("train", "dpo", "--run", run, "--pairs", pairs, "--num-train-epochs", 3, "--learning-rate", 1e-3)
     assert re.search(r"dpo: trained on 2 pairs of 2 questions; held out 2: accuracy 1\.000, reward gap \d", printed)
     assert re.search(r"  dev: F1 1\.000, KL per token to the initial policy \d\.\d{3}\n", printed)
-    assert f"trained policy: {run / 'dpo' / 'policy'}" in printed
+    assert re.search(r"policy: dpo \(dev F1 1\.000, best of 3; sft \d.*, rft \d.*\): .*/dpo/policy", printed)
     printed = shell("train", "prm", "--run", run, *quick)
     assert re.search(r"prm: trained on 2 pairs; held out 2: accuracy [01]\.\d{3}, margin .*, loss \d", printed)
-    assert "trained policy" not in printed
+    assert "policy: " not in printed
     inputs = {stage.name: dict(stage.inputs) for stage in RunFolder.open(run).recipe().stages}
     assert inputs["dpo"] == {"policy": "rft", "pairs": "pairs-file"}
     assert inputs["prm"] == {"policy": "dpo", "pairs": "pairs-file"}
@@ -378,9 +380,62 @@ class Done:
 
 
 def test_a_stage_that_failed_is_not_in_the_way_of_those_behind_it() -> None:
-    before = {"sft": {"kind": "sft"}, "prm": {"kind": "prm"}, "broken": {"kind": "grpo"}, "typo": {"kind": "prm"}}
-    run: Any = Done("sft", "prm")
-    assert finished_inputs(run, before, {"kind": "rft"}) == {"policy": "sft", "reward": "prm"}
-    assert finished_inputs(run, before, {"kind": "rft", "threshold": None}) == {"policy": "sft"}, "asks no reward model"
-    assert finished_inputs(run, {"sft": {"kind": "sft"}}, {"kind": "rft"}) == {}, "the newest is done anyway"
-    assert finished_inputs(run, {"new": {"kind": "sft"}}, {"kind": "rft"}) == {}, "nothing is done: it is made first"
+    before = {"sft": {}, "explore": {}, "pairs": {}, "prm": {}, "broken": {"kind": "grpo"}, "typo": {"kind": "prm"}}
+
+    def inputs(stages: dict[str, Any], *done: str, **settings: Any) -> dict[str, str]:
+        run: Any = Done(*done)
+        return finished_inputs(run, Recipe.read({"stages": {**stages, "rft": settings}}), "rft")
+
+    done = ("sft", "explore", "pairs", "prm")
+    assert inputs(before, *done) == {"policy": "sft", "reward": "prm"}
+    assert inputs(before, *done, threshold=None) == {"policy": "sft"}, "asks no reward model"
+    assert inputs({"sft": {}}, *done, threshold=None) == {}, "the newest is done anyway"
+    assert inputs({"new": {"kind": "sft"}}, *done, threshold=None) == {}, "nothing is done: it is made first"
+
+
+# --- trackers -----------------------------------------------------------------------------------------------------
+
+SHORT = """
+policy: tiny
+agent: direct
+device: cpu
+data: {train: QUESTIONS, dev: QUESTIONS}
+episode: {max_tokens: 6}
+stages:
+  sft: {questions: 2, num_train_epochs: 2, batch_size: 1, dev_questions: 1}
+  grpo: {mode: outcome, questions: 2, num_generations: 2, batch_size: 4, num_train_epochs: 2, dev_questions: 1}
+"""
+
+
+def test_trackers_of_a_whole_run(shell: Shell, tmp_path: Path) -> None:
+    questions, recipe, run = tmp_path / "questions.jsonl", tmp_path / "short.yaml", tmp_path / "short-run"
+    lines = [{"id": f"q{number}", "question": "Which?", "golden_answers": ["Velm"]} for number in range(2)]
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recipe.write_text(SHORT.replace("QUESTIONS", str(questions)))
+    begin = ("run", recipe, "--out", run)
+    report = shell.json(*begin, "--report-to", "tensorboard", "--report-to", "trackio")  # stdout is JSON alone
+    assert [stage["name"] for stage in report["stages"]] == ["sft", "grpo"]
+    for stage, expected in {"sft": {"eval/f1"}, "grpo": {"train/reward", "train/f1", "train/kl"}}.items():
+        events = EventAccumulator(str(run / stage / "tensorboard"))
+        events.Reload()
+        assert set(events.Tags()["scalars"]) >= {"train/loss", *expected}
+        logs = SQLiteStorage.get_logs("short-run", f"short-run/{stage}")
+        assert {name for each in logs for name in each} >= {"train/loss", *expected}
+    assert RunFolder.open(run).recipe().shared.report_to == ("tensorboard", "trackio")
+    again = shell.json(*begin, "--set", "report_to=[trackio]", "--set", "stages.sft.report_to=none")
+    assert [stage["skipped"] for stage in again["stages"]] == [True, True], "trackers make nothing stale"
+
+
+def test_trackers_of_one_stage(shell: Shell, begin: Begin) -> None:
+    run = begin("sft", "explore", "pairs")
+    shell("train", "dpo", "--run", run, "--report-to", "tensorboard,trackio")
+    assert stage_of(run, "dpo").settings == DPOConfig(report_to=("tensorboard", "trackio"))
+
+
+def test_a_missing_tracker_ends_a_run_before_its_first_stage(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: False)
+    said = shell("run", "prorag-nano", "--out", tmp_path / "run", "--report-to", "wandb", code=2).strip()
+    assert said == "error: report_to: wandb needs its package: pip install wandb"
+    assert not (tmp_path / "run" / "sft").exists()

@@ -56,8 +56,8 @@ def test_what_lies_beyond_a_row_is_not_looked_at() -> None:
 def test_a_kernel_that_computes_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def wrong(*asked: torch.Tensor) -> None:
-        asked[6].fill_(7.0)  # what it leaves
+    def wrong(_inputs: object, out: torch.Tensor, _groups: int) -> None:
+        out.fill_(7.0)
 
     monkeypatch.setattr(decode_kernel, "_launch", wrong)
     monkeypatch.setattr(decode_kernel, "_broken", False)

@@ -12,11 +12,11 @@ from stepladder.driver import Driver
 from stepladder.judges.llm.spend.budget import (
     TEMPLATE_PER_CALL,
     TEMPLATE_PER_MESSAGE,
-    Budget,
     PaidEngine,
     max_usage,
     open_judge_engine,
 )
+from stepladder.judges.llm.spend.prices import Budget
 from tests.support.openai_server import Answer, Server, says
 
 MOST_WRITTEN = 20

@@ -14,7 +14,7 @@ from stepladder.train.transcripts.sampled_episodes import sample_episodes
 ASKED = [Question(f"q{number}", f"Which {number}?", ("Velm",)) for number in range(5)]
 
 
-def sample(folder: Path, say: Callable[[Generate], str], count: int = 5) -> tuple[list[Trajectory], int]:
+def sample(folder: Path, say: Callable[[Generate], str], count: int = 5) -> list[Trajectory]:
     episodes = EpisodeConfig(sampling=Sampling(temperature=0.8))
     driver = Driver(ScriptedEngine(say))
     return sample_episodes(folder, driver, make_agent("direct"), ASKED[:count], episodes, num_generations=3, seed=0)

@@ -74,7 +74,7 @@ def child(script: str, *arguments: str, **environment: str) -> Iterator[subproce
             process.kill()
 
 
-def spoken(server: Running, *parts: bytes, pause: float = 0.0) -> httpx2.Response:
+def spoken(server: RunningServer, *parts: bytes, pause: float = 0.0) -> httpx2.Response:
     """What the server answers to bytes that no client would send, or not like this."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=15) as connection:

@@ -10,7 +10,7 @@ which keeps contexts short. A step is free thought and then exactly one block, w
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ PASSAGES_TAG = "retrieval"
 
 
 class State(StrEnum):
-    """The state of an episode. Each state has the prompt of the same name in `Prompts`."""
+    """The state of an episode, which determines the next prompt."""
 
     BEGIN_REASONING = "begin_reasoning"
     DOCUMENT_ANALYSIS = "document_analysis"
@@ -31,27 +31,19 @@ class State(StrEnum):
     ANSWER_GENERATION = "answer_generation"
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """One prompt per state, with slots for `question`, `history`, `query` (the last) and `passages` (its results).
-
-    A history ends with a line break.
-    """
-
-    begin_reasoning: str
-    document_analysis: str
-    reasoning: str
-    answer_generation: str
+#: One prompt per state, with slots for `question`, `history`, `query` (the last) and `passages` (its results). A
+#: history ends with a line break.
+Prompts = Mapping[State, str]
 
 
 def brief_prompts(before_passages: str) -> Prompts:
     """Prompts without instructions, for a model trained on the format."""
-    return Prompts(
-        begin_reasoning="Question: {question}\n",
-        document_analysis=f"Question: {{question}}\n{before_passages}<retrieval>\n{{passages}}\n</retrieval>\n",
-        reasoning="Question: {question}\n{history}",
-        answer_generation="Question: {question}\n{history}No search is left.\n",
-    )
+    return {
+        State.BEGIN_REASONING: "Question: {question}\n",
+        State.DOCUMENT_ANALYSIS: f"Question: {{question}}\n{before_passages}<retrieval>\n{{passages}}\n</retrieval>\n",
+        State.REASONING: "Question: {question}\n{history}",
+        State.ANSWER_GENERATION: "Question: {question}\n{history}No search is left.\n",
+    }
 
 
 class PromptedAgent(TaggedAgent):
@@ -82,9 +74,8 @@ class PromptedAgent(TaggedAgent):
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """The prompt of the state, as a single segment: the context restarts at every step."""
-        prompt: str = getattr(self.prompts, self.state(trajectory))
         last = trajectory.steps[-1] if trajectory.steps else None
-        text = prompt.format(
+        text = self.prompts[self.state(trajectory)].format(
             question=self.render_question(trajectory),
             history="".join(self.render_action(step.action) for step in trajectory.steps),
             query=one_line(last.action.content) if last is not None else "",

@@ -13,7 +13,7 @@ the final answer, a valid transcript is (S Q R S A)* S F:
 from typing import ClassVar
 
 from stepladder.agents.base import brief, malformed
-from stepladder.agents.transcript import TranscriptAgent
+from stepladder.agents.tags import TranscriptAgent
 from stepladder.core.trace import Action, ActionKind, Trajectory
 
 PROMPT = """Answer the question by searching, one small step at a time.

@@ -7,11 +7,11 @@ queries and evidence so far. A step is free thought and then exactly one block, 
 from typing import ClassVar
 
 from stepladder.agents.base import brief
-from stepladder.agents.prompted import PromptedAgent, Prompts, brief_prompts
+from stepladder.agents.prompted import PromptedAgent, Prompts, State, brief_prompts
 from stepladder.core.trace import ActionKind
 
-FULL = Prompts(
-    begin_reasoning="""You answer a question with the help of a search engine, in small steps.
+FULL: Prompts = {
+    State.BEGIN_REASONING: """You answer a question with the help of a search engine, in small steps.
 First think: what has to be found out, and in which order? Then take one of two steps.
 Search for the first thing that is missing, a single fact: <query>what to search for</query>
 Or, when there is nothing to look up, answer with a short phrase: <answer>the answer</answer>
@@ -19,7 +19,7 @@ Stop after the closing tag.
 
 Question: {question}
 """,
-    document_analysis="""You answer a question with the help of a search engine, in small steps.
+    State.DOCUMENT_ANALYSIS: """You answer a question with the help of a search engine, in small steps.
 The last search has found the passages below. Think: do they tell what was searched for? Then write down
 what they say about it in their own words, as short as it can be: <evidence>what they say</evidence>
 When they do not tell, say so: <evidence>Nothing helps.</evidence>
@@ -30,7 +30,7 @@ Question: {question}
 {passages}
 </retrieval>
 """,
-    reasoning="""You answer a question with the help of a search engine, in small steps.
+    State.REASONING: """You answer a question with the help of a search engine, in small steps.
 Below the question is what you have thought, searched for and found. Think: what does the evidence tell, and what is
 still missing? Then take one of two steps.
 Search for the next thing that is missing, a single fact: <query>what to search for</query>
@@ -39,14 +39,14 @@ Stop after the closing tag.
 
 Question: {question}
 {history}""",
-    answer_generation="""You answer a question with the help of a search engine, in small steps.
+    State.ANSWER_GENERATION: """You answer a question with the help of a search engine, in small steps.
 Below the question is what you have thought, searched for and found. No further search is possible. Think: what follows
 from the evidence? Then answer with a short phrase, the likeliest if need be: <answer>the answer</answer>
 Stop after the closing tag.
 
 Question: {question}
 {history}""",
-)
+}
 
 
 class ReasonRAG(PromptedAgent):

@@ -13,7 +13,7 @@ transcript is (T S I)* T A:
 from typing import ClassVar
 
 from stepladder.agents.base import brief
-from stepladder.agents.transcript import TranscriptAgent
+from stepladder.agents.tags import TranscriptAgent
 from stepladder.core.trace import ActionKind
 
 PROMPT = """Answer the question. Think whenever there is something new to think about: <think>thought</think>.

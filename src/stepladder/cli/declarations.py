@@ -127,8 +127,8 @@ def _group(annotation: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]
         hints, panel = get_type_hints(annotation, include_extras=True), annotation.panel
         return annotation, [_parameter(each.name, hints[each.name], each.default, panel) for each in fields(annotation)]
     match get_args(annotation):
-        case (_, type() as config, Mapping() as texts, *panel):
-            return given, _settings(config, texts, *panel or [None])
+        case (_, type() as config, Mapping() as texts, *title):
+            return given, _settings(config, texts, *title or [None])
         case (type() as config, Mapping() as texts):
             return lambda **typed: config.read(given(**typed)), _settings(config, texts, "Limits")
     return None
@@ -137,18 +137,30 @@ def _group(annotation: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]
 def _settings(
     config: type[Config], texts: Mapping[str, str | tuple[str, str]], panel: str | None
 ) -> list[inspect.Parameter]:
-    """Options for settings of a config, which reads and checks their values. The word CHOICES lists the choices."""
+    """Options for settings of a config, which reads and checks their values. The word CHOICES lists the choices.
+
+    A list may be repeated, or separated by commas. A group of settings is a flag: on with its defaults.
+    """
     options = []
     for name, text in texts.items():
         if (field := config.model_fields.get(name)) is None:
             continue
         help_text, default = text if isinstance(text, tuple) else (text, setting_default(config, name))
         kinds = union_members(field.annotation)
-        choices = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
-        flags = "-k --topk" if name == "topk" else f"--{name.replace('_', '-')}"
+        kind, flags = str | None, "-k --topk" if name == "topk" else f"--{name.replace('_', '-')}"
+        if any(isinstance(each, type) and issubclass(each, Config) for each in kinds):
+            declared = typer.Option(flags, help=help_text, callback=lambda on: {} if on else None)
+            options.append(_parameter(name, _annotated(bool, declared), False, panel))
+            continue
+        settings = {}
+        if items := [each for each in kinds if get_origin(each) is tuple]:
+            kinds, kind = get_args(items[0]), list[str] | None
+            settings["callback"] = lambda values: ",".join(values).replace(" ", "").split(",") if values else None
+        choices = [str(value) for each in kinds if get_origin(each) is Literal for value in get_args(each)]
         metavar = "N" if {int, float}.intersection(kinds) else "NAME"
-        declared = option(flags, metavar, help_text.replace("CHOICES", listed(choices or "-", " or ")), default)
-        options.append(_parameter(name, _annotated(str | None, declared), None, panel))
+        help_text = help_text.replace("CHOICES", listed(choices or "-", " or "))
+        declared = option(flags, metavar, help_text, default, **settings)
+        options.append(_parameter(name, _annotated(kind, declared), None, panel))
     return options
 
 

@@ -10,6 +10,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 import typer
 from packaging.requirements import Requirement
 
@@ -61,69 +62,56 @@ def doctor_command(as_json: AsJson = False) -> None:
 
 def check_installation() -> list[Finding]:
     """Check Python, packages, extras, devices and disk."""
-    return [_python(), *_packages(), *_devices(), *_extras(), _disk()]
-
-
-def _python() -> Finding:
-    version = platform.python_version()
-    return Finding("Python", f"{version} on {platform.system()} {platform.machine()}", sys.version_info >= (3, 11))
-
-
-def _requirements() -> list[Requirement]:
-    """The requirements in the package metadata. Empty if the package is not installed."""
+    version, system = platform.python_version(), f"{platform.system()} {platform.machine()}"
+    python = Finding("Python", f"{version} on {system}", sys.version_info >= (3, 11))
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    disk = Finding("disk", f"{free:,.0f} GiB free here", ok=free >= 2, fix="" if free >= 2 else "free some space")
     try:
-        return [Requirement(line) for line in importlib.metadata.requires("stepladder") or []]
+        packages, extras = _packages(), _extras()
     except importlib.metadata.PackageNotFoundError:
-        return []
+        packages, extras = [Finding("stepladder", "not installed", ok=False, fix=install_command())], []
+    return [python, *packages, *_devices(), *extras, disk]
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _problem(requirement: Requirement) -> str:
-    """What is wrong with the installed version; empty if nothing is."""
-    version = _version(requirement.name)
-    if version is None:
-        return "missing"
-    if not requirement.specifier.contains(version, prereleases=True):
-        return f"{version}, but {requirement.specifier} is needed"
-    return ""
+def _requirements(extra: str = "") -> list[tuple[Requirement, str, str]]:
+    """The requirements in the package metadata: each with the installed version and what is wrong with it."""
+    found = []
+    for requirement in map(Requirement, importlib.metadata.requires("stepladder") or ()):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            try:
+                version = importlib.metadata.version(requirement.name)
+                fits = requirement.specifier.contains(version, prereleases=True)
+                problem = "" if fits else f"{version}, but {requirement.specifier} is needed"
+            except importlib.metadata.PackageNotFoundError:
+                version, problem = "", "missing"
+            found.append((requirement, version, problem))
+    return found
 
 
 def _packages() -> list[Finding]:
-    if _version("stepladder") is None:
-        return [Finding("stepladder", "not installed", ok=False, fix=install_command())]
-    findings = [Finding("stepladder", __version__)]
-    for requirement in _requirements():
-        if requirement.marker is not None and "extra" in str(requirement.marker):
-            continue
-        problem = _problem(requirement)
-        state = problem or _version(requirement.name) or ""
-        findings.append(Finding(requirement.name, state, ok=not problem, fix=install_command() if problem else ""))
-    return findings
+    return [
+        Finding("stepladder", __version__),
+        *(
+            Finding(package.name, problem or version, ok=not problem, fix=install_command() if problem else "")
+            for package, version, problem in _requirements()
+        ),
+    ]
 
 
 def _extras() -> list[Finding]:
     findings = []
+    common = {str(package) for package, *_ in _requirements()}
     for extra, purpose in EXTRAS.items():
-        wanted = [each for each in _requirements() if each.marker and each.marker.evaluate({"extra": extra})]
-        if any(_problem(each) for each in wanted):
-            state = f"not installed ({purpose})"
-            findings.append(Finding(f"extra {extra}", state, ok=False, optional=True, fix=install_command(extra)))
-        elif wanted:
-            findings.append(Finding(f"extra {extra}", f"installed ({purpose})"))
+        missing = any(problem for package, _, problem in _requirements(extra) if str(package) not in common)
+        state, fix = ("not installed", install_command(extra)) if missing else ("installed", "")
+        findings.append(Finding(f"extra {extra}", f"{state} ({purpose})", ok=not missing, optional=missing, fix=fix))
     return findings
 
 
 def _devices() -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    features = _cpu_features()
-    fast = "bf16 is fast here" if features & {"amx_bf16", "avx512_bf16", "bf16"} else "use fp32 here"
-    findings = [Finding("CPU", f"{cores} cores, {_memory()}, {fast}")]
+    fast = "bf16 is fast here" if _cpu_features() & {"amx_bf16", "avx512_bf16", "bf16"} else "use fp32 here"
+    findings = [Finding("CPU", f"{cores} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB memory, {fast}")]
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -138,20 +126,5 @@ def _devices() -> list[Finding]:
 
 def _cpu_features() -> set[str]:
     path = Path("/proc/cpuinfo")
-    if not path.is_file():
-        return set()
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", path.read_text(), re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", path.read_text(), re.MULTILINE) if path.is_file() else None
     return set(flags[1].split()) if flags else set()
-
-
-def _memory() -> str:
-    try:
-        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return "memory unknown"
-    return f"{size / 2**30:.0f} GiB memory"
-
-
-def _disk() -> Finding:
-    free = shutil.disk_usage(Path.cwd()).free / 2**30
-    return Finding("disk", f"{free:,.0f} GiB free here", ok=free >= 2, fix="" if free >= 2 else "free some space")

@@ -25,7 +25,6 @@ from stepladder.cli.recipes import (
     find_stage,
     new_recipe,
     output_of,
-    read_recipe,
     run_and_print,
     run_stage,
 )
@@ -109,7 +108,7 @@ def explore_command(
         raise StepladderError("give either --run DIR to extend a run, or --out DIR to start one")
     name = stage.name or "explore"
     if run is None:
-        recipe = read_recipe(new_recipe("explore", {name: entry}, **start.typed()), name, stage.overrides)
+        recipe = new_recipe(name, entry, start, stage.overrides)
     elif typed := start.typed():
         flag = next(iter(typed)).replace("_", "-")
         raise StepladderError(f"--{flag} was set when the run {run} was started: leave it out")
@@ -141,11 +140,9 @@ def pairs_command(
                 "Minimum difference of values, or of scores (--mode score).",
                 f"{setting_default(PairConfig, 'margin')}; of scores {setting_default(LLMJudgeConfig, 'score_margin')}",
             ),
+            "balance": ("Balance pairs by CHOICES, or both: kind,depth.", "not at all"),
         },
     ],
-    balance: Annotated[
-        str | None, option("--balance", "KEYS", "Balance pairs by: kind, depth or kind,depth.", default="not at all")
-    ] = None,
     asking: Annotated[
         Typed,
         LLMJudgeConfig,
@@ -162,8 +159,6 @@ def pairs_command(
         raise StepladderError("--margin needs values (--judge spre, mc or q) or scores (--mode score): leave it out")
     if llm:
         settings = {"judge": "llm", **settings, "llm": llm}
-    if balance is not None:
-        settings["balance"] = [group.strip() for group in balance.split(",")]
     if not judge_options.estimate_only:
         add_stage(run, "pairs", settings, stage)
         return

@@ -14,12 +14,13 @@ from typing import Any
 
 import typer
 
-from stepladder.cli.declarations import ERR, OUT, path_of, say
-from stepladder.cli.options import RunOptions, StageOptions
+from stepladder.cli.declarations import ERR, OUT, given, path_of, say
+from stepladder.cli.options import NewRunOptions, RunOptions, StageOptions
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.data import DATA_SETS
 from stepladder.pipeline import run_recipe
-from stepladder.pipeline.recipe import Recipe, Stage, override
+from stepladder.pipeline.agent_config import with_settings
+from stepladder.pipeline.recipe import MissingInput, Recipe, Stage, override
 from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.runner import StaleStages
@@ -104,36 +105,16 @@ def free_name(folder: Path) -> Path:
     return next(path for number in count(2) if not (path := folder.with_name(f"{folder.name}-{number}")).exists())
 
 
-def new_recipe(
-    name: str,
-    stages: Mapping[str, Any],
-    *,
-    model: str = "nano",
-    agent: str = "prorag",
-    data: str = "atlas",
-    dev: Path | None = None,
-    index: str | None = None,
-    topk: int = 3,
-    world_seed: int = 0,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """A recipe of these stages, as plain data. `data` is a data set, or a question file to train on."""
-    is_name = data in DATA_SETS or not path_of(data).is_file()  # a missing file is reported as an unknown name
-    if is_name and dev is not None:
-        raise StepladderError(f"--dev needs a question file as --data, and {data} is none")
-    return {
-        "name": name,
-        "seed": seed,
-        "policy": model,
-        "agent": agent,
-        "data": {
-            "world_seed": world_seed,
-            "index": index,
-            **({"name": data} if is_name else {"train": data, "dev": dev}),
-        },
-        "search": {"k": topk},
-        "stages": dict(stages),
-    }
+def new_recipe(name: str, entry: Mapping[str, Any], start: NewRunOptions, overrides: list[str] | None) -> Recipe:
+    """The recipe of a new run with one stage. --data is a data set, or a question file to train on."""
+    typed, plain = start.typed(), given(policy=start.model)
+    if (data := typed.get("data", "")) and data not in DATA_SETS and path_of(data).is_file():
+        plain["data"] = {"train": typed.pop("data"), "dev": start.dev}
+    elif start.dev is not None:  # a missing file is reported as an unknown name
+        raise StepladderError(f"--dev needs a question file as --data, and {data or 'atlas'} is none")
+    shared = with_settings(plain, typed).model_dump(mode="json")
+    plain = {"name": entry["kind"], "seed": start.seed or 0, **shared, "stages": {name: dict(entry)}}
+    return Recipe.read(_overridden(plain, name, overrides), name)
 
 
 def extend_recipe(
@@ -155,27 +136,28 @@ def extend_recipe(
     if kind != entry["kind"]:
         raise StepladderError(f"the run {run} already has a stage '{name}' of kind {kind}: choose another --name")
     before = {**_before(plain["stages"], name), **(sources or {})}
-    stages = {**before, name: {**finished_inputs(folder, before, entry, _where(name)), **entry}}
-    stages |= {each: stage for each, stage in plain["stages"].items() if each not in stages}
-    changed = _overridden({**plain, "stages": stages}, name, overrides)
-    for role in _missing_inputs(changed["stages"], name):
-        if role in _COMMANDS:
-            raise missing_input(run, role, alternative)
-    return Recipe.read(changed, name)
+    later = {each: stage for each, stage in plain["stages"].items() if each not in (*before, name)}
+    changed = _overridden({**plain, "stages": {**before, name: dict(entry), **later}}, name, overrides)
+    try:
+        recipe = Recipe.read(changed, name)
+    except MissingInput as error:
+        raise missing_input(run, error.role, alternative) from error
+    inputs = finished_inputs(folder, recipe, name)
+    changed["stages"][name] = {**inputs, **changed["stages"][name]}
+    return Recipe.read(changed, name) if inputs else recipe
 
 
-def finished_inputs(
-    folder: RunFolder, before: Mapping[str, Any], entry: Mapping[str, Any], where: str = ""
-) -> dict[str, str]:
-    """By role: the newest finished stage, if a newer stage that writes the role is not finished.
+def finished_inputs(run: RunFolder, recipe: Recipe, name: str) -> dict[str, str]:
+    """By role: the newest finished stage, where a stage would take an input of a newer one that is not finished.
 
-    A failed stage is skipped this way. `where` starts the message of an error in the settings of `entry`.
+    A failed stage is skipped this way.
     """
+    before = list(takewhile(lambda stage: stage.name != name, recipe.stages))
     found: dict[str, str] = {}
-    for role in _inputs(entry, where):
-        writers = [each for each, stage in before.items() if role in get_stage(stage["kind"]).outputs]
-        finished = [each for each in writers if folder.done(each) is not None]
-        if finished and finished[-1] != writers[-1]:
+    for role, source in find_stage(recipe, name).inputs.items():
+        writers = [each.name for each in before if role in get_stage(each.kind).outputs]
+        finished = [each for each in writers if run.done(each) is not None]
+        if source in writers and source not in finished and finished:
             found[role] = finished[-1]
     return found
 
@@ -193,9 +175,7 @@ def missing_input(run: Path, role: str, alternative: str = "") -> StepladderErro
 
 def output_of(run: Path, role: str, stage: str | None = None) -> Path:
     """The output of a role in a run: of the named stage, or the newest. Raises if there is none."""
-    folder = RunFolder.open(run)
-    records = [record for each in folder.recipe().stages if (record := folder.done(each.name)) is not None]
-    paths = {each.name: run / each.name / each.outputs[role] for each in records if role in each.outputs}
+    paths = RunFolder.open(run).outputs(role)
     if not paths:
         raise missing_input(run, role)
     if stage is not None and stage not in paths:
@@ -203,14 +183,9 @@ def output_of(run: Path, role: str, stage: str | None = None) -> Path:
     return paths[stage or list(paths)[-1]]
 
 
-def read_recipe(plain: Any, name: str, overrides: list[str] | None) -> Recipe:
-    """A recipe, with --set overrides of its stage `name`. Errors start with the name."""
-    return Recipe.read(_overridden(plain, name, overrides), name)
-
-
 def _overridden(plain: Any, name: str, overrides: list[str] | None) -> Any:
     for change in overrides or ():
-        _check_of_stage(change, plain["stages"][name].get("kind", name), name)
+        _check_of_stage(change, plain["stages"][name]["kind"], name)
         plain = override(plain, change.removeprefix(f"stages.{name}."), within=("stages", name))
     return plain
 
@@ -227,23 +202,3 @@ def _check_of_stage(change: str, kind: str, name: str) -> None:
 
 def _before(stages: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(takewhile(lambda each: each[0] != name, stages.items()))
-
-
-def _missing_inputs(stages: Mapping[str, Any], name: str) -> list[str]:
-    """The input roles of a stage that are not set and that no earlier stage writes."""
-    written = {role for each in _before(stages, name).values() for role in get_stage(each["kind"]).outputs}
-    entry = stages[name]
-    return [role for role in _inputs(entry, _where(name)) if role not in written and entry.get(role) is None]
-
-
-def _inputs(entry: Mapping[str, Any], where: str) -> list[str]:
-    """The input roles of a stage with these settings."""
-    spec = get_stage(str(entry["kind"]))
-    own = {key: value for key, value in entry.items() if key in spec.config.model_fields}
-    unused = spec.unused_inputs(spec.config.read(own, where))
-    return [role for role in spec.inputs if role not in unused]
-
-
-def _where(name: str) -> str:
-    """The start of error messages about the settings of a stage."""
-    return f"{name}: stages.{name}"

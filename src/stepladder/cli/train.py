@@ -1,5 +1,7 @@
 """`run` runs a recipe, `train sft` starts a run with one stage; `train prm`, `rft`, `dpo`, `grpo` and `prm` add one."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -7,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from stepladder.cli.declarations import OptionGroup, Typed, argument, given, listed, option, path_option, takes_groups
+from stepladder.cli.declarations import Typed, argument, listed, option, path_option, takes_groups
 from stepladder.cli.options import AGENTS_HELP, NewRunOptions, RunOptions, RunOut, RunToExtend, StageOptions, TopK
-from stepladder.cli.recipes import add_stage, new_recipe, read_recipe, run_and_print, stages_before
+from stepladder.cli.recipes import add_stage, new_recipe, run_and_print, stages_before
 from stepladder.pipeline.recipe import load_recipe, shipped
+from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import PAIRS, TREES
 from stepladder.pipeline.stages import get_stage
@@ -27,31 +30,19 @@ app = typer.Typer(help="Train with one stage: sft starts a run, the others exten
 
 _QUESTIONS = {"questions": "Number of questions to use."}
 _GENERATIONS = {"num_generations": "Episodes per question."}
-Trackers = Annotated[
-    list[str] | None,
-    option("--report-to", "NAME", f"Report to an experiment tracker: {listed(TRACKERS, ' or ')}. Repeatable.", "none"),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerOptions(OptionGroup):
-    """Options of every trainer that are not settings."""
-
-    lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter instead of all weights.")] = False
-    report_to: Trackers = None
-
-    def added(self, settings: Typed) -> Typed:
-        """The settings with these."""
-        return settings | given(lora={} if self.lora else None, report_to=self.report_to)
+_TRACKERS = (f"Report to experiment trackers: {listed(TRACKERS)}. Repeatable.", "none")
 
 
 def _training(config: type[TrainingConfig]) -> dict[str, str | tuple[str, str]]:
     """Help texts of the settings that all trainers share."""
-    small, medium, large, lora = (
-        f"{rate:.0e}".replace("e-0", "e-") for rate in (*config.auto_rates, config.auto_lora_rate)
-    )
-    rates = f"{small} below 20M parameters, {medium} below 1B, else {large}; {lora} with LoRA"
-    return {"num_train_epochs": "Passes over the training data.", "learning_rate": ("Peak learning rate.", rates)}
+    rates = [f"{rate:.0e}".replace("e-0", "e-") for rate in (*config.auto_rates, config.auto_lora_rate)]
+    by_size = "{} below 20M parameters, {} below 1B, else {}; {} with LoRA".format(*rates)
+    return {
+        "num_train_epochs": "Passes over the training data.",
+        "learning_rate": ("Peak learning rate.", by_size),
+        "lora": "Train a LoRA adapter instead of all weights.",
+        "report_to": _TRACKERS,
+    }
 
 
 @takes_groups
@@ -59,12 +50,12 @@ def run_command(
     *,
     recipe: Annotated[str, argument("RECIPE", f"A recipe file (.yaml), or one of: {listed(shipped())}.")],
     folder: RunOut,
-    report_to: Trackers = None,
+    settings: Annotated[Typed, SharedConfig, {"report_to": _TRACKERS}],
     options: RunOptions,
 ) -> None:
     """Run a recipe. The same command resumes an interrupted run. `stepladder recipes` lists the built-in ones."""
-    trackers = [f"report_to=[{','.join(report_to)}]"] if report_to else []
-    run_and_print(load_recipe(recipe, [*trackers, *(options.overrides or ())]), folder, options)
+    typed = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+    run_and_print(load_recipe(recipe, [*typed, *(options.overrides or ())]), folder, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,62 +85,66 @@ def train_sft_command(
             **_training(SFTConfig),
         },
     ],
-    trainer: TrainerOptions,
     options: RunOptions,
 ) -> None:
     """Supervised fine-tuning on demonstrations. --set changes any other setting of the stage."""
     if {"teacher_url", "teacher_model"}.intersection(settings):
         settings = {"source": "teacher", **settings}
-    recipe = new_recipe("sft", {"sft": trainer.added(settings)}, **start.typed())
-    run_and_print(read_recipe(recipe, "sft", options.overrides), folder, options)
+    run_and_print(new_recipe("sft", {"kind": "sft", **settings}, start, options.overrides), folder, options)
 
 
-@app.command("prm")
-@takes_groups
-def train_prm_command(
-    *,
-    run: RunToExtend,
-    settings: Annotated[
-        Typed,
-        PRMConfig,
-        {
-            "objective": "What to learn: pairs (which of two steps is better), or from trees: verdicts (of the gold "
-            "judge), values (of each step) or outcome (the reward of the whole episode).",
-            "model": ("Initial model, such as nano-critic.", "the newest policy"),
-            **_training(PRMConfig),
-        },
-    ],
-    trainer: TrainerOptions,
-    stage: StageOptions,
+def _adds_stage(
+    kind: str, config: type[TrainingConfig], texts: Mapping[str, str | tuple[str, str]], about: str, otherwise: str = ""
 ) -> None:
-    """Train a process reward model on a run's pairs or trees. --set changes any other setting of the stage."""
-    add_stage(run, "prm", trainer.added(settings), stage)
+    """Make the command of a trainer that adds a stage to a run. `otherwise` ends the error about a missing input."""
+
+    @takes_groups
+    def command(
+        *,
+        run: RunToExtend,
+        settings: Annotated[Typed, config, {**texts, **_training(config)}],
+        stage: StageOptions,
+    ) -> None:
+        add_stage(run, kind, settings, stage, alternative=otherwise)
+
+    app.command(kind, help=about)(command)
 
 
-@app.command("rft")
-@takes_groups
-def train_rft_command(
-    *,
-    run: RunToExtend,
-    settings: Annotated[
-        Typed,
-        RFTConfig,
-        {
-            **_QUESTIONS,
-            **_GENERATIONS,
-            "threshold": "Minimum reward model score of every step; none uses no reward model.",
-            "keep": "Maximum trajectories to keep per question.",
-            **_training(RFTConfig),
-        },
-    ],
-    trainer: TrainerOptions,
-    stage: StageOptions,
-) -> None:
-    """Rejection sampling: fine-tune on the policy's own correct trajectories. --set changes any other setting."""
-    if settings.get("threshold") == "none":
-        settings["threshold"] = None
-    alternative = ", and --threshold none does without"
-    add_stage(run, "rft", trainer.added(settings), stage, alternative=alternative)
+_adds_stage(
+    "prm",
+    PRMConfig,
+    {
+        "objective": "What to learn: pairs (which of two steps is better), or from trees: verdicts (of the gold "
+        "judge), values (of each step) or outcome (the reward of the whole episode).",
+        "model": ("Initial model, such as nano-critic.", "the newest policy"),
+    },
+    "Train a process reward model on a run's pairs or trees. --set changes any other setting of the stage.",
+)
+_adds_stage(
+    "rft",
+    RFTConfig,
+    {
+        **_QUESTIONS,
+        **_GENERATIONS,
+        "threshold": "Minimum reward model score of every step; none uses no reward model.",
+        "keep": "Maximum trajectories to keep per question.",
+    },
+    "Rejection sampling: fine-tune on the policy's own correct trajectories. --set changes any other setting.",
+    ", and --threshold none does without",
+)
+_adds_stage(
+    "grpo",
+    GRPOConfig,
+    {
+        "mode": "Rewards: dual (the answer, and each step by the reward model), outcome (the answer only), process "
+        "(steps only) or tree (each step by the answers below it).",
+        **_QUESTIONS,
+        **_GENERATIONS,
+        "beta": "KL coefficient: how close the policy stays to the initial one.",
+    },
+    "Reinforcement learning with GRPO. --set changes any other setting of the stage.",
+    ", and --mode outcome or tree does without",
+)
 
 
 @app.command("dpo")
@@ -175,41 +170,14 @@ def train_dpo_command(
             **_training(DPOConfig),
         },
     ],
-    trainer: TrainerOptions,
     stage: StageOptions,
 ) -> None:
     """Direct preference optimization (DPO) on step pairs. --set changes any other setting of the stage."""
-    settings = trainer.added(settings)
     sources = {}
     if pairs is not None:
         settings[PAIRS], source = _pairs_file_stage(run, stage.name or "dpo", pairs.absolute())
         sources[settings[PAIRS]] = source
     add_stage(run, "dpo", settings, stage, sources=sources, alternative=", and --pairs FILE reads others")
-
-
-@app.command("grpo")
-@takes_groups
-def train_grpo_command(
-    *,
-    run: RunToExtend,
-    settings: Annotated[
-        Typed,
-        GRPOConfig,
-        {
-            "mode": "Rewards: dual (the answer, and each step by the reward model), outcome (the answer only), "
-            "process (steps only) or tree (each step by the answers below it).",
-            **_QUESTIONS,
-            **_GENERATIONS,
-            "beta": "KL coefficient: how close the policy stays to the initial one.",
-            **_training(GRPOConfig),
-        },
-    ],
-    trainer: TrainerOptions,
-    stage: StageOptions,
-) -> None:
-    """Reinforcement learning with GRPO. --set changes any other setting of the stage."""
-    alternative = ", and --mode outcome or tree does without"
-    add_stage(run, "grpo", trainer.added(settings), stage, alternative=alternative)
 
 
 @takes_groups

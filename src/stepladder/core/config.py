@@ -7,7 +7,7 @@ found, the value expected and, for an unknown key, the nearest valid one.
 import re
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -94,9 +94,9 @@ class Config(BaseModel):
             raise StepladderError(message) from error
 
 
-def unknown_key(where: str, key: str, known: Sequence[str], config: type[BaseModel] = Config) -> StepladderError:
+def unknown_key(where: str, key: str, known: Sequence[str], config: type[Config] = Config) -> StepladderError:
     """The error for an unknown key: its new name if `config` has renamed it, or else the nearest known key."""
-    if issubclass(config, Config) and key in config.renamed:
+    if key in config.renamed:
         return StepladderError(f"{key_path(where, key)}: renamed to '{config.renamed[key]}'")
     return StepladderError(f"{key_path(where, key)}: unknown key.{nearest(key, known)} Known: {', '.join(known)}")
 
@@ -112,7 +112,7 @@ def key_path(where: str, key: str) -> str:
     return f"{where}.{key}" if ": " in where else f"{where}: {key}"
 
 
-def _explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
+def _explain(error: ValidationError, cls: type[Config], where: str) -> str:
     """The first validation error, in one line."""
     first, *others = error.errors()
     path, model = _follow(first["loc"], cls)
@@ -124,32 +124,22 @@ def _explain(error: ValidationError, cls: type[BaseModel], where: str) -> str:
     match first["type"]:
         case "extra_forbidden":
             parent = key_path(where, ".".join(path[:-1])) if path[:-1] else where
-            return str(unknown_key(parent, path[-1], list((model or cls).model_fields), model or cls))
+            return str(unknown_key(parent, path[-1], list(model.model_fields), model))
         case "missing":
             return f"{name}: is missing"
         case "value_error":  # raised by our own validators, with a complete message
             return f"{name}: {problem}"
-        case "union_tag_invalid":
-            tags = [tag.strip("' ") for tag in context["expected_tags"].split(",")]
-            hint = nearest(context["tag"], tags)
-            key = context["discriminator"].strip("'")
-            return f"{key_path(name, key)}: expected one of {', '.join(tags)}, found {context['tag']!r}.{hint}"
         case _:
             # A union has one error per member: list all of them.
             same = [each for each in others if _follow(each["loc"], cls)[0] == path]
             wanted = " or ".join(dict.fromkeys(expected(each["msg"]) for each in (first, *same)))
             value = first["input"]
-            hint = _new_value(model, path, value)
-            if not hint and isinstance(value, str) and (near := nearest(value, re.findall(r"'(.*?)'", wanted))):
-                hint = f".{near}"
+            hint = ""
+            if isinstance(value, str):
+                new = model.renamed_values.get(path[-1], {}).get(value)
+                near = nearest(value, re.findall(r"'(.*?)'", wanted))
+                hint = f", which was renamed to '{new}'" if new else near and f".{near}"
             return f"{name}: expected {wanted}, found {_preview(value)}{hint}"
-
-
-def _new_value(model: type[BaseModel] | None, path: Sequence[str], value: object) -> str:
-    if model is None or not issubclass(model, Config) or not isinstance(value, str):
-        return ""
-    new = model.renamed_values.get(path[-1], {}).get(value)
-    return f", which was renamed to '{new}'" if new else ""
 
 
 #: pydantic's wording, and its replacement for users who write YAML.
@@ -183,28 +173,21 @@ def _preview(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _follow(location: Sequence[str | int], cls: type[BaseModel]) -> tuple[list[str], type[BaseModel] | None]:
+def _follow(location: Sequence[str | int], cls: type[Config]) -> tuple[list[str], type[Config]]:
     """Follow pydantic's error location: the path as the user wrote it, and the model that contains its last key.
 
-    pydantic's locations have an extra part for each member of a union that was tried.
+    pydantic's locations have an extra part for the member of a union that was tried.
     """
     path: list[str] = []
-    kind: Any = cls
-    model: type[BaseModel] | None = None
+    model = cls
+    kinds: tuple[Any, ...] = (cls,)
     for part in location:
-        members = [member for member in union_members(kind) if member is not NoneType]
-        if len(members) > 1:
-            kind = next((member for member in members if _has_tag(member, part)), None)
+        if nested := next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)), None):
+            model, field = nested, nested.model_fields.get(str(part))
+            kinds = tuple(kind for kind in union_members(field.annotation) if kind is not NoneType) if field else ()
+        elif len(kinds) > 1 and isinstance(part, str):
             continue
         path.append(str(part))
-        kind = members[0] if members else None
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            model = kind
-            field = kind.model_fields.get(str(part))
-            kind = field.annotation if field is not None else None
-        else:
-            arguments = [argument for argument in get_args(kind) if argument is not Ellipsis]
-            kind = arguments[-1] if arguments else None  # the values of a mapping, the items of a list
     return path, model
 
 
@@ -215,12 +198,3 @@ def union_members(kind: Any) -> tuple[Any, ...]:
     if get_origin(kind) in (Union, UnionType):
         return tuple(each for member in get_args(kind) for each in union_members(member))
     return (kind,)
-
-
-def _has_tag(member: Any, tag: str | int) -> bool:
-    """Whether pydantic's tag means this union member: by class name, or by a value of its discriminator field."""
-    if not (isinstance(member, type) and issubclass(member, BaseModel)):
-        return False
-    literals = (field.annotation for field in member.model_fields.values() if get_origin(field.annotation) is Literal)
-    named = str(tag).rstrip("]").rpartition(" ")[2]  # of a model with a validator: function-after[validate(), Name]
-    return member.__name__ == named or any(tag in get_args(values) for values in literals)

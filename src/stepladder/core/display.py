@@ -5,32 +5,22 @@ name and imported on first use, so that the core types stay free of presentation
 """
 
 import io
-from collections.abc import Callable
+from pkgutil import resolve_name
 
 from rich.console import Console
 
-from stepladder.core.registry import Registry
-
 #: By class name: a function (console, object) that prints it.
-PRINTERS: Registry[Callable[..., None]] = Registry(
-    "printer",
-    {
-        "Trajectory": ("stepladder.core.trace_printer:print_trajectory", "steps of an episode"),
-        "Tree": ("stepladder.reporting.tree_text:print_tree", "steps, values and verdicts of a search tree"),
-        "Pair": ("stepladder.core.trace_printer:print_pair", "the two steps of a preference pair"),
-        "Evaluation": ("stepladder.reporting.eval_table:print_evaluation", "metrics with intervals"),
-        "RunComparison": (
-            "stepladder.reporting.compare.compare_table:print_comparison",
-            "arms with paired differences",
-        ),
-        "Run": ("stepladder.reporting.run_tables:print_run", "tables of a run"),
-        "RunScores": ("stepladder.reporting.run_tables:print_scores", "evaluations of a run"),
-    },
-)
+PRINTERS = {
+    "Trajectory": "stepladder.core.trace_printer:print_trajectory",
+    "Tree": "stepladder.reporting.tree_text:print_tree",
+    "Pair": "stepladder.core.trace_printer:print_pair",
+    "Evaluation": "stepladder.reporting.eval_table:print_evaluation",
+    "RunComparison": "stepladder.reporting.compare.compare_table:print_comparison",
+    "Run": "stepladder.reporting.run_tables:print_run",
+    "RunScores": "stepladder.reporting.run_tables:print_scores",
+}
 #: By class name: a function of the object that returns HTML, where that is more than the printed text.
-PICTURES: Registry[Callable[..., str]] = Registry(
-    "picture", {"Tree": ("stepladder.reporting.charts.tree_diagram:tree_svg", "the tree as SVG")}
-)
+PICTURES = {"Tree": "stepladder.reporting.charts.tree_diagram:tree_svg"}
 _WIDTH = 120
 
 
@@ -49,11 +39,11 @@ class Showable:
             self._print(Console())
 
     def _print(self, console: Console) -> None:
-        PRINTERS.get(type(self).__name__)(console, self)
+        resolve_name(PRINTERS[type(self).__name__])(console, self)
 
     def _repr_html_(self) -> str:
         if (name := type(self).__name__) in PICTURES:
-            return PICTURES.get(name)(self)
+            return str(resolve_name(PICTURES[name])(self))
         recorder = Console(file=io.StringIO(), record=True, width=_WIDTH, force_jupyter=False)
         self._print(recorder)
         return recorder.export_html(inline_styles=True, code_format='<pre style="line-height:1.3">{code}</pre>')

@@ -5,7 +5,7 @@ an `UnknownName` error that suggests the nearest name.
 """
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Generic, TypeVar, cast
 
 from stepladder.core.errors import StepladderError, unknown_name
@@ -20,7 +20,7 @@ class Registry(Generic[T]):
     >>> shapes.register("list", list, "a sequence")
     >>> shapes.get("dict")
     <class 'collections.OrderedDict'>
-    >>> shapes.names(), shapes.description("list"), "set" in shapes
+    >>> list(shapes), shapes.description("list"), "set" in shapes
     (['dict', 'list'], 'a sequence', False)
     >>> shapes.get("lists")
     Traceback (most recent call last):
@@ -48,8 +48,7 @@ class Registry(Generic[T]):
             raise unknown_name(self.what, name, self)
         target = self._targets[name]
         if isinstance(target, str):
-            module, _, attribute = target.partition(":")
-            target = self._targets[name] = cast(T, getattr(import_module(module), attribute))
+            target = self._targets[name] = cast(T, resolve_name(target))
         return target
 
     __getitem__ = get
@@ -60,15 +59,8 @@ class Registry(Generic[T]):
             raise ValueError(str(unknown_name(self.what, name, self)))
         return name
 
-    def names(self) -> list[str]:
-        return list(self)
-
     def description(self, name: str) -> str:
         return self._descriptions[name]
-
-    def items(self) -> Iterator[tuple[str, T]]:
-        """Every name with its object. Imports all of them."""
-        return ((name, self.get(name)) for name in self)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._targets)

@@ -3,6 +3,8 @@
 In: the trajectory, after each step. Out: console text for the steps that are new.
 """
 
+from dataclasses import dataclass
+
 from rich.console import Console
 from rich.markup import escape
 
@@ -19,13 +21,13 @@ _LABELS = {
 _MAX_CHARACTERS = 100
 
 
+@dataclass
 class TracePrinter:
     """Prints the new steps of one trajectory."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.printed = 0
-        self.ended = False
+    console: Console
+    printed: int = 0
+    ended: bool = False
 
     def question(self, question: Question) -> None:
         """Print the question."""

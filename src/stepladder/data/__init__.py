@@ -10,9 +10,8 @@ from pathlib import Path
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import expand_path
 from stepladder.data.atlas import SIZES, generate_atlas
-from stepladder.data.dataset import DataSet
+from stepladder.data.dataset import DataSet, join
 from stepladder.data.folders import PUBLISHED, SPLITS, find_published, missing, open_files, open_folder, source_files
-from stepladder.data.joining import join
 
 __all__ = [
     "DATA_SETS",

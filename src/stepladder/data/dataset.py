@@ -1,11 +1,12 @@
 """A data set: questions by split, and passages. Files are read lazily, on first access, and only once.
 
-In: functions that read. Out: `DataSet`, with a mapping of questions and a sequence of passages.
+In: functions that read, or data sets to be joined. Out: `DataSet`, with a mapping of questions and a sequence of
+passages.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -84,3 +85,47 @@ def collect(results: Iterable[Question | str]) -> LoadedSplit:
     found = list(results)
     questions = tuple(each for each in found if isinstance(each, Question))
     return LoadedSplit(questions, Counter(each for each in found if isinstance(each, str)))
+
+
+def join(name: str, parts: Mapping[str, DataSet]) -> DataSet:
+    """One data set made of several named ones, with the splits of all.
+
+    The questions of a split are interleaved in proportion to the sizes of the sets, so that every prefix of it is a
+    representative mixture. Question ids are prefixed with the name of the set. So are passage ids of sets that have
+    their own passages: the passages share one index.
+    """
+    names = dict.fromkeys(split for part in parts.values() for split in part.questions)
+    splits = {split: lambda split=split: _join_split(parts, split) for split in names}
+    if all(part.passages is None for part in parts.values()):
+        return DataSet(name, LazySplits(splits))
+    passages = LazyPassages(
+        lambda: (replace(each, id=f"{name}/{each.id}") for name, part in parts.items() for each in part.passages or ())
+    )
+    return DataSet(name, LazySplits(splits), passages)
+
+
+def _join_split(parts: Mapping[str, DataSet], split: str) -> LoadedSplit:
+    selected = {name: part for name, part in parts.items() if split in part.questions}
+    positioned = [
+        ((number + 0.5) / len(questions), order, _with_prefix(question, name, part))
+        for order, (name, part) in enumerate(selected.items())
+        for questions in [part.split(split)]
+        for number, question in enumerate(questions)
+    ]
+    skipped = {
+        f"{reason} ({name})": count for name, part in selected.items() for reason, count in part.skipped(split).items()
+    }
+    positioned.sort(key=lambda each: each[:2])
+    return LoadedSplit(tuple(question for _, _, question in positioned), skipped)
+
+
+def _with_prefix(question: Question, name: str, part: DataSet) -> Question:
+    question = replace(question, id=f"{name}/{question.id}")
+    if part.passages is None:  # its gold passages are ids of a separate index
+        return question
+
+    def prefixed(ids: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{name}/{each}" for each in ids)
+
+    hops = tuple(replace(hop, passages=prefixed(hop.passages)) for hop in question.hops)
+    return replace(question, hops=hops, gold_passages=tuple(map(prefixed, question.gold_passages)))

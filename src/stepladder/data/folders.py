@@ -12,15 +12,14 @@ neither for training nor for evaluation. Nothing is downloaded; the error for a 
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
 from stepladder.data.dataset import DataSet, LazyPassages, LazySplits
-from stepladder.data.formats import question_formats
 from stepladder.data.formats.base import PublishedSet
-from stepladder.data.formats.detect import has_answers, has_passages, read_passages, read_questions
+from stepladder.data.formats.detect import has_answers, has_passages, question_formats, read_passages, read_questions
 from stepladder.data.formats.rows import file_type
 from stepladder.retrieval.corpus.reader import read_corpus
 
@@ -87,8 +86,11 @@ def find_corpus(folder: Path) -> Path | None:
 def split_files(folder: Path) -> dict[str, Path]:
     """The question file of each split in a folder."""
     candidates: dict[str, list[Path]] = {}
-    for path, split in _question_files(folder):
-        candidates.setdefault(split, []).append(path)
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and file_type(path) and path.name not in _NOT_QUESTIONS and path.name[0] != ".":
+            words = re.findall(r"[a-z]+", path.name.lower())
+            if split := next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), None):
+                candidates.setdefault(split, []).append(path)
     if not candidates:
         others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
         raise StepladderError(
@@ -96,14 +98,6 @@ def split_files(folder: Path) -> dict[str, Path]:
             f"files of a known set); found {', '.join(others[:5]) or 'nothing'}{' ...' if len(others) > 5 else ''}"
         )
     return {split: _choose(folder, split, candidates[split]) for split in SPLITS if split in candidates}
-
-
-def _question_files(folder: Path) -> Iterator[tuple[Path, str]]:
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and file_type(path) and path.name not in _NOT_QUESTIONS and path.name[0] != ".":
-            words = re.findall(r"[a-z]+", path.name.lower())
-            if split := next((_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS), None):
-                yield path, split
 
 
 def _choose(folder: Path, split: str, paths: list[Path]) -> Path:

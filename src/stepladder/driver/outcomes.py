@@ -51,3 +51,8 @@ class Counts:
     calls: Counter[str] = field(default_factory=Counter)
     #: Tokens read and written by the engine, without requests answered from the cache.
     usage: Usage = Usage()
+
+    @property
+    def shared(self) -> float:
+        """The share of requests answered without a call: cached, or equal to one in flight."""
+        return (self.answered_by_cache + self.merged) / max(self.asked.total(), 1)

@@ -127,12 +127,14 @@ class DriverSession(Generic[Result]):
             while queue.pool is not None and queue.waiting and queue.calls < queue.concurrency:
                 self._start(queue, queue.take_batch())
         for queue in self.queues:
-            if queue.pool is None and (queue.waiting or queue.running) and not self._cheaper_pending(queue):
+            if queue.pool is None and (queue.waiting or queue.running):
                 if queue.open_session() is not None:
                     self._continue_session(queue)
                 else:
                     self._call(queue, queue.take_batch())
                 return
+            if queue.calls or queue.waiting:  # the next queues are more expensive
+                break
         try:
             queue, batch, done = self.completed.get(timeout=_POLL_SECONDS if self.arriving else None)
         except Empty:
@@ -168,10 +170,6 @@ class DriverSession(Generic[Result]):
         # Outside of the handler, so that the memory held by the session is released.
         del session
         self._call(queue, list(queue.running.values()))
-
-    def _cheaper_pending(self, queue: RequestQueue) -> bool:
-        cheaper = self.queues[: self.queues.index(queue)]
-        return any(other.calls or other.waiting for other in cheaper)
 
     def _start(self, queue: RequestQueue, batch: list[PendingRequest]) -> None:
         """Call from a thread; the replies arrive through `completed`."""

@@ -38,8 +38,10 @@ _VERSION_KEY = "stepladder_evaluation"
 _ROW = TypeAdapter(QuestionScore)
 
 #: Metrics that are fields of a row.
-_FIELDS = ("em", "f1", "precision", "recall", "cover_em", "gold_recall", "steps", "searches", "redundant_queries")
-_FIELDS += ("over_search", "under_search", "tokens_read", "tokens_written")
+_FIELDS = (
+    *("em", "f1", "precision", "recall", "cover_em", "gold_recall", "steps", "searches", "redundant_queries"),
+    *("over_search", "under_search", "tokens_read", "tokens_written"),
+)
 #: The metrics that are averaged over questions, and their value for a question (None if unknown).
 METRICS: dict[str, Callable[[QuestionScore], float | None]] = {
     **{name: attrgetter(name) for name in _FIELDS},

@@ -69,7 +69,7 @@ def mcts_search(agent: Agent, question: Question, settings: MCTSConfig, seed: in
     if not question.answers and settings.ends == "answer":
         raise StepladderError(f"question {question.id!r} has no answers: the search cannot reward any episode")
     root = _SearchNode((yield from initial_state(agent, question, settings.episode, seed)))
-    search = _Search(agent, settings, seed, root)
+    search = _Search(agent, settings, seed, [root])
     done = failures = last_change = 0
     stable: list[float] = []  # the values of the first steps at the last change
     while done < settings.simulations:
@@ -131,15 +131,15 @@ class _SearchNode:
 _Path = list[_SearchNode]
 
 
+@dataclass(frozen=True, slots=True)
 class _Search:
     """The state of one tree search."""
 
-    def __init__(self, agent: Agent, settings: MCTSConfig, seed: int, root: _SearchNode) -> None:
-        self.agent = agent
-        self.settings = settings
-        self.seed = seed
-        #: In the order of creation, parents first.
-        self.nodes = [root]
+    agent: Agent
+    settings: MCTSConfig
+    seed: int
+    #: In the order of creation, parents first.
+    nodes: list[_SearchNode]
 
     def run_wave(self, size: int) -> Algorithm[list[Exception]]:
         """Run concurrent simulations; returns the errors of those that failed."""

@@ -1,19 +1,28 @@
-"""Trees on disk. Each is appended atomically when it is finished, so a killed run can resume.
+"""Exploration: grow search trees for many questions at once and write each to disk when it is finished.
 
-In: trees. Out: `trees.jsonl.gz`, one tree per line in the order they were finished; any gzip tool reads it. Every tree
-is a gzip member of its own, so that an incomplete last tree can be detected and removed.
+In: a driver, questions, a tree search, a file. Out: `trees.jsonl.gz`, one tree per line in the order they finished;
+any gzip tool reads it. Every tree is a gzip member of its own, appended atomically, so that an incomplete last tree can
+be detected and removed. Trees that are already in the file are kept, so a killed run resumes. A tree depends on its
+question and the seed alone, so a resumed run makes the same trees.
 """
 
 import gzip
 import os
+import time
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import WriteError, lock_file
 from stepladder.core.io.records import RecordError, dumps, loads
-from stepladder.core.trace import TraceError, Tree
+from stepladder.core.requests import Algorithm
+from stepladder.core.seeding import seed_of
+from stepladder.core.trace import Question, TraceError, Tree
+from stepladder.driver import Counts, Driver, OutcomeCallback
 
 #: Trees are repetitive: a low level saves most of the space.
 _COMPRESSION_LEVEL = 3
@@ -112,3 +121,71 @@ def _members(path: Path) -> Iterator[tuple[Tree, int]]:
                 yield loads(b"".join(pieces).decode(), Tree), end
             except (TraceError, UnicodeDecodeError) as error:
                 raise RecordError(f"{path}: the tree that ends at byte {end:,} cannot be read: {error}") from error
+
+
+# --- growing trees -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExploreResult:
+    """How many trees were made, and why others failed."""
+
+    #: Trees made by this run, and trees found in the file.
+    made: int
+    known: int
+    #: Questions without a tree, by reason.
+    failures: Counter[str]
+
+
+#: The tree search: makes the algorithm for a question and a seed.
+Grow = Callable[[Question, int], Algorithm[Tree]]
+
+
+def explore(
+    driver: Driver,
+    questions: Sequence[Question],
+    grow: Grow,
+    path: Path,
+    *,
+    seed: int,
+    watch: OutcomeCallback | None = None,
+) -> ExploreResult:
+    """Grow the trees that are not yet in the file."""
+    repeated = [name for name, count in Counter(question.id for question in questions).items() if count > 1]
+    if repeated:
+        raise StepladderError(
+            f"question ids must be unique: {len(repeated):,} ids occur more than once, such as {repeated[0]!r}"
+        )
+
+    def job(question: Question) -> Callable[[], Algorithm[Tree]]:
+        return lambda: grow(question, seed_of(seed, question.id))
+
+    failures: Counter[str] = Counter()
+    with TreeFile(path) as trees:
+        missing = [question for question in questions if question.id not in trees.ids]
+        for outcome in driver.stream(job(question) for question in missing):
+            try:
+                if outcome.failure is not None:
+                    failures[outcome.failure.reason] += 1
+                elif outcome.value is not None:
+                    trees.add(outcome.value)
+            except TraceError as error:  # this tree cannot be written, the others can
+                failures[str(error)] += 1
+            if watch is not None:
+                watch(outcome)
+    return ExploreResult(len(missing) - failures.total(), len(questions) - len(missing), failures)
+
+
+def throughput_note(counts: Counts, cost: Callable[[], str] | None = None) -> Callable[[], str]:
+    """The throughput and cache hit rate of a driver, as the note of a progress bar.
+
+    `cost`: a further note, such as the cost of a judge.
+    """
+    started = time.monotonic()
+
+    def note() -> str:
+        tokens = counts.usage.written / max(time.monotonic() - started, 1e-9)
+        spent = cost() if cost is not None else ""
+        return f"{tokens:,.0f} tokens/s, {counts.shared:.0%} from cache{', ' if spent else ''}{spent}"
+
+    return note

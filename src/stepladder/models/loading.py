@@ -91,20 +91,20 @@ def load_pretrained(
 def _not_loaded(model: str | Path, source: str | Path, error: Exception) -> StepladderError:
     """The error for a model that cannot be loaded from its folder or from the hub."""
     where = "" if isinstance(source, Path) else f"there is no folder '{source}', and the hub download failed: "
-    why = _first_sentences(str(error)) or type(error).__name__
     return StepladderError(
-        f"model '{model}' could not be loaded: {where}{why}. "
+        f"model '{model}' could not be loaded: {where}{reason_of(error)}. "
         f"Give a folder with a transformers model, a GGUF file, a hub name, or one of: {', '.join(NAMED)}."
     )
 
 
-def _first_sentences(message: str, max_characters: int = 300) -> str:
-    r"""The first whole sentences of a long message, on one line, without the last full stop.
+def reason_of(error: Exception, max_characters: int = 300) -> str:
+    r"""The first whole sentences of an error's message, on one line, without the last full stop.
 
-    >>> _first_sentences("No such file: a.b\nGet it at 'http://c.d/e'. Or do not.", 45)
+    >>> reason_of(OSError("No such file: a.b\nGet it at 'http://c.d/e'. Or do not."), 45)
     "No such file: a.b. Get it at 'http://c.d/e'"
     """
-    first, *others = (" ".join(each.split()).rstrip(".,:") for each in _SENTENCE_END.split(message.strip()))
+    message = str(error).strip() or type(error).__name__
+    first, *others = (" ".join(each.split()).rstrip(".,:") for each in _SENTENCE_END.split(message))
     kept = shorten(first, max_characters, placeholder=" ...")
     for sentence in others:
         if len(kept) + len(sentence) + 2 > max_characters:
@@ -128,7 +128,7 @@ def _load_adapted(
     except StepladderError:
         raise
     except Exception as error:  # third-party files and libraries fail in many ways
-        why = shorten(" ".join(str(error).split()), 200, placeholder=" ...") or type(error).__name__
+        why = reason_of(error)
         if "size mismatch" in str(error):
             why = "its matrices have other sizes. Check base_model_name_or_path in its adapter_config.json"
         raise StepladderError(f"the adapter {folder} could not be merged into '{base_of(folder)}': {why}") from error

@@ -10,18 +10,7 @@ from itertools import product
 
 from stepladder.agents.base import Agent
 from stepladder.core.contract import expect
-from stepladder.core.trace import (
-    Action,
-    ActionKind,
-    Author,
-    Hop,
-    Passage,
-    Question,
-    Segment,
-    Step,
-    StopReason,
-    Trajectory,
-)
+from stepladder.core.trace import Action, ActionKind, Author, Hop, Passage, Question, Segment, Step, Trajectory
 from stepladder.engines.base import cut_at_stop
 from stepladder.explore.episode import new_segments
 from stepladder.oracle.engine import gold_action
@@ -53,7 +42,7 @@ def check_agent(agent: Agent) -> None:
     expect(ActionKind.MALFORMED not in agent.kinds, "kinds must not contain malformed, which only parse returns")
 
     trajectory = Trajectory(_QUESTION, agent.name, given=_PASSAGES if agent.opening_query(_QUESTION) else ())
-    while trajectory.stop is None:
+    while trajectory.answer is None:
         _check_render(agent, trajectory)
         _check_parse_accepts_any_text(agent, trajectory)
         trajectory = _check_gold_step(agent, trajectory)
@@ -114,7 +103,7 @@ def _check_gold_step(agent: Agent, trajectory: Trajectory) -> Trajectory:
     read, restarts = new_segments(trajectory, agent.render(trajectory))
     found = _PASSAGES if parsed.kind is ActionKind.QUERY else ()
     step = Step(read, Segment(Author.POLICY, text), parsed, found, restarts)
-    return trajectory.extend(step, StopReason.ANSWERED if parsed.kind is ActionKind.ANSWER else None)
+    return trajectory.extend(step)
 
 
 def _check_forgery(agent: Agent) -> None:

@@ -18,9 +18,53 @@ from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, Trajectory
 from stepladder.engines.base import Engine, EngineOptions
 from stepladder.oracle.decomposition import answerable, fill_references, hop_answers, is_conclusion, supports
-from stepladder.oracle.thoughts import Thoughts
 
 UNKNOWN = "unknown"
+
+#: The wordings of thoughts. They are training data: changing a word changes every run.
+_PLAN = ("Plan: {}", "I need to know: {}", "Steps: {}", "To find out: {}")
+_NEXT = ("Now {}.", "Next is {}.", "On to {}.", "Step {}.")
+_READ = ("[{}] tells it.", "[{}] says so.", "It is in [{}].", "I see it in [{}].")
+_NOT_THERE = ("The passages do not tell.", "It is not there.", "Nothing here says it.")
+_DONE = ("That was the last.", "All is known.", "Nothing is left to find.", "So that is it.")
+_GIVE_UP = ("What I needed was not found.", "The search did not find it.")
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """The thoughts before each action: first the plan, then the position in the plan.
+
+    Plans that list the sub-questions make SFT far more sample-efficient than bare actions; varied wordings, drawn from
+    the random generator, keep a model from memorizing one of them. Without a generator the first is used.
+    """
+
+    rng: random.Random | None = None
+
+    def _pick(self, wordings: Sequence[str]) -> str:
+        return self.rng.choice(wordings) if self.rng is not None else wordings[0]
+
+    def plan(self, questions: Sequence[str]) -> str:
+        """Before the first search: every sub-question, in order.
+
+        >>> Thoughts().plan(["Who designed Orm Tower?", "Where was #1 born?"])
+        'Plan: 1. Who designed Orm Tower? 2. Where was #1 born?'
+        """
+        listed = " ".join(f"{number}. {question}" for number, question in enumerate(questions, start=1))
+        return self._pick(_PLAN).format(listed)
+
+    def next(self, number: int) -> str:
+        """Before a later search: the number of the sub-question in the plan."""
+        return self._pick(_NEXT).format(number)
+
+    def read(self, number: int | None) -> str:
+        """Before a sub-answer: the number of the passage that states it, or that none does."""
+        return self._pick(_NOT_THERE) if number is None else self._pick(_READ).format(number)
+
+    def conclude(self, conclusion: str, answerable: bool) -> str:
+        """Before the answer: the conclusion from the sub-answers, if the question has one."""
+        if not answerable:
+            return self._pick(_GIVE_UP)
+        return conclusion or self._pick(_DONE)
 
 
 class OracleEngine(Engine):
@@ -41,16 +85,14 @@ class OracleEngine(Engine):
     def _next_step(self, request: Generate) -> Generation | BackendError:
         if request.trajectory is None:
             return BackendError("the oracle engine needs the trajectory of a request; this one has none")
-        trajectory = request.trajectory
-        has_opening_query = self.agent.opening_query(trajectory.question) is not None
-        thoughts = Thoughts()
+        trajectory, thoughts = request.trajectory, Thoughts()
         if self.seed is not None:
             step = seed_of(self.seed, trajectory.question.id, trajectory.seed, len(trajectory.steps))
             thoughts = Thoughts(random.Random(step))
         action = gold_action(
             trajectory,
             self.agent.kinds,
-            has_opening_query=has_opening_query,
+            has_opening_query=self.agent.opening_query(trajectory.question) is not None,
             repeats_plan=not self.agent.remembers_thoughts,
             thoughts=thoughts,
         )
@@ -78,10 +120,12 @@ def gold_action(
     `has_opening_query`: it was given passages. `repeats_plan`: it does not see its earlier thoughts, so every search
     starts with the whole plan.
     """
-    question = trajectory.question
+    question, answers = trajectory.question, hop_answers(trajectory.question)
     if ActionKind.QUERY not in kinds:
         known = not has_opening_query or answerable(question, trajectory.given)
-        return _answer(question, known, thoughts, _recollection(question))
+        # Every sub-question with its answer: the reasoning of an agent that cannot search.
+        recollection = [f"{fill_references(hop.question, answers)} {hop.answer}." for hop in question.hops]
+        return _answer(question, known, thoughts, " ".join(recollection))
 
     plan = _plan(trajectory)
     extraction = _required_extraction(trajectory, kinds)
@@ -101,7 +145,10 @@ def gold_action(
         planned = thoughts.plan([hop.question for hop in question.hops] or [question.text])
         states_plan = repeats_plan or not trajectory.queries
         return Action(ActionKind.QUERY, search.query, planned if states_plan else thoughts.next(search.number))
-    return _answer(question, True, thoughts, _conclusion(question))
+    # A conclusion after all searches, such as which of two numbers is greater.
+    concludes = question.hops and is_conclusion(question.hops[-1], question)
+    conclusion = fill_references(question.hops[-1].question, answers) if concludes else ""
+    return _answer(question, True, thoughts, conclusion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +184,8 @@ def _plan(trajectory: Trajectory) -> list[_Search]:
     return plan
 
 
-def _conclusion(question: Question) -> str:
-    """The conclusion after all searches, such as which of two numbers is greater; may be empty."""
-    if not question.hops or not is_conclusion(question.hops[-1], question):
-        return ""
-    return fill_references(question.hops[-1].question, hop_answers(question))
-
-
-def _recollection(question: Question) -> str:
-    """Every sub-question with its answer: the reasoning of an agent that cannot search; may be empty."""
-    known = hop_answers(question)
-    return " ".join(f"{fill_references(hop.question, known)} {hop.answer}." for hop in question.hops)
-
-
 def _search(
-    number: int,
-    query: str,
-    answers: Sequence[str],
-    supports: Callable[[Sequence[Passage]], bool],
-    made: Sequence[Step],
+    number: int, query: str, answers: Sequence[str], supports: Callable[[Sequence[Passage]], bool], made: Sequence[Step]
 ) -> _Search:
     results = [step.passages for step in made if _same_query(step.action.content, query)]
     found = bool(answers) and any(map(supports, results)) if results else None

@@ -5,6 +5,7 @@ preferences, `GoldScorer` into scores. No model is called.
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 from stepladder.core.requests import Algorithm
 from stepladder.core.step_scorer import StepScorer
@@ -17,7 +18,8 @@ __all__ = ["Fault", "GoldJudge", "GoldScorer", "Verdict", "judge", "judge_tree"]
 
 def judge(trajectory: Trajectory) -> tuple[Verdict | None, ...]:
     """One verdict per step; None where the annotation of the question does not decide."""
-    return History(trajectory.question, trajectory.given).judge_all(trajectory.steps)
+    history = History(trajectory.question, trajectory.given)
+    return tuple(map(history.judge, trajectory.steps))
 
 
 def judge_tree(tree: Tree) -> list[Verdict | None]:
@@ -25,7 +27,7 @@ def judge_tree(tree: Tree) -> list[Verdict | None]:
     histories: list[History] = []
     found: list[Verdict | None] = []
     for node in tree.nodes:
-        history = History(tree.question, tree.given) if node.parent is None else histories[node.parent].copy()
+        history = History(tree.question, tree.given) if node.parent is None else copy(histories[node.parent])
         found.append(None if node.step is None else history.judge(node.step))
         histories.append(history)
     return found

@@ -22,7 +22,6 @@ passages were found. Without gold passages only answers and repeated queries are
 
 import re
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -88,7 +87,10 @@ def _bad(fault: Fault, hop: int | None, reason: str) -> Verdict:
 
 
 class History:
-    """What an episode has asked, retrieved and stated so far. Judges the next step and adds it."""
+    """What an episode has asked, retrieved and stated so far. Judges the next step and adds it.
+
+    No attribute is changed in place, so `copy` makes an independent history.
+    """
 
     def __init__(self, question: Question, given: Sequence[Passage]) -> None:
         self.question = question
@@ -105,14 +107,6 @@ class History:
         self.target: int | None = None
         #: Whether the agent writes sub-answers or evidence: retrieved hops must then also be stated.
         self.extracts = False
-
-    def copy(self) -> "History":
-        """An independent copy; a shallow one suffices because no attribute is changed in place."""
-        return copy(self)
-
-    def judge_all(self, steps: Sequence[Step]) -> tuple[Verdict | None, ...]:
-        """Judge and add one step after the other."""
-        return tuple(self.judge(step) for step in steps)
 
     def judge(self, step: Step) -> Verdict | None:
         """The verdict on a step, which is then part of the history."""

@@ -17,7 +17,7 @@ from stepladder.evaluation.statistics import Comparison, interval_text, paired_d
 from stepladder.pipeline.episodes import evaluate_policy
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.resources import RunContext
-from stepladder.pipeline.run_folder import RunFolder, StageRecord
+from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import POLICY
 
 #: The folder of a stage with the evaluation of its policy on the run's dev questions.
@@ -51,7 +51,7 @@ class Regression:
 
 def choose_policy(run: RunFolder, stage: str | None = None) -> PolicyChoice:
     """The policy of a stage; by default the one with the best dev score, or the newest if they cannot be compared."""
-    stages = _policy_stages(run)
+    stages = run.outputs(POLICY)
     if not stages:
         raise StepladderError(f"the run {run.path} has no policy yet: finish a training stage, or give a --model")
     if stage is not None and stage not in stages:
@@ -71,14 +71,15 @@ def choose_policy(run: RunFolder, stage: str | None = None) -> PolicyChoice:
         reason = f"the newest of {len(stages)}: not all have a dev score yet; resume the run to compare them"
     else:
         reason = f"the newest of {len(stages)}: there are no dev scores to compare them, because dev_questions is 0"
-    return PolicyChoice(chosen, run.path / chosen / stages[chosen].outputs[POLICY], reason)
+    return PolicyChoice(chosen, stages[chosen], reason)
 
 
 def regressions(run: RunFolder) -> dict[str, Regression]:
     """The stages that ended worse than they began, by name. Stages without dev scores are left out."""
     found = {}
-    for name, record in _policy_stages(run).items():
-        source = record.inputs.get(POLICY, "")
+    for name in run.outputs(POLICY):
+        record = run.done(name)
+        source = "" if record is None else record.inputs.get(POLICY, "")
         ours, theirs = _dev_scores(run, name), _dev_scores(run, source)
         if ours and ours.keys() == theirs.keys():
             comparison = paired_difference(list(ours.values()), [theirs[question] for question in ours])
@@ -92,25 +93,19 @@ def score_policies(run: RunFolder, recipe: Recipe, context: RunContext) -> None:
 
     There are as many questions as the stage with the most `dev_questions` uses; none if it is 0 everywhere.
     """
-    stages, count = _policy_stages(run), _dev_questions(recipe)
+    stages, count = run.outputs(POLICY), _dev_questions(recipe)
     if len(stages) < 2 or not count:
         return
     answerable = [question for question in context.split("dev") if question.answers]
     questions = sample_questions(answerable, count, recipe.stage_seed(_DEV))
-    for name, record in stages.items():
+    for name, policy in stages.items():
         if _dev_scores(run, name).keys() == {question.id for question in questions}:
             continue
-        policy = str(run.path / name / record.outputs[POLICY])
-        result = evaluate_policy(context, policy, questions, context.episode(), seed=recipe.seed, label=f"{name} dev")
-        result.save(run.path / name / _DEV, {"policy": policy, "split": "dev"}, overwrite=True)
+        limits = context.episode()
+        result = evaluate_policy(context, str(policy), questions, limits, seed=recipe.seed, label=f"{name} dev")
+        result.save(run.path / name / _DEV, {"policy": str(policy), "split": "dev"}, overwrite=True)
         found = interval_text(result.summary().metrics["f1"])
         context.console.print(f"{name}: dev F1 {found}, {len(questions):,} questions", highlight=False, markup=False)
-
-
-def _policy_stages(run: RunFolder) -> dict[str, StageRecord]:
-    """The finished stages that wrote a policy, in the order of the recipe."""
-    records = {stage.name: run.done(stage.name) for stage in run.recipe().stages}
-    return {name: record for name, record in records.items() if record is not None and POLICY in record.outputs}
 
 
 def _dev_questions(recipe: Recipe) -> int:

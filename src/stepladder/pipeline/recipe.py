@@ -34,6 +34,14 @@ _RENAMED = {
 }
 
 
+class MissingInput(StepladderError):
+    """A stage needs an input of a role that no earlier stage writes."""
+
+    def __init__(self, message: str, role: str) -> None:
+        super().__init__(message)
+        self.role = role
+
+
 class _RecipeFile(SharedConfig):
     """A recipe file as written."""
 
@@ -278,7 +286,7 @@ def _source(role: str, named: object, kind: StageSpec, before: list[Stage], here
             return makers[-1]
         if others:
             return BASE
-        raise StepladderError(f"{here}: needs {role}, and no earlier stage writes any")
+        raise MissingInput(f"{here}: needs {role}, and no earlier stage writes any", role)
     if named not in (*others, *makers):
         known = [*others, *makers]
         new = _new_name(named, [*known, *(stage.name for stage in before)])

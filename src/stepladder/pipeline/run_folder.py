@@ -155,11 +155,12 @@ class RunFolder:
 
     def newest(self, role: str) -> Path | None:
         """The output of this role from the last finished stage that has one."""
-        for stage in reversed(self.recipe().stages):
-            record = self.done(stage.name)
-            if record is not None and role in record.outputs:
-                return self.path / stage.name / record.outputs[role]
-        return None
+        return next(reversed(self.outputs(role).values()), None)
+
+    def outputs(self, role: str) -> dict[str, Path]:
+        """The outputs of this role by stage, of the finished stages in the order of the recipe."""
+        records = [record for stage in self.recipe().stages if (record := self.done(stage.name)) is not None]
+        return {each.name: self.path / each.name / each.outputs[role] for each in records if role in each.outputs}
 
     def _record(self, name: str, file: str) -> StageRecord | None:
         path = self.path / name / file

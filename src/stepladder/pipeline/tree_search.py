@@ -11,7 +11,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
-from stepladder.explore.tree_runner import Grow, ThroughputNote, explore
+from stepladder.explore.tree_store import Grow, explore, throughput_note
 from stepladder.explore.tree_store import read_trees
 from stepladder.explore.values import monte_carlo
 from stepladder.pipeline.resources import RunContext
@@ -51,8 +51,8 @@ def grow_trees(
             in_flight=settings.max_concurrent_trees,
             generation_cache=_CACHED_GENERATIONS,
         )
-        meter = ThroughputNote(driver.counts, scores.cost if scores is not None else None)
-        watch = stack.enter_context(Progress(task.name, len(questions), note=meter))
+        note = throughput_note(driver.counts, scores.cost if scores is not None else None)
+        watch = stack.enter_context(Progress(task.name, len(questions), note=note))
         explored = explore(driver, questions, grow, path, seed=task.seed, watch=watch)
         judged = scores.summary() if scores is not None else {}
     if explored.failures.total() == len(questions):
@@ -65,7 +65,7 @@ def grow_trees(
         "failures": dict(explored.failures.most_common(3)),
         # Unknown if an earlier attempt was interrupted.
         "tokens_written": driver.counts.usage.written if explored.known == 0 else None,
-        "shared": round(meter.shared, 3),
+        "shared": round(driver.counts.shared, 3),
         **judged,
     }
     return StageResult(summary, {TREES: path})

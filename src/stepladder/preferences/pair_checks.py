@@ -13,8 +13,9 @@ If the question is not in the data, as with published pairs, the prompt is not c
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from stepladder.agents.base import Agent, neutralize
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Author, Pair, Question, Segment, Trajectory
+from stepladder.preferences.export.rag_proguide import read_pair_file
 
 if TYPE_CHECKING:
     from stepladder.engines.transformers.tokenization import Encoding
@@ -37,7 +39,7 @@ def read_pairs(
     path = Path(pairs)
     if path.is_dir():
         return read_records(path / "train.jsonl", Pair), read_records(path / "dev.jsonl", Pair)
-    return read_records(path, Pair), held_out
+    return read_pair_file(path), held_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +60,21 @@ class CheckedPairs:
             )
 
 
+@dataclass(frozen=True)
 class PairCheck:
     """Checks pairs for one agent and one model."""
 
-    def __init__(
-        self,
-        agent: Agent,
-        questions: Iterable[Question],
-        encoding: "Encoding",
-        max_length: int | None,
-        *,
-        retokenize: bool = False,
-    ) -> None:
-        """`max_length`: most tokens of a state with a step; None is unlimited. `retokenize`: accept pairs of another
-        vocabulary unchanged; their text is tokenized later.
-        """
-        self.agent = agent
-        self.questions: Mapping[str, Question] = {question.id: question for question in questions}
-        self.encoding = encoding
-        self.max_length = max_length
-        self.retokenize = retokenize
+    agent: Agent
+    questions: Iterable[Question]
+    encoding: "Encoding"
+    #: Most tokens of a state with a step; None is unlimited.
+    max_length: int | None
+    #: Accept pairs of another vocabulary unchanged; their text is tokenized later.
+    retokenize: bool = False
+
+    @cached_property
+    def _by_id(self) -> dict[str, Question]:
+        return {question.id: question for question in self.questions}
 
     def check(self, pairs: Iterable[Pair]) -> CheckedPairs:
         """The accepted pairs, with token ids, and the refused ones by reason."""
@@ -105,7 +102,8 @@ class PairCheck:
             return "other prompt"
         prompt = pair.context[0]
         same_ids = prompt.vocabulary == self.encoding.vocabulary
-        if prompt.tokens and same_ids and self.encoding.encode(_bare(prompt)).tokens != prompt.tokens:
+        bare = replace(prompt, tokens=(), logprobs=(), vocabulary="")
+        if prompt.tokens and same_ids and self.encoding.encode(bare).tokens != prompt.tokens:
             return "other tokens"
         return None
 
@@ -113,15 +111,12 @@ class PairCheck:
         """Whether the agent still renders this prompt for the question."""
         if not pair.context or pair.context[0].author is not Author.PROMPT:
             return False
-        question = self.questions.get(pair.question_id)
+        question = self._by_id.get(pair.question_id)
         if question is None:
             return True
         prompt = pair.context[0].text
-        if pair.depth and len(pair.context) == 1:  # a prompt per step, with a history that is not known here
-            return neutralize(question.text) in prompt
-        if (
-            self.agent.opening_query(question) is not None
-        ):  # a pair does not store the passages found before the first step
+        # A pair stores neither the history of a prompt per step nor the passages found before the first step.
+        if (pair.depth and len(pair.context) == 1) or self.agent.opening_query(question) is not None:
             return neutralize(question.text) in prompt
         return self.agent.render(Trajectory(question, self.agent.name))[0].text == prompt
 
@@ -137,14 +132,7 @@ class PairCheck:
         )
 
 
-def _bare(segment: Segment) -> Segment:
-    return replace(segment, tokens=(), logprobs=(), vocabulary="")
-
-
-def token_count(segments: Sequence[Segment]) -> int:
-    """Number of tokens in segments."""
-    return sum(len(segment.tokens) for segment in segments)
-
-
 def _longest(pair: Pair) -> int:
-    return token_count(pair.context) + max(len(pair.chosen.written.tokens), len(pair.rejected.written.tokens))
+    """Tokens of the context and the longer step."""
+    context = sum(len(segment.tokens) for segment in pair.context)
+    return context + max(len(pair.chosen.written.tokens), len(pair.rejected.written.tokens))

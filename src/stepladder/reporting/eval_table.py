@@ -9,6 +9,7 @@ from rich.table import Table
 
 from stepladder.evaluation.evaluator import Evaluation, Summary
 from stepladder.evaluation.statistics import Comparison, interval_text, signed_text
+from stepladder.preferences.pair_stats import format_counts
 
 #: Follows the name of a policy whose answers used gold annotations.
 UPPER_BOUND = " (upper bound)"
@@ -46,9 +47,9 @@ def print_summary(console: Console, summary: Summary, title: str) -> None:
             mean, _, bounds = interval_text(summary.metrics[name], digits).partition(" ")
             table.add_row(label, mean, bounds)
     console.print(table)
-    console.print(f"stops:  {_counts(summary.stops)}", highlight=False)
+    console.print(f"stops:  {format_counts(summary.stops)}", highlight=False)
     if summary.misses:
-        console.print(f"misses: {_counts(summary.misses)}", highlight=False)
+        console.print(f"misses: {format_counts(summary.misses)}", highlight=False)
     if len(summary.by_hops) > 1:
         parts = [f"{hops}: {group['em']:.3f} ({group['questions']:,})" for hops, group in summary.by_hops.items()]
         console.print(f"EM by searches needed: {', '.join(parts)}", highlight=False)
@@ -71,7 +72,3 @@ def comparison_line(comparison: Comparison, metric: str) -> str:
         f"{metric}: {signed_text(comparison.difference)} vs. the other run, "
         f"p = {comparison.p_value:.4f} (paired, {comparison.questions:,} questions in both)"
     )
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items())

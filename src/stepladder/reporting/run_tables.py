@@ -137,7 +137,7 @@ def _print_choice(console: Console, report: RunReport) -> None:
         _say(console, f"{each.stage} ended {each}", style="red")
     assert report.choice is not None
     _say(console, f"{report.choice}: {report.choice.path}")
-    _say(console, f"next: stepladder ask --run {shlex.quote(str(report.folder))} uses {report.choice.stage}")
+    _say(console, f"next: stepladder ask --run {shlex.quote(str(report.folder))}    # uses {report.choice.stage}")
 
 
 def print_run(console: Console, run: "Run") -> None:

@@ -8,7 +8,6 @@ Slower and more accurate than comparing separate embeddings.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from textwrap import shorten
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.io.files import expand_path
 from stepladder.core.trace import Passage
-from stepladder.models.loading import pick_device, pick_dtype, quiet_libraries
+from stepladder.models.loading import pick_device, pick_dtype, quiet_libraries, reason_of
 from stepladder.retrieval.base import Retriever, check_search
 
 #: Candidates from the inner retriever; at least k.
@@ -70,9 +69,8 @@ class RerankedRetriever(Retriever):
         except StepladderError:
             raise
         except Exception as error:  # third-party files and libraries fail in many ways
-            why = shorten(str(error), 200, placeholder=" ...") or type(error).__name__
             raise StepladderError(
-                f"cross-encoder '{model}' could not be loaded: {why.rstrip('.,:')}. Give a folder with a "
+                f"cross-encoder '{model}' could not be loaded: {reason_of(error)}. Give a folder with a "
                 "sentence-transformers cross-encoder, or a hub name."
             ) from error
         # For other models, transformers would silently initialize the missing weights at random.

@@ -16,12 +16,11 @@ from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data.atlas import SIZES, Atlas, generate_atlas
 from stepladder.data.atlas.articles import write_library
 from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES, wordings
-from stepladder.data.atlas.comparisons import ComparisonSampler
 from stepladder.data.atlas.facts import Object
 from stepladder.data.atlas.literals import MONTHS, Value
 from stepladder.data.atlas.name_generator import Namer
 from stepladder.data.atlas.questions import MIX, QuestionSampler
-from stepladder.data.atlas.splits import SplitFacts, split_of
+from stepladder.data.atlas.splits import split_of
 from stepladder.data.atlas.world import World
 from stepladder.retrieval.index.bm25 import tokenize
 from tests.support import ROOT
@@ -424,8 +423,8 @@ def test_yes_and_no_are_equally_frequent_for_every_relation(atlas: Atlas) -> Non
 def test_the_style_of_names_does_not_tell_yes_from_no(atlas: Atlas) -> None:
     """Two that differ are as likely to have names of one style as two that agree, even when asked for the country."""
     world, alike = atlas.world, defaultdict(list)
-    comparer = ComparisonSampler(world, write_library(world), SplitFacts(world, "train"), random.Random(0))
-    for asked in (comparer.yes_no(2) for _ in range(4000)):
+    sampler = QuestionSampler(world, write_library(world), "train", random.Random(0))
+    for asked in (sampler.draw(2, "yes_no", 0) for _ in range(4000)):
         if asked is not None and all(isinstance(fact.object, int) for fact in asked.outline.facts):
             one, other = (world.entities[fact.subject] for fact in asked.outline.facts)
             alike[asked.answers[0]].append(one.style == other.style)

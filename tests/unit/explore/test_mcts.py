@@ -29,8 +29,7 @@ from stepladder.driver import Driver, Failure
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.mcts import MCTSConfig, mcts_search, outcome
-from stepladder.explore.tree_runner import explore
-from stepladder.explore.tree_store import TreeFile, read_trees
+from stepladder.explore.tree_store import TreeFile, explore, read_trees
 from stepladder.explore.values import depths_of, monte_carlo
 from stepladder.pipeline.search_config import PRESETS, ExploreConfig
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever

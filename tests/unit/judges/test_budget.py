@@ -17,12 +17,11 @@ from stepladder.engines.scripted import ScriptedEngine
 from stepladder.judges.llm.spend.budget import (
     TEMPLATE_PER_CALL,
     TEMPLATE_PER_MESSAGE,
-    Budget,
     BudgetExhausted,
     max_usage,
 )
 from stepladder.judges.llm.spend.ledger import Ledger
-from stepladder.judges.llm.spend.prices import PriceTable
+from stepladder.judges.llm.spend.prices import Budget, PriceTable
 from stepladder.judges.llm.spend.response_cache import CachedEngine, ResponseCache
 from tests.support import openai_server
 from tests.support.openai_server import Answer, Server, fails, says
@@ -52,12 +51,12 @@ def test_budgets_are_dollars_or_tokens(text: str, limit: str, unit: str) -> None
 
 @pytest.mark.parametrize("text", ["", "5", "usd", "$5", "-5usd", "5eur", "1e3tok", "nan usd", "5 usd or so", "٥usd"])
 def test_other_budgets_are_refused_with_examples(text: str) -> None:
-    with pytest.raises(StepladderError, match="such as 5usd"):
+    with pytest.raises(ValueError, match="such as 5usd"):
         Budget.parse(text)
 
 
 def test_half_a_token_is_no_budget() -> None:
-    with pytest.raises(StepladderError, match="whole number of tokens"):
+    with pytest.raises(ValueError, match="whole number of tokens"):
         Budget.parse("0.5tok")
 
 

@@ -20,9 +20,9 @@ from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.judges.base import Judge, Preference
 from stepladder.judges.llm.llm_judge import JudgeCounts, LLMJudge, LLMScorer
-from stepladder.judges.llm.spend.budget import Budget, BudgetExhausted, max_usage, open_judge_engine
+from stepladder.judges.llm.spend.budget import BudgetExhausted, max_usage, open_judge_engine
 from stepladder.judges.llm.spend.estimate import estimate
-from stepladder.judges.llm.spend.prices import PriceTable
+from stepladder.judges.llm.spend.prices import Budget, PriceTable
 from stepladder.judges.llm.spend.response_cache import CachedEngine, ResponseCache
 from tests.support import openai_server
 from tests.support.openai_server import Answer, Server, fails, says

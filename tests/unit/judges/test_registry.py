@@ -15,8 +15,8 @@ from stepladder.pipeline.stages.rank import RankConfig
 
 
 def test_the_shipped_judges_and_scorers() -> None:
-    assert set(judges().names()) == {"spre", "mc", "q", "rank", "llm", "gold"}
-    assert set(scorers().names()) == {"prm", "llm", "gold"}
+    assert set(judges()) == {"spre", "mc", "q", "rank", "llm", "gold"}
+    assert set(scorers()) == {"prm", "llm", "gold"}
     assert all(judges().description(name) for name in judges())
     assert [name for name in judges() if judges().get(name).uses_llm] == ["llm"]
     assert [name for name in scorers() if scorers().get(name).uses_prm] == ["prm"]

@@ -105,7 +105,7 @@ def test_a_stage_that_ended_worse_is_marked_in_every_table(
     told = " ".join(printed(report, 200).split())
     assert "eval-grpo grpo: worse than sft (-0.250) 2 0.00" in told
     assert "grpo ended worse than sft: dev F1 -0.250 [-0.500, +0.000], paired, 4 questions" in told
-    assert f"ask --run {tmp_path / 'run'} uses sft" in told
+    assert f"ask --run {tmp_path / 'run'} # uses sft" in told
     assert as_json(report)["worse"]["grpo"]["against"] == "sft"
     assert "policy: sft" in json.dumps(as_json(report))
     red = StringIO()

@@ -29,13 +29,12 @@ from stepladder.retrieval.index.registry import INDEX_KINDS
 from stepladder.train.grpo.config import GRPOConfig
 from stepladder.train.grpo.credit import credit_group
 from stepladder.train.grpo.estimators import ESTIMATORS
-from stepladder.train.loop.config import TrainingConfig
-from stepladder.train.loop.metrics_log import MetricsLog
+from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.loop.trackers import TRACKERS
-from stepladder.train.prm.config import PRMConfig
-from stepladder.train.prm.loss_types import STEP_LOSSES
+from stepladder.train.prm.config import STEP_LOSSES, PRMConfig
 from stepladder.train.prm.trainer import batch_loss
-from tests.support import ROOT
+from stepladder.train.sft.config import SFTConfig
+from tests.support import ROOT, sft_training
 from tests.support.samples import QUESTION, WordRetriever
 from tests.support.trees import stroll, tree_of
 
@@ -281,22 +280,19 @@ def test_a_tracker_is_one_file_and_one_line(add_file: AddFile, tmp_path: Path) -
         "stepladder.train.loop",
         "list_tracker",
         """
-        ROWS = []
+        from transformers import TrainerCallback
 
-        class ListTracker:
-            def __init__(self, folder):
-                self.folder = folder
+        LOSSES = {}
 
-            def log(self, row):
-                ROWS.append(row)
-
-            def flush(self):
-                pass
+        class ListTracker(TrainerCallback):
+            def on_log(self, args, state, control, logs, **_):
+                if "loss" in logs:
+                    LOSSES[state.global_step] = logs["loss"]
         """,
     )
     register(TRACKERS, "list", "stepladder.train.loop.list_tracker:ListTracker")
-    config = TrainingConfig.read({"report_to": ["list"]})
-    log = MetricsLog(tmp_path / "curves.jsonl", report_to=config.report_to)
-    log.add(step=1, loss=0.5)
-    log.save()
-    assert import_module("stepladder.train.loop.list_tracker").ROWS == [{"step": 1, "loss": 0.5}]
+    settings = SFTConfig.read({**sft_training.SETTINGS.model_dump(exclude_unset=True), "report_to": ["list"]})
+    sft_training.train(tmp_path, settings)
+    rows = [row for row in read_metrics(tmp_path / "curves.jsonl") if "loss" in row]
+    losses = import_module("stepladder.train.loop.list_tracker").LOSSES
+    assert losses == {row["step"]: row["loss"] for row in rows}

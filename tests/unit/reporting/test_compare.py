@@ -487,7 +487,7 @@ def test_the_questions_of_a_refinement_are_those_that_it_took(tmp_path: Path, mo
         taken.extend(question.id for question in questions)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stepladder.train.rft.trainer.sample_episodes", cut)
+    monkeypatch.setattr("stepladder.train.transcripts.sampled_episodes.sample_episodes", cut)
     recipe = Recipe.read(
         {
             "policy": "tiny",

@@ -22,7 +22,7 @@ from stepladder.serve.agent.server_config import AgentServerConfig
 from tests.support import ROOT
 from tests.support.agent_servers import Fragile, Oracle, WideOracle, gold_play, running
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
-from tests.support.search_servers import until
+from tests.support.search_servers import spoken, until
 
 
 @asynccontextmanager
@@ -95,6 +95,14 @@ def test_tools_over_http() -> None:
         elsewhere = server.client.post("/mcp", json={}, headers={"host": "evil.example"})
         assert elsewhere.status_code == 421, "a web page that points a name of its own at this machine is sent away"
         assert server.client.get("/mcp").status_code == 405
+
+
+def test_limits_hold_for_mcp_too() -> None:
+    with running(Oracle(), max_body_bytes=1000, body_seconds=0.3) as server:
+        long = server.client.post("/mcp", content=b"x" * 1001)
+        assert (long.status_code, long.json()["error"]["code"]) == (413, "request_too_large")
+        late = spoken(server, b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
+        assert (late.status_code, late.json()["error"]["code"]) == (408, "request_timeout")
 
 
 SERVER = """

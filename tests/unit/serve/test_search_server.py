@@ -401,6 +401,7 @@ def test_a_token_is_needed_where_one_is_set(index: BM25Index) -> None:
                 ("GET", "/metrics"),
                 ("GET", "/openapi.json"),
                 ("GET", "/none"),
+                ("POST", "/health"),
             ):
                 reply = server.client.request(method, path, headers=headers)
                 assert reply.status_code == 401

@@ -22,10 +22,14 @@ from stepladder.oracle.agent_check import check_agent
 from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.context import TrainingContext
-from stepladder.train.sft import demonstration_sources as sources
+from stepladder.train.sft import demonstrations as sources
 from stepladder.train.sft.config import SFTConfig
-from stepladder.train.sft.demonstration_sources import load_or_make
-from stepladder.train.sft.demonstrations import Demonstrations, gold_demonstrations, sampled_demonstrations
+from stepladder.train.sft.demonstrations import (
+    Demonstrations,
+    gold_demonstrations,
+    load_or_make,
+    sampled_demonstrations,
+)
 from stepladder.train.sft.fewshot import FewShot
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 
@@ -144,7 +148,7 @@ def sampled(
 def test_worked_examples_are_shown_and_leave_no_trace() -> None:
     agent = make_agent("prorag")
     engine = Hot("<step>Ask.</step><subquery>Orm Tower</subquery>", "<step>Read.</step><subanswer>A</subanswer>", RIGHT)
-    made = sampled(engine, agent, QUESTION, SFTConfig(num_generations=1), WordRetriever())
+    made = sampled(engine, agent, QUESTION, SFTConfig(source="bootstrap", num_generations=1), WordRetriever())
     demonstrations = FewShot(agent).demonstrations
     assert all(request.context[0].text.startswith(demonstrations) for request in engine.asked)
 
@@ -159,14 +163,14 @@ def test_worked_examples_are_shown_and_leave_no_trace() -> None:
 def test_of_the_samples_right_different_ones_are_kept() -> None:
     right = [f"<step>{thought}</step><answer>Velm</answer>" for thought in ("One.", "One.", "Two.", "Three.")]
     engine = Hot(*right, "<answer>x", "no", "<step>Hm.</step><answer>Oss</answer>")
-    made = sampled(engine, make_agent("cot"), PLAIN, SFTConfig(num_generations=7, keep=2))
+    made = sampled(engine, make_agent("cot"), PLAIN, SFTConfig(source="bootstrap", num_generations=7, keep=2))
     assert [trajectory.steps[0].action.thought for trajectory in made.kept] == ["One.", "Two."]
     assert made.dropped == {"duplicate": 1, "surplus": 1, "malformed": 2, "not_retrieved": 1}
 
 
 def test_an_answer_may_be_right_by_its_f1() -> None:
     engine = Hot("<answer>Velm on Oss</answer>")
-    made = sampled(engine, make_agent("direct"), PLAIN, SFTConfig(num_generations=1, min_f1=0.5))
+    made = sampled(engine, make_agent("direct"), PLAIN, SFTConfig(source="bootstrap", num_generations=1, min_f1=0.5))
     assert len(made.kept) == 1
 
 

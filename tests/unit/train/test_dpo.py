@@ -263,7 +263,7 @@ def test_the_divergence_is_nothing_at_first_and_then_that_of_another_implementat
                 model(input_ids=torch.tensor([each.tokens])).logits[0].log_softmax(-1)
                 for model in (trainer.model.eval(), tiny_model())
             )
-        for place in (place for place, mine in enumerate(each.policy_mask) if mine):
+        for place in (place for place, mine in enumerate(each.weights) if mine):
             total += (ours[place - 1].exp() * (ours[place - 1] - theirs[place - 1])).sum().item()
             count += 1
     assert trainer.divergence(examples) == pytest.approx(total / count, rel=1e-4)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from stepladder.core.errors import StepladderError
-from stepladder.train.grpo.monitor_config import MonitorConfig
+from stepladder.train.grpo.config import MonitorConfig
 from stepladder.train.grpo.monitors import Alarm, AlarmName, Monitors, Row, last_good, read_alarms, write_alarms
 
 #: A healthy update, and how much a single episode differs from the next in each column.

@@ -29,7 +29,6 @@ from stepladder.reporting.stage_summaries import stage_summary
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import read_metrics
-from stepladder.train.rft import trainer as rft
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FilterResult, filter_trajectories
 from stepladder.train.rft.trainer import TrainingReport, train_rft
@@ -149,9 +148,8 @@ def _parts_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_parts_of_two")
 def test_samples_are_kept_in_parts_and_those_of_a_question_stand_together(tmp_path: Path) -> None:
-    found, failed = sample(tmp_path, by_seed)
+    found = sample(tmp_path, by_seed)
     assert [trajectory.question.id for trajectory in found] == [f"q{number}" for number in range(5) for _ in range(3)]
-    assert failed == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000.jsonl", "00001.jsonl", "00002.jsonl"]
     assert len({trajectory.seed for trajectory in found}) == 15, "every sample has a seed of its own"
 
@@ -172,12 +170,12 @@ def test_a_part_that_is_there_is_not_played_again(tmp_path: Path) -> None:
         asked.add(request.context[0].text[-9:-1])
         return by_seed(request)
 
-    found, _ = sample(tmp_path, notes)
+    found = sample(tmp_path, notes)
     assert asked == {"Which 2?", "Which 3?", "Which 4?"}
-    whole, _ = sample(tmp_path / "whole", by_seed)
+    whole = sample(tmp_path / "whole", by_seed)
     assert found == whole
     asked.clear()
-    assert sample(tmp_path, notes)[0] == whole
+    assert sample(tmp_path, notes) == whole
     assert not asked
 
 
@@ -187,8 +185,7 @@ def test_episodes_that_fail_are_counted_and_if_all_do_it_is_an_error(tmp_path: P
             raise BackendError("the model is asleep")
         return by_seed(request)
 
-    found, failed = sample(tmp_path / "some", breaks)
-    assert (len(found), failed) == (12, 3)
+    assert len(sample(tmp_path / "some", breaks)) == 12
 
     def always(request: Generate) -> str:
         raise BackendError("the model is asleep")
@@ -310,7 +307,7 @@ def test_samples_are_drawn_as_the_settings_say(learnt: Path, tmp_path: Path, mon
         assert (len(asked), options["num_generations"]) == (2, 5)
         raise Stop
 
-    monkeypatch.setattr(rft, "sample_episodes", instead)
+    monkeypatch.setattr("stepladder.train.transcripts.sampled_episodes.sample_episodes", instead)
     with pytest.raises(Stop):
         refine(learnt, tmp_path, settings=changed(temperature=0.7, top_p=0.9, questions=2, num_generations=5))
 

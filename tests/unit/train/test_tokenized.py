@@ -16,8 +16,7 @@ from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.models.length_batches import LengthGroupedSampler
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.oracle.engine import OracleEngine
-from stepladder.train.transcripts.collate import collate
-from stepladder.train.transcripts.token_loss import total_weight, weighted_nll
+from stepladder.train.transcripts.collate import collate, total_weight, weighted_nll
 from stepladder.train.transcripts.tokenized import Example, token_weights, tokenize_trajectory
 from tests.support.samples import QUESTION, WordRetriever
 

@@ -9,8 +9,8 @@ every machine; another seed gives another world.
     (2000, {'train': 1200, 'dev': 300, 'test': 500})
 
 Modules: `catalogue` has the types and relations, `tables` their wordings; `name_generator`, `literals`, `population`,
-`facts` and `world` generate entities and facts; `articles` writes the passages; `phrasing`, `splits`, `comparisons` and
-`questions` generate the questions.
+`facts` and `world` generate entities and facts; `articles` writes the passages; `phrasing`, `splits` and `questions`
+generate the questions.
 """
 
 from collections.abc import Collection

@@ -205,11 +205,12 @@ def _add_geography(
 
 
 def _largest(places: list[int], facts: list[Facts], relation: str) -> int:
-    def amount(place: int) -> int:
-        value = facts[place][relation]
-        return value.order if isinstance(value, Value) else 0
+    return max(places, key=lambda place: order_of(facts[place][relation]))
 
-    return max(places, key=amount)
+
+def order_of(target: Object) -> int:
+    """The sort key of a date or a number."""
+    return target.order if isinstance(target, Value) else 0
 
 
 def _add_organizations(drafts: Sequence[Draft], facts: list[Facts], directory: _Directory, rng: random.Random) -> None:

@@ -5,6 +5,7 @@ In: entities and facts, one at a time. Out: the nested noun phrases of a multi-h
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepladder.core.trace import Hop
@@ -87,19 +88,16 @@ class Outline:
     def follow(self, pointer: Pointer, link: Link) -> Pointer:
         """Add the hop that asks for the other end of a fact, and return a pointer to it."""
         target, relation = link.target, link.fact.relation
-        question = self._ask(pointer.reference, link, nested=False)
-        self._add(question, self._world.spellings(target), self._library.stating(link.fact), [link.fact])
+        question = self.ask(pointer.reference, link)
+        self.add(question, self._world.spellings(target), self._library.stating(link.fact), [link.fact])
         if not isinstance(target, int):
             return Pointer(self._reference(), self._reference())
         wordings = relation.inverse_phrases if link.inverse else relation.phrases
         phrase = self._fill(wordings, pointer.phrase, link, pointer.nested)
         return Pointer(phrase, self._reference(self._world.entities[target]))
 
-    def ask(self, pointer: Pointer, link: Link) -> str:
-        """The question for the other end of a fact, with the phrase of the pointer."""
-        return self._ask(pointer.phrase, link, pointer.nested)
-
-    def _ask(self, known: str, link: Link, nested: bool) -> str:
+    def ask(self, known: str, link: Link, *, nested: bool = False) -> str:
+        """The question for the other end of a fact. `known`: the phrase for this end, which may be nested."""
         relation = link.fact.relation
         return self._fill(relation.inverse_asks if link.inverse else relation.asks, known, link, nested)
 
@@ -131,16 +129,15 @@ class Outline:
         stated = [set(self._library.stating(fact)) for fact in facts]
         passages = tuple(each for each in self._library.stating(facts[0]) if all(each in ids for ids in stated))
         question = f"Which {row.noun} {clause([pointer.reference for pointer, _ in conditions])}?"
-        self._add(question, entity.spellings, passages, facts)
+        self.add(question, entity.spellings, passages, facts)
         phrase = f"the {row.noun} {row.relative} {condition}"
         return f"Which {row.noun} {condition}?", Pointer(phrase, self._reference(entity))
 
-    def conclude(self, question: str, answers: tuple[str, ...]) -> None:
-        """Add the conclusion of a comparison, which needs no passage."""
-        self._add(question, answers, (), [])
-
-    def _add(self, question: str, spellings: tuple[str, ...], passages: tuple[str, ...], facts: list[Fact]) -> None:
-        self.hops.append(Hop(question, spellings[0], passages, spellings[1:]))
+    def add(
+        self, question: str, answers: tuple[str, ...], passages: tuple[str, ...] = (), facts: Sequence[Fact] = ()
+    ) -> None:
+        """Add a hop. Without passages it is a conclusion, such as that of a comparison."""
+        self.hops.append(Hop(question, answers[0], passages, answers[1:]))
         self.facts += facts
 
 

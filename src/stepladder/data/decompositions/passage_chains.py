@@ -13,8 +13,7 @@ from itertools import permutations
 
 from stepladder.core.trace import Hop
 from stepladder.data.decompositions.definitions import first_sentence, head_noun, is_person, noun_phrase, truncated
-from stepladder.data.decompositions.entity_names import mentions, same_name, without_suffix, words
-from stepladder.data.decompositions.gold_passages import GoldPassage
+from stepladder.data.decompositions.gold_passages import GoldPassage, mentions, same_name, without_suffix, words
 from stepladder.data.decompositions.phrases import split_question
 
 
@@ -36,12 +35,9 @@ def _single_passage(text: str, answers: Sequence[str], golds: Sequence[GoldPassa
     others = [gold for gold in golds if gold not in named]
     if len(named) != 1 or (len(golds) == 2 and not any(same_name(others[0].title, answer) for answer in answers)):
         return None
-    return named[0] if len(golds) == 1 or _is_simple(text, named[0]) else None
-
-
-def _is_simple(text: str, gold: GoldPassage) -> bool:
-    """Whether a question is short enough to ask for a single relation of one entity."""
-    return len(words(text)) - len(words(without_suffix(gold.title))) <= 8
+    # With two passages, a question must be short enough to ask for a single relation of one entity.
+    other_words = len(words(text)) - len(words(without_suffix(named[0].title)))
+    return named[0] if len(golds) == 1 or other_words <= 8 else None
 
 
 # --- Comparisons ----------------------------------------------------------------------------------------

@@ -14,8 +14,13 @@ from pathlib import Path
 
 from stepladder.core.io.yaml_tables import read_table
 from stepladder.core.trace import Hop
-from stepladder.data.decompositions.entity_names import same_name
-from stepladder.data.decompositions.gold_passages import GoldPassage, passage_about, same_entity, with_aliases
+from stepladder.data.decompositions.gold_passages import (
+    GoldPassage,
+    passage_about,
+    same_entity,
+    same_name,
+    with_aliases,
+)
 
 Triple = tuple[str, str, str]
 

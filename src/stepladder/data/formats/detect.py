@@ -4,17 +4,28 @@ In: a file. Out: its questions, and the passages stored in it. The keys of the f
 """
 
 from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 from stepladder.core.io.jsonl import Line, preview
 from stepladder.core.trace import Passage
+from stepladder.data import formats
 from stepladder.data.dataset import LoadedSplit
-from stepladder.data.formats import question_formats
 from stepladder.data.formats.base import QuestionFormat
-from stepladder.data.formats.rows import COLUMNS, QuestionFileError, is_table, rows
+from stepladder.data.formats.rows import COLUMNS, QuestionFileError, file_type, rows
 
 #: Reason for questions without hops in a file whose other questions have them.
 NO_DECOMPOSITION = "decompositions that cannot be derived from the annotation"
+
+
+@cache
+def question_formats() -> tuple[QuestionFormat, ...]:
+    """The formats of the package, in the order in which they are tried. The package is scanned on first use."""
+    modules = [import_module(module.name) for module in iter_modules(formats.__path__, f"{formats.__name__}.")]
+    found: list[QuestionFormat] = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]
+    return tuple(sorted(found, key=lambda each: -each.priority))
 
 
 def detect_format(path: Path) -> tuple[QuestionFormat, Line]:
@@ -24,7 +35,7 @@ def detect_format(path: Path) -> tuple[QuestionFormat, Line]:
     for each in question_formats():
         if each.keys <= keys:
             return each, first
-    if is_table(path):
+    if file_type(path) in (".csv", ".tsv"):
         raise QuestionFileError(f"{path}: {COLUMNS}; found {preview(list(first.data))}")
     known = "; ".join(f"{each.name} ({', '.join(sorted(each.keys))})" for each in question_formats())
     raise QuestionFileError(

@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,6 @@ _BETWEEN = re.compile(r"[\s,]*")
 def file_type(path: Path) -> str:
     """The type of a file according to its name, such as `.jsonl`; empty if it cannot be read."""
     return next((suffix for suffix in _READERS if path.name.lower().endswith((suffix, f"{suffix}.gz"))), "")
-
-
-def is_table(path: Path) -> bool:
-    """Whether a file is read as a table."""
-    return file_type(path) in (".csv", ".tsv")
 
 
 def rows(path: Path) -> Iterator[Line]:
@@ -89,24 +84,19 @@ def clean_answers(*answers: Any) -> tuple[str, ...]:
 def _table(path: Path, delimiter: str) -> Iterator[Line]:
     reader = csv.DictReader(text_lines(path, QuestionFileError), delimiter=delimiter, strict=True)
     try:
-        _check_separator(path, reader.fieldnames or ())
+        columns = reader.fieldnames or ()
+        if len(columns) == 1 and (found := [name for mark, name in _SEPARATORS.items() if mark in columns[0]]):
+            raise QuestionFileError(
+                f"{path}: {COLUMNS}; found one column, {preview(columns[0])}. Is it separated by {found[0]}? Save it "
+                "with commas as .csv, or with tabs as .tsv"
+            )
         for row in reader:
             line = Line(path, reader.line_num, row, QuestionFileError)
             if None in row or None in row.values():
-                raise line.wrong(f"expected {len(reader.fieldnames or ())} fields, as in the header; found others")
+                raise line.wrong(f"expected {len(columns)} fields, as in the header; found others")
             yield line
     except csv.Error as error:
         raise QuestionFileError(f"{path}:{reader.line_num}: not a table: {error}") from error
-
-
-def _check_separator(path: Path, columns: Sequence[str]) -> None:
-    """Reject a table whose only column contains another separator."""
-    found = [name for separator, name in _SEPARATORS.items() if len(columns) == 1 and separator in columns[0]]
-    if found:
-        raise QuestionFileError(
-            f"{path}: {COLUMNS}; found one column, {preview(columns[0])}. Is it separated by {found[0]}? Save it with "
-            "commas as .csv, or with tabs as .tsv"
-        )
 
 
 def _json_list(path: Path) -> Iterator[Line]:

@@ -28,6 +28,8 @@ _COLUMNS, _QUERIES = 64, 16
 #: Tolerance against torch's attention, relative.
 _TOLERANCE = 0.03
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+#: The arguments of `decode_attention`.
+_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float | None]
 
 
 def decode_attention(
@@ -44,14 +46,14 @@ def decode_attention(
     rows, heads, _ = query_RHD.shape
     out_RHD = query_RHD.new_empty(rows, heads, values_NKTD.shape[3])
     groups = heads // keys_NKTD.shape[1]
-    args = query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, scale
+    inputs = query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, scale
     try:
         # Triton launches on the current device.
         with torch.cuda.device_of(query_RHD):  # type: ignore[no-untyped-call]
-            _launch(*args, out_RHD, groups)
+            _launch(inputs, out_RHD, groups)
         kind = query_RHD.dtype, groups, *keys_NKTD.shape[2:], *values_NKTD.shape[3:]
         if kind not in _checked:
-            _check(*args, out_RHD)
+            _check(inputs, out_RHD)
             _checked.add(kind)
     except torch.OutOfMemoryError:
         raise  # not the kernel's fault
@@ -63,16 +65,9 @@ def decode_attention(
     return out_RHD
 
 
-def _check(
-    query_RHD: torch.Tensor,
-    keys_NKTD: torch.Tensor,
-    values_NKTD: torch.Tensor,
-    table_RP: torch.Tensor,
-    positions_R: torch.Tensor,
-    scale: float | None,
-    found_RHD: torch.Tensor,
-) -> None:
+def _check(inputs: _Inputs, found_RHD: torch.Tensor) -> None:
     """Compare a newly compiled kernel with torch's attention on a few rows; raises if they differ."""
+    query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, scale = inputs
     few = slice(min(len(query_RHD), 4))
     pages = int(positions_R[few].max()) // keys_NKTD.shape[2] + 1
     keys_FKTD, values_FKTD = (
@@ -88,16 +83,8 @@ def _check(
         raise ArithmeticError(f"its output differs from torch's by {difference:.3g}, of {size:.3g}")
 
 
-def _launch(
-    query_RHD: torch.Tensor,
-    keys_NKTD: torch.Tensor,
-    values_NKTD: torch.Tensor,
-    table_RP: torch.Tensor,
-    positions_R: torch.Tensor,
-    scale: float | None,
-    out_RHD: torch.Tensor,
-    groups: int,
-) -> None:
+def _launch(inputs: _Inputs, out_RHD: torch.Tensor, groups: int) -> None:
+    query_RHD, keys_NKTD, values_NKTD, table_RP, positions_R, scale = inputs
     (rows, _, size), (_, kv_heads, page, value_size) = query_RHD.shape, values_NKTD.shape
     _attend[(rows, kv_heads)](
         query_RHD,

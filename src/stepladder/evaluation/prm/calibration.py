@@ -72,19 +72,15 @@ def calibration_report(steps: Sequence[GradedStep]) -> tuple[dict[str, Any], dic
 
     Platt scaling is cross-fitted: the parameters for one half of the questions are fitted on the other half.
     """
-    raw = as_probabilities([step.score for step in steps])
-    labels = [step.good for step in steps]
+    scores, labels = [step.score for step in steps], [step.good for step in steps]
     halves = [seed_of("half", step.question_id) % 2 for step in steps]
-    rescaled = list(raw)
+    raw = as_probabilities(scores)
+    scaled = {0: raw, 1: raw}
     for half in (0, 1):
         others = [(step.score, step.good) for step, side in zip(steps, halves) if side != half]
-        if len({good for _, good in others}) < 2:
-            continue
-        scale, offset = platt(*map(list, zip(*others)))
-        for index, (step, side) in enumerate(zip(steps, halves)):
-            if side == half:
-                rescaled[index] = as_probabilities([step.score], scale, offset)[0]
-    predictions = {"raw": raw, "rescaled": rescaled}
+        if len({good for _, good in others}) == 2:
+            scaled[half] = as_probabilities(scores, *platt(*map(list, zip(*others))))
+    predictions = {"raw": raw, "rescaled": [scaled[half][index] for index, half in enumerate(halves)]}
     return {
         name: {"error": calibration_error(each, labels), "brier": brier(each, labels)}
         for name, each in predictions.items()

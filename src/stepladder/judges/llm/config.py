@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.judges.llm.llm_judge import LLMJudge, Mode, Order
-from stepladder.judges.llm.spend.prices import Price, PriceTable
+from stepladder.judges.llm.spend.prices import Budget, Price, PriceTable
 from stepladder.judges.llm.spend.response_cache import RESPONSES, CachedEngine, ResponseCache
 
 #: Settings that change costs but no verdict.
@@ -21,12 +21,7 @@ PERSISTENT_FILES = (RESPONSES, "spend.jsonl")
 
 
 def _valid_budget(text: str) -> str:
-    from stepladder.judges.llm.spend.budget import Budget  # imports openai, which takes a second
-
-    try:
-        Budget.parse(text)
-    except StepladderError as error:
-        raise ValueError(str(error)) from error
+    Budget.parse(text)
     return text
 
 
@@ -119,7 +114,7 @@ class LLMJudgeConfig(Config):
 
             engine = TransformersEngine(self.model, device=device, max_batch=self.concurrency)
             return CachedEngine(engine, folder / RESPONSES, self.model)
-        from stepladder.judges.llm.spend.budget import Budget, open_judge_engine
+        from stepladder.judges.llm.spend.budget import open_judge_engine  # imports openai, which takes a second
 
         return open_judge_engine(
             self.model,

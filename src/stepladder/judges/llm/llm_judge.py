@@ -13,7 +13,7 @@ that does not become a preference is counted by reason.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import partial
 from itertools import permutations
 from typing import Any, Literal, TypeVar
@@ -26,7 +26,7 @@ from stepladder.driver import Driver
 from stepladder.driver.gather import gather
 from stepladder.engines.base import Engine
 from stepladder.judges.base import Preference
-from stepladder.judges.llm.prompts import Candidate, choice_prompt, letters, ranking_prompt, repair_prompt, score_prompt
+from stepladder.judges.llm.prompts import choice_prompt, letters, ranking_prompt, repair_prompt, score_prompt
 from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.judges.llm.verdicts import BadReply, Grade, Ordering, read_choice, read_ranking, read_score
 
@@ -56,33 +56,26 @@ class NoVerdict(BackendError):
     """Why there is no verdict: the request failed, or the reply cannot be parsed."""
 
 
+@dataclass(eq=False)
 class LLMJudge:
     """Judges with the model of the driver's engine."""
 
-    def __init__(
-        self,
-        mode: Mode = "choice",
-        *,
-        order: Order = "both",
-        margin: float = 0.1,
-        all_pairs: bool = False,
-        max_tokens: int = 512,
-        history: int = 12_000,
-        name: str | None = None,
-    ) -> None:
-        """`margin`: minimum difference between two scores, between 0 and 1, for a preference (mode `score`).
+    mode: Mode = "choice"
+    _: KW_ONLY
+    order: Order = "both"
+    #: Mode `score`: minimum difference between two scores, between 0 and 1, for a preference.
+    margin: float = 0.1
+    #: Mode `ranking`: prefer every candidate to all that rank below it, not only the best to the worst.
+    all_pairs: bool = False
+    #: Maximum tokens of a reply, and maximum characters of history in a prompt.
+    max_tokens: int = 512
+    history: int = 12_000
+    #: Stored in the pairs; by default with the mode.
+    name: str = ""
 
-        `all_pairs`: prefer every candidate to all that rank below it, not only the best to the worst (mode `ranking`).
-        `max_tokens`: maximum tokens of a reply. `history`: maximum characters of history in a prompt. `name` is stored
-        in the pairs.
-        """
-        self.mode = mode
-        self.order = order
-        self.margin = margin
-        self.all_pairs = all_pairs
-        self.sampling = Sampling(max_tokens=max_tokens)
-        self.history = history
-        self.name = name or f"llm-{mode}"
+    def __post_init__(self) -> None:
+        self.name = self.name or f"llm-{self.mode}"
+        self.sampling = Sampling(max_tokens=self.max_tokens)
         self.counts = JudgeCounts()
         #: Why there was no verdict, by message.
         self.problems: Counter[str] = Counter()
@@ -96,9 +89,8 @@ class LLMJudge:
         nodes = _distinct(siblings)
         if len(nodes) < 2:
             return []
-        state = _state_before(tree, nodes)
         by = self._by_score if self.mode == "score" else self._by_order
-        preferences = yield from by(state, nodes)
+        preferences = yield from by(_state_before(tree, nodes), nodes)
         self.counts.kept += bool(preferences)
         return preferences
 
@@ -127,7 +119,7 @@ class LLMJudge:
             return []
         state = _state_before(tree, nodes)
         if self.mode == "score":
-            return [self._score_request(state, node) for node in nodes]
+            return self._score_requests(state, nodes)
         return [self._order_request(state, listed) for listed in self._listings(nodes)]
 
     # --- choice and ranking -----------------------------------------------------------------------------------
@@ -138,7 +130,7 @@ class LLMJudge:
         reason = ""
         # One after the other: if the first sees no difference, the second is not needed.
         for listed in self._listings(nodes):
-            ids = {candidate.letter: candidate.node.id for candidate in listed}
+            ids = {letter: node.id for letter, node in listed.items()}
             request = self._order_request(state, listed)
             try:
                 ordering: Ordering = yield from self._ask(request, partial(read, letters=list(ids)))
@@ -157,19 +149,19 @@ class LLMJudge:
                 self.counts.disagreed += not agreed
         return [Preference(chosen, rejected, reason=reason) for chosen, rejected in agreed or ()]
 
-    def _listings(self, nodes: Sequence[Node]) -> list[list[Candidate]]:
+    def _listings(self, nodes: Sequence[Node]) -> list[dict[str, Node]]:
         """The candidates in the orders to ask about. Letters follow the position: they carry no information."""
         orders = {"made": [nodes], "reversed": [nodes[::-1]], "both": [nodes, nodes[::-1]]}[self.order]
-        return [[Candidate(*named) for named in zip(letters(len(order)), order)] for order in orders]
+        return [dict(zip(letters(len(order)), order)) for order in orders]
 
-    def _order_request(self, state: Trajectory, listed: Sequence[Candidate]) -> Generate:
+    def _order_request(self, state: Trajectory, listed: dict[str, Node]) -> Generate:
         prompt = choice_prompt if self.mode == "choice" else ranking_prompt
         return self._request(prompt(state, listed, self.history))
 
     # --- score ------------------------------------------------------------------------------------------------
 
     def _by_score(self, state: Trajectory, nodes: Sequence[Node]) -> Algorithm[list[Preference]]:
-        grades = yield from self._grades([self._score_request(state, node) for node in nodes])
+        grades = yield from self._grades(self._score_requests(state, nodes))
         graded = [(node.id, grade) for node, grade in zip(nodes, grades) if isinstance(grade, Grade)]
         pairs = sorted(permutations(graded, 2), key=lambda pair: pair[1][1].score - pair[0][1].score)
         found = [
@@ -180,9 +172,9 @@ class LLMJudge:
         self.counts.none += len(graded) > 1 and not found
         return found
 
-    def _score_request(self, state: Trajectory, node: Node) -> Generate:
-        assert node.step is not None  # only the root has no step
-        return self._request(score_prompt(state, node.step.action, self.history))
+    def _score_requests(self, state: Trajectory, nodes: Sequence[Node]) -> list[Generate]:
+        steps = [node.step for node in nodes if node.step is not None]  # only the root has no step
+        return [self._request(score_prompt(state, step.action, self.history)) for step in steps]
 
     def _grades(self, requests: Sequence[Generate]) -> Algorithm[list[Grade | NoVerdict]]:
         grades: list[Grade | NoVerdict] = []

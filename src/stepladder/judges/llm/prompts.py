@@ -7,8 +7,7 @@ the judge is instructed not to follow it. Long histories are truncated on the le
 The texts are part of the experiment: changing a word changes results and invalidates cached responses.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from stepladder.agents.base import neutralize, render_passages
 from stepladder.core.trace import Action, ActionKind, Node, Trajectory
@@ -56,20 +55,6 @@ _REPLY = "Reply with one JSON object and nothing else, no text before or after i
 _REASON = '"reason": "one or two sentences"'
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A step to be judged, with the letter that names it in the prompt."""
-
-    letter: str
-    node: Node
-
-    @property
-    def action(self) -> Action:
-        """The action of the step."""
-        assert self.node.step is not None  # only the root has no step
-        return self.node.step.action
-
-
 def letters(count: int) -> list[str]:
     """Letters that name the candidates.
 
@@ -79,16 +64,19 @@ def letters(count: int) -> list[str]:
     return [chr(ord("A") + index % 26) + (str(index // 26) if index >= 26 else "") for index in range(count)]
 
 
-def choice_prompt(state: Trajectory, candidates: Sequence[Candidate], limit: int) -> str:
-    """Asks for the best and the worst candidate, or neither. `limit`: maximum characters of history."""
+def choice_prompt(state: Trajectory, candidates: Mapping[str, Node], limit: int) -> str:
+    """Asks for the best and the worst candidate, or neither. `limit`: maximum characters of history.
+
+    `candidates`: the steps to be judged, by the letters that name them.
+    """
     form = f'{{{_REASON}, "best": LETTER, "worst": LETTER}}\nor {{{_REASON}, "best": null, "worst": null}}'
-    return _prompt(_CHOICE, form, state, [_candidate(each, trials=True) for each in candidates], limit)
+    return _prompt(_CHOICE, form, state, [_candidate(*each, trials=True) for each in candidates.items()], limit)
 
 
-def ranking_prompt(state: Trajectory, candidates: Sequence[Candidate], limit: int) -> str:
+def ranking_prompt(state: Trajectory, candidates: Mapping[str, Node], limit: int) -> str:
     """Asks for all candidates from best to worst."""
     form = f'{{{_REASON}, "ranking": [LETTER, LETTER, ...]}} with each of the {len(candidates)} letters exactly once'
-    return _prompt(_RANKING, form, state, [_candidate(each, trials=False) for each in candidates], limit)
+    return _prompt(_RANKING, form, state, [_candidate(*each, trials=False) for each in candidates.items()], limit)
 
 
 def score_prompt(state: Trajectory, action: Action, limit: int) -> str:
@@ -119,10 +107,10 @@ def _history(state: Trajectory, limit: int) -> str:
     return text if len(text) <= limit else f"(earlier text left out) {text[len(text) - limit :]}"
 
 
-def _candidate(candidate: Candidate, trials: bool) -> str:
-    node = candidate.node
+def _candidate(letter: str, node: Node, *, trials: bool) -> str:
+    assert node.step is not None  # only the root has no step
     tried = f' Q="{node.value:.2f}" N="{node.visits}"' if trials else ""
-    return f'<candidate letter="{candidate.letter}"{tried}>\n{_action(candidate.action)}\n</candidate>'
+    return f'<candidate letter="{letter}"{tried}>\n{_action(node.step.action)}\n</candidate>'
 
 
 _NAMES = {

@@ -8,7 +8,7 @@ is truncated on the left; such steps are counted.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from stepladder.core.errors import BackendError
 from stepladder.core.trace import Segment, Trajectory
@@ -26,21 +26,21 @@ class PRMInput:
     ends: tuple[int, ...]
 
 
+@dataclass(eq=False)
 class PRMInputBuilder:
     """Builds the inputs of one model."""
 
-    def __init__(self, encoding: Encoding, window: int, padding: int | None, *, retokenize: bool = False) -> None:
-        """`window`: maximum tokens of an input. `padding`: the padding token, which never ends a step.
-
-        `retokenize`: encode the text again where token ids are of another vocabulary, instead of raising an error.
-        """
-        self.encoding = encoding
-        self.window = window
-        self.padding = padding
-        self.retokenize = retokenize
-        #: The number of steps whose history was truncated, and of segments that were encoded again.
-        self.truncated = 0
-        self.retokenized = 0
+    encoding: Encoding
+    #: Maximum tokens of an input.
+    window: int
+    #: The padding token, which never ends a step.
+    padding: int | None
+    _: KW_ONLY
+    #: Encode the text again where token ids are of another vocabulary, instead of raising an error.
+    retokenize: bool = False
+    #: The number of steps whose history was truncated, and of segments that were encoded again.
+    truncated: int = field(default=0, init=False)
+    retokenized: int = field(default=0, init=False)
 
     def trajectory(self, trajectory: Trajectory) -> list[PRMInput]:
         """The inputs for every step of a trajectory: one per context, plus one per step beyond the window."""

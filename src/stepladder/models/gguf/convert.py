@@ -9,7 +9,6 @@ from contextlib import redirect_stderr
 from io import StringIO
 from logging import getLogger
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from stepladder.core.errors import StepladderError
 from stepladder.models.gguf.header import GGUF, read_gguf
 from stepladder.models.gguf.tokenizer import end_ids, tokenizer_of
+from stepladder.models.loading import reason_of
 
 log = getLogger(__name__)
 
@@ -38,8 +38,7 @@ def unpack(path: Path, folder: Path) -> None:
     except StepladderError:
         raise
     except Exception as error:  # third-party files and libraries fail in many ways
-        why = shorten(" ".join(str(error).split()), 200, placeholder=" ...") or type(error).__name__
-        raise StepladderError(f"GGUF file {path} could not be unpacked: {why}") from error
+        raise StepladderError(f"GGUF file {path} could not be unpacked: {reason_of(error)}") from error
     _tie_if_equal(model)
     model.generation_config = _generation(header)
     model.save_pretrained(folder)

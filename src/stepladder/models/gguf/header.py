@@ -7,11 +7,11 @@ parses the header; weights are mapped into memory, not read.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
+from stepladder.models.loading import reason_of
 
 #: Maximum number of values in a header. Those of large vocabularies have two million.
 _MAX_VALUES = 2**23
@@ -70,8 +70,9 @@ def read_gguf(path: Path) -> GGUF:
     try:
         header = _read(path)
     except Exception as error:  # the library raises whatever numpy does
-        why = shorten(" ".join(str(error).split()), 200, placeholder=" ...") or type(error).__name__
-        raise StepladderError(f"GGUF file {path} is damaged or incomplete: {why}. Download it again") from error
+        raise StepladderError(
+            f"GGUF file {path} is damaged or incomplete: {reason_of(error)}. Download it again"
+        ) from error
     _expect_language_model(header)
     return header
 

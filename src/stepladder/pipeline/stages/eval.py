@@ -42,8 +42,10 @@ def run_eval(settings: EvalConfig, context: RunContext, task: Task) -> StageResu
     guide, policy = settings.guide, task.inputs[POLICY]
     temperature, top_p = (settings.temperature, 1.0) if guide is None else (guide.temperature, guide.top_p)
     episode = context.episode(temperature, top_p)
-    guidance = {"guide": guide, "reward": task.inputs.get(REWARD)}
-    result = evaluate_policy(context, policy, questions, episode, seed=task.seed, label=task.name, **guidance)
+    reward = task.inputs.get(REWARD)
+    result = evaluate_policy(
+        context, policy, questions, episode, seed=task.seed, label=task.name, guide=guide, reward=reward
+    )
     description = {
         "agent": context.agent.name,
         "policy": policy,

@@ -27,7 +27,6 @@ from stepladder.pipeline.stage_summary import Numbers, StageSummary, measured, u
 from stepladder.preferences.pair_checks import read_pairs
 from stepladder.preferences.pair_stats import format_counts
 from stepladder.train.prm.config import PRMConfig
-from stepladder.train.prm.prm_questions import choose_questions
 
 
 def run_prm(settings: PRMConfig, context: RunContext, task: Task) -> StageResult:
@@ -95,6 +94,8 @@ def questions_used(stage: FinishedStage) -> Iterable[str]:
         return ()
     if TREES not in stage.inputs:
         raise StepladderError("the trees that this reward model was trained on are missing")
+    from stepladder.train.prm.prm_sources import choose_questions  # imports torch
+
     chosen = choose_questions(settings, stage.context.split("train"), tree_questions(stage.inputs[TREES]), stage.seed)
     return (question.id for question in (*chosen.sampled, *chosen.gold))
 

@@ -12,7 +12,6 @@ In: a policy, a reward model, optionally held-out pairs to rank and trees to sco
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,7 +21,6 @@ from pydantic import Field
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
-from stepladder.core.trace import Question
 from stepladder.data.sampling import sample_questions
 from stepladder.evaluation.prm.calibration import (
     calibration_report,
@@ -86,7 +84,9 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
             "Take more questions or a higher temperature, or questions with a gold decomposition"
         )
     calibration, predictions = calibration_report(steps)
-    lowest = _lowest_of_chains(context, prm, questions, task.seed)
+    chains = control_chains(context.agent, questions, context.retriever, context.episode(), seed=task.seed)
+    # A chain is as good as its worst step.
+    lowest = {name: [min(scores) for scores in prm.score_logits(each)] for name, each in chains.items()}
     summary: dict[str, Any] = {
         **gold_agreement(steps),
         "pair_accuracy": _on_pairs(prm, task.inputs[PAIRS]) if settings.held_out_pairs else None,
@@ -117,24 +117,14 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
     return StageResult(summary, {EXAMINATION: task.folder / EXAMINATION})
 
 
-def _lowest_of_chains(
-    context: RunContext, prm: "ProcessRewardModel", questions: list[Question], seed: int
-) -> dict[str, list[float]]:
-    """The lowest step score of every control chain, by kind: a chain is as good as its worst step."""
-    chains = control_chains(context.agent, questions, context.retriever, context.episode(), seed=seed)
-    return {name: [min(scores) for scores in prm.score_logits(each)] for name, each in chains.items()}
-
-
 def _on_pairs(prm: "ProcessRewardModel", folder: str) -> dict[str, float] | None:
     """How often the chosen step of a held-out pair scores higher."""
-
-    def ranked() -> Iterator[tuple[str, bool]]:
-        for pair in read_pairs(folder)[1]:
-            sides = [prm.builder.step(pair.context, side.written) for side in (pair.chosen, pair.rejected)]
-            (better,), (worse,) = prm.score_batch(sides)
-            yield pair.question_id, better > worse
-
-    return pair_accuracy(ranked())
+    ranked = []
+    for pair in read_pairs(folder)[1]:
+        sides = [prm.builder.step(pair.context, side.written) for side in (pair.chosen, pair.rejected)]
+        (better,), (worse,) = prm.score_batch(sides)
+        ranked.append((pair.question_id, better > worse))
+    return pair_accuracy(ranked)
 
 
 def check_prm_eval(settings: PRMEvalConfig, context: RunContext) -> None:

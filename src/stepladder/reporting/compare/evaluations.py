@@ -14,6 +14,7 @@ from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import expand_path
 from stepladder.core.trace import StopReason
+from stepladder.core.unused_settings import without_setting
 from stepladder.evaluation.evaluator import load_scores
 from stepladder.pipeline.recipe import Stage
 from stepladder.pipeline.resources import BASE, ORACLE
@@ -143,7 +144,7 @@ def _evaluated(label: str | None, run: RunFolder, stage: Stage, resolver: Proven
     plain = recipe.plain()
     config = {
         **{name: value for name, value in plain.items() if name not in _NOT_CONFIG},
-        "stages": {name: plain["stages"][name] for name in (*stages, stage.name)},
+        "stages": {name: without_setting(plain["stages"][name], ["report_to"]) for name in (*stages, stage.name)},
     }
     rows = load_scores(run.path / stage.name / EVALUATION)
     guide = plain["stages"][stage.name].get("guide") or {}
@@ -203,7 +204,8 @@ def _training_config(origin: tuple[Path, str] | None, resolver: ProvenanceResolv
         return "of no run"
     recipe = RunFolder.open(origin[0]).recipe()
     plain = recipe.plain()["stages"]
-    return [recipe.name, {each: plain[each] for each in resolver.resolve([origin]).names_in(origin[0])}]
+    names = resolver.resolve([origin]).names_in(origin[0])
+    return [recipe.name, {each: without_setting(plain[each], ["report_to"]) for each in names}]
 
 
 def _evaluated_rows(rows: Iterable[QuestionScore]) -> tuple[dict[str, QuestionScore], int]:

@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.util import find_spec
+from typing import Unpack
 
 from fastapi import FastAPI, Request, Response
 from openai.types.chat import ChatCompletion
@@ -35,7 +36,7 @@ from stepladder.serve.agent.server_config import AgentServerConfig
 from stepladder.serve.http.api import POST_ERRORS, ServerAPI
 from stepladder.serve.http.gate import Gate
 from stepladder.serve.http.http_errors import HTTPError
-from stepladder.serve.http.run_server import check_host, is_loopback, run
+from stepladder.serve.http.run_server import ListenOptions, run
 
 #: How a chat becomes a question, for `/info`.
 RULES = {
@@ -111,20 +112,7 @@ def make_agent_app(agent: ServedAgent, config: AgentServerConfig, *, local: bool
     return Gate(api, config, metrics, local=local)
 
 
-def serve_agent(
-    agent: ServedAgent,
-    config: AgentServerConfig,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8001,
-    insecure: bool = False,
-    access_log: bool = False,
-    announce: Callable[[str], None] = print,
-) -> None:
-    """Serve until SIGTERM or Ctrl-C. `announce` is called with the URL when clients can connect.
-
-    Addresses that other machines can reach need a token, unless `insecure` allows everyone. Port 0 picks a free one.
-    """
-    check_host(host, has_token=config.token is not None, insecure=insecure, may="ask")
-    app = make_agent_app(agent, config, local=is_loopback(host) and not insecure)
-    run(app, config.drain_seconds, host=host, port=port, access_log=access_log, announce=announce)
+def serve_agent(agent: ServedAgent, config: AgentServerConfig, **options: Unpack[ListenOptions]) -> None:
+    """Serve until SIGTERM or Ctrl-C, on port 8001 if the options name no other."""
+    options.setdefault("port", 8001)
+    run(lambda local: make_agent_app(agent, config, local=local), config, may="ask", **options)

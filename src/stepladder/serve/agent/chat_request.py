@@ -24,7 +24,7 @@ def _reject(value: Any) -> Any:
     return value
 
 
-EXAMPLE = {"messages": [{"role": "user", "content": "Where was the architect of Orm Tower born?"}]}
+EXAMPLE: dict[str, Any] = {"messages": [{"role": "user", "content": "Where was the architect of Orm Tower born?"}]}
 _Unsupported = Annotated[Any, AfterValidator(_reject)]
 _Tokens = Annotated[int, Field(ge=1, lt=2**63), WHOLE]
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 #: Of a body that is too long, this many times the limit is read and discarded: clients read the response afterwards.
 _DISCARD_FACTOR = 8
 #: Seconds after which the connection of a request is watched: most responses are faster.
-_WATCH_AFTER_SECONDS = 0.25
+_WATCH_AFTER_SECONDS = 1.0
 #: Names of this machine in the Host and Origin headers, with or without a port.
 _LOCALHOST = re.compile(rb"(https?://)?(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 

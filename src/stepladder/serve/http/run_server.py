@@ -12,11 +12,13 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from time import perf_counter
 from types import FrameType
+from typing import TypedDict
 
 import uvicorn
 
 from stepladder.core.errors import StepladderError
 from stepladder.serve.http.gate import Gate
+from stepladder.serve.http.http_config import HTTPConfig
 
 #: Longer than clients keep idle connections, so that none is closed during a request.
 _KEEP_ALIVE_SECONDS = 75
@@ -76,32 +78,43 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown([*(sockets or []), *self._socket_copies])
 
 
+class ListenOptions(TypedDict, total=False):
+    """Where a server listens and who may connect. Port 0 picks a free one. `announce` gets the URL when it is ready."""
+
+    host: str
+    port: int
+    #: Allow other machines to connect without a token.
+    insecure: bool
+    access_log: bool
+    announce: Callable[[str], None]
+
+
 def run(
-    app: Gate,
-    drain_seconds: float,
+    make_app: Callable[[bool], Gate],
+    config: HTTPConfig,
     *,
-    host: str,
-    port: int,
-    access_log: bool,
-    announce: Callable[[str], None],
+    may: str,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    insecure: bool = False,
+    access_log: bool = False,
+    announce: Callable[[str], None] = print,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. `announce` is called with the URL when clients can connect."""
-    listener = listen(host, port)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    server = DrainingServer(app, drain_seconds, access_log=access_log, on_start=lambda: announce(url))
-    server.run(sockets=[listener])
+    """Serve until SIGTERM or Ctrl-C. Addresses that other machines can reach need a token, or `insecure`.
 
-
-def check_host(host: str, *, has_token: bool, insecure: bool, may: str) -> None:
-    """Reject addresses that other machines can reach, unless there is a token or `insecure` is set.
-
-    `may`: what everyone could do, for the message.
+    `make_app` gets whether only local requests are accepted. `may`: what everyone could do, for the error message.
     """
-    if not has_token and not insecure and not is_loopback(host):
+    local = is_loopback(host)
+    if not local and not insecure and config.token is None:
         raise StepladderError(
             f"{host} can be reached from other machines, and there is no token: set STEPLADDER_TOKEN, or use insecure "
             f"(--insecure) if everyone who can connect may {may}"
         )
+    app = make_app(local and not insecure)
+    listener = listen(host, port)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    server = DrainingServer(app, config.drain_seconds, access_log=access_log, on_start=lambda: announce(url))
+    server.run(sockets=[listener])
 
 
 def is_loopback(host: str) -> bool:

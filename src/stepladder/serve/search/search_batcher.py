@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import islice
 from time import perf_counter
 
 from stepladder.core.errors import StepladderError
@@ -55,8 +55,6 @@ class _Search:
 
     query: str
     k: int
-    #: Searches are started in the order of their numbers.
-    number: int
     started: bool = False
     found: EncodedHits | None = None
     waiters: "set[PendingSearch]" = field(default_factory=set)
@@ -90,20 +88,18 @@ class SearchBatcher:
 
     def __init__(self, retriever: Retriever, config: ServerConfig, metrics: SearchMetrics) -> None:
         self._retriever, self._metrics, self._max_waiting = retriever, metrics, config.max_waiting
-        self._numbers = count()
         #: Finished searches. Like `_open`, used on the event loop only.
         self._cache: LRUCache[tuple[str, int], _Search] = LRUCache(config.cache_entries, config.cache_bytes)
         #: Unfinished searches.
         self._open: dict[tuple[str, int], _Search] = {}
         #: Guards the fields below, which the threads share, and `_Search.started`.
         self._changed = threading.Condition()
-        #: Searches that have not started, by k: a batch has one k.
-        self._waiting: dict[int, OrderedDict[str, _Search]] = {}
-        self._length = 0
+        #: Searches that have not started, oldest first.
+        self._waiting: OrderedDict[tuple[str, int], _Search] = OrderedDict()
         self._seconds_per_query = 0.0
         self._closed = False
         self._threads: list[threading.Thread] = []
-        metrics.gauge("queue_length", "Queries waiting for a search.", lambda: self._length)
+        metrics.gauge("queue_length", "Queries waiting for a search.", lambda: len(self._waiting))
         metrics.gauge("cache_bytes", "Size of the result cache in bytes.", lambda: self._cache.size)
 
     def start(self) -> None:
@@ -135,7 +131,7 @@ class SearchBatcher:
                 continue
             known = self._cache.get((query, k)) or self._open.get((query, k))
             if known is None:
-                known = _Search(query, k, next(self._numbers))
+                known = _Search(query, k)
                 fresh.append(known)
             searches[query] = known
         if fresh:
@@ -161,22 +157,16 @@ class SearchBatcher:
                 search.waiters.discard(pending)
                 if search.found is None and not search.waiters and not search.started:
                     search.started = True  # drop it once: the request may contain the query twice
-                    group = self._waiting[search.k]
-                    del group[search.query], self._open[search.query, search.k]
-                    if not group:
-                        del self._waiting[search.k]
-                    self._length -= 1
+                    del self._waiting[search.query, search.k], self._open[search.query, search.k]
                     self._metrics.dropped.inc()
 
     def _enqueue(self, fresh: list[_Search]) -> None:
         with self._changed:
-            if self._length + len(fresh) > self._max_waiting:
-                seconds = self._length * self._seconds_per_query / self._retriever.concurrency
-                raise QueueFull("queries", self._length, seconds)
+            waiting = len(self._waiting)
+            if waiting + len(fresh) > self._max_waiting:
+                raise QueueFull("queries", waiting, waiting * self._seconds_per_query / self._retriever.concurrency)
             for search in fresh:
-                self._waiting.setdefault(search.k, OrderedDict())[search.query] = search
-                self._open[search.query, search.k] = search
-            self._length += len(fresh)
+                self._waiting[search.query, search.k] = self._open[search.query, search.k] = search
             self._changed.notify()
 
     def _deliver(self, batch: list[_Search], results: list[EncodedHits | None]) -> None:
@@ -206,19 +196,18 @@ class SearchBatcher:
                 self._loop.call_soon_threadsafe(self._deliver, batch, results)
 
     def _take(self) -> list[_Search]:
-        """The next batch, starting with the oldest query; empty at shutdown."""
+        """The next batch: the oldest query, and those with the same k; empty at shutdown."""
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
             if self._closed:
                 return []
-            k, group = min(self._waiting.items(), key=lambda item: next(iter(item[1].values())).number)
-            batch = [group.popitem(last=False)[1] for _ in range(min(len(group), self._retriever.max_batch))]
+            k = next(iter(self._waiting.values())).k
+            same_k = (search for search in self._waiting.values() if search.k == k)
+            batch = list(islice(same_k, self._retriever.max_batch))
             for search in batch:
                 search.started = True
-            if not group:
-                del self._waiting[k]
-            self._length -= len(batch)
+                del self._waiting[search.query, k]
             if self._waiting:
                 self._changed.notify()
             return batch

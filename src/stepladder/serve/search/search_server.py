@@ -13,9 +13,9 @@ Errors are JSON, {"detail": "..."}: 401 without the token, 408 if the body is la
 429 with Retry-After when the queue is full, 503 during shutdown. SIGTERM and Ctrl-C finish requests in progress first.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated, Self
+from typing import Annotated, Self, Unpack
 
 from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -25,7 +25,7 @@ from stepladder.retrieval.remote.protocol import write_reply
 from stepladder.serve.http.api import POST_ERRORS, WHOLE, ErrorReply, JSONBytes, RequestBody, ServerAPI
 from stepladder.serve.http.gate import Gate
 from stepladder.serve.http.http_errors import HTTPError
-from stepladder.serve.http.run_server import check_host, is_loopback, run
+from stepladder.serve.http.run_server import ListenOptions, run
 from stepladder.serve.search.search_batcher import SearchBatcher, SearchMetrics
 from stepladder.serve.search.search_config import ServerConfig
 
@@ -123,20 +123,8 @@ def make_app(retriever: Retriever, config: ServerConfig, info: Mapping[str, obje
 
 
 def serve(
-    retriever: Retriever,
-    config: ServerConfig,
-    info: Mapping[str, object],
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    insecure: bool = False,
-    access_log: bool = False,
-    announce: Callable[[str], None] = print,
+    retriever: Retriever, config: ServerConfig, info: Mapping[str, object], **options: Unpack[ListenOptions]
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. `announce` is called with the URL when clients can connect.
-
-    Non-loopback addresses need a token, unless `insecure` is set. Port 0 picks a free port.
-    """
-    check_host(host, has_token=config.token is not None, insecure=insecure, may="search")
-    app = make_app(retriever, config, info, local=is_loopback(host) and not insecure)
-    run(app, config.drain_seconds, host=host, port=port, access_log=access_log, announce=announce)
+    """Serve until SIGTERM or Ctrl-C, on port 8000 if the options name no other."""
+    options.setdefault("port", 8000)
+    run(lambda local: make_app(retriever, config, info, local=local), config, may="search", **options)

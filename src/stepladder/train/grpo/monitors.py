@@ -33,7 +33,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
-from stepladder.train.grpo.monitor_config import MonitorConfig
+from stepladder.train.grpo.config import MonitorConfig
 
 #: The file of alarms in a stage's folder.
 ALARMS = "alarms.jsonl"

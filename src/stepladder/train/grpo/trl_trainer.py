@@ -237,7 +237,7 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
 
     def _estimate_kl(self, inputs: Any) -> float | None:
         """KL(policy || initial policy) per token on a few rows, as trl estimates it; None without a reference."""
-        if self._logps_BT is None or not self.is_unsharded:
+        if self._logps_BT is None or self._loss_mask_BT is None or not self.is_unsharded:
             return None
         ids_BT = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[:_KL_ROWS]
         lengths_B = inputs["prompt_mask"].sum(dim=1) + inputs["completion_mask"].sum(dim=1)

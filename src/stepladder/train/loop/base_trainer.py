@@ -196,7 +196,7 @@ class BaseTrainer(Trainer):
         """What trackers and the console get of the `update_metrics`, besides the trainer's own logs."""
         return metrics
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """One row per update. The trainer logs before it evaluates or saves, so a broken model is never saved."""
         if "loss" not in logs:  # the trainer's own summary at the end
             return
@@ -217,8 +217,8 @@ class BaseTrainer(Trainer):
             seconds=seconds,
         )
         speed = {"seconds": seconds, "tokens_per_second": self.tokens / max(seconds, 1e-9)}
-        reported = {**logs, **self.reported_metrics(metrics), **counts, **speed}
-        self._report({name: value for name, value in reported.items() if value is not None}, start_time)
+        measured = {name: value for name, value in logs.items() if value is not None}  # trl logs None for NaN
+        self._report({**measured, **self.reported_metrics(metrics), **counts, **speed}, start_time)
         if self.hooks.watch is not None:
             self.hooks.watch(Outcome(step - 1, value=loss))
 

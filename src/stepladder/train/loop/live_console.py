@@ -8,7 +8,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Self, TextIO
 
 from rich.console import Console, Group
@@ -23,7 +22,7 @@ from stepladder.driver.progress import duration, rate
 LOG_EVERY = 5.0
 #: Updates and alarms shown in a terminal.
 _ROWS, _ALARMS = 8, 3
-#: Logged metric -> title and format, the most important first.
+#: Logged metric -> its title and format, the most important first.
 _COLUMNS = {
     "loss": ("loss", ".4g"),
     "reward": ("reward", ".3f"),
@@ -40,8 +39,11 @@ _COLUMNS = {
     "learning_rate": ("learning rate", ".2g"),
     "grad_norm": ("grad norm", ".3g"),
 }
-#: Columns on the right of the table, by title.
-_LAST = ("learning rate", "grad norm", "tokens/s")
+
+
+def _cells(logs: Mapping[str, float]) -> dict[str, str]:
+    """The known metrics by title, the most important first."""
+    return {title: format(logs[name], style) for name, (title, style) in _COLUMNS.items() if name in logs}
 
 
 class LiveConsole:
@@ -52,9 +54,8 @@ class LiveConsole:
     ) -> None:
         self.label, self.total, self.done, self.initial = label, total, done, done
         self.file, self.log_every = file or sys.stderr, log_every
-        self.started = time.monotonic()
-        self.logged = 0.0
-        self.rows: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=_ROWS)
+        self.started, self.logged = time.monotonic(), float("-inf")
+        self.rows: deque[tuple[int, dict[str, str]]] = deque(maxlen=_ROWS)
         self.alarms: deque[str] = deque(maxlen=_ALARMS)
         self.dev = self.unlogged = ""
         self.live: Live | None = None
@@ -63,27 +64,28 @@ class LiveConsole:
             self.live = Live(console=console, get_renderable=lambda: self.table(console.width), refresh_per_second=4)
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            if self.live is not None:
-                stack.enter_context(self.live)
-            self._stack = stack.pop_all()
+        if self.live is not None:
+            self.live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.unlogged:
+        if self.live is not None:
+            self.live.stop()
+        elif self.unlogged:
             self._print(self.unlogged)
-        self._stack.close()
 
     def show(self, step: int, logs: Mapping[str, float]) -> None:
         """Show the metrics of an update, or those of an evaluation, whose names start with `eval_`."""
-        scores = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
-        if scores:
-            self._show_evaluation(step, scores)
+        if dev := _cells({name.removeprefix("eval_"): value for name, value in logs.items() if name[:5] == "eval_"}):
+            self.dev = f"dev at update {step:,}: " + ", ".join(f"{title} {text}" for title, text in dev.items())
+            self._print(self.dev)
             return
         self.done = step
-        self.rows.append((step, logs))
-        self.unlogged = f"update {step:,}/{self.total:,}, {', '.join(_described(logs))}, {self._pace()}"
-        if self.live is None and (step >= self.total or time.monotonic() - self.logged >= self.log_every):
+        cells = _cells(logs)
+        self.rows.append((step, cells))
+        named = ", ".join(f"{title} {text}" for title, text in cells.items())
+        self.unlogged = f"update {step:,}/{self.total:,}, {named}, {self._pace()}"
+        if step >= self.total or time.monotonic() - self.logged >= self.log_every:
             self._print(self.unlogged)
 
     def alarm(self, message: str) -> None:
@@ -93,36 +95,30 @@ class LiveConsole:
 
     def table(self, width: int) -> Group:
         """What a terminal of this width shows."""
-        head = Table.grid(padding=(0, 2))
         bar = ProgressBar(self.total, self.done, width=max(min(30, width - 50), 5))
-        head.add_row(self.label, bar, f"{self.done:,}/{self.total:,}", Text(self._pace(), style="progress.remaining"))
+        head = Table.grid(padding=(0, 2))
+        for _ in range(4):
+            head.add_column(no_wrap=True)
+        head.add_row(self.label, bar, f"{self.done:,}/{self.total:,}", self._pace())
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         table.add_column("update", justify="right")
         for title in (titles := self._titles(width)):
             table.add_column(title, justify="right")
-        for step, logs in self.rows:
-            cells = {_COLUMNS[name][0]: format(value, _COLUMNS[name][1]) for name, value in _known(logs)}
+        for step, cells in self.rows:
             table.add_row(f"{step:,}", *(cells.get(title, "") for title in titles))
         notes = [Text(self.dev)] if self.dev else []
         return Group(head, *([table] if self.rows else []), *notes, *(Text(each, style="red") for each in self.alarms))
 
-    def _show_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
-        named = [f"{title} {scores[name]:.4g}" for name, title in {**_TITLES, "em": "EM"}.items() if name in scores]
-        self.dev = f"dev at update {step:,}: {', '.join(named)}"
-        self._print(self.dev)
-
     def _titles(self, width: int) -> list[str]:
-        """The columns that fit, in the order of `_COLUMNS`, the last ones on the right."""
-        known = dict.fromkeys(_COLUMNS[name][0] for _, logs in self.rows for name, _ in _known(logs))
-        by_importance = [title for title in _TITLES.values() if title in known]
+        """The columns that fit, in the order of their importance, with the speed at the right."""
+        known = {title for _, cells in self.rows for title in cells}
         fitting: list[str] = []
         left = width - len("update  ")
-        for title in dict.fromkeys(by_importance):
+        for title in dict.fromkeys(title for title, _ in _COLUMNS.values() if title in known):
             left -= max(len(title), 7) + 2
-            if left < 0:
-                break
-            fitting.append(title)
-        return sorted(fitting, key=lambda title: title in _LAST)
+            if left >= 0:
+                fitting.append(title)
+        return sorted(fitting, key="tokens/s".__eq__)
 
     def _pace(self) -> str:
         """Updates per second or minute, and the time left."""
@@ -134,15 +130,3 @@ class LiveConsole:
         if self.live is None:
             self.logged, self.unlogged = time.monotonic(), ""
             print(f"{self.label}: {text}", file=self.file, flush=True)
-
-
-_TITLES = {name: title for name, (title, _) in _COLUMNS.items()}
-
-
-def _known(logs: Mapping[str, float]) -> list[tuple[str, float]]:
-    return [(name, logs[name]) for name in _COLUMNS if logs.get(name) is not None]
-
-
-def _described(logs: Mapping[str, float]) -> list[str]:
-    """The metrics of an update as words."""
-    return [f"{_COLUMNS[name][0]} {format(value, _COLUMNS[name][1])}" for name, value in _known(logs)]

@@ -40,7 +40,7 @@ class Policy:
     @property
     def is_small(self) -> bool:
         """Whether a copy of the model costs next to nothing."""
-        return sum(weights.numel() for weights in self.model.parameters()) < _SMALL
+        return bool(sum(weights.numel() for weights in self.model.parameters()) < _SMALL)
 
 
 def load_policy(source: str | Path, lora: LoraConfig | None, *, bf16: bool, device: torch.device) -> Policy:

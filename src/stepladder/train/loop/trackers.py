@@ -74,10 +74,11 @@ def tracking(names: Sequence[str], folder: Path, project: str, done: int = 0) ->
 
 
 def _callback(name: str, folder: Path, done: int) -> "TrainerCallback":
-    make: Any = TRACKERS.get(name)
-    if name != "tensorboard":
-        return make()
-    from torch.utils.tensorboard import SummaryWriter
+    callback = TRACKERS.get(name)()
+    if name == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
 
-    # A killed run may have written updates after its checkpoint: they are hidden.
-    return make(SummaryWriter(str(folder / name), purge_step=done + bool(done)))
+        # A killed run may have written updates after its checkpoint: they are hidden.
+        writer: Any = SummaryWriter
+        vars(callback)["tb_writer"] = writer(str(folder / name), purge_step=done + bool(done))
+    return callback

@@ -1,13 +1,23 @@
-"""Settings of process reward model training."""
+"""Settings of process reward model training, and its losses by name: a new one is a function and one line here."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
+from stepladder.core.registry import Registry
 from stepladder.models import absolute_if_folder
 from stepladder.train.loop.config import TrainingConfig
-from stepladder.train.prm.loss_types import PAIR_LOSSES, STEP_LOSSES
+
+#: (better, worse, margins) -> one loss per pair; the first is the default.
+PAIR_LOSSES: Registry[Callable[..., Any]] = Registry(
+    "loss_type of pairs", {"ranking": ("stepladder.train.prm.prm_losses:ranking_loss", "-log sigmoid(r+ - r- - m)")}
+)
+#: (scores, targets) -> one loss per step; the first is the default.
+STEP_LOSSES: Registry[Callable[..., Any]] = Registry(
+    "loss_type of steps",
+    {"cross_entropy": ("stepladder.train.prm.prm_losses:value_loss", "cross-entropy of sigmoid(r) with a value")},
+)
 
 
 class PRMConfig(TrainingConfig):
@@ -24,7 +34,7 @@ class PRMConfig(TrainingConfig):
     #: `values`: predict its Monte-Carlo value; `outcome`: predict the reward of a finished episode from its last step
     #: alone (an outcome reward model, as a baseline).
     objective: Literal["pairs", "verdicts", "values", "outcome"] = "pairs"
-    #: The loss, one of `loss_types.py` for the objective; null is the first: ranking for pairs, else cross_entropy.
+    #: The loss, one of those above for the objective; null is the first: ranking for pairs, else cross_entropy.
     loss_type: str | None = None
     #: The initial model, a causal LM or a reward model; null is the policy.
     model: Annotated[str, AfterValidator(absolute_if_folder)] | None = None

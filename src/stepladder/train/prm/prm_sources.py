@@ -7,25 +7,53 @@ trajectories, intact and corrupted.
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Pair, Question, Trajectory
+from stepladder.data.sampling import sample_questions
 from stepladder.explore.values import monte_carlo
 from stepladder.judges.prm.prm_inputs import PRMInputBuilder
 from stepladder.models.loading import fingerprint, load_tokenizer
 from stepladder.oracle.control_chains import control_chains
 from stepladder.oracle.corruptions import Corruptor
 from stepladder.preferences.pair_checks import PairCheck
+from stepladder.preferences.pairs import dev_questions
 from stepladder.train.loop.context import TrainingContext, Trees, iter_trees
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import PRMExample, from_chains, from_pairs, from_trees, gold_verdicts, outcomes
-from stepladder.train.prm.prm_questions import choose_questions
 
 #: Training examples, held-out examples, and counts.
 Examples = tuple[Sequence[PRMExample], Sequence[PRMExample], dict[str, object]]
 ExampleMaker = Callable[[PRMInputBuilder], Examples]
+
+
+@dataclass(frozen=True, slots=True)
+class PRMQuestions:
+    """Questions by their use."""
+
+    #: Not trained on in any form. The held-out pairs of the same trees are of these questions too, so that all
+    #: objectives can be compared on them.
+    held_out: frozenset[str]
+    #: For sampled episodes, and for gold trajectories.
+    sampled: tuple[Question, ...]
+    gold: tuple[Question, ...]
+
+
+def choose_questions(
+    config: PRMConfig, questions: Sequence[Question], explored: Iterable[str], seed: int
+) -> PRMQuestions:
+    """A seeded choice; episodes are sampled only of questions that the gold judge can judge."""
+    judged = [question for question in questions if question.hops or question.gold_passages]
+    sampled = sample_questions(judged, config.episodes, seed) if config.episodes else []
+    held_out = dev_questions(explored, config.dev_share)
+    if sampled:
+        held_out |= dev_questions((question.id for question in sampled), config.dev_share)
+    others = [question for question in questions if question.id not in held_out]
+    gold = sample_questions(others, config.chains, seed, balance=True) if config.chains else []
+    return PRMQuestions(held_out, tuple(sampled), tuple(gold))
 
 
 def pair_examples(

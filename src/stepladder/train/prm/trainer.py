@@ -44,8 +44,7 @@ from stepladder.train.loop.context import TrainingContext, Trees
 from stepladder.train.loop.policy_weights import add_lora
 from stepladder.train.loop.public_trainer import PublicTrainer, all_questions
 from stepladder.train.loop.training_loop import learning_rate_for, report_line, run_training, training_numbers
-from stepladder.train.prm.config import PRMConfig
-from stepladder.train.prm.loss_types import PAIR_LOSSES, STEP_LOSSES
+from stepladder.train.prm.config import PAIR_LOSSES, STEP_LOSSES, PRMConfig
 from stepladder.train.prm.prm_data import PRMBatch, PRMExample, collate_examples
 from stepladder.train.prm.prm_losses import centering_loss
 from stepladder.train.prm.prm_sources import ExampleMaker, pair_examples, tree_examples

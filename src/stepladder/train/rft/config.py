@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from stepladder.train.transcripts.config import TranscriptTrainingConfig
 
@@ -20,8 +20,8 @@ class RFTConfig(TranscriptTrainingConfig):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     #: Minimum F1 of a correct answer; an exact match is always correct.
     min_f1: Annotated[float, Field(gt=0, le=1)] = 1.0
-    #: Minimum PRM score (a logit) of every step; null uses no PRM.
-    threshold: float | None = 0.0
+    #: Minimum PRM score (a logit) of every step; null, or none, uses no PRM.
+    threshold: Annotated[float | None, BeforeValidator(lambda value: None if value == "none" else value)] = 0.0
     #: Accept transcripts of another tokenizer than the PRM's and tokenize their text again.
     retokenize: bool = False
     #: The most distinct transcripts kept per question.

@@ -15,7 +15,8 @@ call resumes.
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
@@ -24,16 +25,15 @@ from stepladder.core.io.records import write_records
 from stepladder.core.step_scorer import StepScorer, raise_errors
 from stepladder.core.trace import Trajectory
 from stepladder.data.sampling import sample_questions
-from stepladder.driver import Driver
 from stepladder.judges.prm.reward_model import ProcessRewardModel, check_same_tokenizer
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.policy_session import open_policy
 from stepladder.train.loop.public_trainer import PublicTrainer
-from stepladder.train.loop.training_loop import TrainingReport, progress
+from stepladder.train.loop.training_loop import TrainingReport
 from stepladder.train.rft.config import RFTConfig
 from stepladder.train.rft.filters import FilterResult, filter_trajectories
 from stepladder.train.transcripts.fine_tune import fine_tune
-from stepladder.train.transcripts.sampled_episodes import sample_episodes
+from stepladder.train.transcripts.sampled_episodes import policy_episodes
 
 
 @dataclass
@@ -64,22 +64,18 @@ def train_rft(
         if not answerable:
             raise StepladderError(f"none of {len(context.questions):,} questions has an answer: no sample is correct")
         chosen = sample_questions(answerable, config.questions, context.seed, balance=config.balance)
-        sampling = replace(context.episode.sampling, temperature=config.temperature, top_p=config.top_p)
-        with (
-            session.compute.processes.main_process_first(),
-            progress(context.watch, "Samples", len(chosen) * config.num_generations) as watch,
-            session.generating(),
-        ):
-            samples, failed = sample_episodes(
-                context.folder / "samples",
-                Driver(session.engine, context.retriever),
-                context.agent,
+        with session.generating():
+            samples = policy_episodes(
+                context,
+                lambda: nullcontext(session.engine),
                 chosen,
-                replace(context.episode, sampling=sampling),
                 num_generations=config.num_generations,
-                seed=context.seed,
-                watch=watch,
+                temperature=config.temperature,
+                top_p=config.top_p,
+                label="Samples",
+                folder="samples",
             )
+        failed = len(chosen) * config.num_generations - len(samples)
         with session.compute.autocast:
             scores = None if scorer is None else raise_errors(scorer.score_logits(samples))
         result = filter_trajectories(

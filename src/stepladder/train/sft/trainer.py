@@ -20,7 +20,7 @@ from stepladder.train.loop.policy_session import open_policy
 from stepladder.train.loop.public_trainer import PublicTrainer
 from stepladder.train.loop.training_loop import TrainingReport, progress
 from stepladder.train.sft.config import SFTConfig
-from stepladder.train.sft.demonstration_sources import demonstrations_exist, load_or_make
+from stepladder.train.sft.demonstrations import demonstrations_exist, load_or_make
 from stepladder.train.sft.weak_decomposition import decompose_questions
 from stepladder.train.transcripts.fine_tune import fine_tune
 

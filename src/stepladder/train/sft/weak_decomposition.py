@@ -13,8 +13,7 @@ from functools import partial
 from stepladder.core.errors import StepladderError
 from stepladder.core.requests import Algorithm, Retrieve
 from stepladder.core.trace import Hop, Passage, Question
-from stepladder.data.decompositions.entity_names import mentions as is_named
-from stepladder.data.decompositions.gold_passages import GoldPassage
+from stepladder.data.decompositions.gold_passages import GoldPassage, mentions as is_named
 from stepladder.data.decompositions.passage_chains import chain_hops
 from stepladder.driver import Driver, OutcomeCallback
 from stepladder.oracle.decomposition import mentions

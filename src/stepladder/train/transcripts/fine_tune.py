@@ -24,9 +24,8 @@ from stepladder.train.loop.base_trainer import BaseTrainer
 from stepladder.train.loop.microbatches import split_microbatches
 from stepladder.train.loop.policy_session import PolicySession
 from stepladder.train.loop.training_loop import learning_rate_for, run_training, training_numbers
-from stepladder.train.transcripts.collate import collate
+from stepladder.train.transcripts.collate import collate, total_weight, weighted_nll
 from stepladder.train.transcripts.config import TranscriptTrainingConfig
-from stepladder.train.transcripts.token_loss import total_weight, weighted_nll
 from stepladder.train.transcripts.tokenized import Example, tokenize_trajectory
 
 

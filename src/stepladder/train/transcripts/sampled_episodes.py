@@ -38,8 +38,8 @@ def sample_episodes(
     num_generations: int,
     seed: int,
     watch: OutcomeCallback | None = None,
-) -> tuple[list[Trajectory], int]:
-    """The trajectories, from the folder where they exist, and how many episodes failed."""
+) -> list[Trajectory]:
+    """The trajectories, from the folder where they exist; failed ones are missing."""
     folder.mkdir(parents=True, exist_ok=True)
     found: list[Trajectory] = []
     for number, start in enumerate(range(0, len(questions), _CHUNK)):
@@ -49,7 +49,7 @@ def sample_episodes(
             outcomes = expect_some(driver.run(jobs, watch))
             write_records(path, [outcome.value for outcome in outcomes if outcome.value is not None])
         found += read_records(path, Trajectory)
-    return found, len(questions) * num_generations - len(found)
+    return found
 
 
 def episodes_exist(folder: Path, questions: int) -> bool:
@@ -88,8 +88,10 @@ def policy_episodes(
     num_generations: int,
     temperature: float,
     label: str,
+    top_p: float = 1.0,
+    folder: str = EPISODES,
 ) -> list[Trajectory]:
-    """Episodes of a policy, stored in `episodes/`; failed ones are missing. Of several processes the main one samples.
+    """Episodes of a policy, stored in a folder; failed ones are missing. Of several processes the main one samples.
 
     `open_engine` is called only if there is something to sample.
     """
@@ -97,21 +99,23 @@ def policy_episodes(
 
     from stepladder.models.loading import pick_device
 
-    folder = context.folder / EPISODES
+    path = context.folder / folder
+    sampling = replace(context.episode.sampling, temperature=temperature, top_p=top_p)
     processes = PartialState(cpu=pick_device(context.device).type == "cpu")
     with ExitStack() as stack:
         stack.enter_context(processes.main_process_first())
-        exist = episodes_exist(folder, len(questions))
+        exist = episodes_exist(path, len(questions))
         engine = None if exist else stack.enter_context(open_engine())
-        watch = None if exist else stack.enter_context(Progress(label, len(questions) * num_generations))
-        found, _ = sample_episodes(
-            folder,
+        watch = context.watch
+        if watch is None and not exist:
+            watch = stack.enter_context(Progress(label, len(questions) * num_generations))
+        return sample_episodes(
+            path,
             Driver(engine, context.retriever),
             context.agent,
             questions,
-            replace(context.episode, sampling=replace(context.episode.sampling, temperature=temperature)),
+            replace(context.episode, sampling=sampling),
             num_generations=num_generations,
             seed=context.seed,
             watch=watch,
         )
-    return found

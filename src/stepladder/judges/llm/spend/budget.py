@@ -24,30 +24,26 @@ difference. From the first response on the difference is added to every reservat
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import openai
 
-from stepladder.core.errors import BackendDown, StepladderError
+from stepladder.core.errors import BackendDown
 from stepladder.core.requests import Generate
 from stepladder.core.trace import Usage
 from stepladder.engines.openai import OpenAIEngine
 from stepladder.engines.openai_protocol import chat_messages, usage_of
 from stepladder.judges.llm.spend.ledger import Ledger
-from stepladder.judges.llm.spend.prices import PriceTable
+from stepladder.judges.llm.spend.prices import Budget, PriceTable
 from stepladder.judges.llm.spend.response_cache import RESPONSES, CachedEngine, Spend
 
 #: Maximum tokens that a chat template adds per message, and per call (a default system prompt).
 TEMPLATE_PER_MESSAGE, TEMPLATE_PER_CALL = 16, 256
-
-_BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(usd|tok|ktok|mtok)", re.IGNORECASE)
-_TOKENS = {"tok": 1, "ktok": 1_000, "mtok": 1_000_000}
 
 #: Name of the ledger in the folder.
 SPEND = "spend.jsonl"
@@ -60,41 +56,6 @@ class BudgetExhausted(BackendDown):
     """The next call might exceed the budget. The run stops; paid responses are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """A spending limit in US dollars, or in tokens (read plus written)."""
-
-    limit: Decimal
-    unit: Literal["usd", "tok"]
-
-    @classmethod
-    def parse(cls, text: str) -> "Budget":
-        """Parse a budget as users write it.
-
-        >>> print(Budget.parse("0.5usd"), Budget.parse("2Mtok"), Budget.parse("300ktok"))
-        0.5usd 2000000tok 300000tok
-        """
-        match = _BUDGET.fullmatch(text.strip())
-        if match is None:
-            raise StepladderError(
-                f"budget is {text!r}; expected US dollars or tokens, such as 5usd, 0.5usd, 2Mtok, 300ktok or 1500tok"
-            )
-        amount, unit = Decimal(match[1]), match[2].lower()
-        if unit == "usd":
-            return cls(amount, "usd")
-        tokens = amount * _TOKENS[unit]
-        if tokens != int(tokens):
-            raise StepladderError(f"budget is {text!r}, which is not a whole number of tokens")
-        return cls(Decimal(int(tokens)), "tok")
-
-    def __str__(self) -> str:
-        return f"{self.limit}{self.unit}"
-
-    def format(self, amount: Decimal) -> str:
-        """An amount in the budget's unit, for messages."""
-        return f"${amount:.4f}" if self.unit == "usd" else f"{amount:,} tokens"
-
-
 def max_usage(request: Generate) -> Usage:
     """The maximum tokens of one call with any tokenizer: no token is shorter than a byte."""
     contents = [message["content"] for message in chat_messages(request.context)]
@@ -102,11 +63,11 @@ def max_usage(request: Generate) -> Usage:
     return Usage(TEMPLATE_PER_CALL + read, request.sampling.max_tokens)
 
 
+@dataclass(slots=True)
 class Reservation:
     """The reserved budget of a call in flight. `cost` is set to the actual cost once it is known."""
 
-    def __init__(self) -> None:
-        self.cost: Usage | None = None
+    cost: Usage | None = None
 
 
 class SpendLimiter:

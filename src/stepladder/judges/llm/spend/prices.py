@@ -1,11 +1,14 @@
-"""Token prices by model: the shipped table `prices.yaml`, overridden by a user's own file.
+"""Token prices by model, and budgets.
 
-In: the path of such a file, or None. Out: a `PriceTable`; errors name the file and the entry.
+In: the path of a user's own price file, which overrides the shipped `prices.yaml`, or a budget as users write it. Out:
+a `PriceTable`, whose errors name the file and the entry; a `Budget`.
 """
 
+import re
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import yaml  # type: ignore[import-untyped]
 from pydantic import Field
@@ -19,6 +22,10 @@ SHIPPED = Path(__file__).with_name("prices.yaml")
 
 #: Decimal, so that sums of money are exact.
 _Dollars = Annotated[Decimal, Field(ge=0)]
+
+
+_BUDGET = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(usd|tok|ktok|mtok)", re.IGNORECASE)
+_TOKENS = {"tok": 1, "ktok": 1_000, "mtok": 1_000_000}
 
 
 class Price(Config):
@@ -67,3 +74,38 @@ def _read(path: Path) -> dict[str, Price]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise StepladderError(f"price file {path} is not YAML: {error}") from error
     return _PriceFile.read(data, str(path)).models
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A spending limit in US dollars, or in tokens (read plus written)."""
+
+    limit: Decimal
+    unit: Literal["usd", "tok"]
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """Parse a budget as users write it.
+
+        >>> print(Budget.parse("0.5usd"), Budget.parse("2Mtok"), Budget.parse("300ktok"))
+        0.5usd 2000000tok 300000tok
+        """
+        match = _BUDGET.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(
+                f"budget is {text!r}; expected US dollars or tokens, such as 5usd, 0.5usd, 2Mtok, 300ktok or 1500tok"
+            )
+        amount, unit = Decimal(match[1]), match[2].lower()
+        if unit == "usd":
+            return cls(amount, "usd")
+        tokens = amount * _TOKENS[unit]
+        if tokens != int(tokens):
+            raise ValueError(f"budget is {text!r}, which is not a whole number of tokens")
+        return cls(Decimal(int(tokens)), "tok")
+
+    def __str__(self) -> str:
+        return f"{self.limit}{self.unit}"
+
+    def format(self, amount: Decimal) -> str:
+        """An amount in the budget's unit, for messages."""
+        return f"${amount:.4f}" if self.unit == "usd" else f"{amount:,} tokens"

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
@@ -62,14 +62,7 @@ class ResponseCache:
     def key(self, request: Generate) -> str:
         """The cache key of a request."""
         texts = [(segment.author.value, segment.text) for segment in request.context]
-        sampling = request.sampling
-        parts = (
-            self.model_name,
-            texts,
-            request.stop,
-            (sampling.temperature, sampling.top_p, sampling.max_tokens),
-            request.seed,
-        )
+        parts = (self.model_name, texts, request.stop, astuple(request.sampling), request.seed)
         return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
     def get(self, key: str, request: Generate) -> Generation | None:
