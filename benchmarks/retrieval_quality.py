@@ -29,7 +29,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
 from stepladder.core.io.jsonl import read_objects
 from stepladder.core.trace import Passage, Question
-from stepladder.data.formats.detect import read_questions
+from stepladder.data.formats.base import read_questions
 from stepladder.data.formats.rows import QuestionFileError
 from stepladder.evaluation.statistics import mean_interval, paired_difference
 from stepladder.retrieval.base import Retriever

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from stepladder.agents.base import Agent
-from stepladder.core.contract import ContractViolation
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import ContractViolation, StepladderError
 
 Check = Callable[[Agent], None]
 

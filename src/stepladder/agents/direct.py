@@ -11,9 +11,6 @@ Question: {question}
 """
 
 
-_TAGS = ("answer",)
-
-
 class Direct(Agent):
     """`<answer>a</answer>`"""
 
@@ -23,22 +20,27 @@ class Direct(Agent):
     stops: ClassVar[tuple[str, ...]] = ("</answer>",)
     #: Instructions, with a slot for the question.
     prompt: ClassVar[str] = PROMPT
+    #: The blocks that the policy writes, the answer last.
+    tags: ClassVar[tuple[str, ...]] = ("answer",)
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """Instructions and the question."""
         return (prompt_segment(self.prompt.format(question=neutralize(trajectory.question.text))),)
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002
-        """An answer, or malformed."""
-        blocks = read_blocks(text, _TAGS)
+        """An answer with its thought, if any, or malformed."""
+        blocks = read_blocks(text, self.tags)
         if isinstance(blocks, str):
             return malformed(text, blocks)
-        if len(blocks) > 1:
-            return malformed(text, "more than one answer")
-        if not blocks[0].content:
+        if tuple(block.tag for block in blocks) != self.tags:
+            expected = " and then ".join(f"<{tag}>" for tag in self.tags)
+            return malformed(text, f"expected {expected}" if len(self.tags) > 1 else "more than one answer")
+        *thoughts, answer = blocks
+        if not answer.content:
             return malformed(text, "empty <answer>")
-        return Action(ActionKind.ANSWER, blocks[0].content)
+        return Action(ActionKind.ANSWER, answer.content, "".join(thought.content for thought in thoughts))
 
     def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
-        """The answer in its tag."""
-        return write_block("answer", action.content, _TAGS)
+        """The thought, if any, and the answer in their tags."""
+        contents = (action.thought, action.content)[-len(self.tags) :]
+        return "".join(write_block(tag, content, self.tags) for tag, content in zip(self.tags, contents))

@@ -97,7 +97,8 @@ class ReSearch(PromptedAgent):
         kind = next((kind for kind, name in self.tag_of.items() if fields.get(name)), None)
         if kind is None or kind not in self.allowed(state):
             due = " or ".join(f'"{name}"' for kind, name in self.tag_of.items() if kind in self.allowed(state))
-            return malformed(text, f"an object with {_listed(fields)} where {due} is due ({state})")
+            found = ", ".join(f'"{name}"' for name in fields) or "nothing"
+            return malformed(text, f"an object with {found} where {due} is due ({state})")
         thoughts = [fields.get("reasoning", "")]
         if kind is ActionKind.QUERY and fields.get("claim", "") != fields["query"]:
             thoughts.append(fields.get("claim", ""))
@@ -144,7 +145,3 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return ""
     return str(value)
-
-
-def _listed(fields: dict[str, str]) -> str:
-    return ", ".join(f'"{name}"' for name in fields) or "nothing"

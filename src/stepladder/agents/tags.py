@@ -68,16 +68,10 @@ def write_block(tag: str, content: str, tags: tuple[str, ...]) -> str:
 
 
 class TranscriptAgent(TaggedAgent):
-    """An agent whose context is one growing transcript. Each step is a thought and an action, both in tags.
+    """An agent whose context is one growing transcript: each step is a thought and an action, both in tags.
 
-        <think>thought</think><search>query</search>
-        <information>
-        [1] Title: text
-        </information>
-        <think>thought</think><answer>a</answer>
-
-    The environment writes the retrieved passages, the policy everything else. A subclass defines the tags and the
-    order in which actions may come.
+    The environment writes the retrieved passages, the policy everything else (`search_r1.py` shows a transcript). A
+    subclass defines the tags and the order in which actions may come.
     """
 
     #: Instructions, with a slot for the question.

@@ -129,7 +129,7 @@ def _group(annotation: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]
     match get_args(annotation):
         case (_, type() as config, Mapping() as texts, *title):
             return given, _settings(config, texts, *title or [None])
-        case (type() as config, Mapping() as texts):
+        case (config, Mapping() as texts):
             return lambda **typed: config.read(given(**typed)), _settings(config, texts, "Limits")
     return None
 
@@ -147,7 +147,8 @@ def _settings(
             continue
         help_text, default = text if isinstance(text, tuple) else (text, setting_default(config, name))
         kinds = union_members(field.annotation)
-        kind, flags = str | None, "-k --topk" if name == "topk" else f"--{name.replace('_', '-')}"
+        kind: Any = str | None
+        flags = "-k --topk" if name == "topk" else f"--{name.replace('_', '-')}"
         if any(isinstance(each, type) and issubclass(each, Config) for each in kinds):
             declared = typer.Option(flags, help=help_text, callback=lambda on: {} if on else None)
             options.append(_parameter(name, _annotated(bool, declared), False, panel))

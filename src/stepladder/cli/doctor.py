@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import typer
 from packaging.requirements import Requirement
 

@@ -155,8 +155,6 @@ def pairs_command(
     llm = judge_options.settings(**asking)
     if "margin" in settings and asking.get("mode") == "score":
         llm["score_margin"] = settings.pop("margin")
-    if "margin" in settings and (llm or settings.get("judge") in ("gold", "llm")):
-        raise StepladderError("--margin needs values (--judge spre, mc or q) or scores (--mode score): leave it out")
     if llm:
         settings = {"judge": "llm", **settings, "llm": llm}
     if not judge_options.estimate_only:

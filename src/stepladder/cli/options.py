@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -163,7 +163,7 @@ class StageOptions(RunOptions):
 class NewRunOptions(OptionGroup):
     """Model, agent and data of a new run."""
 
-    panel = "New run (with --out)"
+    panel: ClassVar[str | None] = "New run (with --out)"
 
     model: Annotated[str | None, option("--model", "NAME", f"Initial policy: {_MODELS}.", _DEFAULTS.policy)] = None
     agent: AgentName = None

@@ -5,7 +5,6 @@ A recipe file starts with a comment: what it does, a line `# Needs:` and a line 
 
 import json
 import re
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,28 +18,22 @@ from stepladder.core.trace_printer import printable
 from stepladder.pipeline.recipe import read_yaml, shipped
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeInfo:
-    """What a recipe does and needs."""
-
-    name: str
-    about: str
-    model: str
-    data: str
-    needs: str
-    time: str
-    path: str
-
-
-def recipe_info(path: Path) -> RecipeInfo:
-    """Read the comment and the settings of a recipe file."""
+def recipe_info(path: Path) -> dict[str, str]:
+    """What a recipe does and needs, from its comment and its settings."""
     header, _, _ = path.read_text(encoding="utf-8").partition("\n\n")
     about, _, rest = header.partition("\n#\n")
     noted = {key: _joined(text) for key, text in re.findall(r"^# (Needs|Time): (.*(?:\n#  .*)*)", rest, re.MULTILINE)}
     plain = read_yaml(path)
     assert isinstance(plain, dict)
-    data = plain["data"]["name"]
-    return RecipeInfo(path.stem, _joined(about), plain["policy"], data, noted["Needs"], noted["Time"], str(path))
+    return {
+        "name": path.stem,
+        "about": _joined(about),
+        "model": plain["policy"],
+        "data": plain["data"]["name"],
+        "needs": noted["Needs"],
+        "time": noted["Time"],
+        "path": str(path),
+    }
 
 
 def _joined(comment: str) -> str:
@@ -56,17 +49,17 @@ def recipes_command(
     if name is not None:
         if name not in recipes:
             raise unknown_name("recipe", name, recipes)
-        info, text = recipe_info(recipes[name]), recipes[name].read_text(encoding="utf-8")
-        typer.echo(json.dumps({**asdict(info), "text": text}, indent=2) if as_json else text, nl=as_json)
+        text = recipes[name].read_text(encoding="utf-8")
+        typer.echo(json.dumps({**recipe_info(recipes[name]), "text": text}, indent=2) if as_json else text, nl=as_json)
         return
     found = [recipe_info(path) for path in recipes.values()]
     if as_json:
-        typer.echo(json.dumps([asdict(each) for each in found], indent=2))
+        typer.echo(json.dumps(found, indent=2))
         return
     for each in found:
-        table = Table.grid(padding=(0, 1, 0, 2))
-        table.add_row("[dim]trains[/]", printable(f"{each.model} on {each.data}"))
-        table.add_row("[dim]needs[/]", printable(each.needs))
-        table.add_row("[dim]time[/]", printable(each.time))
-        OUT.print(f"[bold]{each.name}[/]: {printable(each.about)}", table, sep="\n", highlight=False)
+        table = Table.grid(padding=(0, 1, 0, 2), pad_edge=True)
+        table.add_row("[dim]trains[/]", printable(f"{each['model']} on {each['data']}"))
+        table.add_row("[dim]needs[/]", printable(each["needs"]))
+        table.add_row("[dim]time[/]", printable(each["time"]))
+        OUT.print(f"[bold]{each['name']}[/]: {printable(each['about'])}", table, sep="\n", highlight=False)
     say("\n`stepladder recipes NAME` shows one with its comments; `stepladder run NAME --out DIR` runs it")

@@ -40,7 +40,7 @@ from stepladder.retrieval.index.build import passages_checksum
 from stepladder.retrieval.index.manifest import IndexInfo, index_info
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.server_config import AgentServerConfig
-from stepladder.serve.search.search_config import ServerConfig
+from stepladder.serve.search.search_server_config import ServerConfig
 
 #: Help texts of the limits of both servers, by setting.
 _LIMITS = {

@@ -12,7 +12,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 from pydantic import ConfigDict
@@ -196,17 +196,7 @@ def failed_score(question: Question, stop: StopReason, reason: str) -> QuestionS
     """The score of an episode without a trajectory: all 0, so that failures lower the mean."""
     if stop not in (StopReason.FAILED, StopReason.CANCELLED):
         raise ValueError(f"an episode with stop reason {stop.value!r} has a trajectory; pass it to score()")
-    return QuestionScore(
-        question_id=question.id,
-        kind=question.kind,
-        hops=question.searches_needed,
-        prediction=None,
-        stop=stop,
-        gold_recall=gold_recall(question, frozenset()),
-        over_search=0 if question.hops else None,
-        under_search=0 if question.hops else None,
-        failure=reason,
-    )
+    return replace(score(Trajectory(question, "", stop=stop)), failure=reason)
 
 
 def gold_recall(question: Question, found: set[str] | frozenset[str]) -> float | None:

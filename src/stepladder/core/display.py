@@ -31,7 +31,7 @@ class Showable:
 
     def show(self) -> None:
         """Print to the terminal, or display HTML in a notebook."""
-        if _in_notebook():
+        if Console().is_jupyter:
             from IPython.display import display
 
             display(self)  # type: ignore[no-untyped-call]
@@ -47,15 +47,6 @@ class Showable:
         recorder = Console(file=io.StringIO(), record=True, width=_WIDTH, force_jupyter=False)
         self._print(recorder)
         return recorder.export_html(inline_styles=True, code_format='<pre style="line-height:1.3">{code}</pre>')
-
-
-def _in_notebook() -> bool:
-    try:
-        from IPython.core.getipython import get_ipython
-    except ImportError:
-        return False
-    shell = get_ipython()
-    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def shortened(text: str, length: int = 60) -> str:

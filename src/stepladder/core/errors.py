@@ -38,3 +38,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message: " Did you mean 'x'?" with the nearest known name, or nothing if none is near."""
     near = get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+class ContractViolation(AssertionError):
+    """An implementation breaks its interface's contract (`check_engine`, `check_agent`, `check_retriever`, ...)."""
+
+
+def expect(condition: bool, message: str) -> None:
+    """Raise `ContractViolation` with the message unless the condition holds."""
+    if not condition:
+        raise ContractViolation(message)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from stepladder.core.contract import expect
+from stepladder.core.errors import expect
 from stepladder.core.trace import Trajectory
 
 #: The result for one trajectory: one number per step, or why there is none.

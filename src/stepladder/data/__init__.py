@@ -35,7 +35,8 @@ def load_dataset(name: str, *, seed: int = 0) -> DataSet:
     if len(parts) == 1:
         return _open(parts[0], seed)
     opened = {part: _open(part, seed) for part in parts}
-    named = {_short_name(part): data for part, data in opened.items()}
+    # The short name is the prefix of a set's ids in the joined set.
+    named = {part if part in DATA_SETS else Path(part).name.split(".")[0]: data for part, data in opened.items()}
     if len(named) < len(parts):
         raise StepladderError(f"{name}: two of the sets have the same name, so their ids would collide; rename one")
     return join("+".join(named), named)
@@ -90,8 +91,3 @@ def _find_required(name: str) -> Path:
     if path.suffix in (".gz", ".jsonl", ".json", ".csv", ".tsv") or "/" in name:
         raise StepladderError(f"question file {path} does not exist")
     raise unknown_name("data set", name, (*DATA_SETS, *PUBLISHED))
-
-
-def _short_name(name: str) -> str:
-    """The prefix of a set's ids in a joined set."""
-    return name if name in DATA_SETS else Path(name).name.split(".")[0]

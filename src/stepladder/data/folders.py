@@ -18,8 +18,14 @@ from pathlib import Path
 
 from stepladder.core.errors import StepladderError
 from stepladder.data.dataset import DataSet, LazyPassages, LazySplits
-from stepladder.data.formats.base import PublishedSet
-from stepladder.data.formats.detect import has_answers, has_passages, question_formats, read_passages, read_questions
+from stepladder.data.formats.base import (
+    PublishedSet,
+    has_answers,
+    has_passages,
+    question_formats,
+    read_passages,
+    read_questions,
+)
 from stepladder.data.formats.rows import file_type
 from stepladder.retrieval.corpus.reader import read_corpus
 

@@ -9,8 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from stepladder.core.contract import expect
-from stepladder.core.errors import BackendError, StepladderError
+from stepladder.core.errors import BackendError, StepladderError, expect
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 

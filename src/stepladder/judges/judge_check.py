@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stepladder.core.contract import expect
+from stepladder.core.errors import expect
 from stepladder.core.trace import Tree
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import product
 
 from stepladder.agents.base import Agent
-from stepladder.core.contract import expect
+from stepladder.core.errors import expect
 from stepladder.core.trace import Action, ActionKind, Author, Hop, Passage, Question, Segment, Step, Trajectory
 from stepladder.engines.base import cut_at_stop
 from stepladder.explore.episode import new_segments

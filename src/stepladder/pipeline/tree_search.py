@@ -11,8 +11,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
-from stepladder.explore.tree_store import Grow, explore, throughput_note
-from stepladder.explore.tree_store import read_trees
+from stepladder.explore.tree_store import Grow, explore, read_trees, throughput_note
 from stepladder.explore.values import monte_carlo
 from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.search_config import TreeStageConfig

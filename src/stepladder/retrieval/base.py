@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from stepladder.core.contract import ContractViolation, expect
+from stepladder.core.errors import ContractViolation, expect
 from stepladder.core.trace import Passage
 
 #: Reports the progress of a long job: (phase, items done, total items; 0 if unknown).

@@ -8,8 +8,7 @@ from hypothesis import given, strategies as st
 from stepladder.agents import AGENTS, Agent, make_agent
 from stepladder.agents.base import neutralize, render_passages
 from stepladder.agents.prorag import ProRAG
-from stepladder.core.contract import ContractViolation
-from stepladder.core.errors import UnknownName
+from stepladder.core.errors import ContractViolation, UnknownName
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Step, Trajectory
 from stepladder.oracle.agent_check import check_agent
 from tests.support.samples import PASSAGES

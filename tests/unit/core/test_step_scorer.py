@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from stepladder.core.contract import ContractViolation
+from stepladder.core.errors import ContractViolation
 from stepladder.core.step_scorer import (
     StepScorer,
     StepScores,

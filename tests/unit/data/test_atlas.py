@@ -18,7 +18,7 @@ from stepladder.data.atlas.articles import write_library
 from stepladder.data.atlas.catalogue import RELATIONS, RELATIONS_OF, TYPES, wordings
 from stepladder.data.atlas.facts import Object
 from stepladder.data.atlas.literals import MONTHS, Value
-from stepladder.data.atlas.name_generator import Namer
+from stepladder.data.atlas.population import Namer
 from stepladder.data.atlas.questions import MIX, QuestionSampler
 from stepladder.data.atlas.splits import split_of
 from stepladder.data.atlas.world import World

@@ -10,7 +10,7 @@ import pytest
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Passage, Question
 from stepladder.data import absolute_name, data_files, load_dataset
-from stepladder.data.formats.detect import read_questions
+from stepladder.data.formats.base import read_questions
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import DataConfig

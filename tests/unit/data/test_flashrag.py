@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepladder.core.trace import Hop, Question
-from stepladder.data.formats.detect import read_questions
+from stepladder.data.formats.base import read_questions
 from stepladder.data.formats.rows import QuestionFileError
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from stepladder.core.trace import Hop, Passage, Question
 from stepladder.data import load_dataset
-from stepladder.data.formats.detect import detect_format, read_questions
+from stepladder.data.formats.base import detect_format, read_questions
 from stepladder.data.formats.rows import QuestionFileError, rows
 from tests.support.question_files import ADA, DUST, HOTPOT, RAIN, TWOWIKI, write
 

@@ -28,8 +28,7 @@ from transformers import (
     RwkvForCausalLM,
 )
 
-from stepladder.core.contract import ContractViolation
-from stepladder.core.errors import BackendError, StepladderError, UnknownName
+from stepladder.core.errors import BackendError, ContractViolation, StepladderError, UnknownName
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
 from stepladder.core.trace import Author, Segment
 from stepladder.engines.base import check_engine

@@ -132,12 +132,12 @@ def test_an_export_that_was_worked_in_is_not_replaced(pairs: list[Pair], tmp_pat
     exported("llama-factory", pairs, out)
     (out / "saves" / "dpo").mkdir(parents=True)
     (out / "saves" / "dpo" / "model.safetensors").write_text("weights")
-    with pytest.raises(StepladderError, match=r"saves/dpo/model.safetensors was added since"):
+    with pytest.raises(StepladderError, match=r"saves/dpo/model.safetensors was added or edited since"):
         exported("llama-factory", pairs, out)
 
     exported("llama-factory", pairs, tmp_path / "other")
     (tmp_path / "other" / "dpo.yaml").write_text("model_name_or_path: mine")
-    with pytest.raises(StepladderError, match=r"dpo.yaml was edited since"):
+    with pytest.raises(StepladderError, match=r"dpo.yaml was added or edited since"):
         exported("llama-factory", pairs, tmp_path / "other")
 
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from stepladder.core.contract import ContractViolation
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import ContractViolation, StepladderError
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_retriever
 from stepladder.retrieval.corpus.passage_store import PassageStore, PassageWriter

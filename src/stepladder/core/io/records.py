@@ -13,6 +13,7 @@ from pydantic_core import PydanticSerializationError
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
+from stepladder.core.io.jsonl import text_lines
 from stepladder.core.trace import Pair, Passage, Question, TraceError, Trajectory, Tree
 
 SCHEMA_VERSION = 1
@@ -89,17 +90,9 @@ def write_records(path: Path, records: Iterable[AnyRecord]) -> None:
 
 def read_records(path: Path, cls: type[Record]) -> Iterator[Record]:
     """Yield the records of a file. Errors name the file and the line."""
-    try:
-        # Only "\n" ends a line: texts may contain other characters that Python treats as line ends.
-        with path.open(encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    yield loads(line, cls)
-                except TraceError as error:
-                    raise RecordError(f"{path}:{number}: {error}") from error
-    except FileNotFoundError:
-        raise RecordError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise RecordError(f"{path}: not UTF-8: {error}") from error
+    for number, line in enumerate(text_lines(path, RecordError), start=1):
+        if line.strip():
+            try:
+                yield loads(line, cls)
+            except TraceError as error:
+                raise RecordError(f"{path}:{number}: {error}") from error

@@ -8,8 +8,8 @@ every machine; another seed gives another world.
     >>> len(atlas.passages), {split: len(questions) for split, questions in atlas.questions.items()}
     (2000, {'train': 1200, 'dev': 300, 'test': 500})
 
-Modules: `catalogue` has the types and relations, `tables` their wordings; `name_generator`, `literals`, `population`,
-`facts` and `world` generate entities and facts; `articles` writes the passages; `phrasing`, `splits` and `questions`
+Modules: `catalogue` has the types and relations, `tables` their wordings; `literals`, `population`, `facts` and `world`
+generate entities and facts; `articles` writes the passages; `phrasing`, `splits` and `questions`
 generate the questions.
 """
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from stepladder.data.atlas import literals as values
 from stepladder.data.atlas.catalogue import RELATIONS
 from stepladder.data.atlas.literals import Value
-from stepladder.data.atlas.name_generator import STYLES, Namer
-from stepladder.data.atlas.population import Draft
+from stepladder.data.atlas.population import STYLES, Draft, Namer
 
 Object = int | Value
 Facts = dict[str, Object]
@@ -95,10 +94,10 @@ class _Directory:
         self._drafts = drafts
         self.of_kind: dict[str, list[int]] = {}
         self.of_role: dict[str, list[int]] = {}
-        self._at_home: dict[tuple[str, int], list[int]] = {}
+        self.at_home: dict[tuple[str, int], list[int]] = {}
         for index, draft in enumerate(drafts):
             self.of_kind.setdefault(draft.kind, []).append(index)
-            self._at_home.setdefault((draft.kind, draft.home), []).append(index)
+            self.at_home.setdefault((draft.kind, draft.home), []).append(index)
             if draft.role:
                 self.of_role.setdefault(draft.role, []).append(index)
         for people in self.of_role.values():
@@ -106,9 +105,6 @@ class _Directory:
         self._birth_years = {role: [drafts[index].year for index in people] for role, people in self.of_role.items()}
         homes = sorted(self.of_kind["country"], key=lambda index: drafts[index].home)
         self.country_at: tuple[int, ...] = tuple(homes)
-
-    def at_home(self, kind: str, home: int) -> list[int]:
-        return self._at_home[kind, home]
 
     def contemporary(self, role: str, year: int) -> int:
         """A person with an occupation who is 24 to 62 years old in a year, or the one closest to that age."""
@@ -133,7 +129,7 @@ class _Directory:
     def place(self, kind: str, home: int, abroad: float) -> int:
         """A random place in the home country, or anywhere with probability `abroad`."""
         rng = self._rng
-        return rng.choice(self.of_kind[kind] if rng.random() < abroad else self.at_home(kind, home))
+        return rng.choice(self.of_kind[kind] if rng.random() < abroad else self.at_home[kind, home])
 
 
 def generate_facts(drafts: Sequence[Draft], namer: Namer, rng: random.Random) -> list[Facts]:
@@ -184,7 +180,7 @@ def _add_geography(
 ) -> None:
     cities_on: dict[int, list[int]] = {}
     for city in directory.of_kind["city"]:
-        rivers = directory.at_home("river", drafts[city].home)
+        rivers = directory.at_home["river", drafts[city].home]
         river = rng.choice([river for river in rivers if river not in cities_on] or rivers)
         facts[city]["stands_on"] = river
         cities_on.setdefault(river, []).append(city)
@@ -197,9 +193,9 @@ def _add_geography(
         facts[bridge]["spans"] = directory.place("river", drafts[bridge].home, 0.0)
     for country in directory.of_kind["country"]:
         home, style = drafts[country].home, rng.randrange(len(STYLES))
-        facts[country]["capital"] = directory.at_home("city", home)[0]
-        facts[country]["longest_river"] = _largest(directory.at_home("river", home), facts, "river_length")
-        facts[country]["highest_mountain"] = _largest(directory.at_home("mountain", home), facts, "height")
+        facts[country]["capital"] = directory.at_home["city", home][0]
+        facts[country]["longest_river"] = _largest(directory.at_home["river", home], facts, "river_length")
+        facts[country]["highest_mountain"] = _largest(directory.at_home["mountain", home], facts, "height")
         facts[country]["official_language"] = values.term(namer.word(style))
         facts[country]["currency"] = values.term(namer.word(style).lower())
 

@@ -3,16 +3,54 @@
 In: the number of articles, a seeded generator, a `Namer`. Out: a list of `Draft` (kind, home country, role, year) and a
 list of `Naming` (name, aliases, namesakes) for the same entities. Three features make searching harder: aliases,
 homonyms, and near-duplicates, which are similar entities whose names differ in one vowel.
+
+Names are built from pronounceable invented words in eight styles. Every invented word is used for one entity only,
+except given and family names, which people share on purpose. `Namer.words` has all invented words, so that another
+world can avoid them.
 """
 
 import random
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 
-from stepladder.data.atlas.catalogue import TYPES
-from stepladder.data.atlas.name_generator import COMPANY_SUFFIXES, STYLES, Namer
+from stepladder.core.io.yaml_tables import read_table
+from stepladder.data.atlas.catalogue import TYPES, WORDING_WORDS
+from stepladder.data.atlas.literals import MONTHS
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """The sounds of an invented language: a word is onset, vowel, (link, vowel) once or twice, ending."""
+
+    onsets: tuple[str, ...]
+    vowels: tuple[str, ...]
+    links: tuple[str, ...]
+    endings: tuple[str, ...]
+    country_endings: tuple[str, ...]
+
+
+_TABLE = read_table(Path(__file__).with_name("tables") / "names.yaml")
+
+STYLES = tuple(Style(**{part: tuple(sounds.split()) for part, sounds in row.items()}) for row in _TABLE["styles"])
+
+#: What follows the invented word in the name of a company, by industry.
+COMPANY_SUFFIXES: dict[str, tuple[str, ...]] = {name: tuple(row) for name, row in _TABLE["company_suffixes"].items()}
+
+_PATTERNS: dict[str, tuple[str, ...]] = {name: tuple(row) for name, row in _TABLE["patterns"].items()}
+
+#: Words of names, industries and dates that are not invented.
+_FIXED_WORDS: frozenset[str] = frozenset(
+    word.lower()
+    for texts in (*_PATTERNS.values(), *COMPANY_SUFFIXES.values(), MONTHS)
+    for text in texts
+    for word in text.split()
+)
+
+_RESERVED_WORDS = WORDING_WORDS | _FIXED_WORDS | frozenset(_TABLE["english"].split())
 
 #: Occupations with their weights. Relations select people by occupation.
 OCCUPATIONS: dict[str, int] = {
@@ -146,7 +184,7 @@ def _with_near_duplicates(drafts: list[Draft], rng: random.Random) -> list[Draft
     return drafts
 
 
-def name_population(drafts: list[Draft], namer: Namer, rng: random.Random) -> list[Naming]:
+def name_population(drafts: list[Draft], namer: "Namer", rng: random.Random) -> list[Naming]:
     """A name for every draft, in order."""
     countries = sum(1 for draft in drafts if draft.kind == "country")
     styles = [number % len(STYLES) for number in range(countries)]  # several countries share a style
@@ -157,13 +195,18 @@ def name_population(drafts: list[Draft], namer: Namer, rng: random.Random) -> li
     taken: set[str] = set()
     namings: list[Naming] = []
     for draft in drafts:
-        style = styles[draft.home]
-        if draft.kind == "person":
-            name = _person_name(draft, namings, given[style], family[style], taken, namer, rng)
-            namings.append(Naming(name, style, aliases=_alias(draft, "", style, namer, rng)))
-            continue
-        if draft.duplicate_of >= 0:
-            original = namings[draft.duplicate_of]
+        style, word = styles[draft.home], ""
+        original = namings[draft.duplicate_of] if draft.duplicate_of >= 0 else None
+        if draft.kind == "person" and original is not None:
+            first, last = original.name.split()
+            name = f"{namer.near(first)} {last}" if rng.random() < 0.5 else f"{first} {namer.near(last)}"
+            taken.add(name)
+        elif draft.kind == "person":
+            name = f"{rng.choice(given[style])} {rng.choice(family[style])}"
+            while name in taken:  # full names are unique, until namesakes are made on purpose
+                name = f"{rng.choice(given[style])} {namer.near(rng.choice(family[style]))}"
+            taken.add(name)
+        elif original is not None:
             word = namer.near(original.word)
             name = original.name.replace(original.word, word)
         else:
@@ -173,27 +216,7 @@ def name_population(drafts: list[Draft], namer: Namer, rng: random.Random) -> li
     return _with_homonyms(drafts, namings, rng)
 
 
-def _person_name(
-    draft: Draft,
-    namings: list[Naming],
-    given: list[str],
-    family: list[str],
-    taken: set[str],
-    namer: Namer,
-    rng: random.Random,
-) -> str:
-    if draft.duplicate_of >= 0:
-        first, last = namings[draft.duplicate_of].name.split()
-        name = f"{namer.near(first)} {last}" if rng.random() < 0.5 else f"{first} {namer.near(last)}"
-    else:
-        name = f"{rng.choice(given)} {rng.choice(family)}"
-        while name in taken:  # full names are unique, until namesakes are made on purpose
-            name = f"{rng.choice(given)} {namer.near(rng.choice(family))}"
-    taken.add(name)
-    return name
-
-
-def _alias(draft: Draft, word: str, style: int, namer: Namer, rng: random.Random) -> tuple[str, ...]:
+def _alias(draft: Draft, word: str, style: int, namer: "Namer", rng: random.Random) -> tuple[str, ...]:
     if rng.random() >= ALIAS_SHARE:
         return ()
     if draft.kind in ("company", "university"):
@@ -232,3 +255,60 @@ def _with_homonyms(drafts: list[Draft], namings: list[Naming], rng: random.Rando
             if rng.random() < portion and receiver not in shared and source not in shared:
                 share_name(receiver, source, same_type=False)
     return namings
+
+
+# --- names ---------------------------------------------------------------------------------------------------
+
+
+class Namer:
+    """Invents words and builds names from them; never the same word twice."""
+
+    def __init__(self, rng: random.Random, avoid: Collection[str] = ()) -> None:
+        self.words: set[str] = set()
+        self._rng = rng
+        self._avoid = _RESERVED_WORDS.union(word.lower() for word in avoid)
+
+    def word(self, style: int, country: bool = False) -> str:
+        """A new capitalized word of four to ten letters in a style."""
+        sounds, rng = STYLES[style], self._rng
+        while True:
+            text = rng.choice(sounds.onsets) + rng.choice(sounds.vowels) + rng.choice(sounds.links)
+            if rng.random() < 0.35:
+                text += rng.choice(sounds.vowels) + rng.choice(sounds.links)
+            ending = rng.choice(sounds.country_endings if country else sounds.endings)
+            if ending[0] not in "aeiouy":
+                text += rng.choice(sounds.vowels)
+            text += ending
+            if 4 <= len(text) <= 10 and self._take(text):
+                return text.capitalize()
+
+    def near(self, word: str) -> str:
+        """A new word that differs from another in one vowel."""
+        rng, lower = self._rng, word.lower()
+        vowels = [index for index, letter in enumerate(lower) if letter in "aeiouy" and index > 0]
+        for _ in range(40):
+            index = rng.choice(vowels)
+            text = lower[:index] + rng.choice("aeiou") + lower[index + 1 :]
+            if self._take(text):
+                return text.capitalize()
+        return self.word(0)
+
+    def contraction(self, word: str, style: int) -> str:
+        """A new short form of a word: its first letters with another ending."""
+        while True:
+            text = word[:3].lower() + self.word(style)[-3:]
+            if self._take(text):
+                return text.capitalize()
+
+    def named(self, kind: str, word: str, industry: str = "") -> str:
+        """The full name of an entity of a type, built around an invented word."""
+        if kind == "company":
+            return f"{word} {self._rng.choice(COMPANY_SUFFIXES[industry])}"
+        return self._rng.choice(_PATTERNS[kind]).format(word)
+
+    def _take(self, text: str) -> bool:
+        """Mark a word as used; false if it was used before or is to be avoided."""
+        if text in self.words or text in self._avoid:
+            return False
+        self.words.add(text)
+        return True

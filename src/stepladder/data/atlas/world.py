@@ -11,8 +11,7 @@ from stepladder.core.seeding import seed_of
 from stepladder.data.atlas.catalogue import RELATIONS, TYPES, Relation
 from stepladder.data.atlas.facts import Facts, Object, generate_facts
 from stepladder.data.atlas.literals import Value
-from stepladder.data.atlas.name_generator import Namer
-from stepladder.data.atlas.population import Draft, Naming, draft_population, name_population
+from stepladder.data.atlas.population import Draft, Namer, Naming, draft_population, name_population
 
 #: The relations that imply a relation, by its name.
 _IMPLYING: dict[str, tuple[Relation, ...]] = {

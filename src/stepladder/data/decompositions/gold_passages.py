@@ -47,12 +47,11 @@ def gold_groups(golds: Iterable[GoldPassage]) -> Groups:
 
 def passage_about(subject: str, golds: Sequence[GoldPassage]) -> GoldPassage | None:
     """The gold passage about a subject: the one with that title, or with the most similar one."""
-    for gold in golds:
-        if gold.title == subject:
-            return gold
-    for gold in golds:
-        if same_name(gold.title, subject):
-            return gold
+    named = [gold for gold in golds if gold.title == subject] or [
+        each for each in golds if same_name(each.title, subject)
+    ]
+    if named:
+        return named[0]
     nearest = max(golds, key=lambda gold: overlap(gold.title, subject), default=None)
     return nearest if nearest is not None and overlap(nearest.title, subject) >= _MIN_OVERLAP else None
 

@@ -84,9 +84,9 @@ def run_prm_eval(settings: PRMEvalConfig, context: RunContext, task: Task) -> St
             "Take more questions or a higher temperature, or questions with a gold decomposition"
         )
     calibration, predictions = calibration_report(steps)
-    chains = control_chains(context.agent, questions, context.retriever, context.episode(), seed=task.seed)
+    control = control_chains(context.agent, questions, context.retriever, context.episode(), seed=task.seed)
     # A chain is as good as its worst step.
-    lowest = {name: [min(scores) for scores in prm.score_logits(each)] for name, each in chains.items()}
+    lowest = {name: [min(scores) for scores in prm.score_logits(each)] for name, each in control.items()}
     summary: dict[str, Any] = {
         **gold_agreement(steps),
         "pair_accuracy": _on_pairs(prm, task.inputs[PAIRS]) if settings.held_out_pairs else None,

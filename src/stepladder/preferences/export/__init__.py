@@ -72,7 +72,7 @@ def export(
         card = _card(format, source, counts, rows, form.usage(names, model), form.header(names))
         for name, text in {**form.files(names, model), _CARD: card}.items():
             (fresh / name).write_text(text, encoding="utf-8")
-        hashes = _hashes(fresh)
+        hashes = {name: _hash(fresh / name) for name in _names(fresh)}
         manifest = {_VERSION_KEY: 1, "format": format, "source": source, "pairs": counts, "files": hashes}
         (fresh / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return ExportResult(folder, counts, rows, (*hashes, _MANIFEST))
@@ -119,25 +119,19 @@ def _check_free(folder: Path) -> None:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         _, known = manifest[_VERSION_KEY], manifest["files"]
         # New files are recognized by name, without hashing: they may be gigabytes of model weights.
-        added = [name for name in _names(folder) if name not in known and name != _MANIFEST]
-        changed = added or [name for name, digest in _hashes(folder).items() if known.get(name, digest) != digest]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        names = [name for name in _names(folder) if name != _MANIFEST]
+        changed = next((name for name in names if name not in known or _hash(folder / name) != known[name]), None)
+    except (OSError, ValueError, TypeError, KeyError):
+        raise StepladderError(f"{folder} has files that are not part of an export; choose another folder") from None
+    if changed is not None:
         raise StepladderError(
-            f"{folder} contains files that are not part of an export; choose another folder"
-        ) from None
-    if changed:
-        raise StepladderError(
-            f"{folder} is an export, but {changed[0]} was {'added' if added else 'edited'} since; it is not replaced. "
+            f"{folder} is an export, but {changed} was added or edited since; it is not replaced. "
             "Choose another folder, or save what you need and delete this one"
         )
 
 
 def _names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    return {name: _hash(folder / name) for name in _names(folder)}
 
 
 def _hash(path: Path) -> str:

@@ -187,11 +187,8 @@ class BM25Index(Retriever):
         scores = _SCORER(
             weights, starts, positions, len(self.passages), np.array(known, dtype=np.int32), np.dtype(np.float32)
         )
-        return tuple(
-            Passage(found.id, found.title, found.text, float(scores[position]))
-            for position in top_k(scores, k)
-            for found in (self.passages[position],)
-        )
+        found = ((self.passages[position], float(scores[position])) for position in top_k(scores, k))
+        return tuple(Passage(passage.id, passage.title, passage.text, score) for passage, score in found)
 
     def close(self) -> None:
         """Close the files of an index that was opened from a folder."""

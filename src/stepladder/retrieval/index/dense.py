@@ -11,6 +11,7 @@ An index works only with its own encoder: `open` encodes the first passage again
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -103,11 +104,7 @@ class DenseIndex(Retriever):
             ((score, position) for score, position in zip(scores, positions) if position >= 0),
             key=lambda pair: (-pair[0], pair[1]),
         )
-        return tuple(
-            Passage(found.id, found.title, found.text, score)
-            for score, position in pairs
-            for found in (self.passages[position],)
-        )
+        return tuple(replace(self.passages[position], score=score) for score, position in pairs)
 
     def close(self) -> None:
         """Close the files of an index that was opened from a folder."""

@@ -2,7 +2,7 @@
 
 In: ASGI requests. Out: the admitted ones, each with its whole body in one message, for the API; an error response to
 all others. The gate counts and times every request, and turns new ones away while the server shuts down. It is plain
-ASGI, so that limits hold on every route, whoever serves it.
+ASGI, so that limits hold on every route, MCP included.
 """
 
 import asyncio

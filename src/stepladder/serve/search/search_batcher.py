@@ -24,7 +24,7 @@ from stepladder.retrieval.remote.protocol import EncodedHits, encode_hits
 from stepladder.serve.http.http_errors import QueueFull
 from stepladder.serve.http.server_metrics import Metrics
 from stepladder.serve.search.lru import LRUCache
-from stepladder.serve.search.search_config import ServerConfig
+from stepladder.serve.search.search_server_config import ServerConfig
 
 #: Seconds to wait for the threads at shutdown.
 _JOIN_SECONDS = 2.0

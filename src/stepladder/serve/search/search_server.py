@@ -27,7 +27,7 @@ from stepladder.serve.http.gate import Gate
 from stepladder.serve.http.http_errors import HTTPError
 from stepladder.serve.http.run_server import ListenOptions, run
 from stepladder.serve.search.search_batcher import SearchBatcher, SearchMetrics
-from stepladder.serve.search.search_config import ServerConfig
+from stepladder.serve.search.search_server_config import ServerConfig
 
 
 class SearchRequest(RequestBody):

@@ -272,12 +272,9 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         self._gaps.clear()
         if gaps.numel():
             metrics |= {"logprob_gap_mean": float(gaps.mean()), "logprob_gap_max": float(gaps.max())}
-        names = sorted(metrics)
-        numbers = torch.tensor([[metrics[name] for name in names]], dtype=torch.float64, device=self.args.device)
-        gathered = self.accelerator.gather(numbers)
-        total = [(gathered[:, n].sum() if name in _COUNTS else gathered[:, n].mean()) for n, name in enumerate(names)]
-        ours = {ours: logs[theirs] for theirs, ours in _METRICS.items() if logs.get(theirs) is not None}
-        return {**{name: float(value) for name, value in zip(names, total)}, **ours}
+        gathered = self.gathered(metrics).items()
+        total = {name: float(each.sum() if name in _COUNTS else each.mean()) for name, each in gathered}
+        return total | {ours: logs[theirs] for theirs, ours in _METRICS.items() if logs.get(theirs) is not None}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """One row per update, which the monitors check."""

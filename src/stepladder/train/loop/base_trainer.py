@@ -84,7 +84,6 @@ class BaseTrainer(Trainer):
         if self.args.device.type == "cuda" and self.is_unsharded:
             fuse_norms(self.model)
             fuse_lora(self.model)
-        self.add_callback(_CheckpointCallback(hooks))
         if lengths is not None:
             arguments = self.args
             # Ordered by updates, not by microbatches: the number of microbatches does not change what is in an update.
@@ -184,13 +183,13 @@ class BaseTrainer(Trainer):
 
     def update_metrics(self, logs: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
         """Further metrics of an update: those of its batches, divided by their total weight."""
-        if not self.batch_metrics:
-            return {}
-        names = sorted(self.batch_metrics)
-        values = [[self.batch_metrics[name] for name in names]]
-        sums = torch.tensor(values, dtype=torch.float64, device=self.args.device)
-        total = self.accelerator.gather(sums).sum(dim=0).tolist()
-        return {name: value / self.divisor for name, value in zip(names, total)}
+        return {name: float(values.sum()) / self.divisor for name, values in self.gathered(self.batch_metrics).items()}
+
+    def gathered(self, metrics: Mapping[str, float]) -> dict[str, torch.Tensor]:
+        """The metrics of all processes, by name."""
+        names = sorted(metrics)
+        values = torch.tensor([[metrics[name] for name in names]], dtype=torch.float64, device=self.args.device)
+        return dict(zip(names, self.accelerator.gather(values).unbind(dim=1))) if names else {}
 
     def reported_metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """What trackers and the console get of the `update_metrics`, besides the trainer's own logs."""
@@ -238,6 +237,14 @@ class BaseTrainer(Trainer):
             f"training stopped at update {step}: the loss is {loss} and the gradient norm {gradient}. The questions of "
             f"that batch are in {bad_batch}; the last checkpoint is kept. Try a lower learning_rate or precision fp32"
         )
+
+    def _save_checkpoint(self, *arguments: Any) -> None:
+        """Mark a written checkpoint as complete and remove older ones. The metrics log first: it has all its rows."""
+        super()._save_checkpoint(*arguments)  # type: ignore[no-untyped-call]
+        if self.is_world_process_zero():
+            self.hooks.metrics.save()
+            best = self.hooks.metrics.best
+            self.hooks.checkpoints.keep(self.state.global_step, also=[best["step"]] if best is not None else [])
 
     def dev_metrics(self) -> DevScore:
         """Metrics on dev data."""
@@ -299,17 +306,3 @@ class _EpochCallback(TrainerCallback):
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
         self.order.epoch = state.global_step // self.updates_per_epoch
-
-
-class _CheckpointCallback(TrainerCallback):
-    """Marks a checkpoint as complete after the trainer has written it, and removes older ones."""
-
-    def __init__(self, hooks: TrainerHooks) -> None:
-        self.hooks = hooks
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        """The metrics log first: a complete checkpoint has all its rows."""
-        if state.is_world_process_zero:
-            self.hooks.metrics.save()
-            best = self.hooks.metrics.best
-            self.hooks.checkpoints.keep(state.global_step, also=[best["step"]] if best is not None else [])

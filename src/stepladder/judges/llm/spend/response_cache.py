@@ -53,11 +53,11 @@ class ResponseCache:
     def __init__(self, path: Path, model_name: str) -> None:
         self.path = path
         self.model_name = model_name
-        #: `_complete`: length of the complete lines, if an incomplete one follows them.
-        self._known, self._complete = _read(path)
+        #: The responses by key. `_complete`: length of the complete lines, if an incomplete one follows them.
+        self.rows, self._complete = _read(path)
 
     def __contains__(self, request: object) -> bool:
-        return isinstance(request, Generate) and self.key(request) in self._known
+        return isinstance(request, Generate) and self.key(request) in self.rows
 
     def key(self, request: Generate) -> str:
         """The cache key of a request."""
@@ -67,18 +67,13 @@ class ResponseCache:
 
     def get(self, key: str, request: Generate) -> Generation | None:
         """The cached response to a request, or None."""
-        row = self._known.get(key)
+        row = self.rows.get(key)
         if row is None:
             return None
         usage = Usage(row["read"], row["written"])
         return Generation(
             request.context, Segment(Author.POLICY, row["text"]), row["text"], Finish(row["finish"]), usage
         )
-
-    def total(self) -> tuple[int, Usage]:
-        """The number of responses, and their tokens."""
-        rows = list(self._known.values())
-        return len(rows), Usage(sum(row["read"] for row in rows), sum(row["written"] for row in rows))
 
     def add(self, key: str, response: Generation) -> None:
         """Append a response. When this returns the operating system has it: killing this process cannot lose it."""
@@ -99,7 +94,7 @@ class ResponseCache:
             self._complete = None
         except OSError as error:
             raise BackendDown(f"{self.path}: a paid response could not be saved: {error.strerror or error}") from error
-        self._known[key] = row
+        self.rows[key] = row
 
 
 class CachedEngine(Engine):
@@ -140,8 +135,9 @@ class CachedEngine(Engine):
 
     def spend(self) -> Spend:
         """What the responses in the file took, over all runs. An engine without prices is free."""
-        calls, usage = self.responses.total()
-        return Spend(calls, 0, usage.read, usage.written, 0.0, self.cached)
+        rows = list(self.responses.rows.values())
+        read, written = (sum(row[name] for row in rows) for name in ("read", "written"))
+        return Spend(len(rows), 0, read, written, 0.0, self.cached)
 
     def cancel(self) -> None:
         """Cancel the calls of the engine."""
