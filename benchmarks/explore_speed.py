@@ -40,8 +40,7 @@ from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.engines.transformers.engine import TransformersEngine
 from stepladder.explore.mcts import MCTSConfig, mcts_search
-from stepladder.explore.tree_store import explore
-from stepladder.explore.tree_store import read_trees
+from stepladder.explore.tree_store import explore, read_trees
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext

@@ -32,8 +32,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time the names are im
     from stepladder.engines.base import Engine as Engine, check_engine as check_engine
     from stepladder.explore.guided import guided_search as guided_search
     from stepladder.explore.mcts import mcts_search as mcts_search
-    from stepladder.judges.base import Judge as Judge
-    from stepladder.judges.judge_check import check_judge as check_judge
+    from stepladder.judges.base import Judge as Judge, check_judge as check_judge
     from stepladder.oracle.agent_check import check_agent as check_agent
     from stepladder.reporting.compare import compare as compare
     from stepladder.reporting.interactive.policy import (
@@ -71,7 +70,7 @@ _PUBLIC = {
     "stepladder.engines.base": ("Engine", "check_engine"),
     "stepladder.retrieval.base": ("Retriever", "check_retriever"),
     "stepladder.judges.base": ("Judge",),
-    "stepladder.judges.judge_check": ("check_judge",),
+    "stepladder.judges.base": ("check_judge",),
     "stepladder.driver": ("Driver",),
     "stepladder.explore.mcts": ("mcts_search",),
     "stepladder.explore.guided": ("guided_search",),

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
-from stepladder.explore.tree_store import explore
-from stepladder.explore.tree_store import TreeFile, read_trees
+from stepladder.explore.tree_store import TreeFile, explore, read_trees
 from tests.support import ROOT
 from tests.support.samples import WordRetriever
 from tests.support.trees import many, stroll, tree_of

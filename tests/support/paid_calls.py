@@ -12,11 +12,11 @@ from stepladder.driver import Driver
 from stepladder.judges.llm.spend.budget import (
     TEMPLATE_PER_CALL,
     TEMPLATE_PER_MESSAGE,
-    PaidEngine,
     max_usage,
     open_judge_engine,
 )
 from stepladder.judges.llm.spend.prices import Budget
+from stepladder.judges.llm.spend.response_cache import CachedEngine
 from tests.support.openai_server import Answer, Server, says
 
 MOST_WRITTEN = 20
@@ -38,7 +38,7 @@ def calls(count: float) -> Budget:
     return Budget(Decimal(int(count * (MOST.read + MOST.written))), "tok")
 
 
-def opened(server: Server, folder: Path, budget: Budget | None = None, **settings: Any) -> PaidEngine:
+def opened(server: Server, folder: Path, budget: Budget | None = None, **settings: Any) -> CachedEngine:
     return open_judge_engine(
         "tiny", folder, url=server.url, budget=budget, **{"max_retries": 2, "backoff": 0.001, "timeout": 10} | settings
     )
@@ -49,7 +49,7 @@ def asking(request: Generate) -> Algorithm[str]:
     return reply.text
 
 
-def run(engine: PaidEngine, count: int) -> list[str | None]:
+def run(engine: CachedEngine, count: int) -> list[str | None]:
     """Ask many questions at once."""
     return [outcome.value for outcome in Driver(engine).run([partial(asking, question(n)) for n in range(count)])]
 

@@ -128,7 +128,7 @@ def test_keys_and_values_are_written_to_their_places() -> None:
     store = store_of(3)
     store.allocate(2)
     store.write(0, *states(2))
-    key, value = store.layer(0)
+    key, value = store.layers[0]
     assert key.shape == (4, 2, PAGE_SIZE, 4)
     assert key[1:3, :, 0].eq(1).all()
     assert key.sum() == 16
@@ -147,7 +147,7 @@ def test_what_is_recorded_of_memory_that_is_given_up_is_told_by_the_epoch() -> N
     store.release(pages)
     store.close()
     assert store.epoch == 2
-    assert not store._layers
+    assert not store.layers
     assert len(store.allocate(3)) == 3, "and it begins anew"
 
 
@@ -176,8 +176,8 @@ def test_what_is_discarded_is_not_known_and_holds_nothing() -> None:
     assert rows == []
     assert not store.find(text(2, 3))
     assert not store.find(text(1)), "nor is anything else: who knows who has read what"
-    assert store.layer(0)[0][bad].eq(0).all()
-    assert store.layer(0)[0][kept].isnan().any()
+    assert store.layers[0][0][bad].eq(0).all()
+    assert store.layers[0][0][kept].isnan().any()
     before = store.clear_count
     store.discard([])
     assert store.clear_count == before, "without rows nothing has failed"
@@ -191,7 +191,7 @@ def test_what_another_row_has_is_not_discarded() -> None:
     assert both == held
     store.write(0, *states(5))
     store.discard([both])
-    assert store.layer(0)[0][held, :, 0].eq(1).all()
+    assert store.layers[0][0][held, :, 0].eq(1).all()
     assert held[0] not in store._free
 
 

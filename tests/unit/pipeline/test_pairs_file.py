@@ -176,7 +176,11 @@ def test_the_file_counts_by_its_content_and_not_by_its_place(tmp_path: Path) -> 
         ("folder", {"train.jsonl": "", "dev.jsonl": ""}, r"theirs: .*folder has no training pairs"),
         ("empty.json", "[]", r"theirs: .*empty\.json has no training pairs; expected at least one"),
         ("empty.jsonl", "", r"empty\.jsonl: the file is empty"),
-        ("other.jsonl", '{"question": "Who?"}\n', r"other\.jsonl:1: instruction: is missing\. Expected records of RAG-ProGuide"),
+        (
+            "other.jsonl",
+            '{"question": "Who?"}\n',
+            r"other\.jsonl:1: instruction: is missing\. Expected records of RAG-ProGuide",
+        ),
         ("tree.jsonl", '{"record":"tree","version":1,"nodes":[]}\n', r"tree\.jsonl:1: found a 'tree' record where a"),
         ("later.jsonl", '{"record":"pair","version":9}\n', r"later\.jsonl:1: schema version 9 is unknown"),
         ("cut.jsonl.gz", b"\x1f\x8b\x08\x00", r"cut\.jsonl\.gz: the gzip data is truncated"),

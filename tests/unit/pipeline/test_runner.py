@@ -150,7 +150,9 @@ def test_an_interrupted_stage_resumes_from_its_partial_results(
 
 def test_a_changed_recipe_is_refused_with_what_changed(stages: Stages, tmp_path: Path) -> None:
     run(recipe(), tmp_path / "run")
-    with pytest.raises(StepladderError, match=r"'learn' in .* stages\.learn\.epochs: 3 -> 5\. .* --update deletes learn \("):
+    with pytest.raises(
+        StepladderError, match=r"'learn' in .* stages\.learn\.epochs: 3 -> 5\. .* --update deletes learn \("
+    ):
         run(learn_for(5), tmp_path / "run")
     with pytest.raises(StepladderError, match=r"'before' in .* seed: 0 -> 1; search\.k: 3 -> 1\."):
         run(recipe(seed=1, search={"k": 1}), tmp_path / "run")
@@ -235,7 +237,9 @@ def test_a_damaged_record_is_an_error_and_update_recomputes(
     record = tmp_path / "run" / "learn" / "stage.json"
     record.write_text(damage(record.read_text()))
     stages.ran.clear()
-    with pytest.raises(StepladderError, match=r"learn/stage\.json is not a valid stage record.* --update deletes learn"):
+    with pytest.raises(
+        StepladderError, match=r"learn/stage\.json is not a valid stage record.* --update deletes learn"
+    ):
         run(recipe(), tmp_path / "run")
     run(recipe(), tmp_path / "run", update=True)
     assert stages.ran == ["learn", "epoch 0", "epoch 1", "epoch 2"]

@@ -52,6 +52,61 @@ _FIXED_WORDS: frozenset[str] = frozenset(
 
 _RESERVED_WORDS = WORDING_WORDS | _FIXED_WORDS | frozenset(_TABLE["english"].split())
 
+
+class Namer:
+    """Invents words and builds names from them; never the same word twice."""
+
+    def __init__(self, rng: random.Random, avoid: Collection[str] = ()) -> None:
+        self.words: set[str] = set()
+        self._rng = rng
+        self._avoid = _RESERVED_WORDS.union(word.lower() for word in avoid)
+
+    def word(self, style: int, country: bool = False) -> str:
+        """A new capitalized word of four to ten letters in a style."""
+        sounds, rng = STYLES[style], self._rng
+        while True:
+            text = rng.choice(sounds.onsets) + rng.choice(sounds.vowels) + rng.choice(sounds.links)
+            if rng.random() < 0.35:
+                text += rng.choice(sounds.vowels) + rng.choice(sounds.links)
+            ending = rng.choice(sounds.country_endings if country else sounds.endings)
+            if ending[0] not in "aeiouy":
+                text += rng.choice(sounds.vowels)
+            text += ending
+            if 4 <= len(text) <= 10 and self._take(text):
+                return text.capitalize()
+
+    def near(self, word: str) -> str:
+        """A new word that differs from another in one vowel."""
+        rng, lower = self._rng, word.lower()
+        vowels = [index for index, letter in enumerate(lower) if letter in "aeiouy" and index > 0]
+        for _ in range(40):
+            index = rng.choice(vowels)
+            text = lower[:index] + rng.choice("aeiou") + lower[index + 1 :]
+            if self._take(text):
+                return text.capitalize()
+        return self.word(0)
+
+    def contraction(self, word: str, style: int) -> str:
+        """A new short form of a word: its first letters with another ending."""
+        while True:
+            text = word[:3].lower() + self.word(style)[-3:]
+            if self._take(text):
+                return text.capitalize()
+
+    def named(self, kind: str, word: str, industry: str = "") -> str:
+        """The full name of an entity of a type, built around an invented word."""
+        if kind == "company":
+            return f"{word} {self._rng.choice(COMPANY_SUFFIXES[industry])}"
+        return self._rng.choice(_PATTERNS[kind]).format(word)
+
+    def _take(self, text: str) -> bool:
+        """Mark a word as used; false if it was used before or is to be avoided."""
+        if text in self.words or text in self._avoid:
+            return False
+        self.words.add(text)
+        return True
+
+
 #: Occupations with their weights. Relations select people by occupation.
 OCCUPATIONS: dict[str, int] = {
     "novelist": 12,
@@ -184,7 +239,7 @@ def _with_near_duplicates(drafts: list[Draft], rng: random.Random) -> list[Draft
     return drafts
 
 
-def name_population(drafts: list[Draft], namer: "Namer", rng: random.Random) -> list[Naming]:
+def name_population(drafts: list[Draft], namer: Namer, rng: random.Random) -> list[Naming]:
     """A name for every draft, in order."""
     countries = sum(1 for draft in drafts if draft.kind == "country")
     styles = [number % len(STYLES) for number in range(countries)]  # several countries share a style
@@ -216,7 +271,7 @@ def name_population(drafts: list[Draft], namer: "Namer", rng: random.Random) -> 
     return _with_homonyms(drafts, namings, rng)
 
 
-def _alias(draft: Draft, word: str, style: int, namer: "Namer", rng: random.Random) -> tuple[str, ...]:
+def _alias(draft: Draft, word: str, style: int, namer: Namer, rng: random.Random) -> tuple[str, ...]:
     if rng.random() >= ALIAS_SHARE:
         return ()
     if draft.kind in ("company", "university"):
@@ -255,60 +310,3 @@ def _with_homonyms(drafts: list[Draft], namings: list[Naming], rng: random.Rando
             if rng.random() < portion and receiver not in shared and source not in shared:
                 share_name(receiver, source, same_type=False)
     return namings
-
-
-# --- names ---------------------------------------------------------------------------------------------------
-
-
-class Namer:
-    """Invents words and builds names from them; never the same word twice."""
-
-    def __init__(self, rng: random.Random, avoid: Collection[str] = ()) -> None:
-        self.words: set[str] = set()
-        self._rng = rng
-        self._avoid = _RESERVED_WORDS.union(word.lower() for word in avoid)
-
-    def word(self, style: int, country: bool = False) -> str:
-        """A new capitalized word of four to ten letters in a style."""
-        sounds, rng = STYLES[style], self._rng
-        while True:
-            text = rng.choice(sounds.onsets) + rng.choice(sounds.vowels) + rng.choice(sounds.links)
-            if rng.random() < 0.35:
-                text += rng.choice(sounds.vowels) + rng.choice(sounds.links)
-            ending = rng.choice(sounds.country_endings if country else sounds.endings)
-            if ending[0] not in "aeiouy":
-                text += rng.choice(sounds.vowels)
-            text += ending
-            if 4 <= len(text) <= 10 and self._take(text):
-                return text.capitalize()
-
-    def near(self, word: str) -> str:
-        """A new word that differs from another in one vowel."""
-        rng, lower = self._rng, word.lower()
-        vowels = [index for index, letter in enumerate(lower) if letter in "aeiouy" and index > 0]
-        for _ in range(40):
-            index = rng.choice(vowels)
-            text = lower[:index] + rng.choice("aeiou") + lower[index + 1 :]
-            if self._take(text):
-                return text.capitalize()
-        return self.word(0)
-
-    def contraction(self, word: str, style: int) -> str:
-        """A new short form of a word: its first letters with another ending."""
-        while True:
-            text = word[:3].lower() + self.word(style)[-3:]
-            if self._take(text):
-                return text.capitalize()
-
-    def named(self, kind: str, word: str, industry: str = "") -> str:
-        """The full name of an entity of a type, built around an invented word."""
-        if kind == "company":
-            return f"{word} {self._rng.choice(COMPANY_SUFFIXES[industry])}"
-        return self._rng.choice(_PATTERNS[kind]).format(word)
-
-    def _take(self, text: str) -> bool:
-        """Mark a word as used; false if it was used before or is to be avoided."""
-        if text in self.words or text in self._avoid:
-            return False
-        self.words.add(text)
-        return True

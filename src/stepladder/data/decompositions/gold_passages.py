@@ -47,10 +47,8 @@ def gold_groups(golds: Iterable[GoldPassage]) -> Groups:
 
 def passage_about(subject: str, golds: Sequence[GoldPassage]) -> GoldPassage | None:
     """The gold passage about a subject: the one with that title, or with the most similar one."""
-    named = [gold for gold in golds if gold.title == subject] or [
-        each for each in golds if same_name(each.title, subject)
-    ]
-    if named:
+    titled = [gold for gold in golds if gold.title == subject]
+    if named := titled or [gold for gold in golds if same_name(gold.title, subject)]:
         return named[0]
     nearest = max(golds, key=lambda gold: overlap(gold.title, subject), default=None)
     return nearest if nearest is not None and overlap(nearest.title, subject) >= _MIN_OVERLAP else None

@@ -75,17 +75,14 @@ class GraphRunner:
         """Whether the graphs are valid for the model: same weight addresses, whatever their values."""
         return self._fingerprint == (*layout_fingerprint(model), self.cache.epoch)
 
-    def reset(self, model: Any) -> None:
-        """Drop all state, for a model with another layout: other weights, another precision."""
-        self._clear()
-        self._fingerprint = (*layout_fingerprint(model), self.cache.epoch)
-
-    def refresh(self, model: Any) -> None:
-        """Revalidate after a prefill, which may have allocated buffers."""
-        fingerprint = (*layout_fingerprint(model), self.cache.epoch)
-        if fingerprint != self._fingerprint:
-            self._drop_graphs()
-            self._fingerprint = fingerprint
+    def adopt(self, model: Any, *, keep_rows: bool = False) -> None:
+        """Drop all graphs that are not valid for the model, and the rows unless they are kept."""
+        if not self.matches(model):
+            if keep_rows:
+                self._drop_graphs()
+            else:
+                self._clear()
+            self._fingerprint = (*layout_fingerprint(model), self.cache.epoch)
 
     # --- the rows ---------------------------------------------------------------------------------------------
 

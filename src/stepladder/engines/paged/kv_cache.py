@@ -81,7 +81,7 @@ class PagedKVCache:
 
     def _reset(self) -> None:
         #: By layer: keys and values of [pages, heads, tokens, head size].
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._free: list[int] = []
         self.num_pages = 0
         #: Whether to allocate fewer pages as soon as no row uses any.
@@ -181,7 +181,7 @@ class PagedKVCache:
         while rows:
             self.release(rows.pop())
         unreferenced = torch.tensor([page for page in released if not self._ref_counts[page]], device=self.device)
-        for buffers in self._layers.values():
+        for buffers in self.layers.values():
             for buffer in buffers:
                 buffer[unreferenced] = 0
 
@@ -217,7 +217,7 @@ class PagedKVCache:
         return any(self._ref_counts)
 
     def _free_buffers(self) -> None:
-        if self._layers:
+        if self.layers:
             self.epoch += 1
         self._reset()
 
@@ -251,21 +251,17 @@ class PagedKVCache:
         offsets_M: torch.Tensor,
     ) -> None:
         """Write keys and values of tokens to their pages and offsets."""
-        if not all(map(fits, self._layers.get(layer, ()), (key_MKD, value_MKD))) or layer not in self._layers:
+        if not all(map(fits, self.layers.get(layer, ()), (key_MKD, value_MKD))) or layer not in self.layers:
             self._allocate_layer(layer, key_MKD, value_MKD)
-        for buffer, states_MKD in zip(self._layers[layer], (key_MKD, value_MKD)):
+        for buffer, states_MKD in zip(self.layers[layer], (key_MKD, value_MKD)):
             buffer[pages_M, :, offsets_M] = states_MKD
 
     def _allocate_layer(self, layer: int, *key_values: torch.Tensor) -> None:
-        if self._layers.pop(layer, None) is not None:
+        if self.layers.pop(layer, None) is not None:
             self.epoch += 1  # another precision from now on
         # Zeros: slots beyond a row's end are read with weight 0, and 0 * nan would be nan.
         key, value = (each.new_zeros(self.num_pages, each.shape[1], PAGE_SIZE, each.shape[2]) for each in key_values)
-        self._layers[layer] = key, value
-
-    def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys and values of a layer."""
-        return self._layers[number]
+        self.layers[layer] = key, value
 
 
 @dataclass
@@ -295,9 +291,9 @@ class PagedAttentionBatch(AttentionBatch):
 
     def key_values(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values of the rows, gathered from their pages."""
-        first, second = (buffer[self._visible_RP].transpose(1, 2).flatten(2, 3) for buffer in self.cache.layer(layer))
+        first, second = (buffer[self._visible_RP].transpose(1, 2).flatten(2, 3) for buffer in self.cache.layers[layer])
         return first, second
 
     def attend_decode(self, layer: int, query_MHD: torch.Tensor, scale: float | None) -> torch.Tensor | None:
         """Attention by a kernel that stops at the length of each row, if available."""
-        return decode_attention(query_MHD, *self.cache.layer(layer), self.table_RP, self.positions_M, scale)
+        return decode_attention(query_MHD, *self.cache.layers[layer], self.table_RP, self.positions_M, scale)

@@ -82,7 +82,7 @@ class PagedDecoding:
         before = len(self.active)
         try:
             logits_BV = self._prefill(rows)
-            runner.refresh(self.model)
+            runner.adopt(self.model, keep_rows=True)  # the prefill may have allocated buffers
             runner.set_rows(before, self.pages[before:], [len(row.prompt_tokens) - 1 for row in rows])
         except BaseException:
             new = self.pages[before:]
@@ -107,8 +107,7 @@ class PagedDecoding:
             idle, can_capture = self.idle_runners, self.cache.capacity > 0
             self.runner = idle.pop() if idle else GraphRunner(self.cache, capture=can_capture)
         self._clear_count = self.cache.clear_count
-        if not self.runner.matches(self.model):
-            self.runner.reset(self.model)
+        self.runner.adopt(self.model)
         return self.runner
 
     def _prefill(self, rows: Sequence[Row]) -> torch.Tensor:
@@ -129,20 +128,15 @@ class PagedDecoding:
         parts, order = [], list[int]()
         for chunk in prefill_chunks(pieces, PREFILL_TOKENS.get(self.device.type, PREFILL_TOKENS["cuda"])):
             chunk.sort(key=lambda piece: len(piece[1]))
-            parts.append(self._prefill_chunk(prompts, page_lists, chunk))
+            ids_M, ends = packed_inputs(prompts, chunk, self.device)
+            runs = (run for some in similar_lengths(chunk) for run in _bounded(some))
+            batches = [self._attention_batch(page_lists, run) for run in runs]
+            parts.append(forward_packed(self.model, ids_M, batches, ends))
             order += [index for index, span in chunk if span.stop == len(prompts[index])]
         logits_BV = torch.cat(parts)
         inverse = torch.empty(len(order), dtype=torch.long)
         inverse[torch.tensor(order)] = torch.arange(len(order))
         return logits_BV[inverse.to(self.device)]
-
-    def _prefill_chunk(
-        self, prompts: Sequence[Sequence[int]], pages: Sequence[Sequence[int]], pieces: Sequence[Piece]
-    ) -> torch.Tensor:
-        """One forward pass over pieces sorted by length; the logits after the prompts that end in it."""
-        ids_M, ends = packed_inputs(prompts, pieces, self.device)
-        batches = [self._attention_batch(pages, run) for some in similar_lengths(pieces) for run in _bounded(some)]
-        return forward_packed(self.model, ids_M, batches, ends)
 
     def _attention_batch(self, pages: Sequence[Sequence[int]], pieces: Sequence[Piece]) -> PagedAttentionBatch:
         layout = layout_of(pieces, self.device)

@@ -75,8 +75,7 @@ class PackedDecoding:
             self.append(row, int(token), logprob)
         finished = [row for group in self.groups for row in group.active if row.finish is not None]
         for group, (tokens_G, _) in zip(self.groups, drawn):
-            group.move_finished(tokens_G)
-            self.cache.add(group.kv_cache, group.take_finished())
+            self.cache.add(group.kv_cache, group.move_finished(tokens_G))
         self.groups = [group for group in self.groups if group.active]
         if self.groups:
             batches = [group.decode_batch() for group in self.groups]
@@ -117,8 +116,6 @@ class RowGroup:
         self.cached = [cached[prompt] for prompt in prompts]
         self._copy_cached([found[prompt] for prompt in prompts])
         self.sampler = Sampler(self.rows, device)
-        #: Finished rows that are not yet in the prefix cache, by row index.
-        self.finished: dict[int, Row] = {}
 
     def _copy_cached(self, found: Sequence[PrefixMatch | None]) -> None:
         """Copy the cached prefixes into this group's KV cache."""
@@ -149,8 +146,11 @@ class RowGroup:
         """The attention batch of pieces in consecutive rows."""
         return DenseAttentionBatch(**layout_of(pieces, self.device), kv_cache=self.kv_cache, first=pieces[0][0])
 
-    def move_finished(self, tokens_B: torch.Tensor) -> None:
-        """Move finished rows behind the running ones. `tokens_B`: the last tokens of all rows that were running."""
+    def move_finished(self, tokens_B: torch.Tensor) -> dict[int, list[int]]:
+        """Move finished rows behind the running ones; returns the tokens of the rows that finished, by row index.
+
+        `tokens_B`: the last tokens of all rows that were running.
+        """
         gaps, movers, order = compaction(self.active)
         count, before = len(order), len(self.active)
         if count < before:
@@ -158,19 +158,13 @@ class RowGroup:
                 self.kv_cache.swap(gaps, movers)
             for gap, mover in zip(gaps, movers):
                 self.rows[gap], self.rows[mover] = self.rows[mover], self.rows[gap]
-            # Finished rows are not moved again.
-            self.finished.update((index, self.rows[index]) for index in range(count, before))
             if count:
                 self.sampler.select(order)
                 tokens_B = tokens_B[torch.tensor(order, device=self.device)]
         self.active = self.rows[:count]
         self.tokens_B = tokens_B
-
-    def take_finished(self) -> dict[int, list[int]]:
-        """The tokens of the rows that finished since the last call, by row index."""
-        finished = {index: row.prompt_tokens + row.tokens[:-1] for index, row in self.finished.items()}
-        self.finished.clear()
-        return finished
+        finished = enumerate(self.rows[count:before], start=count)  # they are not moved again
+        return {index: row.prompt_tokens + row.tokens[:-1] for index, row in finished}
 
     def decode_batch(self) -> DenseAttentionBatch:
         """The attention batch of the last token of every running row."""

@@ -14,7 +14,7 @@ from stepladder.core.errors import BackendError
 from stepladder.core.requests import Finish, Generate, Generation, empty_generation
 from stepladder.core.trace import Author, Segment, Usage
 from stepladder.engines.base import Engine, Replies, cut_at_stop
-from stepladder.engines.transformers.token_sampler import Row, make_row
+from stepladder.engines.transformers.token_sampler import Row
 from stepladder.engines.transformers.tokenization import Encoding
 
 
@@ -62,7 +62,8 @@ class InProcessEngine(Engine):
             elif room < 1:
                 replies[key] = empty_generation(context)
             else:
-                rows.append(make_row(key, request, context, prompt_tokens, room))
+                limit = min(request.sampling.max_tokens, room)
+                rows.append(Row(key, context, prompt_tokens, request.stop, request.sampling, request.seed, limit))
         return rows, replies
 
     def finish_of(self, row: Row, *, may_stop: bool = True) -> Finish | None:

@@ -95,9 +95,7 @@ class PrefixCache:
         self._sizes.clear()
         self.bytes = 0
 
-    def close(self) -> None:
-        """The same: the memory is owned by the entries."""
-        self.clear()
+    close = clear  # the memory is owned by the entries
 
 
 def _keys(tokens: Sequence[int]) -> Iterator[int]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stepladder.core.requests import Finish, Generate, Sampling
+from stepladder.core.requests import Finish, Sampling
 from stepladder.core.trace import Segment
 
 #: Below this temperature, decoding is greedy.
@@ -39,14 +39,6 @@ class Row:
 
 #: Appends a token and its log-prob to a row, and sets `row.finish` if it ends the row.
 Append = Callable[[Row, int, float], None]
-
-
-def make_row(
-    key: Hashable, request: Generate, context: tuple[Segment, ...], prompt_tokens: list[int], room: int
-) -> Row:
-    """The row of a request; `room`: tokens left in the context."""
-    max_new_tokens = min(request.sampling.max_tokens, room)
-    return Row(key, context, prompt_tokens, request.stop, request.sampling, request.seed, max_new_tokens)
 
 
 class Sampler:

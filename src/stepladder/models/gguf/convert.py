@@ -66,6 +66,14 @@ def _load(header: GGUF) -> Any:
 
 def _fix_config(config: Any, header: GGUF) -> None:
     """Set what transformers does not read from the file."""
+    if (length := header.architecture_setting("context_length")) is not None and hasattr(
+        config, "max_position_embeddings"
+    ):
+        config.max_position_embeddings = length
+    if (size := header.architecture_setting("attention.key_length")) is not None and hasattr(config, "head_dim"):
+        config.head_dim = size
+    if "blk.0.attn_q.bias" in header.tensors and hasattr(config, "attention_bias"):
+        config.attention_bias = True
     kind = header.architecture_setting("rope.scaling.type")
     if _FREQUENCIES in header.tensors:
         config.rope_parameters = {**config.rope_parameters, **_llama3_scaling(header, config)}

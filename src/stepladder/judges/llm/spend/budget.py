@@ -25,7 +25,7 @@ difference. From the first response on the difference is added to every reservat
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -90,6 +90,14 @@ class SpendLimiter:
     def spent(self) -> Decimal:
         """What is spent or reserved, in the unit of the budget."""
         return sum((self._amount(model, usage) for model, usage in self.ledger.totals.copy().items()), Decimal(0))
+
+    def spend(self, cached: int) -> Spend:
+        """What was spent so far, over all runs in the folder; `cached`: the requests that were free."""
+        totals = {self.model: Usage(), **self.ledger.totals}
+        tokens = sum(totals.values(), Usage())
+        costs = [self.prices[model].of(usage) for model, usage in totals.items() if model in self.prices]
+        usd = float(sum(costs)) if len(costs) == len(totals) else None
+        return Spend(self.ledger.paid, self.ledger.open, tokens.read, tokens.written, usd, cached)
 
     @asynccontextmanager
     async def reserve(self, maximum: Usage) -> AsyncIterator[Reservation]:
@@ -195,24 +203,6 @@ def _counted(body: bytes) -> Usage:
 # --- the engine of a paid judge ---------------------------------------------------------------------------------
 
 
-class PaidEngine(CachedEngine):
-    """A cached engine that reports what was spent."""
-
-    def __init__(self, engine: BudgetEngine, path: Path, model_name: str) -> None:
-        super().__init__(engine, path, model_name)
-        self._limiter = engine.limiter
-
-    def spend(self) -> Spend:
-        """What was spent so far, over all runs in the folder."""
-        ledger = self._limiter.ledger
-        totals = {self._limiter.model: Usage(), **ledger.totals}
-        tokens = sum(totals.values(), Usage())
-        prices = {model: self._limiter.prices.get(model) for model in totals}
-        costs = [price.of(totals[model]) for model, price in prices.items() if price is not None]
-        usd = float(sum(costs)) if len(costs) == len(totals) else None
-        return Spend(ledger.paid, ledger.open, tokens.read, tokens.written, usd, self.cached)
-
-
 def open_judge_engine(
     model: str,
     folder: Path,
@@ -221,21 +211,17 @@ def open_judge_engine(
     budget: Budget | None = None,
     prices: Path | None = None,
     **options: Any,
-) -> PaidEngine:
+) -> CachedEngine:
     """Open an engine for a model at a URL (default: OpenAI). The budget is the total for the folder.
 
     `prices`: a price file in addition to the shipped one. `options`: those of `OpenAIEngine`.
     """
-    table = PriceTable(prices)
-    ledger = Ledger(folder / SPEND)
-    try:
-        limiter = SpendLimiter(ledger, model, table, budget)
+    with ExitStack() as opened:
+        ledger = Ledger(folder / SPEND)
+        opened.callback(ledger.close)
+        limiter = SpendLimiter(ledger, model, PriceTable(prices), budget)
         engine = BudgetEngine(limiter, url, **options)
-    except BaseException:
-        ledger.close()
-        raise
-    try:
-        return PaidEngine(engine, folder / RESPONSES, f"{model} at {url}")
-    except BaseException:
-        engine.close()
-        raise
+        opened.callback(engine.close)
+        cached = CachedEngine(engine, folder / RESPONSES, f"{model} at {url}", limiter.spend)
+        opened.pop_all()
+        return cached

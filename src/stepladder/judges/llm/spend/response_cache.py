@@ -8,7 +8,7 @@ line is requested again. Errors and token ids are not cached: the text is parsed
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import astuple, dataclass, replace
 from hashlib import blake2b
@@ -102,8 +102,10 @@ class CachedEngine(Engine):
 
     name: ClassVar[str] = "cached"
 
-    def __init__(self, engine: Engine, path: Path, model_name: str) -> None:
+    def __init__(self, engine: Engine, path: Path, model_name: str, paid: Callable[[int], Spend] | None = None) -> None:
+        """`paid`: what a paid engine has spent, given the number of cached requests; without it the engine is free."""
         self.engine = engine
+        self._paid = paid
         self.max_batch, self.concurrency = engine.max_batch, engine.concurrency
         self.responses = ResponseCache(path, model_name)
         #: Requests answered without a call: from the file, or by an equal request in flight.
@@ -134,7 +136,9 @@ class CachedEngine(Engine):
         ]
 
     def spend(self) -> Spend:
-        """What the responses in the file took, over all runs. An engine without prices is free."""
+        """What the responses in the file took, over all runs."""
+        if self._paid is not None:
+            return self._paid(self.cached)
         rows = list(self.responses.rows.values())
         read, written = (sum(row[name] for row in rows) for name in ("read", "written"))
         return Spend(len(rows), 0, read, written, 0.0, self.cached)
