@@ -9,6 +9,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,6 @@ from stepladder.agents.base import Agent
 from stepladder.core.errors import ContractViolation, StepladderError
 
 Check = Callable[[Agent], None]
-
-_loaded: dict[tuple[str, Check | None], Agent] = {}
 
 
 def is_agent_file(name: str) -> bool:
@@ -32,19 +31,22 @@ def load_agent(path: Path, check: Check | None) -> Agent:
         source = path.read_bytes()
     except OSError as error:
         raise StepladderError(f"the agent file {path.absolute()} cannot be read: {error.strerror or error}") from error
+    return _checked_agent(path, source, check)
+
+
+@cache
+def _checked_agent(path: Path, source: bytes, check: Check | None) -> Agent:
     module_name = f"stepladder_own_agent_{blake2b(str(path.absolute()).encode() + source, digest_size=8).hexdigest()}"
-    if (module_name, check) not in _loaded:
-        agent_class = _agent_class(path, _execute(path, module_name))
-        try:
-            agent = agent_class()
-            if check is not None:
-                check(agent)
-        except ContractViolation as error:
-            raise StepladderError(f"the agent in {path} violates the agent contract: {error}") from error
-        except Exception as error:
-            raise StepladderError(f"the agent in {path} failed its check: {_describe(error, path)}") from error
-        _loaded[module_name, check] = agent
-    return _loaded[module_name, check]
+    agent_class = _agent_class(path, _execute(path, module_name))
+    try:
+        agent = agent_class()
+        if check is not None:
+            check(agent)
+    except ContractViolation as error:
+        raise StepladderError(f"the agent in {path} violates the agent contract: {error}") from error
+    except Exception as error:
+        raise StepladderError(f"the agent in {path} failed its check: {_describe(error, path)}") from error
+    return agent
 
 
 def _execute(path: Path, module_name: str) -> ModuleType:

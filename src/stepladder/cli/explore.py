@@ -31,6 +31,7 @@ from stepladder.cli.recipes import (
 from stepladder.core.errors import StepladderError
 from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.pipeline.resources import BASE, ORACLE, RunContext
+from stepladder.pipeline.run_folder import RunFolder, is_run
 from stepladder.pipeline.search_config import ExploreConfig
 from stepladder.pipeline.stage import POLICY, TREES
 from stepladder.pipeline.stages.explore import dry_run as dry_run_explore
@@ -107,6 +108,8 @@ def explore_command(
     if (run is None) == (folder is None):
         raise StepladderError("give either --run DIR to extend a run, or --out DIR to start one")
     name = stage.name or "explore"
+    if folder is not None and is_run(folder) and name not in RunFolder.open(folder).stage_names():
+        raise StepladderError(f"--out: {folder} is a run already; --run {folder} adds the stage to it")
     if run is None:
         recipe = new_recipe(name, entry, start, stage.overrides)
     elif typed := start.typed():

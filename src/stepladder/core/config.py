@@ -187,6 +187,9 @@ def _follow(location: Sequence[str | int], cls: type[Config]) -> tuple[list[str]
             kinds = tuple(kind for kind in union_members(field.annotation) if kind is not NoneType) if field else ()
         elif len(kinds) > 1 and isinstance(part, str):
             continue
+        else:  # the items of a list, the values of a mapping
+            items = [each for kind in kinds for each in get_args(kind) if each is not Ellipsis]
+            kinds = union_members(items[-1]) if items else ()
         path.append(str(part))
     return path, model
 

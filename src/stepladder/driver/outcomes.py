@@ -1,8 +1,9 @@
 """Results of driver jobs: an `Outcome` per job, the counts of a driver, and the interruption of a run."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 from stepladder.core.requests import Result
 from stepladder.core.trace import StopReason, Usage
@@ -26,10 +27,8 @@ class Outcome(Generic[Result]):
     failure: Failure | None = None
 
 
-class OutcomeCallback(Protocol):
-    """Called with every outcome, for example by a progress bar."""
-
-    def __call__(self, outcome: Outcome[Any]) -> None: ...
+#: Called with every outcome, for example by a progress bar.
+OutcomeCallback = Callable[[Outcome[Any]], None]
 
 
 class Interrupted(KeyboardInterrupt):

@@ -14,7 +14,7 @@ from typing import Any
 from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.requests import Request, Retrieve, Score
 from stepladder.core.step_scorer import StepScorer
-from stepladder.driver.request_cache import Key, RequestCache, drop_context, restore_context
+from stepladder.driver.request_cache import Key, RequestCache
 from stepladder.engines.base import Engine, Session
 from stepladder.retrieval.base import Retriever
 
@@ -37,10 +37,6 @@ class PendingRequest:
     age: int
     #: (job, position in its list of requests, its own equal request).
     waiters: list[tuple[Any, int, Request]] = field(default_factory=list)
-
-    def reply_for(self, request: Request, reply: Any) -> Any:
-        """The reply for one of the waiting requests."""
-        return reply if request is self.request else restore_context(drop_context(reply, self.request), request)
 
 
 class RequestQueue:

@@ -30,7 +30,7 @@ from stepladder.core.requests import (
 from stepladder.core.trace import StopReason
 from stepladder.driver.outcomes import Failure, Outcome
 from stepladder.driver.queues import Call, PendingRequest, RequestQueue, score, search
-from stepladder.driver.request_cache import Key, key_of
+from stepladder.driver.request_cache import Key, drop_context, key_of, restore_context
 from stepladder.engines.base import EngineOutOfMemory
 
 if TYPE_CHECKING:
@@ -188,7 +188,8 @@ class DriverSession(Generic[Result]):
             if isinstance(reply, Generation):
                 self.driver.counts.usage += reply.usage
             for job, slot, request in pending.waiters:
-                job.replies[slot] = pending.reply_for(request, reply)
+                same = request is pending.request
+                job.replies[slot] = reply if same else restore_context(drop_context(reply, pending.request), request)
                 job.missing -= 1
                 if job.missing == 0:
                     self._advance(job, partial(send_replies, job.algorithm, job.request, job.replies))

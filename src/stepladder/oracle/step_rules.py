@@ -232,7 +232,11 @@ class History:
         if not self.question.answers:
             return None
         right = score_answer(text, self.question.answers).em == 1
-        complete = self._has_all_evidence()
+        complete = None  # whether everything that the answer needs was retrieved, if that is annotated
+        if self.question.hops:
+            complete = len(self.retrieved) + len(self.conclusions) == len(self.question.hops)
+        elif self.question.gold_passages:
+            complete = answerable(self.question, self.passages)
         if right and complete is not False:
             return _good(None, "the right answer")
         if right:
@@ -240,9 +244,3 @@ class History:
         if complete is False:
             return _bad(Fault.PREMATURE, None, "answers before everything it needs was found")
         return _bad(Fault.WRONG, None, "not the answer, though everything it needs was found")
-
-    def _has_all_evidence(self) -> bool | None:
-        """Whether everything that the answer needs was retrieved; None if that is not annotated."""
-        if self.question.hops:
-            return len(self.retrieved) + len(self.conclusions) == len(self.question.hops)
-        return answerable(self.question, self.passages) if self.question.gold_passages else None

@@ -39,6 +39,7 @@ def _places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("adapter --model texts --out x", "--model: texts is not a model folder: it has no config.json"),
         ("adapter --out x", "give either --run DIR, a run with a trained policy, or --model DIR with --base NAME"),
         ("run questions.csv --out x", "`stepladder run your-data --set data.name=FILE --set data.index=DIR --out DIR`"),
+        ("explore --out runs/mine", "--out: runs/mine is a run already; --run runs/mine adds the stage to it"),
         ("run texts --out x", "texts is a folder; expected a recipe file (.yaml) or one of: prorag-nano, "),
         ("run prorag-nano --out questions.csv", "questions.csv is a file; a run needs a folder"),
         ("run prorag-nano --out texts", "texts contains other files (a.txt) and is not a run; choose another --out"),

@@ -60,7 +60,7 @@ print(fingerprint(generate_atlas("small", seed=0)))
 
 def test_small_has_2000_passages_and_2000_questions_in_the_stated_mix(atlas: Atlas) -> None:
     assert len(atlas.passages) == 2000
-    for split, count in SIZES["small"].questions.items():
+    for split, count in SIZES["small"][1].items():
         assert len(atlas.questions[split]) == count
         seen = Counter((question.searches_needed, question.kind) for question in atlas.questions[split])
         mix = {(searches, kind): percent for searches, kinds in MIX.items() for kind, percent in kinds.items()}
@@ -70,7 +70,7 @@ def test_small_has_2000_passages_and_2000_questions_in_the_stated_mix(atlas: Atl
 
 def test_sizes_grow_to_100_000_passages() -> None:
     assert list(SIZES) == ["small", "medium", "large"]
-    assert SIZES["large"].passages == 100_000
+    assert SIZES["large"][0] == 100_000
 
 
 def test_an_unknown_size_names_the_nearest() -> None:

@@ -10,7 +10,7 @@ from transformers import CohereConfig, Gemma2Config, GPT2Config, LlamaConfig, Ll
 from stepladder.models.tiny import tiny_model
 from stepladder.train.loop import microbatches as parts
 from stepladder.train.loop.microbatches import max_microbatch_tokens, split_microbatches
-from stepladder.train.loop.selected_logits import selected_logits
+from stepladder.train.transcripts.selected_logits import selected_logits
 from tests.support.random_models import HEADS, SMALL, random_model
 
 

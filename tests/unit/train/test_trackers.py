@@ -138,7 +138,8 @@ def test_an_unknown_tracker_is_refused_with_the_nearest_name() -> None:
 def test_a_recipe_names_trackers_for_all_stages_and_a_stage_its_own(tmp_path: Path) -> None:
     recipe = load_recipe("prorag-nano", ["report_to=[tensorboard,trackio]", "stages.grpo.report_to=wandb"])
     assert recipe.shared.report_to == BOTH
-    assert {stage.name: stage.settings.report_to for stage in recipe.stages if hasattr(stage.settings, "report_to")} == {
+    trained = {stage.name: stage.settings for stage in recipe.stages if isinstance(stage.settings, TrainingConfig)}
+    assert {name: settings.report_to for name, settings in trained.items()} == {
         "sft": None, "prm": None, "rft": None, "grpo": ("wandb",),
     }  # fmt: skip
     context = RunContext(SharedConfig(report_to=BOTH, agent="direct"))

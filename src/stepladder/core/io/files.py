@@ -196,10 +196,10 @@ def _write_errors(path: Path, what: str, *, only_full_disk: bool = False) -> Ite
         if only_full_disk and not full:
             raise
         target = path.resolve()
-        free = shutil.disk_usage(next(parent for parent in target.parents if _exists(parent))).free / 1e6
+        free = shutil.disk_usage(next(parent for parent in target.parents if os.access(parent, os.F_OK))).free / 1e6
         raise WriteError(
             f"could not write the {what} {path}: {error.strerror or error}. {free:,.1f} MB are free on that disk. "
-            + ("The previous content is unchanged." if _exists(target) else "No partial files remain.")
+            + ("The previous content is unchanged." if os.access(target, os.F_OK) else "No partial files remain.")
         ) from error
 
 
@@ -241,14 +241,6 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
-
-
-def _exists(path: Path) -> bool:
-    """Whether the path exists, as far as this process can see."""
-    with suppress(OSError):
-        path.stat()
-        return True
-    return False
 
 
 def sync_all(folder: Path) -> None:

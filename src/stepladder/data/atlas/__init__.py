@@ -23,21 +23,14 @@ from stepladder.data.atlas.phrasing import Chain
 from stepladder.data.atlas.questions import write_questions
 from stepladder.data.atlas.world import World
 
-__all__ = ["SIZES", "Atlas", "Size", "generate_atlas"]
+__all__ = ["SIZES", "Atlas", "generate_atlas"]
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """The size of a world: passages, and questions by split."""
-
-    passages: int
-    questions: dict[str, int]
-
-
-SIZES: dict[str, Size] = {
-    "small": Size(2_000, {"train": 1_200, "dev": 300, "test": 500}),
-    "medium": Size(20_000, {"train": 6_000, "dev": 1_500, "test": 2_500}),
-    "large": Size(100_000, {"train": 12_000, "dev": 3_000, "test": 5_000}),
+#: The sizes of a world: number of passages, and of questions by split.
+SIZES: dict[str, tuple[int, dict[str, int]]] = {
+    "small": (2_000, {"train": 1_200, "dev": 300, "test": 500}),
+    "medium": (20_000, {"train": 6_000, "dev": 1_500, "test": 2_500}),
+    "large": (100_000, {"train": 12_000, "dev": 3_000, "test": 5_000}),
 }
 
 
@@ -66,11 +59,12 @@ def generate_atlas(size: str = "small", seed: int = 0, avoid: Collection[str] = 
     """Generate the world of a seed, without the words in `avoid` in its names."""
     if size not in SIZES:
         raise unknown_name("size of Atlas", size, SIZES)
-    world = World(SIZES[size].passages, seed, avoid)
+    articles, counts = SIZES[size]
+    world = World(articles, seed, avoid)
     library = write_library(world)
     questions: dict[str, tuple[Question, ...]] = {}
     chains: dict[str, Chain] = {}
-    for split, count in SIZES[size].questions.items():
+    for split, count in counts.items():
         questions[split], found = write_questions(world, library, split, count)
         chains.update(found)
     return Atlas(size, seed, library.passages, questions, chains, world)

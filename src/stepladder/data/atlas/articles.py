@@ -94,7 +94,10 @@ class _Article:
             if words >= _MIN_WORDS and number > 0:
                 break
             self.stated.append(fact)
-            sentences.append(self._related_sentence(fact))
+            other = world.entities[fact.subject]
+            names_its_type = fact.relation.name == TYPES[other.kind].lead
+            subject = other.plain if names_its_type and not other.namesake else self._mention(other)
+            sentences.append(self._fill(self._rng.choice(fact.relation.facts), subject, fact))
             words += len(sentences[-1].split())
         return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
 
@@ -152,12 +155,6 @@ class _Article:
                 outgoing += [world.fact(fact.object, name) for name in names[:2]]
         rng.shuffle(outgoing)
         return incoming[:1] + outgoing
-
-    def _related_sentence(self, fact: Fact) -> str:
-        other = self._world.entities[fact.subject]
-        names_its_type = fact.relation.name == TYPES[other.kind].lead
-        subject = other.plain if names_its_type and not other.namesake else self._mention(other)
-        return self._fill(self._rng.choice(fact.relation.facts), subject, fact)
 
     def _fill(self, wording: str, subject: str, fact: Fact) -> str:
         target = fact.object

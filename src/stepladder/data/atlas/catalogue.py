@@ -88,21 +88,15 @@ class Relation:
         return self.implies == self.name
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    types: tuple[EntityType, ...]
-    relations: tuple[Relation, ...]
-
-
 #: The order is part of the world: the same seed draws from the same lists.
-_TABLES = [
-    TypeAdapter(_Table).validate_python(read_table(Path(__file__).with_name("tables") / f"{name}.yaml"))
-    for name in ("people", "places", "structures", "works")
-]
+_FOLDER = Path(__file__).with_name("tables")
+_TABLES = [read_table(_FOLDER / f"{name}.yaml") for name in ("people", "places", "structures", "works")]
 
-TYPES: dict[str, EntityType] = {row.name: row for table in _TABLES for row in table.types}
+_types = TypeAdapter(list[EntityType]).validate_python([row for table in _TABLES for row in table["types"]])
+TYPES: dict[str, EntityType] = {row.name: row for row in _types}
 
-RELATIONS: dict[str, Relation] = {row.name: row for table in _TABLES for row in table.relations}
+_relations = TypeAdapter(list[Relation]).validate_python([row for table in _TABLES for row in table["relations"]])
+RELATIONS: dict[str, Relation] = {row.name: row for row in _relations}
 
 #: The relations of each subject type, in the order of the tables.
 RELATIONS_OF: dict[str, tuple[Relation, ...]] = {

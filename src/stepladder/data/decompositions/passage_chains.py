@@ -12,9 +12,15 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from stepladder.core.trace import Hop
-from stepladder.data.decompositions.definitions import first_sentence, head_noun, is_person, noun_phrase, truncated
+from stepladder.data.decompositions.english import (
+    first_sentence,
+    head_noun,
+    noun_phrase,
+    question_word,
+    split_question,
+    truncated,
+)
 from stepladder.data.decompositions.gold_passages import GoldPassage, mentions, same_name, without_suffix, words
-from stepladder.data.decompositions.phrases import split_question
 
 
 def chain_hops(text: str, answers: Sequence[str], golds: Sequence[GoldPassage], kind: str) -> tuple[Hop, ...]:
@@ -52,12 +58,8 @@ def _comparison(text: str, answer: str, golds: Sequence[GoldPassage]) -> tuple[H
 def _what_is(gold: GoldPassage, text: str) -> str:
     noun = head_noun(gold.text)
     in_question = noun and any(word in (noun, f"{noun}s", f"{noun[:-1]}ies") for word in words(text))
-    who = _question_word(gold)
+    who = question_word(gold.text)
     return f"{who} is {f'the {noun} ' if in_question else ''}{without_suffix(gold.title)}?"
-
-
-def _question_word(gold: GoldPassage) -> str:
-    return "Who" if is_person(gold.text) else "What"
 
 
 def _summary(gold: GoldPassage) -> str:
@@ -108,6 +110,6 @@ def _bridge_questions(text: str, first: GoldPassage, bridge: GoldPassage) -> tup
     phrase, name = noun_phrase(bridge.text) or "one", without_suffix(first.title)
     if not mentions(text, first.title):
         return f"Which {phrase} is meant in the question: {text}", f"About #1: {text}"
-    if questions := split_question(text, name, bridge.text, _question_word(bridge)):
+    if questions := split_question(text, name, bridge.text, question_word(bridge.text)):
         return questions
     return f"Which {phrase} is connected with {name}?", f"About #1: {text}"

@@ -36,7 +36,7 @@ from stepladder.retrieval.index.milvus_collection import (
     dimensions_of,
     upload_vectors,
 )
-from stepladder.retrieval.index.milvus_server import ANSWER_SECONDS, WORK_SECONDS, Milvus, MilvusError
+from stepladder.retrieval.index.milvus_server import WORK_SECONDS, Milvus, MilvusError
 from stepladder.retrieval.index.registry import IndexKind
 from stepladder.retrieval.index.vectors import StoredVectors, encode_passages
 
@@ -103,17 +103,15 @@ class _MilvusVectors(VectorIndex):
 
     def _check(self, folder: Path, count: int) -> None:
         """Raise if the collection is not the one that was built."""
-        name, client, where = self._info.collection, self._milvus.client, self._milvus.where
+        name, milvus, where = self._info.collection, self._milvus, self._milvus.where
         fix = f"Rebuild {folder}, or restore the collection"
-        with self._milvus.wrap_errors():
-            if not client.has_collection(name, timeout=ANSWER_SECONDS):
-                raise MilvusError(f"{where} has no collection '{name}'. {fix}")
-            dimensions = dimensions_of(client, name)
-            if dimensions != self._info.dimensions:
-                found = f"vectors of {dimensions} dimensions" if dimensions else "other fields"
-                expected = f"vectors of {self._info.dimensions} dimensions"
-                raise MilvusError(f"{where}: '{name}' has {found}, expected {expected}. {fix}")
-            client.load_collection(name, timeout=WORK_SECONDS)
+        if not milvus.call("has_collection", name):
+            raise MilvusError(f"{where} has no collection '{name}'. {fix}")
+        dimensions = dimensions_of(milvus, name)
+        if dimensions != self._info.dimensions:
+            found = f"vectors of {dimensions} dimensions" if dimensions else "other fields"
+            expected = f"vectors of {self._info.dimensions} dimensions"
+            raise MilvusError(f"{where}: '{name}' has {found}, expected {expected}. {fix}")
         found_count = count_of(self._milvus, name)
         if found_count != count:
             raise MilvusError(f"{where}: '{name}' has {found_count:,} vectors for {count:,} passages. {fix}")
@@ -125,29 +123,24 @@ class _MilvusVectors(VectorIndex):
         positions = np.full((len(queries), k), -1, dtype=np.int64)
         parameters = {"ef": max(_MIN_EF, k)} if self._info.index == "HNSW" else {}
         for start in range(0, len(queries), _QUERIES):
-            with self._milvus.wrap_errors():
-                found = self._milvus.client.search(
-                    self._info.collection,
-                    data=list(queries[start : start + _QUERIES]),
-                    limit=k,
-                    output_fields=[POSITION],  # for milvus-lite, an empty list means all fields
-                    search_params={"metric_type": "IP", "params": parameters},
-                    anns_field=VECTOR,
-                    timeout=ANSWER_SECONDS,
-                )
+            found = self._milvus.call(
+                "search",
+                self._info.collection,
+                data=list(queries[start : start + _QUERIES]),
+                limit=k,
+                output_fields=[POSITION],  # for milvus-lite, an empty list means all fields
+                search_params={"metric_type": "IP", "params": parameters},
+                anns_field=VECTOR,
+            )
             for row, hits in enumerate(found, start=start):
                 scores[row, : len(hits)], positions[row, : len(hits)] = hits.distances, hits.ids
         return scores, positions
 
     def vector(self, position: int) -> Vectors:
-        with self._milvus.wrap_errors():
-            found = self._milvus.client.get(
-                self._info.collection, ids=[position], output_fields=[VECTOR], timeout=ANSWER_SECONDS
-            )
+        name = self._info.collection
+        found = self._milvus.call("get", name, ids=[position], output_fields=[VECTOR])
         if not found:
-            raise MilvusError(
-                f"{self._milvus.where}: '{self._info.collection}' has no vector {position}: rebuild the index"
-            )
+            raise MilvusError(f"{self._milvus.where}: '{name}' has no vector {position}: rebuild the index")
         return np.asarray(found[0][VECTOR], dtype=np.float32)
 
     def close(self) -> None:
@@ -181,8 +174,8 @@ def _compact(info: CollectionInfo, folder: Path) -> None:
     """Open and close milvus-lite until nothing is left to merge: the files of a finished index must not change."""
     before, now = None, _sizes(folder / EMBEDDED)
     while before != now:
-        with closing(info.connect(folder)) as milvus, milvus.wrap_errors():
-            milvus.client.load_collection(info.collection, timeout=WORK_SECONDS)
+        with closing(info.connect(folder)) as milvus:
+            milvus.call("load_collection", info.collection, seconds=WORK_SECONDS)
         before, now = now, _sizes(folder / EMBEDDED)
 
 

@@ -56,25 +56,21 @@ def upload_vectors(vectors: StoredVectors, info: CollectionInfo, to: PartialFold
         shutil.rmtree(to.folder / EMBEDDED, ignore_errors=True)  # a partially created collection
     with closing(info.connect(to.folder)) as milvus:
         start = 0
-        with milvus.wrap_errors():
-            if created.exists() and milvus.client.has_collection(info.collection, timeout=ANSWER_SECONDS):
-                milvus.client.load_collection(info.collection, timeout=WORK_SECONDS)
-                start = count_of(milvus, info.collection) // _GROUP * _GROUP
-            else:
+        if created.exists() and milvus.call("has_collection", info.collection):
+            start = count_of(milvus, info.collection) // _GROUP * _GROUP
+        else:
+            with milvus.wrap_errors():
                 _create(milvus, info)
-                created.touch()
+            created.touch()
         for first in range(start, total, _GROUP):
             progress("Sending vectors to Milvus", first, total)
             for batch in range(first, min(first + _GROUP, total), _BATCH):
                 positions = range(batch, min(batch + _BATCH, first + _GROUP, total))
                 _send(milvus, info.collection, [{POSITION: each, VECTOR: vectors[each]} for each in positions])
             if info.uri is None:  # a server persists what it accepted, milvus-lite what is flushed
-                with milvus.wrap_errors():
-                    milvus.client.flush(info.collection, timeout=WORK_SECONDS)
+                milvus.call("flush", info.collection, seconds=WORK_SECONDS)
         progress("Sending vectors to Milvus", total, total)
-        with milvus.wrap_errors():
-            milvus.client.flush(info.collection, timeout=WORK_SECONDS)
-            milvus.client.load_collection(info.collection, timeout=WORK_SECONDS)
+        milvus.call("flush", info.collection, seconds=WORK_SECONDS)
         found = count_of(milvus, info.collection)
     if found != total:
         created.unlink()
@@ -87,8 +83,7 @@ def upload_vectors(vectors: StoredVectors, info: CollectionInfo, to: PartialFold
 def _send(milvus: Milvus, collection: str, rows: list[dict[str, Any]]) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with milvus.wrap_errors():
-                milvus.client.upsert(collection, rows, timeout=ANSWER_SECONDS)
+            milvus.call("upsert", collection, rows)
             return
         except MilvusError as error:
             if attempt == _ATTEMPTS:
@@ -102,7 +97,7 @@ def _create(milvus: Milvus, info: CollectionInfo) -> None:
 
     client, name = milvus.client, info.collection
     if client.has_collection(name, timeout=ANSWER_SECONDS):
-        if not dimensions_of(client, name):
+        if not dimensions_of(milvus, name):
             raise MilvusError(
                 f"{milvus.where} has a collection '{name}' that was not created by Stepladder. It is not replaced: "
                 "choose another name (collection)"
@@ -117,17 +112,15 @@ def _create(milvus: Milvus, info: CollectionInfo) -> None:
     client.create_collection(name, schema=schema, index_params=index, timeout=WORK_SECONDS)
 
 
-def dimensions_of(client: Any, name: str) -> int | None:
+def dimensions_of(milvus: Milvus, name: str) -> int | None:
     """The vector dimensions of a collection; None if it is not Stepladder's."""
-    fields = {each["name"]: each for each in client.describe_collection(name, timeout=ANSWER_SECONDS)["fields"]}
+    fields = {each["name"]: each for each in milvus.call("describe_collection", name)["fields"]}
     return int(fields[VECTOR]["params"]["dim"]) if fields.keys() == {POSITION, VECTOR} else None
 
 
 def count_of(milvus: Milvus, name: str) -> int:
-    """The number of vectors in a loaded collection."""
+    """Load a collection, and count its vectors."""
+    milvus.call("load_collection", name, seconds=WORK_SECONDS)
     # Not the collection's statistics, which count a replaced vector twice.
-    with milvus.wrap_errors():
-        found = milvus.client.query(
-            name, filter="", output_fields=["count(*)"], consistency_level="Strong", timeout=ANSWER_SECONDS
-        )
+    found = milvus.call("query", name, filter="", output_fields=["count(*)"], consistency_level="Strong")
     return int(found[0]["count(*)"])

@@ -57,6 +57,11 @@ class Milvus:
             reason = getattr(error, "message", "") or str(error)
             raise MilvusError(f"{self.where}: {' '.join(reason.split())}") from error
 
+    def call(self, method: str, *given: Any, seconds: float = ANSWER_SECONDS, **options: Any) -> Any:
+        """Call a method of the client, with its errors as `MilvusError`."""
+        with self.wrap_errors():
+            return getattr(self.client, method)(*given, timeout=seconds, **options)
+
     def close(self) -> None:
         """Close the connection and release the folder."""
         self.client.close()

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trl
 from datasets import Dataset  # type: ignore[import-untyped]
@@ -30,7 +31,7 @@ from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.dpo.trl_trainer import PairRow, PairTrainer, collate_pairs
 from stepladder.train.loop.base_trainer import BaseTrainer, DevScore
 from stepladder.train.loop.context import TrainingContext
-from stepladder.train.loop.policy_session import open_policy
+from stepladder.train.loop.policy_session import PolicySession, open_policy
 from stepladder.train.loop.policy_weights import peft_config
 from stepladder.train.loop.public_trainer import PublicTrainer, all_questions
 from stepladder.train.loop.training_loop import TrainingReport, learning_rate_for, run_training, training_numbers
@@ -81,19 +82,8 @@ def train_dpo(
         model = session.policy.model
 
         def trainer(arguments: TrainingArguments) -> BaseTrainer:
-            made = PairTrainer(  # type: ignore[call-arg]
-                model,
-                ref_model=session.reference_model() if config.lora is None else None,
-                args=arguments,
-                data_collator=partial(collate_pairs, max_length=context_window(model)),
-                train_dataset=Dataset.from_list(rows),
-                eval_dataset=Dataset.from_list(dev_rows or rows[:1]),  # only its presence matters
-                processing_class=session.policy.tokenizer,
-                peft_config=None if config.lora is None else peft_config(config.lora, "CAUSAL_LM"),
-            )
-            made.held_out = dev_rows
-            trainers.append(made)
-            return made
+            trainers.append(_make_trainer(session, config, arguments, rows, dev_rows))
+            return trainers[0]
 
         metrics, checkpoint = run_training(
             trainer,
@@ -132,3 +122,21 @@ def _rows(pairs: Sequence[Pair]) -> list[PairRow]:
         )
         for pair in pairs
     ]
+
+
+def _make_trainer(
+    session: PolicySession, config: DPOConfig, arguments: Any, rows: Sequence[PairRow], held_out: Sequence[PairRow]
+) -> PairTrainer:
+    policy = session.policy
+    made = PairTrainer(  # type: ignore[call-arg]
+        policy.model,
+        ref_model=session.reference_model() if config.lora is None else None,
+        args=arguments,
+        data_collator=partial(collate_pairs, max_length=context_window(policy.model)),
+        train_dataset=Dataset.from_list(list(rows)),
+        eval_dataset=Dataset.from_list(list(held_out or rows[:1])),  # only its presence matters
+        processing_class=policy.tokenizer,
+        peft_config=None if config.lora is None else peft_config(config.lora, "CAUSAL_LM"),
+    )
+    made.held_out = held_out
+    return made

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from stepladder.models.length_batches import context_window, padded_width
-from stepladder.train.loop.selected_logits import selected_logits
+from stepladder.train.transcripts.selected_logits import selected_logits
 
 #: Rows per forward pass: small batches need less padding, large ones keep a GPU busy.
 _CPU_ROWS, _GPU_ROWS = 8, 64

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy, pad
 
 from stepladder.models.length_batches import padded_width
-from stepladder.train.loop.selected_logits import selected_logits
+from stepladder.train.transcripts.selected_logits import selected_logits
 from stepladder.train.transcripts.tokenized import Example
 
 
