@@ -394,8 +394,9 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"{os.cpu_count()} cores; the retriever alone: {alone(folder, queries):,.0f} queries/s")
         for workload in [CHAT] if options.agent else WORKLOADS:
             loads: dict[Contender, list[Load]] = {each: [] for each in contenders(options)}
-            for _ in range(options.rounds):
-                for contender, measured in loads.items():
+            for number in range(options.rounds):
+                turns = list(loads.items())
+                for contender, measured in turns[:: -1 if number % 2 else 1]:  # neither always comes first
                     measured.append(measure(contender, folder, file, workload, options))
             first = statistics.median(each.rate for each in next(iter(loads.values())))
             for contender, measured in loads.items():

@@ -7,7 +7,7 @@ questions by split, and passages if the data has them.
 
 from pathlib import Path
 
-from stepladder.core.errors import StepladderError, unknown_name
+from stepladder.core.errors import StepladderError, nearest, unknown_name
 from stepladder.core.io.files import expand_path
 from stepladder.data.atlas import SIZES, generate_atlas
 from stepladder.data.dataset import DataSet, join
@@ -89,5 +89,6 @@ def _find_required(name: str) -> Path:
         raise missing(name)
     path = expand_path(name)
     if path.suffix in (".gz", ".jsonl", ".json", ".csv", ".tsv") or "/" in name:
-        raise StepladderError(f"question file {path} does not exist")
+        beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise StepladderError(f"question file {path} does not exist.{nearest(path.name, beside)}")
     raise unknown_name("data set", name, (*DATA_SETS, *PUBLISHED))

@@ -12,7 +12,7 @@ neither for training nor for evaluation. Nothing is downloaded; the error for a 
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -69,7 +69,8 @@ def open_folder(folder: Path) -> DataSet:
     files = split_files(folder)
     usable = {split: path for split, path in files.items() if has_answers(path)}
     if not usable:
-        raise StepladderError(f"{folder}: the questions of {_file_names(files.values())} have no answers")
+        names = ", ".join(path.name for path in files.values())
+        raise StepladderError(f"{folder}: the questions of {names} have no answers")
     return open_files(folder.name, usable, find_corpus(folder))
 
 
@@ -111,14 +112,10 @@ def _choose(folder: Path, split: str, paths: list[Path]) -> Path:
     for selection in (plain, *([path for path in paths if word in path.name.lower()] for word in _PREFERRED), paths):
         if len(selection) == 1:
             return selection[0]
+    names = ", ".join(path.name for path in paths)
     raise StepladderError(
-        f"{folder}: found several files for the split {split}: {_file_names(paths)}; keep one of them, or name the "
-        "file itself"
+        f"{folder}: found several files for the split {split}: {names}; keep one of them, or name the file itself"
     )
-
-
-def _file_names(paths: Iterable[Path]) -> str:
-    return ", ".join(path.name for path in paths)
 
 
 def search_folders(name: str) -> list[Path]:

@@ -66,18 +66,16 @@ class RequestQueue:
             self.session = self.backend.open_session()
         return self.session
 
-    def take_batch(self) -> list[PendingRequest]:
-        """The next batch, oldest jobs first, independent of the order in which replies arrived."""
-        return self._take(self.max_batch)
-
     def take_joining(self) -> list[PendingRequest]:
         """Requests that join the running session; none while they are few compared with those in it."""
         room = self.max_batch - len(self.running)
         worth_it = min(room, len(self.waiting)) * JOIN_SHARE >= len(self.running)
-        return self._take(room) if worth_it else []
+        return self.take_batch(room) if worth_it else []
 
-    def _take(self, count: int) -> list[PendingRequest]:
-        batch = heapq.nsmallest(count, self.waiting.values(), key=lambda pending: pending.age)
+    def take_batch(self, size: int | None = None) -> list[PendingRequest]:
+        """The next batch, oldest jobs first, independent of the order in which replies arrived."""
+        size = self.max_batch if size is None else size
+        batch = heapq.nsmallest(size, self.waiting.values(), key=lambda pending: pending.age)
         for pending in batch:
             self.running[pending.key] = self.waiting.pop(pending.key)
         return batch

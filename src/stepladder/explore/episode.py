@@ -115,9 +115,6 @@ def new_segments(trajectory: Trajectory, context: Sequence[Segment]) -> tuple[tu
     return (tuple(context[len(known) :]), False) if extends else (tuple(context), True)
 
 
-# --- candidates: several samples of the next step ----------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A state with one sampled step."""
@@ -155,9 +152,6 @@ def _action_key(action: Action) -> tuple[str, str]:
     """Equal for actions that count as the same; thoughts do not matter."""
     plain = "" if action.kind is ActionKind.MALFORMED else normalize(action.content)
     return action.kind.value, plain or action.content
-
-
-# --- observing an algorithm -------------------------------------------------------------------------------
 
 
 def watch_states(algorithm: Algorithm[Any], callback: Callable[[Trajectory], None]) -> Algorithm[Any]:

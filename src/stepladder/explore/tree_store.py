@@ -123,9 +123,6 @@ def _members(path: Path) -> Iterator[tuple[Tree, int]]:
                 raise RecordError(f"{path}: the tree that ends at byte {end:,} cannot be read: {error}") from error
 
 
-# --- growing trees -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ExploreResult:
     """How many trees were made, and why others failed."""

@@ -91,7 +91,10 @@ class EnvBackend:
         if settings.questions is None or settings.data is not None:
             name = settings.data or "atlas-small"
             data = _generated_data(name, settings.world_seed) if name in DATA_SETS else load_dataset(name)
-        self.questions = settings.questions or _split(data, settings.split)
+        self.questions = settings.questions or ()
+        if data is not None and settings.questions is None:
+            only = next(iter(data.questions)) if len(data.questions) == 1 else "train"
+            self.questions = data.split(settings.split or only)
         for question in self.questions:
             self.check(question)
         scorer = _open_scorer(settings.scorer) if self.uses_steps else None
@@ -159,12 +162,6 @@ class EnvBackend:
 def _generated_data(name: str, seed: int) -> DataSet:
     """A generated data set, cached: generating it takes a second, and many environments use the same."""
     return load_dataset(name, seed=seed)
-
-
-def _split(data: DataSet | None, split: str | None) -> tuple[Question, ...]:
-    assert data is not None
-    only = next(iter(data.questions)) if len(data.questions) == 1 else "train"
-    return data.split(split or only)
 
 
 def _open_scorer(scorer: Any) -> StepScorer:

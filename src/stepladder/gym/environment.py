@@ -61,7 +61,6 @@ class SearchEnv(gymnasium.Env[str, str]):
         return self.slot.transcript()
 
     def close(self) -> None:
-        """Close the index."""
         self.backend.close()
 
 
@@ -134,7 +133,6 @@ class SearchVectorEnv(VectorEnv[Observations, Iterable[str], Array]):
         return tuple(slot.transcript() for slot in self.slots) if self.render_mode is not None else None
 
     def close_extras(self, **_: Any) -> None:
-        """Close the index."""
         self.backend.close()
 
     def _run(self, pending: dict[int, Algorithm[Transition]]) -> tuple[list[Transition], dict[str, Any]]:

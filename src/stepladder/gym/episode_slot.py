@@ -160,9 +160,10 @@ class EpisodeSlot:
         A context of more than `max_observation` characters ends it, as a full context window would.
         """
         assert self._episode is not None
+        limit = self.backend.settings.max_observation
         try:
             request = self._episode.send(reply)
-            while not isinstance(request, Generate) or self._is_too_long(request.context):
+            while not isinstance(request, Generate) or len(_text_of(request.context)) > limit:
                 if isinstance(request, Generate):
                     request = self._episode.send(empty_generation(request.context))
                 else:
@@ -175,9 +176,6 @@ class EpisodeSlot:
             return Transition(trajectory, context)
         scores = yield Score(trajectory)
         return Transition(trajectory, context, float(scores[-1]))
-
-    def _is_too_long(self, context: Sequence[Segment]) -> bool:
-        return len(_text_of(context)) > self.backend.settings.max_observation
 
     def _failed(self, reason: str) -> Transition:
         """The transition after a failure that is not the policy's fault: the episode ends in its current state."""

@@ -64,7 +64,6 @@ class GoldScorer(StepScorer):
     good_logit = 4.6
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
-        """For each trajectory, one probability per step."""
         return [
             tuple(0.5 if verdict is None else verdict.value for verdict in judge(trajectory))
             for trajectory in trajectories

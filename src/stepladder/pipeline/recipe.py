@@ -126,20 +126,25 @@ class Recipe:
         return text
 
 
-def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe in a file, the built-in recipe of this name or a recipe as plain data, with overrides in order."""
+def load_recipe(
+    source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), defaults: Iterable[str] = ()
+) -> Recipe:
+    """The recipe in a file, the built-in recipe of this name or a recipe as plain data, with overrides in order.
+
+    `defaults` are overrides that come first, and are left out where they have no effect.
+    """
     path = Path("recipe") if isinstance(source, Mapping) else find_recipe(source)
     data = source if isinstance(source, Mapping) else read_yaml(path)
-    changes = tuple(overrides)
+    given = tuple(overrides)
+    changes = (*defaults, *given)
     for change in changes:
         data = override(data, change)
-    changed = [change.partition("=")[0].strip() for change in changes]
 
     def leave_out(key: str) -> bool:
-        """Whether --set changed the stage of a setting, and not the setting itself."""
+        """Whether an override changed the stage of a setting, and not the setting itself."""
         stage = ".".join(key.split(".")[:2])
-        return any(each.startswith(f"{stage}.") for each in changed) and not any(
-            f"{key}.".startswith(f"{each}.") for each in changed
+        return any(change.strip().startswith(f"{stage}.") for change in changes) and not any(
+            f"{key}.".startswith(f"{change.partition('=')[0].strip()}.") for change in given
         )
 
     return Recipe.read(data, f"{path.name} with --set {' '.join(changes)}" if changes else str(path), leave_out)

@@ -136,6 +136,15 @@ def test_gold_ids_of_a_set_without_passages_stay(folder: Path, other: Path) -> N
     assert data.split("train")[0].gold_passages == (("p1",),)
 
 
+def test_the_nearest_name_is_proposed(folder: Path) -> None:
+    with pytest.raises(StepladderError, match=r"unknown data set 'hotpot'. Did you mean 'hotpotqa'"):
+        load_dataset("atlas+hotpot")
+    with pytest.raises(StepladderError, match=r"trian.jsonl does not exist. Did you mean 'train.jsonl'\?"):
+        load_dataset(str(folder / "trian.jsonl"))
+    with pytest.raises(StepladderError, match=r"unknown split of rain 'tran'. Did you mean 'train'\?"):
+        load_dataset(str(folder)).split("tran")
+
+
 def test_sets_of_one_name_are_not_joined(folder: Path) -> None:
     with pytest.raises(StepladderError, match="two of the sets have the same name"):
         load_dataset(f"{folder}+{folder}/")

@@ -162,7 +162,13 @@ def test_bamboogle(tmp_path: Path) -> None:
             '[{"question": "x", "context": [], "evidences": [["a"]], "_id": "1"}]',
             "'evidences' should be triples",
         ),
+        (
+            "a.json",
+            '[{"question": "x", "context": [], "evidences": 1, "_id": "1"}]',
+            "'evidences' should be triples: subject, relation, object, found 1",
+        ),
         ("a.json", '[{"question": "x", "context": []}]', "'_id' should be a non-empty string"),
+        ("a.jsonl", '{"id": "1", "question": "x", "paragraphs": 1}', "'paragraphs' should be a list of objects"),
         ("a.json", '[{"question": " ", "answer": "y"}]', "'question' is blank"),
         ("a.jsonl", '{"id": "1", "question": "x", "paragraphs": [{}]}', "a list of objects with 'title' and"),
         (
@@ -177,6 +183,11 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, name: str, content: s
     path.write_text(content)
     with pytest.raises(QuestionFileError, match=message):
         read_questions(path)
+
+
+def test_flashrag_may_be_a_list(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", {"id": "1", "question": "Who?", "golden_answers": ["Orm"]})
+    assert read_questions(path).questions == (Question("1", "Who?", ("Orm",)),)
 
 
 def test_ids_must_differ(tmp_path: Path) -> None:

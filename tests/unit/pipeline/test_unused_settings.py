@@ -3,12 +3,15 @@
 from typing import Any
 
 import pytest
+import yaml
 
 from stepladder.core.errors import StepladderError
 from stepladder.pipeline.fingerprint import all_ingredients
 from stepladder.pipeline.recipe import Recipe, load_recipe, shipped
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stages import get_stage
+from stepladder.reporting.studies import find_study
+from stepladder.reporting.studies.study_runner import recipe_of
 from stepladder.train.grpo.config import GRPOConfig
 
 LLM = {"model": "m", "url": "http://localhost:1/v1"}
@@ -126,13 +129,20 @@ def test_an_override_may_take_the_effect_of_settings_in_the_file() -> None:
         load_recipe("search-r1-nano", ["stages.grpo.process_weight=0.5"])
 
 
+def test_an_override_of_a_study_may_concern_one_arm() -> None:
+    credit = ["stages.grpo.tree.credit=gains"]
+    recipes = {arm: recipe_of(find_study("rl-modes"), 0, arm, credit) for arm in ("tree", "outcome")}
+    grpo = {arm: next(stage.settings for stage in each.stages if stage.name == "grpo") for arm, each in recipes.items()}
+    assert grpo["tree"].tree.credit == "gains"
+    assert grpo["outcome"].tree.credit == "steps"
+    assert "stages.grpo.tree.credit" in recipes["outcome"].left_out
+
+
 def test_run_folders_that_list_every_setting_are_read(tmp_path: Any) -> None:
     recipe = Recipe.read({"stages": {"grpo": {"mode": "outcome"}}})
     plain = recipe.plain()
     (stage,) = recipe.stages
     plain["stages"]["grpo"] |= stage.settings.model_dump(mode="json")
-    import yaml
-
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(plain))
     found = RunFolder(tmp_path).recipe()
     assert found == recipe

@@ -59,7 +59,7 @@ def test_a_client_keeps_to_the_limits_of_its_server(folder: Path) -> None:
         closing(load_retriever(str(folder))) as local,
     ):
         assert remote.search(queries, 3) == local.search([query[:12] for query in queries], 3)
-        with pytest.raises(StepladderError, match="replied 422: .*topk.* 100"):
+        with pytest.raises(StepladderError, match=r"replied 422: .*topk.* 100"):
             remote.search(queries, 500)
 
 

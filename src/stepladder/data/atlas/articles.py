@@ -7,6 +7,7 @@ aliases occur only in the entity's own article. Near-duplicates use the same wor
 
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Passage
@@ -52,8 +53,7 @@ def write_library(world: World) -> Library:
     return Library(world, tuple(passages), {key: tuple(indices) for key, indices in mentions.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class _Draws:
+class _Draws(NamedTuple):
     """Random draws for one relation of an article, made whether or not its subject has such a fact."""
 
     position: float
@@ -72,8 +72,7 @@ class _Article:
         rng = random.Random(seed_of("atlas", world.seed, "course", original))
         self._pronoun = rng.choice(("he", "she")) if entity.kind == "person" else "it"
         self._draws = {
-            relation.name: _Draws(rng.random(), rng.random(), rng.random(), rng.random())
-            for relation in RELATIONS_OF[entity.kind]
+            relation.name: _Draws(*(rng.random() for _ in range(4))) for relation in RELATIONS_OF[entity.kind]
         }
         self._rng = random.Random(seed_of("atlas", world.seed, "article", entity.index))
         self._world, self._entity = world, entity

@@ -98,8 +98,6 @@ def question_word(text: str) -> str:
     return "Who" if _PERSON.search(text) else "What"
 
 
-# --- questions that describe an entity ----------------------------------------------------------------------
-
 _NOUN = r"(?:(?!(?:the|an?|of|which|what|who|whom|whose|that|and|or)\b)[\w'’-]+ )"
 _QUESTION_WORD = re.compile(r"\b(?:what|which|where|when|who|whom|whose|how)\b", re.IGNORECASE)
 _PEOPLE = frozenset({"man", "woman", "person", "individual", "actor", "actress", "star", "brother", "sister", "author"})

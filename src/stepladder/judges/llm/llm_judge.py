@@ -249,7 +249,6 @@ class LLMScorer(StepScorer):
         ]
 
     def cost(self) -> str:
-        """What the engine has spent so far."""
         return self.engine.spend().line() if isinstance(self.engine, CachedEngine) else ""
 
     def summary(self) -> dict[str, Any]:
@@ -258,7 +257,6 @@ class LLMScorer(StepScorer):
         return {**self.judge.summary(), **spend}
 
     def close(self) -> None:
-        """Close the engine."""
         self.engine.close()
 
 

@@ -65,10 +65,7 @@ def letters(count: int) -> list[str]:
 
 
 def choice_prompt(state: Trajectory, candidates: Mapping[str, Node], limit: int) -> str:
-    """Asks for the best and the worst candidate, or neither. `limit`: maximum characters of history.
-
-    `candidates`: the steps to be judged, by the letters that name them.
-    """
+    """Asks for the best and the worst candidate by letter, or neither. `limit`: maximum characters of history."""
     form = f'{{{_REASON}, "best": LETTER, "worst": LETTER}}\nor {{{_REASON}, "best": null, "worst": null}}'
     return _prompt(_CHOICE, form, state, [_candidate(*each, trials=True) for each in candidates.items()], limit)
 

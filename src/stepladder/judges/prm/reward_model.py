@@ -74,7 +74,6 @@ class ProcessRewardModel(StepScorer):
         return [tuple(map(sigmoid, logits)) for logits in self.score_logits(trajectories)]
 
     def score_logits(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
-        """For each trajectory, one logit per step."""
         logits = [[float("nan")] * len(trajectory.steps) for trajectory in trajectories]
         inputs = [
             (index, each)

@@ -79,7 +79,8 @@ def recipe_of(study: Study, seed: int, arm: str | None, overrides: Iterable[str]
                 f"--set {each}: the study {study.name} sets this itself in each run (--seeds: number of seeds); "
                 "to choose the value, use `stepladder run` with your own recipe"
             )
-    return load_recipe(study.recipe, [*study.overrides, *overrides, *(study.arms[arm] if arm else ()), f"seed={seed}"])
+    own = [*(study.arms[arm] if arm else ()), f"seed={seed}"]
+    return load_recipe(study.recipe, own, defaults=[*study.overrides, *overrides])  # some may be for some arms only
 
 
 def run_folder(folder: Path, seed: int, arm: str) -> Path:

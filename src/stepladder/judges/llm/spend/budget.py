@@ -179,7 +179,11 @@ class BudgetEngine(OpenAIEngine):
 def _cost(response: bytes | Exception, maximum: Usage) -> Usage | None:
     """The cost of an attempt; None if it is unknown whether it was billed."""
     if isinstance(response, bytes):
-        counted = _counted(response)
+        try:
+            body = json.loads(response.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            body = None
+        counted = usage_of(body.get("usage")) if isinstance(body, dict) else Usage()
         return Usage(
             counted.read if counted.read > 0 else maximum.read,
             counted.written if counted.written > 0 else maximum.written,
@@ -189,18 +193,6 @@ def _cost(response: bytes | Exception, maximum: Usage) -> Usage | None:
     # By class name: the HTTP library depends on the version of the client.
     never_sent = type(response.__cause__).__name__ in ("ConnectError", "ConnectTimeout", "PoolTimeout")
     return Usage() if never_sent else None
-
-
-def _counted(body: bytes) -> Usage:
-    """The server's token count; zero if it gives none."""
-    try:
-        response = json.loads(body.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return Usage()
-    return usage_of(response.get("usage")) if isinstance(response, dict) else Usage()
-
-
-# --- the engine of a paid judge ---------------------------------------------------------------------------------
 
 
 def open_judge_engine(

@@ -144,7 +144,6 @@ class CachedEngine(Engine):
         return Spend(len(rows), 0, read, written, 0.0, self.cached)
 
     def cancel(self) -> None:
-        """Cancel the calls of the engine."""
         self.engine.cancel()
 
     def close(self) -> None:
