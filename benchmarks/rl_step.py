@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset  # type: ignore[import-untyped]
+from stepladder.train.grpo.monitor_config import MonitorConfig
 from transformers import AutoModelForSequenceClassification
 from trl import (
     GRPOConfig as TrlGRPOConfig,  # type: ignore[attr-defined]
@@ -58,7 +59,6 @@ from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.train.grpo import trainer as grpo
 from stepladder.train.grpo.config import GRPOConfig
-from stepladder.train.grpo.monitor_config import MonitorConfig
 from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop.base_trainer import TrainerHooks

@@ -1,7 +1,7 @@
 """Does LLaMA-Factory read what Stepladder exports? Asks LLaMA-Factory itself, in an environment of its own.
 
-    .venv/bin/python checks/llama_factory.py            on a small export, made here
-    .venv/bin/python checks/llama_factory.py FOLDER     on yours: stepladder export --run DIR --to llama-factory --out FOLDER
+    .venv/bin/python checks/llama_factory.py          on a small export, made here
+    .venv/bin/python checks/llama_factory.py FOLDER   yours: stepladder export --run DIR --to llama-factory --out FOLDER
 
 Installs LLaMA-Factory from PyPI into an environment that is kept (--environment). Runs its own data loader on the
 folder with a model's tokenizer, compares what it read with the files, prints one example of each data set as the

@@ -128,6 +128,7 @@ class BM25Index(Retriever):
     def __init__(self, terms: dict[str, int], postings: Sequence[Any], passages: Passages) -> None:
         """`postings`: the starts, passages and scores of the terms' postings (postings.py)."""
         self._terms, self._postings, self.passages = terms, postings, passages
+        self._scores([])  # compile or load the scorer now, so that the first search is as fast as the others
 
     @classmethod
     def from_passages(cls, passages: Iterable[Passage], **settings: float) -> "BM25Index":
@@ -183,12 +184,14 @@ class BM25Index(Retriever):
         known = [self._terms[term] for term in tokenize(query) if term in self._terms]
         if not known:
             return ()
-        starts, positions, weights = self._postings
-        scores = _SCORER(
-            weights, starts, positions, len(self.passages), np.array(known, dtype=np.int32), np.dtype(np.float32)
-        )
+        scores = self._scores(known)
         found = ((self.passages[position], float(scores[position])) for position in top_k(scores, k))
         return tuple(Passage(passage.id, passage.title, passage.text, score) for passage, score in found)
+
+    def _scores(self, terms: Sequence[int]) -> Any:
+        starts, positions, weights = self._postings
+        ids = np.array(terms, dtype=np.int32)
+        return _SCORER(weights, starts, positions, len(self.passages), ids, np.dtype(np.float32))
 
     def close(self) -> None:
         """Close the files of an index that was opened from a folder."""

@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 
 from stepladder.models.length_batches import context_window, padded_width
 from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, DevScore, TRLOverrides, eval_mode
-from stepladder.train.transcripts.selected_logits import selected_logits
 from stepladder.train.transcripts.collate import collate
+from stepladder.train.transcripts.selected_logits import selected_logits
 from stepladder.train.transcripts.tokenized import Example
 
 #: Metrics: trl's name -> ours.
