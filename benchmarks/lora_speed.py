@@ -22,13 +22,13 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from stepladder.train.transcripts.token_loss import weighted_nll
 
 from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.models.loading import quiet_libraries
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.fused_lora import fuse_lora
 from stepladder.train.loop.policy_weights import load_policy, skip_lora_input_casts
+from stepladder.train.transcripts.fine_tune import weighted_nll
 
 
 @dataclass

@@ -30,11 +30,11 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from datasets import Dataset  # type: ignore[import-untyped]
-from stepladder.train.grpo.monitor_config import MonitorConfig
 from transformers import AutoModelForSequenceClassification
 from trl import (
     GRPOConfig as TrlGRPOConfig,  # type: ignore[attr-defined]
@@ -45,6 +45,7 @@ from prm_speed import one_text_a_call, texts_of
 from stepladder.core.io.records import dumps
 from stepladder.core.requests import Finish, Generate, Generation, Retrieve
 from stepladder.core.seeding import seed_of
+from stepladder.core.step_scorer import raise_errors
 from stepladder.core.trace import Author, Question, Segment, Trajectory, Usage
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
@@ -58,7 +59,7 @@ from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import load_recipe
 from stepladder.pipeline.resources import RunContext
 from stepladder.train.grpo import trainer as grpo
-from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.grpo.config import GRPOConfig, MonitorConfig
 from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop.base_trainer import TrainerHooks
@@ -221,8 +222,9 @@ class OurRollouts(Rollouts):
         self, engine: TransformersEngine, playing: Precision, context: RunContext, settings: GRPOConfig, reward: Any
     ) -> None:
         self.engine, self.retriever = engine, context.retriever
-        driver = Driver(engine, self.retriever)
-        super().__init__(driver, context.agent, context.episode(), settings, reward, generating=playing)
+        self.reward = reward
+        driver, noting = Driver(engine, self.retriever), cast(Any, SimpleNamespace(score_logits=self._score))
+        super().__init__(driver, context.agent, context.episode(), settings, noting, generating=playing)
         self.meter = Meter(engine.model)
         self.scores: list[float] = []
         self.episodes: list[Trajectory] = []
@@ -240,9 +242,10 @@ class OurRollouts(Rollouts):
         self.tokens = self.meter.take()
         return self.played
 
-    def _scores(self, played: Sequence[Trajectory]) -> list[float] | None:
-        self.scores = super()._scores(played) or []
-        return self.scores
+    def _score(self, played: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        found = raise_errors(self.reward.score_logits(played))
+        self.scores = [score for each in found for score in each]
+        return found
 
 
 # --- both ---------------------------------------------------------------------------------------------------------
@@ -295,14 +298,16 @@ class Bench:
                 report_to="none",
                 disable_tqdm=True,
                 log_level="error",
-                **grpo._grpo_arguments(settings, policy),
+                gradient_checkpointing=False,
+                use_cache=policy.model.config.use_cache,
+                **grpo._grpo_arguments(settings),
             ),
             rollouts=rollouts,
             train_dataset=Dataset.from_dict({"prompt": [dumps(question) for question in self.questions]}),
             processing_class=policy.tokenizer,
         )
         checkpoints, metrics = Checkpoints(folder / "checkpoints"), MetricsLog(folder / "curves.jsonl", is_writer=False)
-        trainer.attach(None, TrainerHooks(metrics, checkpoints, folder / "bad_batch.json", lambda _: None, None))
+        trainer.attach(None, TrainerHooks(metrics, checkpoints, folder / "bad_batch.json", None, lambda _: None, None))
         return trainer
 
     def ways(self, policy_folder: str, reward_folder: Path) -> tuple[Way, Way]:

@@ -63,8 +63,8 @@ from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.index.build import build_index, open_index
 from stepladder.serve.agent.agent_server import serve_agent
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerConfig
 from stepladder.serve.http.run_server import listen
+from stepladder.serve.server_configs import AgentServerConfig
 
 ROOT = Path(__file__).parents[1]
 SECONDS, CLIENTS, PASSAGES, K = 60.0, 500, 100_000, 3

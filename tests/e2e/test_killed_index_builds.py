@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepladder.core.errors import StepladderError
-from stepladder.retrieval.index import milvus_collection
+from stepladder.retrieval.index import milvus as milvus_module
 from stepladder.retrieval.index.build import build_index
 from stepladder.retrieval.index.manifest import index_info
 from tests.support.encoders import TOWNS, save_encoder
@@ -100,10 +100,10 @@ def test_a_killed_build_goes_on_and_gives_the_same_index(
 
 KILLED_WHILE_SENDING = """
 import os, signal, sys
-from stepladder.retrieval.index import milvus_collection
+from stepladder.retrieval.index import milvus as milvus_module
 from stepladder.retrieval.index.build import build_index
 
-milvus_collection._BATCH, milvus_collection._GROUP = 4, 12
+milvus_module._BATCH, milvus_module._GROUP = 4, 12
 
 def progress(doing, done, total):
     if doing.startswith("Sending") and done >= 24:
@@ -124,7 +124,9 @@ def test_a_build_that_was_killed_while_sending_goes_on(
     killed = subprocess.run(command, capture_output=True, text=True)
     assert (killed.returncode, killed.stdout, killed.stderr) == (-signal.SIGKILL, "", "")
     assert not folder.exists()
-    monkeypatch.setattr(milvus_collection, "_GROUP", 12)
+    for index in tmp_path.rglob("*.idx"):
+        index.write_bytes(b"")  # as if milvus-lite was killed while it wrote them
+    monkeypatch.setattr(milvus_module, "_GROUP", 12)
     told: list[tuple[str, int, int]] = []
     build(corpus, folder, model, progress=lambda *now: told.append(now))
     assert [now for now in told if now[0] == "Encoding passages"] == [("Encoding passages", 60, 60)]

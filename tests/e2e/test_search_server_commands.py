@@ -20,7 +20,7 @@ import sys, time
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.index.build import build_index
 from stepladder.serve.search.search_server import serve
-from stepladder.serve.search.search_server_config import ServerConfig
+from stepladder.serve.server_configs import ServerConfig
 from stepladder.core.trace import Passage
 
 class Slow(Retriever):
@@ -74,7 +74,7 @@ def test_the_command_serves_a_data_set_until_it_is_asked_to_end() -> None:
 OTHER_SERVER = """
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.serve.search.search_server import serve
-from stepladder.serve.search.search_server_config import ServerConfig
+from stepladder.serve.server_configs import ServerConfig
 from tests.support.samples import PASSAGES
 
 serve(BM25Index.from_passages(PASSAGES), ServerConfig(), {}, port=0, announce=lambda url: print(url, flush=True))

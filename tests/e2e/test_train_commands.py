@@ -29,8 +29,7 @@ from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe, Stage
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.pipeline.stages.prm_eval import PRMEvalConfig
-from stepladder.reporting.run_tables import as_json, differences, print_report
-from stepladder.reporting.stage_summaries import stage_summary
+from stepladder.reporting.run_tables import as_json, differences, print_report, stage_summary
 from stepladder.train.dpo.config import DPOConfig
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.prm.config import PRMConfig

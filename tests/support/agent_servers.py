@@ -22,7 +22,7 @@ from stepladder.oracle.engine import gold_action
 from stepladder.retrieval.base import Retriever
 from stepladder.serve.agent.agent_server import make_agent_app
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerConfig
+from stepladder.serve.server_configs import AgentServerConfig
 from tests.support.http_servers import RunningServer, serving
 from tests.support.samples import QUESTION, WordRetriever
 

@@ -17,7 +17,7 @@ import httpx2
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever
 from stepladder.serve.search.search_server import make_app
-from stepladder.serve.search.search_server_config import ServerConfig
+from stepladder.serve.server_configs import ServerConfig
 from tests.support import ROOT
 from tests.support.http_servers import RunningServer, serving
 from tests.support.samples import WordRetriever

@@ -12,9 +12,14 @@ removes them, and only text that the policy wrote is parsed.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
+from stepladder.core.io.yaml_tables import read_table
 from stepladder.core.trace import Action, ActionKind, Author, Passage, Question, Segment, Trajectory
+
+#: The prompts of the built-in agents by name: one text, or one per state.
+PROMPTS: dict[str, Any] = read_table(Path(__file__).with_name("prompts.yaml"))
 
 
 class Agent(ABC):

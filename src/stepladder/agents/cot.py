@@ -2,11 +2,8 @@
 
 from typing import ClassVar
 
+from stepladder.agents.base import PROMPTS
 from stepladder.agents.direct import Direct
-
-PROMPT = """Think the question through: <step>thought</step>. Then answer with a short phrase: <answer>it</answer>.
-Question: {question}
-"""
 
 
 class CoT(Direct):
@@ -14,5 +11,5 @@ class CoT(Direct):
 
     name: ClassVar[str] = "cot"
     summary: ClassVar[str] = "thinks once, then answers, without searching"
-    prompt: ClassVar[str] = PROMPT
+    prompt: ClassVar[str] = PROMPTS["cot"]
     tags: ClassVar[tuple[str, ...]] = ("step", "answer")

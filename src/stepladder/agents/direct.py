@@ -2,13 +2,9 @@
 
 from typing import ClassVar
 
-from stepladder.agents.base import Agent, malformed, neutralize, prompt_segment
+from stepladder.agents.base import PROMPTS, Agent, malformed, neutralize, prompt_segment, render_passages
 from stepladder.agents.tags import read_blocks, write_block
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
-
-PROMPT = """Answer the question with a short phrase, written as <answer>the answer</answer>.
-Question: {question}
-"""
 
 
 class Direct(Agent):
@@ -18,14 +14,15 @@ class Direct(Agent):
     summary: ClassVar[str] = "answers immediately, without searching"
     kinds: ClassVar[frozenset[ActionKind]] = frozenset({ActionKind.ANSWER})
     stops: ClassVar[tuple[str, ...]] = ("</answer>",)
-    #: Instructions, with a slot for the question.
-    prompt: ClassVar[str] = PROMPT
+    #: Instructions, with slots for the question and for the passages of an opening query.
+    prompt: ClassVar[str] = PROMPTS["direct"]
     #: The blocks that the policy writes, the answer last.
     tags: ClassVar[tuple[str, ...]] = ("answer",)
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
-        """Instructions and the question."""
-        return (prompt_segment(self.prompt.format(question=neutralize(trajectory.question.text))),)
+        """Instructions and the question, with the passages of the opening query, if there was one."""
+        question, passages = neutralize(trajectory.question.text), render_passages(trajectory.given)
+        return (prompt_segment(self.prompt.format(question=question, passages=passages)),)
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002
         """An answer with its thought, if any, or malformed."""

@@ -31,19 +31,9 @@ class State(StrEnum):
     ANSWER_GENERATION = "answer_generation"
 
 
-#: One prompt per state, with slots for `question`, `history`, `query` (the last) and `passages` (its results). A
-#: history ends with a line break.
-Prompts = Mapping[State, str]
-
-
-def brief_prompts(before_passages: str) -> Prompts:
-    """Prompts without instructions, for a model trained on the format."""
-    return {
-        State.BEGIN_REASONING: "Question: {question}\n",
-        State.DOCUMENT_ANALYSIS: f"Question: {{question}}\n{before_passages}<retrieval>\n{{passages}}\n</retrieval>\n",
-        State.REASONING: "Question: {question}\n{history}",
-        State.ANSWER_GENERATION: "Question: {question}\n{history}No search is left.\n",
-    }
+#: One prompt per state, by its name, with slots for `question`, `history`, `query` (the last) and `passages` (its
+#: results). A history ends with a line break.
+Prompts = Mapping[str, str]
 
 
 class PromptedAgent(TaggedAgent):

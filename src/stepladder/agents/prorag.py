@@ -12,16 +12,9 @@ the final answer, a valid transcript is (S Q R S A)* S F:
 
 from typing import ClassVar
 
-from stepladder.agents.base import brief, malformed
+from stepladder.agents.base import PROMPTS, brief, malformed
 from stepladder.agents.tags import TranscriptAgent
 from stepladder.core.trace import Action, ActionKind, Trajectory
-
-PROMPT = """Answer the question by searching, one small step at a time.
-Begin each step with a thought: <step>thought</step>. Then either ask for one thing to find out,
-<subquery>it</subquery>, and once passages follow in <retrieval>, say what they tell, <subanswer>it</subanswer>;
-or, when nothing is left to find out, end with a short phrase, <answer>it</answer>.
-Question: {question}
-"""
 
 
 class ProRAG(TranscriptAgent):
@@ -29,7 +22,7 @@ class ProRAG(TranscriptAgent):
 
     name: ClassVar[str] = "prorag"
     summary: ClassVar[str] = "thinks, asks sub-questions, states sub-answers, then answers"
-    prompt: ClassVar[str] = PROMPT
+    prompt: ClassVar[str] = PROMPTS["prorag"]
     thought_tag: ClassVar[str] = "step"
     passages_tag: ClassVar[str] = "retrieval"
     tag_of: ClassVar[dict[ActionKind, str]] = {
@@ -51,4 +44,4 @@ class ProRAG(TranscriptAgent):
         return action
 
 
-ProRAGBrief = brief(ProRAG, prompt="Question: {question}\n")
+ProRAGBrief = brief(ProRAG, prompt=PROMPTS["prorag-brief"])

@@ -15,6 +15,7 @@ import re
 from typing import ClassVar
 
 from stepladder.agents.base import (
+    PROMPTS,
     Agent,
     brief,
     environment_segment,
@@ -24,14 +25,6 @@ from stepladder.agents.base import (
     render_passages,
 )
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
-
-PROMPT = """Answer the question with the help of a search engine. Take turns of two lines:
-Thought: what is known, and what is missing
-Action: Search[what to search for]
-What is found follows as an observation. When nothing is missing any more, end with a short phrase:
-Action: Finish[the answer]
-Question: {question}
-"""
 
 _KEYWORDS = {ActionKind.QUERY: "Search", ActionKind.ANSWER: "Finish"}
 _KINDS = {word: kind for kind, word in _KEYWORDS.items()}
@@ -46,7 +39,7 @@ class ReAct(Agent):
 
     name: ClassVar[str] = "react"
     summary: ClassVar[str] = "alternates thoughts and searches, then answers"
-    prompt: ClassVar[str] = PROMPT
+    prompt: ClassVar[str] = PROMPTS["react"]
     kinds: ClassVar[frozenset[ActionKind]] = frozenset(_KEYWORDS)
     stops: ClassVar[tuple[str, ...]] = ("]\n",)
 
@@ -86,4 +79,4 @@ class ReAct(Agent):
         return f"Thought: {thought}{full_stop}\nAction: {_KEYWORDS[action.kind]}[{content}]\n"
 
 
-ReActBrief = brief(ReAct, prompt="Question: {question}\n")
+ReActBrief = brief(ReAct, prompt=PROMPTS["react-brief"])

@@ -5,8 +5,7 @@ options.py        options that several commands share
 agent_options.py  options of the commands that run an agent, and what they set up
 usage_errors.py   usage errors in one line: nearest names, old names, --run
 ask_eval.py       ask, eval
-recipes.py        recipes from the command line: a new run, or a run with one more stage
-recipe_list.py    recipes
+recipes.py        recipes; recipes from the command line: a new run, or a run with one more stage
 train.py          run; train sft, prm, rft, dpo, grpo; prm
 explore.py        explore, pairs
 reports.py        report, tree, compare, study
@@ -29,7 +28,7 @@ from stepladder.cli.doctor import doctor_command
 from stepladder.cli.explore import explore_command, pairs_command
 from stepladder.cli.export import adapter_command, export_command
 from stepladder.cli.index import app as index_app
-from stepladder.cli.recipe_list import recipes_command
+from stepladder.cli.recipes import recipes_command
 from stepladder.cli.reports import compare_command, report_command, study_command, tree_command
 from stepladder.cli.serve import serve_agent_command, serve_command
 from stepladder.cli.train import app as train_app, prm_command, run_command

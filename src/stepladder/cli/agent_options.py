@@ -8,35 +8,21 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from stepladder.cli.declarations import ERR, OptionGroup, Typed, given, number_option, option, path_of, say
-from stepladder.cli.options import (
-    AgentName,
-    Api,
-    ApiName,
-    BaseUrl,
-    BatchSize,
-    Concurrency,
-    DataName,
-    Device,
-    DType,
-    EngineName,
-    IndexName,
-    MaxSteps,
-    MaxTokens,
-    ModelName,
-    SharedTopK,
-    SharedWorldSeed,
-)
+from stepladder.cli.declarations import ERR, OptionGroup, Typed, given, listed, option, say
+from stepladder.cli.options import DEFAULTS, MODELS_HELP, AgentName, DataName, IndexName, SharedTopK, SharedWorldSeed
 from stepladder.cli.recipes import output_of
+from stepladder.cli.usage_errors import reject_renamed
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import expand_path
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question, Trajectory
 from stepladder.core.trace_printer import printable
 from stepladder.driver import Driver
+from stepladder.engines import ENGINES
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.guided import guided_search
 from stepladder.models import builtin_folder
@@ -47,9 +33,9 @@ from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import REWARD
 
+_LIMITS = DEFAULTS.episode
 PolicyStage = Annotated[
-    str | None,
-    option("--stage", "NAME", "With --run: the stage whose policy is used.", default="the best on dev questions"),
+    str | None, option("NAME", "With --run: the stage whose policy is used.", "the best on dev questions")
 ]
 
 
@@ -60,20 +46,39 @@ class AgentOptions(OptionGroup):
     panel = "Agent, model and data"
 
     agent: AgentName = None
-    engine: EngineName = None
-    model: ModelName = None
+    engine: Annotated[
+        str | None,
+        option(
+            "NAME",
+            f"Generation backend: {listed(ENGINES)}. `oracle` replays gold decompositions (an upper bound).",
+            "transformers with --model or --run, openai with --base-url, else oracle",
+            callback=reject_renamed,
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        option(
+            "NAME",
+            f"{MODELS_HELP[0].upper()}{MODELS_HELP[1:]}; with --base-url, the server's model name.",
+            "the policy of --run",
+        ),
+    ] = None
     stage: PolicyStage = None
-    base_url: BaseUrl = None
-    api: ApiName = Api.chat
-    device: Device = None
-    dtype: DType = None
-    batch_size: BatchSize = None
-    concurrency: Concurrency = 32
+    base_url: Annotated[
+        str | None, option("URL", "URL of an OpenAI-compatible server: http://localhost:8000/v1 ...", "no server")
+    ] = None
+    api: Annotated[Literal["chat", "completions"], typer.Option("--api", help="Endpoint of the server.")] = "chat"
+    device: Annotated[str | None, option("NAME", "auto, cpu, cuda or cuda:N.", DEFAULTS.device)] = None
+    dtype: Annotated[str | None, option("NAME", "auto, fp32 or bf16.", DEFAULTS.dtype)] = None
+    batch_size: Annotated[
+        int | None, option("N", "Maximum batch size of a local model.", DEFAULTS.batch_size, min=1)
+    ] = None
+    concurrency: Annotated[int, option("N", "Maximum concurrent requests to a server.", min=1)] = 32
     data: DataName = None
     index: IndexName = None
     topk: SharedTopK = None
-    max_steps: MaxSteps = None
-    max_tokens: MaxTokens = None
+    max_steps: Annotated[int | None, option("N", "Maximum steps per question.", _LIMITS.max_steps, min=1)] = None
+    max_tokens: Annotated[int | None, option("N", "Maximum tokens per step.", _LIMITS.max_tokens, min=1)] = None
     world_seed: SharedWorldSeed = None
 
 
@@ -99,18 +104,15 @@ class SamplingOptions(OptionGroup):
 
     panel = _GUIDE_PANEL
 
-    temperature: Annotated[
-        float | None, number_option("--temperature", "0 is greedy.", default="0; 1 with --guide", min=0.0)
-    ] = None
-    top_p: Annotated[float, number_option("--top-p", "Nucleus sampling.", min=0.0, max=1.0)] = 1.0
+    temperature: Annotated[float | None, option("N", "0 is greedy.", "0; 1 with --guide", min=0.0)] = None
+    top_p: Annotated[float, option("N", "Nucleus sampling.", min=0.0, max=1.0)] = 1.0
     guide: Annotated[
         str | None,
         option(
-            "--guide",
             "NAME",
             "Sample several candidates and choose by: prm (the run's newest reward model), a reward model folder, "
             "gold (the gold judge) or vote (the most common answer).",
-            default="one episode, not guided",
+            "one episode, not guided",
         ),
     ] = None
     weighted: Annotated[
@@ -135,7 +137,7 @@ class SamplingOptions(OptionGroup):
         if self.guide in (None, "gold", "vote"):
             return None
         if self.guide != "prm":
-            folder = builtin_folder(self.guide) or path_of(self.guide)
+            folder = builtin_folder(self.guide) or expand_path(self.guide)
             if not (folder / "config.json").is_file():
                 raise StepladderError(f"--guide {self.guide}: expected prm, gold, vote or a reward model folder")
             return str(folder)
@@ -188,7 +190,7 @@ class AgentSetup:
     def driver(self, in_flight: int | None = None) -> Iterator[Driver]:
         """A driver with retriever, engine and step scorer, all closed at the end."""
         options, context = self.options, self.context
-        server = {"base_url": options.base_url, "api": options.api.value, "concurrency": options.concurrency}
+        server = {"base_url": options.base_url, "api": options.api, "concurrency": options.concurrency}
         with closing(context):
             retriever = context.retriever
             scorer = self.guide.scorer(context, self.reward) if self.guide else None

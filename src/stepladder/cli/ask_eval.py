@@ -1,6 +1,5 @@
 """`ask` answers one question and shows each step; `eval` answers many questions and scores the answers."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stepladder.cli.agent_options import AgentOptions, AgentSetup, GuideOptions, SamplingOptions
-from stepladder.cli.declarations import ERR, OUT, argument, number_option, option, path_option, say, takes_groups
+from stepladder.cli.declarations import ERR, OUT, argument, option, path_option, print_json, say, takes_groups
 from stepladder.cli.options import AsJson, RunPath, Seed
 from stepladder.core.answer_metrics import QuestionScore
 from stepladder.core.errors import StepladderError
@@ -69,18 +68,12 @@ def ask_command(
 def eval_command(
     *,
     run: RunPath = None,
-    split: Annotated[
-        str | None, option("--split", "NAME", "train, dev or test.", default="test, or the only one")
-    ] = None,
-    limit: Annotated[int | None, number_option("--limit", "Only the first questions.", "all", min=1)] = None,
+    split: Annotated[str | None, option("NAME", "train, dev or test.", "test, or the only one")] = None,
+    limit: Annotated[int | None, option("N", "Only the first questions.", "all", min=1)] = None,
     seed: Seed = 0,
-    out_folder: Annotated[
-        Path | None, path_option("--out", "DIR", "Save summary, scores and trajectories here.", "not saved")
-    ] = None,
+    out: Annotated[Path | None, path_option("DIR", "Save summary, scores and trajectories here.", "not saved")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing evaluation.")] = False,
-    against: Annotated[
-        Path | None, path_option("--against", "DIR", "A saved evaluation to compare with, paired.", "none")
-    ] = None,
+    against: Annotated[Path | None, path_option("DIR", "A saved evaluation to compare with, paired.", "none")] = None,
     as_json: AsJson = False,
     options: AgentOptions,
     sampling: SamplingOptions,
@@ -89,8 +82,8 @@ def eval_command(
     """Answer the questions of a split and score the answers, with 95% confidence intervals."""
     setup = AgentSetup.from_options(run, options, sampling, guided)
     context, shared = setup.context, setup.context.settings
-    if out_folder is not None:
-        check_output_folder(out_folder, overwrite=overwrite)
+    if out is not None:
+        check_output_folder(out, overwrite=overwrite)
     other = load_scores(against) if against is not None else None
     split = split or _default_split(context.data)
     questions = context.split(split)[:limit]
@@ -110,7 +103,7 @@ def eval_command(
         "engine": setup.engine,
         "model": setup.model,
         "base_url": options.base_url,
-        "api": options.api.value,
+        "api": options.api,
         "device": shared.device,
         "dtype": shared.dtype,
         "data": data_name,
@@ -127,13 +120,13 @@ def eval_command(
     if other is not None and not _reached(result.scores).isdisjoint(_reached(other)):
         comparisons = {metric: compare(result.scores, other, metric) for metric in ("em", "f1")}
     try:  # neither an error while saving nor one while printing loses the other
-        if out_folder is not None:
-            result.save(out_folder, description, overwrite=overwrite)
-            say(f"written to {printable(str(out_folder))}", ERR)
+        if out is not None:
+            result.save(out, description, overwrite=overwrite)
+            say(f"written to {printable(str(out))}", ERR)
     finally:
         if as_json:
             versus = {"against": {name: asdict(each) for name, each in comparisons.items()}} if comparisons else {}
-            typer.echo(json.dumps({**result.as_json(description), **versus}, indent=2))
+            print_json({**result.as_json(description), **versus})
         else:
             policy = f"{setup.model or setup.engine}{UPPER_BOUND if result.upper_bound else ''}"
             print_summary(OUT, summary, f"{shared.agent} by {policy} on {data_name} {split}")

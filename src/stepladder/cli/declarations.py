@@ -5,18 +5,17 @@ commands that take it, and the defaults in the help are those of the config.
 """
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, fields
 from functools import wraps
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
 
 from stepladder.core.config import Config, union_members
-from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 
 #: Results go to standard output, notes to standard error.
@@ -25,19 +24,17 @@ OUT, ERR = Console(), Console(stderr=True)
 Typed = dict[str, Any]
 
 
-def option(flags: str, metavar: str, help_text: str, default: object = None, **settings: Any) -> Any:
-    """A typer option. `flags` are separated by spaces; `default` describes what an option that is left out means."""
+def option(metavar: str, help_text: str, default: object = None, *, flags: str = "", **settings: Any) -> Any:
+    """A typer option. `default` describes what an option that is left out means.
+
+    `flags`: separated by spaces; without any, the flag is the name of the parameter.
+    """
     return typer.Option(*flags.split(), metavar=metavar, help=_with_default(help_text, default), **settings)
 
 
-def number_option(flags: str, help_text: str, default: object = None, **limits: Any) -> Any:
-    """An option that takes a number."""
-    return option(flags, "N", help_text, default, **limits)
-
-
-def path_option(flags: str, metavar: str, help_text: str, default: object = None) -> Any:
+def path_option(metavar: str, help_text: str, default: object = None, **settings: Any) -> Any:
     """An option that takes a path."""
-    return option(flags, metavar, help_text, default, parser=path_of)
+    return option(metavar, help_text, default, parser=expand_path, **settings)
 
 
 def argument(metavar: str, help_text: str, default: object = None, **settings: Any) -> Any:
@@ -54,9 +51,9 @@ def say(markup: str, console: Console = OUT) -> None:
     console.print(markup, highlight=False, soft_wrap=True)
 
 
-def path_of(text: str) -> Path:
-    """A path as typed, with ~ resolved."""
-    return expand_path(text)
+def print_json(data: object) -> None:
+    """Print data as JSON."""
+    typer.echo(json.dumps(data, indent=2))
 
 
 def listed(names: Iterable[str], last: str = ", ") -> str:
@@ -68,12 +65,6 @@ def listed(names: Iterable[str], last: str = ", ") -> str:
 def given(**values: Any) -> Typed:
     """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
-
-
-def check_writable_file(flag: str, path: Path | None) -> None:
-    """Raise if no file can be written at this path."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise StepladderError(f"{flag}: cannot write {path}: give a file in an existing folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +116,9 @@ def _group(annotation: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]
     """How to make an option group, and its options; None for any other annotation."""
     if isinstance(annotation, type) and issubclass(annotation, OptionGroup):
         hints, panel = get_type_hints(annotation, include_extras=True), annotation.panel
-        return annotation, [_parameter(each.name, hints[each.name], each.default, panel) for each in fields(annotation)]
+        return annotation, [
+            _parameter(each.name, each.default, panel, *get_args(hints[each.name])) for each in fields(annotation)
+        ]
     match get_args(annotation):
         case (_, type() as config, Mapping() as texts, *title):
             return given, _settings(config, texts, *title or [None])
@@ -148,20 +141,21 @@ def _settings(
         help_text, default = text if isinstance(text, tuple) else (text, setting_default(config, name))
         kinds = union_members(field.annotation)
         kind: Any = str | None
-        flags = "-k --topk" if name == "topk" else f"--{name.replace('_', '-')}"
         if any(isinstance(each, type) and issubclass(each, Config) for each in kinds):
-            declared = typer.Option(flags, help=help_text, callback=lambda on: {} if on else None)
-            options.append(_parameter(name, _annotated(bool, declared), False, panel))
+            declared = typer.Option(
+                "--" + name.replace("_", "-"), help=help_text, callback=lambda on: {} if on else None
+            )
+            options.append(_parameter(name, False, panel, bool, declared))
             continue
-        settings = {}
+        settings: dict[str, Any] = {"flags": "-k --topk"} if name == "topk" else {}
         if items := [each for each in kinds if get_origin(each) is tuple]:
             kinds, kind = get_args(items[0]), list[str] | None
             settings["callback"] = lambda values: ",".join(values).replace(" ", "").split(",") if values else None
         choices = [str(value) for each in kinds if get_origin(each) is Literal for value in get_args(each)]
         metavar = "N" if {int, float}.intersection(kinds) else "NAME"
         help_text = help_text.replace("CHOICES", listed(choices or "-", " or "))
-        declared = option(flags, metavar, help_text, default, **settings)
-        options.append(_parameter(name, _annotated(kind, declared), None, panel))
+        declared = option(metavar, help_text, default, **settings)
+        options.append(_parameter(name, None, panel, kind, declared))
     return options
 
 
@@ -171,15 +165,9 @@ def setting_default(config: type[Config], name: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _parameter(name: str, annotation: Any, default: Any, panel: str | None = None) -> inspect.Parameter:
+def _parameter(name: str, default: Any, panel: str | None, kind: Any, declared: Any) -> inspect.Parameter:
     """An option as a keyword parameter, in a panel of the help."""
-    kind, metadata = get_args(annotation)
-    if panel is not None:
-        metadata = copy(metadata)
-        metadata.rich_help_panel = panel
-    annotation = _annotated(kind, metadata)
+    declared = copy(declared)
+    declared.rich_help_panel = panel or declared.rich_help_panel
+    annotation: Any = Annotated[kind, declared]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _annotated(kind: Any, metadata: Any) -> Any:
-    return Annotated[kind, metadata]

@@ -5,14 +5,13 @@ trained policy, and the tables and the report of the run. The oracle is the uppe
 """
 
 import math
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from stepladder.cli.declarations import OUT, number_option, takes_groups
+from stepladder.cli.declarations import OUT, option, takes_groups
 from stepladder.cli.options import RunOut, Seed, UpdateOptions
 from stepladder.cli.recipes import interruptible
 from stepladder.core.errors import StepladderError
@@ -29,16 +28,8 @@ from stepladder.reporting.report import write_report
 from stepladder.reporting.run_tables import print_report
 from stepladder.train.grpo.config import GRPOConfig
 
-
-class Size(StrEnum):
-    """How much the demo trains."""
-
-    small = "small"
-    large = "large"
-
-
-#: The recipe of each size.
-RECIPES = {Size.small: "prorag-nano", Size.large: "prorag-nano-large"}
+#: The recipe of each --size.
+RECIPES = {"small": "prorag-nano", "large": "prorag-nano-large"}
 #: With --minutes: the fastest update to plan for, in seconds, and the maximum number of questions (two thirds of the
 #: train split of Atlas).
 _SECONDS_PER_UPDATE, _MAX_QUESTIONS = 1.0, 800
@@ -50,11 +41,11 @@ def demo_command(
     folder: RunOut = Path("runs/demo"),
     seed: Seed = 0,
     size: Annotated[
-        Size, typer.Option("--size", help="small: minutes on a laptop. large: trains longer and scores higher.")
-    ] = Size.small,
+        Literal["small", "large"],
+        typer.Option("--size", help="small: minutes on a laptop. large: trains longer and scores higher."),
+    ] = "small",
     minutes: Annotated[
-        float | None,
-        number_option("--minutes", "Minutes of reinforcement learning.", "as the recipe says", min=0.1, max=100_000),
+        float | None, option("N", "Minutes of reinforcement learning.", "as the recipe says", min=0.1, max=100_000)
     ] = None,
     options: UpdateOptions,
 ) -> None:

@@ -1,7 +1,6 @@
 """`doctor` checks this installation: versions, devices, what is missing and the command that installs it."""
 
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -14,7 +13,7 @@ import psutil  # type: ignore[import-untyped]
 import typer
 from packaging.requirements import Requirement
 
-from stepladder.cli.declarations import say
+from stepladder.cli.declarations import print_json, say
 from stepladder.cli.options import AsJson
 from stepladder.core.extras import install_command
 from stepladder.core.trace_printer import printable
@@ -49,7 +48,7 @@ def doctor_command(as_json: AsJson = False) -> None:
     """Check versions and devices; show what is missing and the command that installs it."""
     findings = check_installation()
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
             mark = "[green]ok[/]     " if finding.ok else "[dim]absent[/] " if finding.optional else "[red]missing[/]"

@@ -1,6 +1,5 @@
 """`explore` grows search trees, `pairs` makes preference pairs of them. Both are stages of a run."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,26 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepladder.cli.agent_options import say_upper_bound
-from stepladder.cli.declarations import (
-    OptionGroup,
-    Typed,
-    given,
-    option,
-    path_option,
-    say,
-    setting_default,
-    takes_groups,
-)
+from stepladder.cli.declarations import OptionGroup, Typed, given, option, path_option, print_json, say, takes_groups
 from stepladder.cli.options import NewRunOptions, StageOptions
-from stepladder.cli.recipes import (
-    add_stage,
-    extend_recipe,
-    find_stage,
-    new_recipe,
-    output_of,
-    run_and_print,
-    run_stage,
-)
+from stepladder.cli.recipes import add_stage, extend_recipe, find_stage, new_recipe, output_of, run_and_print
 from stepladder.core.errors import StepladderError
 from stepladder.judges.llm.config import LLMJudgeConfig
 from stepladder.pipeline.resources import BASE, ORACLE, RunContext
@@ -48,19 +30,13 @@ class JudgeOptions(OptionGroup):
     panel = "Language model as judge"
 
     judge_model: Annotated[
-        str | None,
-        option("--judge-model", "NAME", "The judge: its model name on a server, or a local model folder.", "no LLM"),
+        str | None, option("NAME", "The judge: its model name on a server, or a local model folder.", "no LLM")
     ] = None
-    judge_url: Annotated[
-        str | None, option("--judge-url", "URL", "URL of its OpenAI-compatible server.", default="OpenAI's")
-    ] = None
+    judge_url: Annotated[str | None, option("URL", "URL of its OpenAI-compatible server.", "OpenAI's")] = None
     budget: Annotated[
-        str | None,
-        option("--budget", "AMOUNT", "Hard spending limit over all attempts: 5usd, 300ktok, 2Mtok.", "no limit"),
+        str | None, option("AMOUNT", "Hard spending limit over all attempts: 5usd, 300ktok, 2Mtok.", "no limit")
     ] = None
-    prices: Annotated[
-        Path | None, path_option("--prices", "FILE", "YAML file with more model prices.", "the shipped ones")
-    ] = None
+    prices: Annotated[Path | None, path_option("FILE", "YAML file with more model prices.", "the shipped ones")] = None
     estimate_only: Annotated[
         bool, typer.Option("--dry-run", help="Print the estimated cost of the judge and stop.")
     ] = False
@@ -81,10 +57,8 @@ _OF_PRESET = f"with the preset {_SEARCH.preset}"
 @takes_groups
 def explore_command(
     *,
-    run: Annotated[
-        Path | None, path_option("--run", "DIR", "The run to add the stage to.", default="none: --out starts one")
-    ] = None,
-    folder: Annotated[Path | None, path_option("--out", "DIR", "Folder of a new run.", default="none: --run")] = None,
+    run: Annotated[Path | None, path_option("DIR", "The run to add the stage to.", "none: --out starts one")] = None,
+    folder: Annotated[Path | None, path_option("DIR", "Folder of a new run.", "none: --run", flags="--out")] = None,
     search: Annotated[
         Typed,
         ExploreConfig,
@@ -125,7 +99,7 @@ def explore_command(
         assert isinstance(settings, ExploreConfig)
         _print_estimate(dry_run_explore(settings, RunContext(recipe.shared)), stage.as_json)
     elif run is not None:
-        run_stage(recipe, run, name, stage)
+        run_and_print(recipe, run, stage, only=name)
     elif folder is not None:
         run_and_print(recipe, folder, stage)
 
@@ -133,7 +107,7 @@ def explore_command(
 @takes_groups
 def pairs_command(
     *,
-    run: Annotated[Path, path_option("--run", "DIR", "A run with trees.")],
+    run: Annotated[Path, path_option("DIR", "A run with trees.")],
     settings: Annotated[
         Typed,
         PairConfig,
@@ -141,7 +115,7 @@ def pairs_command(
             "judge": "What ranks the steps: spre, mc or q (tree values), gold, or llm (a language model).",
             "margin": (
                 "Minimum difference of values, or of scores (--mode score).",
-                f"{setting_default(PairConfig, 'margin')}; of scores {setting_default(LLMJudgeConfig, 'score_margin')}",
+                f"{PairConfig().margin:g}; of scores {LLMJudgeConfig.model_fields['score_margin'].default:g}",
             ),
             "balance": ("Balance pairs by CHOICES, or both: kind,depth.", "not at all"),
         },
@@ -175,7 +149,7 @@ def _print_estimate(cost: "Estimate", as_json: bool) -> None:
     if as_json:
         tokens = {"tokens_read": cost.tokens.read, "tokens_written": cost.tokens.written, "tokens_at_most": most}
         dollars = {"usd": cost.usd, "usd_at_most": cost.usd_at_most}
-        typer.echo(json.dumps({"calls": cost.calls, "cached": cost.cached, **tokens, **dollars}, indent=2))
+        print_json({"calls": cost.calls, "cached": cost.cached, **tokens, **dollars})
         return
     known = cost.usd is not None and cost.usd_at_most is not None
     price = f"about ${cost.usd:,.2f}, at most ${cost.usd_at_most:,.2f}" if known else "unknown for this model"

@@ -1,14 +1,11 @@
 """`export` writes preference pairs for other trainers; `adapter` writes a trained policy as a LoRA adapter."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stepladder.agents import is_agent_file
 from stepladder.cli.agent_options import PolicyStage, policy_of
-from stepladder.cli.declarations import OUT, listed, number_option, option, path_option, say
+from stepladder.cli.declarations import OUT, listed, option, path_option, print_json, say
 from stepladder.cli.options import AsJson
 from stepladder.cli.recipes import output_of
 from stepladder.core.errors import StepladderError
@@ -27,22 +24,17 @@ _LOW_FRACTION = 0.9
 
 
 def export_command(
-    out: Annotated[Path, path_option("--out", "DIR", "Folder to write.")],
-    to: Annotated[str, option("--to", "FORMAT", "; ".join(f"{name}: {EXPORTS.description(name)}" for name in EXPORTS))],
-    run: Annotated[Path | None, path_option("--run", "DIR", "A run with pairs.", "none: --pairs")] = None,
+    out: Annotated[Path, path_option("DIR", "Folder to write.")],
+    to: Annotated[str, option("FORMAT", "; ".join(f"{name}: {EXPORTS.description(name)}" for name in EXPORTS))],
+    run: Annotated[Path | None, path_option("DIR", "A run with pairs.", "none: --pairs")] = None,
     pairs: Annotated[
         Path | None,
-        path_option(
-            "--pairs", "FILE", "A file of pairs: RAG-ProGuide's (.json, .jsonl, .gz) or our own.", "none: --run"
-        ),
+        path_option("FILE", "A file of pairs: RAG-ProGuide's (.json, .jsonl, .gz) or our own.", "none: --run"),
     ] = None,
     model: Annotated[
-        str | None,
-        option("--model", "NAME", "Model to train, for formats with a training configuration.", "to fill in"),
+        str | None, option("NAME", "Model to train, for formats with a training configuration.", "to fill in")
     ] = None,
-    stage: Annotated[
-        str | None, option("--stage", "NAME", "The run's stage with the pairs.", default="the newest")
-    ] = None,
+    stage: Annotated[str | None, option("NAME", "The run's stage with the pairs.", "the newest")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write preference pairs in the format of another trainer."""
@@ -60,25 +52,21 @@ def export_command(
     done = export(to, splits, out, source=origin, model=model)
     if as_json:
         result = {"folder": str(out), "source": origin, "pairs": done.pairs, "rows": done.rows, "files": done.files}
-        typer.echo(json.dumps(result, indent=2))
+        print_json(result)
         return
     counts = listed(f"{count:,} {split}" for split, count in done.pairs.items())
     say(f"{printable(str(out))}: {counts} pairs of {printable(origin)} as {to}; README.md says how to use them")
 
 
 def adapter_command(
-    out: Annotated[Path, path_option("--out", "DIR", "Adapter folder.")],
-    run: Annotated[Path | None, path_option("--run", "DIR", "A run with a trained policy.", "none: --model")] = None,
+    out: Annotated[Path, path_option("DIR", "Adapter folder.")],
+    run: Annotated[Path | None, path_option("DIR", "A run with a trained policy.", "none: --model")] = None,
     model: Annotated[
-        Path | None, path_option("--model", "DIR", "The folder of a trained model, with --base.", "none: --run")
+        Path | None, path_option("DIR", "The folder of a trained model, with --base.", "none: --run")
     ] = None,
     stage: PolicyStage = None,
-    base: Annotated[
-        str | None, option("--base", "NAME", "The model before training.", default="the policy of the run's recipe")
-    ] = None,
-    rank: Annotated[
-        int, number_option("--rank", "LoRA rank: a higher one keeps more and takes more space.", min=1)
-    ] = 16,
+    base: Annotated[str | None, option("NAME", "The model before training.", "the policy of the run's recipe")] = None,
+    rank: Annotated[int, option("N", "LoRA rank: a higher one keeps more and takes more space.", min=1)] = 16,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained policy as a LoRA adapter: megabytes instead of the whole model."""
@@ -96,7 +84,7 @@ def adapter_command(
         found = extract_lora(policy, load_model(base, None, None)[0], base, tokenizer, rank, out, agent)
     if as_json:
         result = {"folder": str(found.folder), "layers": found.layers, "kept": found.kept, "bytes": found.bytes}
-        typer.echo(json.dumps({**result, "left_out": found.left_out, "lost": found.lost}, indent=2))
+        print_json({**result, "left_out": found.left_out, "lost": found.lost})
         return
     say(
         f"{printable(str(found.folder))}: {found.bytes / 1e6:.1f} MB for {printable(base)}, with {found.kept:.1%} of "

@@ -1,6 +1,5 @@
 """`index build`, `index search`, `index info`."""
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -9,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from stepladder.cli.declarations import OUT, argument, given, listed, number_option, option, path_of, path_option, say
+from stepladder.cli.declarations import OUT, argument, given, listed, option, path_option, print_json, say
 from stepladder.cli.options import AsJson, Rerank, TopK, WorldSeed
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.files import expand_path
 from stepladder.core.trace import Passage
 from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS, PUBLISHED, is_dataset_name, load_dataset
@@ -20,8 +20,7 @@ from stepladder.pipeline.recipe import override
 from stepladder.retrieval.factory import load_retriever, retriever_info
 from stepladder.retrieval.index.build import build_index
 from stepladder.retrieval.index.manifest import IndexInfo
-from stepladder.retrieval.index.memory_budget import parse_bytes
-from stepladder.retrieval.index.registry import INDEX_KINDS
+from stepladder.retrieval.index.registry import INDEX_KINDS, parse_bytes
 
 app = typer.Typer(help="Build an index from a corpus, search it, inspect it.", no_args_is_help=True)
 
@@ -46,21 +45,19 @@ def index_build(
             f"{listed((*DATA_SETS, *PUBLISHED))}; join several with +.",
         ),
     ],
-    folder: Annotated[Path, path_option("--out", "DIR", "Index folder.")],
+    folder: Annotated[Path, path_option("DIR", "Index folder.", flags="--out")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing index.")] = False,
-    words: Annotated[int, number_option("--words", "Words per passage of a split text.", min=1)] = 100,
-    overlap: Annotated[int, number_option("--overlap", "Words shared with the previous passage.", min=0)] = 20,
-    kind: Annotated[
-        str, option("--kind", "NAME", f"{listed(INDEX_KINDS)}; bm25 combines with any other: bm25+hnsw.")
-    ] = "bm25",
+    words: Annotated[int, option("N", "Words per passage of a split text.", min=1)] = 100,
+    overlap: Annotated[int, option("N", "Words shared with the previous passage.", min=0)] = 20,
+    kind: Annotated[str, option("NAME", f"{listed(INDEX_KINDS)}; bm25 combines with any other: bm25+hnsw.")] = "bm25",
     encoder: Annotated[
-        str | None, option("--encoder", "NAME", "Embedding model: a folder or a Hugging Face name.", default="minilm")
+        str | None, option("NAME", "Embedding model: a folder or a Hugging Face name.", "minilm")
     ] = None,
-    device: Annotated[str | None, option("--device", "NAME", "Device of the encoder: auto, cpu, cuda.", "auto")] = None,
-    memory: Annotated[str, option("--memory", "SIZE", "Memory limit of the build, without the encoder.")] = "4GB",
+    device: Annotated[str | None, option("NAME", "Device of the encoder: auto, cpu, cuda.", "auto")] = None,
+    memory: Annotated[str, option("SIZE", "Memory limit of the build, without the encoder.")] = "4GB",
     changes: Annotated[
         list[str] | None,
-        option("--set", "NAME=VALUE", "Any other setting of the index: k1=0.9, pooling=cls ...", "none"),
+        option("NAME=VALUE", "Any other setting of the index: k1=0.9, pooling=cls ...", "none", flags="--set"),
     ] = None,
     world_seed: WorldSeed = 0,
     as_json: AsJson = False,
@@ -72,7 +69,7 @@ def index_build(
     settings: Any = given(encoder=encoder, device=device)
     for change in changes or ():
         settings = override(settings, change)
-    source: Path | Sequence[Passage] = path_of(corpus)
+    source: Path | Sequence[Passage] = expand_path(corpus)
     if is_dataset_name(corpus):
         source = load_passages(corpus, world_seed)
     with Phases() as watch:
@@ -103,7 +100,7 @@ def index_search(
     with closing(load_retriever(location, rerank=rerank)) as retriever:
         (found,) = retriever.search([query], topk)
     if as_json:
-        typer.echo(json.dumps([asdict(passage) for passage in found], indent=2))
+        print_json([asdict(passage) for passage in found])
         return
     for passage in found:
         score = " " * 8 if passage.score is None else f"{passage.score:8.3f}"
@@ -124,7 +121,7 @@ def index_show(location: IndexLocation, as_json: AsJson = False) -> None:
 
 def _print_info(info: IndexInfo, location: str | Path, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(asdict(info), indent=2))
+        print_json(asdict(info))
         return
     settings = ", ".join(f"{name} {value}" for name, value in info.settings.items() if value != "")
     name = printable(str(location))

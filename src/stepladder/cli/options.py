@@ -3,37 +3,23 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
 
 from stepladder.agents import AGENTS
-from stepladder.cli.declarations import ERR, OptionGroup, listed, number_option, option, path_option, say
-from stepladder.cli.usage_errors import reject_renamed
+from stepladder.cli.declarations import ERR, OptionGroup, listed, option, path_option, say
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS, PUBLISHED
-from stepladder.engines import ENGINES
 from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.runner import StaleStage
 
-
-class Api(StrEnum):
-    """The two endpoints of an OpenAI-compatible server."""
-
-    chat = "chat"
-    completions = "completions"
-
-
-_DEFAULTS = SharedConfig()
-
-
-#: Values of --agent.
+DEFAULTS = SharedConfig()
+#: Values of --agent and of --model.
 AGENTS_HELP = f"{listed(AGENTS)}; or a Python file with your own agent"
-
-_MODELS = (
+MODELS_HELP = (
     "a model folder, an adapter, a GGUF file, a Hugging Face name, nano (included), smollm2-135m (see docs/models.md) "
     "or tiny (random weights)"
 )
@@ -42,72 +28,24 @@ _TOPK = "Passages per search."
 _WORLD_SEED = "Seed of the generated Atlas world."
 _DATA = f"{listed((*DATA_SETS, *PUBLISHED))}, a folder of question files, or a question file; join several with +."
 
-AgentName = Annotated[
-    str | None, option("--agent", "NAME", f"Prompt format and actions: {AGENTS_HELP}.", default=_DEFAULTS.agent)
-]
-EngineName = Annotated[
-    str | None,
-    option(
-        "--engine",
-        "NAME",
-        f"Generation backend: {listed(ENGINES)}. `oracle` replays gold decompositions (an upper bound).",
-        default="transformers with --model or --run, openai with --base-url, else oracle",
-        callback=reject_renamed,
-    ),
-]
-ModelName = Annotated[
-    str | None,
-    option(
-        "--model",
-        "NAME",
-        f"{_MODELS[0].upper()}{_MODELS[1:]}; with --base-url, the server's model name.",
-        default="the policy of --run",
-    ),
-]
+AgentName = Annotated[str | None, option("NAME", f"Prompt format and actions: {AGENTS_HELP}.", DEFAULTS.agent)]
 RunPath = Annotated[
-    Path | None,
-    path_option("--run", "DIR", "Use the policy of a run with its agent, data, index and limits.", "no run"),
+    Path | None, path_option("DIR", "Use the policy of a run with its agent, data, index and limits.", "no run")
 ]
-RunToRead = Annotated[Path, path_option("--run", "DIR", "The run.")]
-RunToExtend = Annotated[Path, path_option("--run", "DIR", "The run to add the stage to.")]
-BaseUrl = Annotated[
-    str | None,
-    option("--base-url", "URL", "URL of an OpenAI-compatible server: http://localhost:8000/v1 ...", "no server"),
-]
-ApiName = Annotated[Api, typer.Option("--api", help="Endpoint of the server.")]
-Device = Annotated[str | None, option("--device", "NAME", "auto, cpu, cuda or cuda:N.", default=_DEFAULTS.device)]
-DType = Annotated[str | None, option("--dtype", "NAME", "auto, fp32 or bf16.", default=_DEFAULTS.dtype)]
-BatchSize = Annotated[
-    int | None,
-    number_option("--batch-size", "Maximum batch size of a local model.", default=_DEFAULTS.batch_size, min=1),
-]
-Concurrency = Annotated[int, number_option("--concurrency", "Maximum concurrent requests to a server.", min=1)]
-DataName = Annotated[str | None, option("--data", "NAME", _DATA, default=_DEFAULTS.data.name)]
+RunToRead = Annotated[Path, path_option("DIR", "The run.")]
+RunToExtend = Annotated[Path, path_option("DIR", "The run to add the stage to.")]
+DataName = Annotated[str | None, option("NAME", _DATA, DEFAULTS.data.name)]
 IndexName = Annotated[
     str | None,
-    option(
-        "--index",
-        "INDEX",
-        "Index folder, or URLs of search servers joined by commas.",
-        default="the passages of the data set",
-    ),
+    option("INDEX", "Index folder, or URLs of search servers joined by commas.", "the passages of the data set"),
 ]
-TopK = Annotated[int, number_option("-k --topk", _TOPK, min=1)]
-SharedTopK = Annotated[int | None, number_option("-k --topk", _TOPK, default=_DEFAULTS.search.k, min=1)]
-MaxSteps = Annotated[
-    int | None, number_option("--max-steps", "Maximum steps per question.", default=_DEFAULTS.episode.max_steps, min=1)
-]
-MaxTokens = Annotated[
-    int | None, number_option("--max-tokens", "Maximum tokens per step.", default=_DEFAULTS.episode.max_tokens, min=1)
-]
-Seed = Annotated[int, number_option("--seed", "Random seed.")]
-WorldSeed = Annotated[int, number_option("--world-seed", _WORLD_SEED)]
-SharedWorldSeed = Annotated[int | None, number_option("--world-seed", _WORLD_SEED, default=_DEFAULTS.data.world_seed)]
-Rerank = Annotated[str | None, option("--rerank", "NAME", "A cross-encoder that reranks the results.", "no reranking")]
-RunOut = Annotated[Path, path_option("--out", "DIR", "Run folder.")]
-Overrides = Annotated[
-    list[str] | None, option("--set", "NAME=VALUE", "Override a setting. Repeatable; the last value wins.", "none")
-]
+TopK = Annotated[int, option("N", _TOPK, flags="-k --topk", min=1)]
+SharedTopK = Annotated[int | None, option("N", _TOPK, DEFAULTS.search.k, flags="-k --topk", min=1)]
+Seed = Annotated[int, option("N", "Random seed.")]
+WorldSeed = Annotated[int, option("N", _WORLD_SEED)]
+SharedWorldSeed = Annotated[int | None, option("N", _WORLD_SEED, DEFAULTS.data.world_seed)]
+Rerank = Annotated[str | None, option("NAME", "A cross-encoder that reranks the results.", "no reranking")]
+RunOut = Annotated[Path, path_option("DIR", "Run folder.", flags="--out")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -115,7 +53,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 class UpdateOptions(OptionGroup):
     """Options of every command that runs stages."""
 
-    overrides: Overrides = None
+    overrides: Annotated[
+        list[str] | None,
+        option("NAME=VALUE", "Override a setting. Repeatable; the last value wins.", "none", flags="--set"),
+    ] = None
     update: Annotated[
         bool,
         typer.Option(
@@ -156,7 +97,7 @@ class RunOptions(UpdateOptions):
 class StageOptions(RunOptions):
     """Options of every command that adds a stage to a run."""
 
-    name: Annotated[str | None, option("--name", "NAME", "Name of the stage.", default="its kind")] = None
+    name: Annotated[str | None, option("NAME", "Name of the stage.", "its kind")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +106,11 @@ class NewRunOptions(OptionGroup):
 
     panel: ClassVar[str | None] = "New run (with --out)"
 
-    model: Annotated[str | None, option("--model", "NAME", f"Initial policy: {_MODELS}.", _DEFAULTS.policy)] = None
+    model: Annotated[str | None, option("NAME", f"Initial policy: {MODELS_HELP}.", DEFAULTS.policy)] = None
     agent: AgentName = None
     data: DataName = None
-    dev: Annotated[
-        Path | None, path_option("--dev", "FILE", "Dev questions, if --data is a question file.", default="none")
-    ] = None
+    dev: Annotated[Path | None, path_option("FILE", "Dev questions, if --data is a question file.", "none")] = None
     index: IndexName = None
     topk: SharedTopK = None
     world_seed: SharedWorldSeed = None
-    seed: Annotated[int | None, number_option("--seed", "Random seed.", default=0)] = None
+    seed: Annotated[int | None, option("N", "Random seed.", 0)] = None

@@ -1,26 +1,32 @@
-"""Recipes from the command line: of a new run, or of a run with one more stage.
+"""Recipes from the command line: of a new run, or of a run with one more stage. `recipes` lists the built-in ones.
 
 In: a stage as plain data, and --set overrides. Out: a `Recipe`, run by `run_and_print`. If no earlier stage writes an
 input of the stage, the error names the command that does.
+
+A built-in recipe starts with a comment: what it does, a line `# Needs:` and a line `# Time:`; continued lines are
+indented.
 """
 
-import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from stepladder.cli.declarations import ERR, OUT, given, path_of, say
-from stepladder.cli.options import NewRunOptions, RunOptions, StageOptions
+from stepladder.cli.declarations import ERR, OUT, argument, given, print_json, say
+from stepladder.cli.options import AsJson, NewRunOptions, RunOptions, StageOptions
 from stepladder.core.errors import StepladderError, unknown_name
+from stepladder.core.io.files import expand_path
+from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.agent_config import with_settings
-from stepladder.pipeline.recipe import MissingInput, Recipe, Stage, override
+from stepladder.pipeline.recipe import MissingInput, Recipe, Stage, override, read_yaml, shipped
 from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.runner import StaleStages
@@ -36,13 +42,8 @@ _COMMANDS = {
 }
 
 
-def run_and_print(
-    recipe: Recipe, folder: Path, options: RunOptions, *, only: str | None = None, beside: str = ""
-) -> None:
-    """Run a recipe, or `only` one of its stages, and print the results.
-
-    `beside`: the options that compute a stale `only` under another name, instead of replacing it.
-    """
+def run_and_print(recipe: Recipe, folder: Path, options: RunOptions, *, only: str | None = None) -> None:
+    """Run a recipe, or `only` one of its stages, and print the results."""
     try:
         with interruptible():
             console = ERR if options.as_json else OUT
@@ -51,14 +52,14 @@ def run_and_print(
         if only is None:
             keep = f"--out {free_name(folder)} keeps it and starts another run"
         elif error.stages[0].name == only:
-            keep = f"{beside} keeps it and puts the new one beside it"
+            keep = f"{_beside(recipe, only)} keeps it and puts the new one beside it"
         else:
             keep = "Undo that change to keep it"
         raise StaleStages(error.folder, error.stages, keep) from None
     if only is not None:
         report = replace(report, stages=tuple(stage for stage in report.stages if stage.name == only))
     if options.as_json:
-        typer.echo(json.dumps(report_as_json(report), indent=2))
+        print_json(report_as_json(report))
     else:
         print_report(OUT, report)
 
@@ -77,12 +78,7 @@ def add_stage(run: Path, kind: str, settings: Mapping[str, Any], options: StageO
     """Add a stage to a run and run it. Its name is its kind unless --name is given."""
     name = options.name or kind
     recipe = extend_recipe(run, name, {"kind": kind, **settings}, options.overrides, **more)
-    run_stage(recipe, run, name, options)
-
-
-def run_stage(recipe: Recipe, run: Path, name: str, options: StageOptions) -> None:
-    """Run one stage of a recipe in a run."""
-    run_and_print(recipe, run, options, only=name, beside=_beside(recipe, name))
+    run_and_print(recipe, run, options, only=name)
 
 
 def _beside(recipe: Recipe, name: str) -> str:
@@ -108,7 +104,7 @@ def free_name(folder: Path) -> Path:
 def new_recipe(name: str, entry: Mapping[str, Any], start: NewRunOptions, overrides: list[str] | None) -> Recipe:
     """The recipe of a new run with one stage. --data is a data set, or a question file to train on."""
     typed, plain = start.typed(), given(policy=start.model)
-    if (data := typed.get("data", "")) and data not in DATA_SETS and path_of(data).is_file():
+    if (data := typed.get("data", "")) and data not in DATA_SETS and expand_path(data).is_file():
         plain["data"] = {"train": typed.pop("data"), "dev": start.dev}
     elif start.dev is not None:  # a missing file is reported as an unknown name
         raise StepladderError(f"--dev needs a question file as --data, and {data or 'atlas'} is none")
@@ -202,3 +198,53 @@ def _check_of_stage(change: str, kind: str, name: str) -> None:
 
 def _before(stages: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(takewhile(lambda each: each[0] != name, stages.items()))
+
+
+def recipe_info(path: Path) -> dict[str, str]:
+    """What a recipe does and needs, from its comment and its settings."""
+    header, _, _ = path.read_text(encoding="utf-8").partition("\n\n")
+    about, _, rest = header.partition("\n#\n")
+    noted = {key: _joined(text) for key, text in re.findall(r"^# (Needs|Time): (.*(?:\n#  .*)*)", rest, re.MULTILINE)}
+    plain = read_yaml(path)
+    assert isinstance(plain, dict)
+    return {
+        "name": path.stem,
+        "about": _joined(about),
+        "model": plain["policy"],
+        "data": plain["data"]["name"],
+        "needs": noted["Needs"],
+        "time": noted["Time"],
+        "path": str(path),
+    }
+
+
+def _joined(comment: str) -> str:
+    return " ".join(line.lstrip("# ").strip() for line in comment.splitlines())
+
+
+def recipes_command(
+    name: Annotated[str | None, argument("NAME", "A recipe to show in full.", default="list all of them")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the built-in recipes with what they do and need, or show one, with its comments, to copy and change."""
+    recipes = shipped()
+    if name is not None:
+        if name not in recipes:
+            raise unknown_name("recipe", name, recipes)
+        text = recipes[name].read_text(encoding="utf-8")
+        if as_json:
+            print_json({**recipe_info(recipes[name]), "text": text})
+        else:
+            typer.echo(text, nl=False)
+        return
+    found = [recipe_info(path) for path in recipes.values()]
+    if as_json:
+        print_json(found)
+        return
+    for each in found:
+        table = Table.grid(padding=(0, 1, 0, 2), pad_edge=True)
+        table.add_row("[dim]trains[/]", printable(f"{each['model']} on {each['data']}"))
+        table.add_row("[dim]needs[/]", printable(each["needs"]))
+        table.add_row("[dim]time[/]", printable(each["time"]))
+        OUT.print(f"[bold]{each['name']}[/]: {printable(each['about'])}", table, sep="\n", highlight=False)
+    say("\n`stepladder recipes NAME` shows one with its comments; `stepladder run NAME --out DIR` runs it")

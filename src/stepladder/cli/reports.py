@@ -1,6 +1,5 @@
 """`report` writes a run as one HTML file, `tree` shows one of its trees; `compare` and `study` compare results."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -8,17 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stepladder.cli.declarations import (
-    ERR,
-    OUT,
-    argument,
-    check_writable_file,
-    number_option,
-    option,
-    path_option,
-    say,
-    takes_groups,
-)
+from stepladder.cli.declarations import ERR, OUT, argument, option, path_option, print_json, say, takes_groups
 from stepladder.cli.options import AsJson, RunOptions, RunToRead
 from stepladder.cli.recipes import interruptible, output_of
 from stepladder.core.errors import StepladderError, nearest
@@ -26,12 +15,15 @@ from stepladder.core.io.files import atomic_file
 from stepladder.core.io.records import dumps
 from stepladder.core.trace import StopReason, Tree
 from stepladder.core.trace_printer import printable
+from stepladder.driver.progress import Progress
 from stepladder.explore.tree_store import read_trees
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import is_run
 from stepladder.pipeline.runner import StaleStage, stale_stages
 from stepladder.pipeline.stage import TREES
 from stepladder.reporting.charts.tree_diagram import tree_svg
+from stepladder.reporting.compare import compare_arms, comparison_json, group_by_seed, load_sources, write_comparison
+from stepladder.reporting.compare.compare_table import print_comparison
 from stepladder.reporting.report import write_report
 from stepladder.reporting.studies import STUDIES, find_study
 from stepladder.reporting.studies.study_job import Job
@@ -43,14 +35,18 @@ from stepladder.reporting.tree_text import print_tree
 
 def report_command(
     run: RunToRead,
-    out: Annotated[
-        Path | None, path_option("--out", "FILE", "Where to write it.", default="report.html in the run")
-    ] = None,
+    out: Annotated[Path | None, path_option("FILE", "Where to write it.", "report.html in the run")] = None,
 ) -> None:
     """Write an HTML report of a run: results, curves, search trees, transcripts. It works without a network."""
-    check_writable_file("--out", out)
+    _check_writable("--out", out)
     path = write_report(run, out)
     say(f"{printable(str(path))}: the report, {path.stat().st_size / 1e6:.1f} MB")
+
+
+def _check_writable(flag: str, path: Path | None) -> None:
+    """Raise if no file can be written at this path."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise StepladderError(f"{flag}: cannot write {path}: give a file in an existing folder")
 
 
 def compare_command(
@@ -63,27 +59,17 @@ def compare_command(
             "that differ only in their seed, or have the same label, form one arm.",
         ),
     ],
-    metric: Annotated[str, option("--metric", "NAME", "Metric of the differences: f1, em, searches ...")] = "f1",
-    against: Annotated[str | None, option("--against", "LABEL", "The reference arm.", default="the first")] = None,
+    metric: Annotated[str, option("NAME", "Metric of the differences: f1, em, searches ...")] = "f1",
+    against: Annotated[str | None, option("LABEL", "The reference arm.", "the first")] = None,
     stage: Annotated[
-        str | None, option("--stage", "NAME", "Evaluation to use of runs without :STAGE.", "the last of its policy")
+        str | None, option("NAME", "Evaluation to use of runs without :STAGE.", "the last of its policy")
     ] = None,
-    sort: Annotated[str | None, option("--sort", "METRIC", "Sort arms by a metric, highest first.", "as given")] = None,
-    html: Annotated[Path | None, path_option("--html", "FILE", "Write an HTML page with charts.", "none")] = None,
+    sort: Annotated[str | None, option("METRIC", "Sort arms by a metric, highest first.", "as given")] = None,
+    html: Annotated[Path | None, path_option("FILE", "Write an HTML page with charts.", "none")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs on their common questions: scores with intervals, paired differences, cost."""
-    from stepladder.driver.progress import Progress
-    from stepladder.reporting.compare import (
-        compare_arms,
-        comparison_json,
-        group_by_seed,
-        load_sources,
-        write_comparison,
-    )
-    from stepladder.reporting.compare.compare_table import print_comparison
-
-    check_writable_file("--html", html)
+    _check_writable("--html", html)
     compared = compare_arms(group_by_seed(load_sources(sources, stage)), metric, against=against, sort=sort)
     if html is not None or as_json:
         count = len(compared.arms) * (len(compared.arms) - 1) // 2
@@ -92,7 +78,7 @@ def compare_command(
         if html is not None:
             write_comparison(compared, pairwise, html)
         if as_json:
-            typer.echo(json.dumps(comparison_json(compared, pairwise), indent=2))
+            print_json(comparison_json(compared, pairwise))
     if not as_json:
         print_comparison(OUT, compared)
     if html is not None:
@@ -103,11 +89,9 @@ def compare_command(
 def study_command(
     *,
     name: Annotated[str | None, argument("NAME", "The study.", default="list all of them")] = None,
-    folder: Annotated[Path, path_option("--out", "DIR", "Folder of all studies; each has a subfolder.")] = Path(
-        "studies"
-    ),
-    seeds: Annotated[int, number_option("--seeds", "Number of seeds: 0, 1, 2 ...", min=1)] = 5,
-    jobs: Annotated[int, number_option("--jobs", "Concurrent runs, which share cores and GPU.", min=1)] = 1,
+    out: Annotated[Path, path_option("DIR", "Folder of all studies; each has a subfolder.")] = Path("studies"),
+    seeds: Annotated[int, option("N", "Number of seeds: 0, 1, 2 ...", min=1)] = 5,
+    jobs: Annotated[int, option("N", "Concurrent runs, which share cores and GPU.", min=1)] = 1,
     options: RunOptions,
 ) -> None:
     """Compare training methods over several seeds: one recipe, one change each. The same command resumes."""
@@ -116,7 +100,7 @@ def study_command(
             say(f"[bold]{each.name}[/]: {printable(each.about)}")
         return
     study = find_study(name)
-    path = folder / study.name
+    path = out / study.name
     if next((each for each in (path, *path.parents) if each.exists()), path).is_file():
         raise StepladderError(f"--out: {path} cannot be a folder: a file is in the way")
     changes, update = options.overrides or (), options.updating()["update"]
@@ -127,7 +111,7 @@ def study_command(
     results = read_results(study, path, range(seeds))
     chart = write_results(results, path)
     if options.as_json:
-        typer.echo(json.dumps(results.plain(), indent=2))
+        print_json(results.plain())
         return
     print_results(OUT, results)
     if chart is not None:
@@ -149,7 +133,7 @@ def tree_command(
     question_id: Annotated[
         str | None, argument("QUESTION-ID", "The question.", default="the tree with the most right and wrong answers")
     ] = None,
-    svg: Annotated[Path | None, path_option("--svg", "FILE", "Write the tree as SVG.", "print it")] = None,
+    svg: Annotated[Path | None, path_option("FILE", "Write the tree as SVG.", "print it")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a search tree: its steps, their values and the verdicts of the gold judge."""

@@ -5,29 +5,18 @@ from contextlib import ExitStack, closing, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from stepladder.cli.agent_options import AgentOptions, AgentSetup, GuideOptions, SamplingOptions
-from stepladder.cli.declarations import (
-    ERR,
-    OptionGroup,
-    Typed,
-    argument,
-    listed,
-    number_option,
-    option,
-    path_of,
-    path_option,
-    say,
-    takes_groups,
-)
+from stepladder.cli.declarations import ERR, OptionGroup, argument, listed, option, path_option, say, takes_groups
 from stepladder.cli.index import load_passages
 from stepladder.cli.options import Rerank, RunPath, WorldSeed
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.io.auth_token import read_token
+from stepladder.core.io.files import expand_path
 from stepladder.core.requests import Algorithm, Sampling
 from stepladder.core.trace import Question, Trajectory
 from stepladder.core.trace_printer import printable
@@ -39,8 +28,7 @@ from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.index.build import passages_checksum
 from stepladder.retrieval.index.manifest import IndexInfo, index_info
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerConfig
-from stepladder.serve.search.search_server_config import ServerConfig
+from stepladder.serve.server_configs import AgentServerConfig, ServerConfig
 
 #: Help texts of the limits of both servers, by setting.
 _LIMITS = {
@@ -65,24 +53,17 @@ class ListenOptions(OptionGroup):
 
     panel = "Server"
 
-    host: Annotated[str, option("--host", "ADDRESS", "Address to listen on; 0.0.0.0 means all interfaces.")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[str, option("ADDRESS", "Address to listen on; 0.0.0.0 means all interfaces.")] = "127.0.0.1"
     token_file: Annotated[
         Path | None,
-        path_option(
-            "--token-file",
-            "FILE",
-            "File with the bearer token that clients must send.",
-            default="STEPLADDER_TOKEN, if set",
-        ),
+        path_option("FILE", "File with the bearer token that clients must send.", "STEPLADDER_TOKEN, if set"),
     ] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow requests from other machines without a token.")
     ] = False
     access_log: Annotated[bool, typer.Option("--access-log", help="Print one line per request.")] = False
 
-    def arguments(self, port: int, what: str, path: str = "") -> Typed:
+    def arguments(self, port: int, what: str, path: str = "") -> dict[str, Any]:
         """Arguments of a server. `what` it serves, and under which `path`, is printed when it is ready."""
 
         def announce(url: str) -> None:
@@ -92,7 +73,7 @@ class ListenOptions(OptionGroup):
         return {**options, "port": port, "announce": announce}
 
 
-_PORT = number_option("--port", "Port; 0 takes a free one.", min=0, max=65535, rich_help_panel="Server")
+_PORT = option("N", "Port; 0 takes a free one.", min=0, max=65535, rich_help_panel="Server")
 
 
 @takes_groups
@@ -100,7 +81,7 @@ def serve_command(
     *,
     index: Annotated[str, argument("INDEX", f"Index folder, or data sets: {listed(DATA_SETS)}, hotpotqa ...")],
     port: Annotated[int, _PORT] = 8000,
-    device: Annotated[str, option("--device", "NAME", "Device of the query encoder: cpu, auto, cuda.")] = "cpu",
+    device: Annotated[str, option("NAME", "Device of the query encoder: cpu, auto, cuda.")] = "cpu",
     rerank: Rerank = None,
     world_seed: WorldSeed = 0,
     listen: ListenOptions,
@@ -124,7 +105,7 @@ def _open_index(index: str, world_seed: int, device: str, rerank: str | None) ->
         info = IndexInfo("bm25", len(passages), {"world_seed": world_seed}, index, "", passages_checksum(passages), {})
     else:
         retriever = load_retriever(index, device=device, rerank=rerank)
-        info = index_info(path_of(index))
+        info = index_info(expand_path(index))
     return retriever, replace(info, settings={**info.settings, "rerank": rerank}) if rerank else info
 
 
@@ -133,9 +114,7 @@ def serve_agent_command(
     *,
     run: RunPath = None,
     mcp: Annotated[bool, typer.Option("--mcp", help="Serve MCP over stdin and stdout instead of HTTP.")] = False,
-    name: Annotated[
-        str | None, option("--name", "NAME", "Model name for clients.", default="the name of the run or model")
-    ] = None,
+    name: Annotated[str | None, option("NAME", "Model name for clients.", "the name of the run or model")] = None,
     port: Annotated[int, _PORT] = 8001,
     options: AgentOptions,
     sampling: SamplingOptions,

@@ -64,7 +64,7 @@ class SFTRunOptions(NewRunOptions):
 
     panel = None
 
-    agent: Annotated[str, option("--agent", "NAME", f"Agent to imitate: {AGENTS_HELP}.")] = "prorag-brief"
+    agent: Annotated[str, option("NAME", f"Agent to imitate: {AGENTS_HELP}.")] = "prorag-brief"
     topk: TopK = 1
 
 
@@ -155,10 +155,7 @@ def train_dpo_command(
     pairs: Annotated[
         Path | None,
         path_option(
-            "--pairs",
-            "FILE",
-            "Pairs in the format of RAG-ProGuide or Stepladder (a file or a folder).",
-            default="the run's newest pairs",
+            "FILE", "Pairs in the format of RAG-ProGuide or Stepladder (a file or a folder).", "the run's newest pairs"
         ),
     ] = None,
     settings: Annotated[

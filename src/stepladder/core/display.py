@@ -16,8 +16,6 @@ PRINTERS = {
     "Pair": "stepladder.core.trace_printer:print_pair",
     "Evaluation": "stepladder.reporting.eval_table:print_evaluation",
     "RunComparison": "stepladder.reporting.compare.compare_table:print_comparison",
-    "Run": "stepladder.reporting.run_tables:print_run",
-    "RunScores": "stepladder.reporting.run_tables:print_scores",
 }
 #: By class name: a function of the object that returns HTML, where that is more than the printed text.
 PICTURES = {"Tree": "stepladder.reporting.charts.tree_diagram:tree_svg"}

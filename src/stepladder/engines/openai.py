@@ -188,7 +188,11 @@ class OpenAIEngine(Engine):
                 delay = self._retry_delay(reply, attempts)
                 max_retries = self._max_retries if self._reached else min(self._max_retries, FIRST_ATTEMPTS - 1)
                 if delay is None or attempts > max_retries:
-                    return self._handle(request, reply, attempts, exhausted=delay is not None)
+                    verdict = self._classify(request, reply, attempts)
+                    self._consecutive_failures += delay is not None
+                    if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
+                        self._fail(f"{verdict}. {self._consecutive_failures} consecutive requests failed.")
+                    return verdict
                 self.retries += 1
                 await asyncio.sleep(delay)
 
@@ -218,7 +222,12 @@ class OpenAIEngine(Engine):
                 return bytes(response.http_response.content)
         except (openai.APIError, TimeoutError) as error:
             failure = error
-        if max_tokens_name == "max_tokens" and _needs_max_completion_tokens(failure):
+        if (
+            max_tokens_name == "max_tokens"  # newer OpenAI models have another name for it
+            and isinstance(failure, openai.BadRequestError)
+            and _rejects(failure, "max_tokens")
+            and "max_completion_tokens" in str(failure.body)
+        ):
             self._max_tokens_name = "max_completion_tokens"
             return await self._call(request)
         return failure
@@ -231,15 +240,8 @@ class OpenAIEngine(Engine):
             return None
         return retry_wait(attempts, error.response.headers, self._backoff)
 
-    def _handle(self, request: Generate, error: Exception, attempts: int, exhausted: bool) -> Generation | BackendError:
-        """Map a failure to an empty generation (context too long), a `BackendError`, or raise `BackendDown`."""
-        verdict = self._classify(request, error, attempts)
-        self._consecutive_failures += exhausted
-        if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
-            self._fail(f"{verdict}. {self._consecutive_failures} consecutive requests failed.")
-        return verdict
-
     def _classify(self, request: Generate, error: Exception, attempts: int) -> Generation | BackendError:
+        """Map a failure to an empty generation (context too long), a `BackendError`, or raise `BackendDown`."""
         detail, after = self._error_text(error), f"after {attempts} attempts" if attempts > 1 else "first attempt"
         if not isinstance(error, openai.APIStatusError):
             # Compared by name: the client's HTTP library depends on its version.
@@ -320,15 +322,6 @@ def build(options: EngineOptions) -> OpenAIEngine:
     if options.model is None:
         raise StepladderError("the openai engine needs the server's name of a model: --model NAME")
     return OpenAIEngine(options.model, options.base_url, api=options.api, concurrency=options.concurrency)
-
-
-def _needs_max_completion_tokens(error: Exception) -> bool:
-    """Whether the model rejected max_tokens, which newer OpenAI models call max_completion_tokens."""
-    return (
-        isinstance(error, openai.BadRequestError)
-        and _rejects(error, "max_tokens")
-        and "max_completion_tokens" in str(error.body)
-    )
 
 
 def _rejects(error: openai.APIStatusError, parameter: str) -> bool:

@@ -33,6 +33,8 @@ _ENV_DEFAULTS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "
 #: Batch sizes captured as CUDA graphs. Nothing is compiled: that would take minutes.
 _CAPTURE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 _DTYPES = {"auto": "auto", "fp32": "float32", "bf16": "bfloat16"}
+#: The maximum ranks of adapters that vLLM supports.
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VLLMEngine(InProcessEngine):
@@ -106,7 +108,8 @@ class VLLMEngine(InProcessEngine):
             "disable_log_stats": True,
         }
         if max_lora_rank is not None:
-            arguments |= {"enable_lora": True, "max_lora_rank": _supported_rank(max_lora_rank), "max_loras": 1}
+            rank = next((each for each in _LORA_RANKS if each >= max_lora_rank), max_lora_rank)
+            arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
         try:
             self.llm: Any = vllm.LLM(name, **(arguments | dict(options or {})))
         except (RuntimeError, ValueError) as error:
@@ -274,9 +277,3 @@ def _lora_rank(adapter: Path) -> int:
     if not isinstance(rank, int):
         raise StepladderError(f"{adapter} is not a LoRA adapter; vLLM supports no other kind")
     return rank
-
-
-def _supported_rank(rank: int) -> int:
-    """The smallest rank supported by vLLM that is at least `rank`."""
-    allowed = (8, 16, 32, 64, 128, 256, 320, 512)
-    return next((each for each in allowed if each >= rank), rank)

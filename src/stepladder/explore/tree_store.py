@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
@@ -154,13 +155,10 @@ def explore(
             f"question ids must be unique: {len(repeated):,} ids occur more than once, such as {repeated[0]!r}"
         )
 
-    def job(question: Question) -> Callable[[], Algorithm[Tree]]:
-        return lambda: grow(question, seed_of(seed, question.id))
-
     failures: Counter[str] = Counter()
     with TreeFile(path) as trees:
         missing = [question for question in questions if question.id not in trees.ids]
-        for outcome in driver.stream(job(question) for question in missing):
+        for outcome in driver.stream(partial(grow, each, seed_of(seed, each.id)) for each in missing):
             try:
                 if outcome.failure is not None:
                     failures[outcome.failure.reason] += 1

@@ -90,7 +90,7 @@ class EnvBackend:
         data = None
         if settings.questions is None or settings.data is not None:
             name = settings.data or "atlas-small"
-            data = _generated_data(name, settings.world_seed) if name in DATA_SETS else load_dataset(name)
+            data = _generated_data(name, seed=settings.world_seed) if name in DATA_SETS else load_dataset(name)
         self.questions = settings.questions or ()
         if data is not None and settings.questions is None:
             only = next(iter(data.questions)) if len(data.questions) == 1 else "train"
@@ -158,10 +158,8 @@ class EnvBackend:
         return BM25Index.from_passages(data.passages)
 
 
-@lru_cache(maxsize=1)
-def _generated_data(name: str, seed: int) -> DataSet:
-    """A generated data set, cached: generating it takes a second, and many environments use the same."""
-    return load_dataset(name, seed=seed)
+#: Cached: generating a data set takes a second, and many environments use the same.
+_generated_data = lru_cache(maxsize=1)(load_dataset)
 
 
 def _open_scorer(scorer: Any) -> StepScorer:

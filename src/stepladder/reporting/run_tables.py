@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -20,13 +20,12 @@ from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.pipeline.runner import RunReport
 from stepladder.pipeline.stage import EVALUATION, PAIRS, POLICY, TREES
+from stepladder.pipeline.stage_summary import StageSummary, judge_lines
+from stepladder.pipeline.stages import STAGES, get_stage
+from stepladder.preferences.pair_stats import format_counts
 from stepladder.reporting.eval_table import UPPER_BOUND
-from stepladder.reporting.stage_summaries import pair_lines, stage_summary
 
 _METRICS = ("em", "f1")
-
-if TYPE_CHECKING:
-    from stepladder.reporting.interactive.run import Run, RunScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def differences(report: RunReport) -> list[Difference]:
 
     The oracle is not compared.
     """
-    names = [stage.name for stage in evaluations(report) if stage.inputs["policy"] != ORACLE]
+    names = [stage.name for stage in model_evaluations(report)]
     if len(names) < 2:
         return []
     scores = {name: load_scores(report.folder / name / EVALUATION) for name in names}
@@ -101,14 +100,14 @@ def print_report(console: Console, report: RunReport) -> None:
     if evaluated:
         legend = "mean [95% CI]; n: questions, EM: exact match, valid: share of transcripts without a malformed step"
         console.print(f"\n[bold]{printable(report.recipe.name)}[/], {legend}", highlight=False, soft_wrap=True)
-        _print_scores(console, report)
+        print_scores(console, report)
         for stage in evaluated:
             if failed := stage.summary["failed"]:
                 console.print(f"{stage.name}: {failed:,} episodes failed, counted as wrong", style="red")
         for each in differences(report):
             p_value = f"p = {each.comparison.p_value:.4f} (paired)"
             change = f"{each.metric} {signed_text(each.comparison.difference)}, {p_value}"
-            _say(console, f"{each.stage} vs. {each.against}: {change}")
+            say(console, f"{each.stage} vs. {each.against}: {change}")
         hops = sorted({hops for stage in evaluated for hops in stage.summary["by_hops"]} - {"0"}, key=int)
         if hops:
             console.print("\n[bold]F1 by searches needed[/]", highlight=False)
@@ -123,10 +122,10 @@ def print_report(console: Console, report: RunReport) -> None:
         for stage in with_pairs:
             if len(with_pairs) > 1:
                 console.print(f"\n[bold]{stage.name}[/]", highlight=False)
-            _print_lines(console, pair_lines(stage.summary))
+            _print_lines(console, _pair_lines(stage.summary))
     _print_summaries(console, report, before_pairs=False)
     console.print()
-    _say(console, "time: " + ", ".join(f"{stage.name} {stage.seconds:,.0f} s" for stage in report.stages))
+    say(console, "time: " + ", ".join(f"{stage.name} {stage.seconds:,.0f} s" for stage in report.stages))
     if report.choice is not None and (evaluated or any(POLICY in stage.outputs for stage in report.stages)):
         _print_choice(console, report)
 
@@ -134,20 +133,10 @@ def print_report(console: Console, report: RunReport) -> None:
 def _print_choice(console: Console, report: RunReport) -> None:
     """The policy that `ask --run` uses, after the stages that made theirs worse."""
     for each in report.worse.values():
-        _say(console, f"{each.stage} ended {each}", style="red")
+        say(console, f"{each.stage} ended {each}", style="red")
     assert report.choice is not None
-    _say(console, f"{report.choice}: {report.choice.path}")
-    _say(console, f"next: stepladder ask --run {shlex.quote(str(report.folder))}    # uses {report.choice.stage}")
-
-
-def print_run(console: Console, run: "Run") -> None:
-    """The tables of a run in a folder."""
-    print_report(console, run.report)
-
-
-def print_scores(console: Console, scores: "RunScores") -> None:
-    """The table of its evaluations."""
-    _print_scores(console, scores.report)
+    say(console, f"{report.choice}: {report.choice.path}")
+    say(console, f"next: stepladder ask --run {shlex.quote(str(report.folder))}    # uses {report.choice.stage}")
 
 
 def evaluations(report: RunReport) -> list[StageRecord]:
@@ -155,7 +144,13 @@ def evaluations(report: RunReport) -> list[StageRecord]:
     return [stage for stage in report.stages if EVALUATION in stage.outputs]
 
 
-def _print_scores(console: Console, report: RunReport) -> None:
+def model_evaluations(report: RunReport) -> list[StageRecord]:
+    """The finished evaluations of models, without the oracle."""
+    return [stage for stage in evaluations(report) if stage.inputs[POLICY] != ORACLE]
+
+
+def print_scores(console: Console, report: RunReport) -> None:
+    """Print the table of the evaluations."""
     stages = evaluations(report)
     columns = ("stage", "policy", "n", "EM", "F1", "valid", "searches")
     marked = [stage.inputs[POLICY] in report.worse for stage in stages]
@@ -191,13 +186,27 @@ def _print_summaries(console: Console, report: RunReport, *, before_pairs: bool)
             _print_lines(console, lines)
 
 
+def stage_summary(stage: StageRecord) -> StageSummary | None:
+    """Headline and lines as the stage itself declares them; None without any, or if this version does not have it."""
+    return get_stage(stage.kind).summarize(stage.summary) if stage.summary and stage.kind in STAGES else None
+
+
+def _pair_lines(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """Agreement with the gold judge, kinds, depths, margins and judge cost of the pairs of a stage."""
+    gold = {f"prefers {each}": (numbers["gold"] or {}).get(each, 0) for each in ("chosen", "rejected", "neither")}
+    counts = {"gold judge": gold, **{name: numbers[name] for name in ("kinds", "depths", "margins", "dropped")}}
+    counts["split"] = {name: numbers[name] for name in ("train", "dev")}
+    return {**{name: format_counts(each) for name, each in counts.items()}, **judge_lines(numbers)}
+
+
 def _print_lines(console: Console, lines: Mapping[str, str]) -> None:
     for name, line in lines.items():
         if line:
-            _say(console, f"  {name}: {line}")
+            say(console, f"  {name}: {line}")
 
 
-def _say(console: Console, line: str, style: str = "") -> None:
+def say(console: Console, line: str, style: str = "") -> None:
+    """Print text without wrapping, safe from markup and control characters."""
     console.print(printable(line), style=style, highlight=False, soft_wrap=True)
 
 
@@ -226,4 +235,4 @@ def _print_table(
         table.add_row(*(Text.from_markup(printable(cell)) for cell in row[:shown]), style="red" if mark else None)
     console.print(table)
     if omitted := columns[shown:]:
-        _say(console, f"columns omitted: {', '.join(omitted)} (use a wider terminal)")
+        say(console, f"columns omitted: {', '.join(omitted)} (use a wider terminal)")

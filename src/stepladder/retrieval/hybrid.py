@@ -58,13 +58,10 @@ class HybridRetriever(Retriever):
         check_search(queries, k)
         if not queries:
             return []
-        found = [each.search(queries, max(self.depth, k)) for each in self.retrievers]
-        return [self._fused(rankings, k) for rankings in zip(*found, strict=True)]
-
-    def _fused(self, rankings: Sequence[Sequence[Passage]], k: int) -> tuple[Passage, ...]:
+        found = zip(*(each.search(queries, max(self.depth, k)) for each in self.retrievers), strict=True)
         if self.fusion == "ranks":
-            return fuse_by_ranks(rankings, k, self.weights, self.constant)
-        return fuse_by_scores(rankings, k, self.weights)
+            return [fuse_by_ranks(rankings, k, self.weights, self.constant) for rankings in found]
+        return [fuse_by_scores(rankings, k, self.weights) for rankings in found]
 
     def close(self) -> None:
         """Close all retrievers, even if one fails."""

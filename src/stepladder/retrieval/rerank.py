@@ -16,7 +16,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.io.files import expand_path
 from stepladder.core.trace import Passage
-from stepladder.models.loading import pick_device, pick_dtype, quiet_libraries, reason_of
+from stepladder.models.loading import pick_device, pick_dtype, reason_of, wrap_library_errors
 from stepladder.retrieval.base import Retriever, check_search
 
 #: Candidates from the inner retriever; at least k.
@@ -55,24 +55,18 @@ class RerankedRetriever(Retriever):
                 f"a cross-encoder needs sentence-transformers, which is not installed: {install_command('dense')}"
             ) from error
         folder, where = expand_path(model), pick_device(device)
-        try:
-            with quiet_libraries():
-                self._model = CrossEncoder(
-                    str(folder if folder.is_dir() else model),
-                    device=str(where),
-                    local_files_only=folder.is_dir(),
-                    trust_remote_code=False,
-                    model_kwargs={"dtype": pick_dtype(dtype, where)},
-                    # A sigmoid would saturate and create ties; the order is the same without.
-                    activation_fn=torch.nn.Identity(),
-                )
-        except StepladderError:
-            raise
-        except Exception as error:  # third-party files and libraries fail in many ways
-            raise StepladderError(
-                f"cross-encoder '{model}' could not be loaded: {reason_of(error)}. Give a folder with a "
-                "sentence-transformers cross-encoder, or a hub name."
-            ) from error
+        expected = "Give a folder with a sentence-transformers cross-encoder, or a hub name."
+        problem = f"cross-encoder '{model}' could not be loaded"
+        with wrap_library_errors(lambda error: StepladderError(f"{problem}: {reason_of(error)}. {expected}")):
+            self._model = CrossEncoder(
+                str(folder if folder.is_dir() else model),
+                device=str(where),
+                local_files_only=folder.is_dir(),
+                trust_remote_code=False,
+                model_kwargs={"dtype": pick_dtype(dtype, where)},
+                # A sigmoid would saturate and create ties; the order is the same without.
+                activation_fn=torch.nn.Identity(),
+            )
         # For other models, transformers would silently initialize the missing weights at random.
         kinds = self._model.config.architectures or []
         if self._model.num_labels != 1 or not all(kind.endswith(_RANKING) for kind in kinds):
@@ -91,22 +85,18 @@ class RerankedRetriever(Retriever):
             return []
         candidates = self.inner.search(queries, max(self.depth, k))
         # Equal pairs are scored once: in batches of other lengths, their scores could differ by rounding.
-        pairs = dict.fromkeys(
-            _pair(query, passage) for query, found in zip(queries, candidates, strict=True) for passage in found
-        )
-        scores = self._scores(list(pairs))
+        asked = zip(queries, candidates, strict=True)
+        pairs = list(dict.fromkeys(_pair(query, passage) for query, found in asked for passage in found))
+        # The library sorts the pairs by length and returns the scores in the original order.
+        predicted = self._model.predict(pairs, batch_size=self.batch, show_progress_bar=False)
+        if not np.isfinite(predicted).all():
+            raise StepladderError("the cross-encoder returned scores that are not finite; try dtype fp32")
+        scores = dict(zip(pairs, predicted.tolist(), strict=True))
         results = []
         for query, found in zip(queries, candidates):
             scored = [replace(passage, score=scores[_pair(query, passage)]) for passage in found]
             results.append(tuple(sorted(scored, key=lambda passage: -(passage.score or 0.0))[:k]))
         return results
-
-    def _scores(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], float]:
-        # The library sorts the pairs by length and returns the scores in the original order.
-        scores = self._model.predict(list(pairs), batch_size=self.batch, show_progress_bar=False)
-        if not np.isfinite(scores).all():
-            raise StepladderError("the cross-encoder returned scores that are not finite; try dtype fp32")
-        return dict(zip(pairs, scores.tolist(), strict=True))
 
     def close(self) -> None:
         """Close the inner retriever."""

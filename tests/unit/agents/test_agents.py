@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from stepladder.agents import Agent, make_agent
+from stepladder.agents import AGENTS, Agent, make_agent
+from stepladder.agents.base import PROMPTS
 from stepladder.agents.prompted import State
 from stepladder.agents.react import ReAct
 from stepladder.agents.research import ReSearch
@@ -56,6 +57,13 @@ def text_of(agent: Agent, trajectory: Trajectory) -> str:
 
 ASKED = Action(QUERY, "Who designed Orm Tower?", "The tower first.")
 TOLD = Action(SUB_ANSWER, "Ada Tarn", "[1] tells it.")
+
+
+def test_every_prompt_belongs_to_an_agent_and_has_all_its_states() -> None:
+    assert set(PROMPTS) == set(AGENTS)
+    by_state = [each for each in PROMPTS.values() if not isinstance(each, str)]
+    assert len(by_state) == 6
+    assert all(set(each) == set(State) for each in by_state)
 
 
 @pytest.mark.parametrize("name", ["react", "search-r1", "search-o1", "research"])

@@ -1,11 +1,14 @@
 """Progress: done, failed, rate and time left, on a terminal and in a log."""
 
 import io
+from types import SimpleNamespace
+
+import pytest
 
 from stepladder.core.requests import Algorithm, Generate
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Author, Segment, StopReason
-from stepladder.driver import Driver, Failure, Outcome
+from stepladder.driver import Driver, Failure, Outcome, progress
 from stepladder.driver.progress import Progress
 from stepladder.engines.scripted import ScriptedEngine
 
@@ -54,6 +57,22 @@ def test_a_terminal_gets_a_bar() -> None:
     assert "Playing" in shown
     assert "3/3" in shown
     assert "3 failed" in shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(5.0, "12.0/min"), (0.5, "2.0/s")])
+def test_slow_rates_are_per_minute_in_a_log_and_in_a_bar(
+    seconds: float, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))  # not that of rich's threads
+    log, terminal = io.StringIO(), Terminal()
+    with Progress("Playing", 40, file=log, log_every=0) as watch, Progress("Playing", 40, file=terminal) as bar:
+        for index in range(4):
+            now[0] += seconds
+            watch(Outcome(index, value="done"))
+            bar(Outcome(index, value="done"))
+    assert log.getvalue().splitlines()[-1].startswith(f"Playing: 4/40, {shown}, ")
+    assert shown in terminal.getvalue()
 
 
 def test_seeds_depend_on_what_is_named_not_on_its_type() -> None:

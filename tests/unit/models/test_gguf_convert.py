@@ -14,9 +14,9 @@ from packaging.requirements import Requirement
 from stepladder import cli
 from stepladder.cli import doctor
 from stepladder.core.errors import StepladderError
-from stepladder.models import NAMED, absolute_if_folder, cache, resolve as places
-from stepladder.models.cache import cache_folder, cached_conversion
+from stepladder.models import NAMED, absolute_if_folder, resolve as places
 from stepladder.models.loading import end_tokens, load_model
+from stepladder.models.resolve import cache_folder, cached_conversion
 from tests.support.gguf_files import CONTROL, WORDS, as_gguf, small_llama, write_gguf
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
@@ -272,4 +272,4 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(StepladderError, match=r"cannot be written: .* Set STEPLADDER_CACHE"):
         cached_conversion(tmp_path / "file", write_something)
     with pytest.raises(StepladderError, match="cannot be read"):
-        cache.cached_conversion(tmp_path / "none", write_something)
+        cached_conversion(tmp_path / "none", write_something)

@@ -26,9 +26,8 @@ from stepladder.reporting.run_tables import print_report
 from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index.build import build_index
 from stepladder.retrieval.index.registry import INDEX_KINDS
-from stepladder.train.grpo.config import GRPOConfig
+from stepladder.train.grpo.config import ESTIMATORS, GRPOConfig
 from stepladder.train.grpo.credit import credit_group
-from stepladder.train.grpo.estimators import ESTIMATORS
 from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.loop.trackers import TRACKERS
 from stepladder.train.prm.config import STEP_LOSSES, PRMConfig
@@ -179,7 +178,7 @@ def test_an_advantage_is_one_file_and_one_line(add_file: AddFile) -> None:
         "longest",
         '''
         import numpy as np
-        from stepladder.train.grpo.estimators import AdvantageEstimator
+        from stepladder.train.grpo.credit import AdvantageEstimator
 
         def advantages(group, settings):
             """The outcome reward, on the first step only."""

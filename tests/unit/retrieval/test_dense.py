@@ -18,11 +18,10 @@ from stepladder.retrieval.base import check_retriever
 from stepladder.retrieval.hybrid import HybridRetriever
 from stepladder.retrieval.index.build import build_index, open_index
 from stepladder.retrieval.index.dense import DenseIndex
-from stepladder.retrieval.index.dense_config import DenseConfig, EncoderConfig, Layout
+from stepladder.retrieval.index.dense_config import DenseConfig, EncoderConfig, Layout, card_of
 from stepladder.retrieval.index.encoder import Encoder
 from stepladder.retrieval.index.faiss_index import build_vector_index, check_memory, open_vector_index
 from stepladder.retrieval.index.manifest import index_info
-from stepladder.retrieval.index.model_cards import card_of
 from tests.support.encoders import TOWNS, save_encoder
 
 SKY = (

@@ -19,7 +19,7 @@ from stepladder.retrieval.index.build import build_index, open_index
 from stepladder.retrieval.index.manifest import index_info
 from stepladder.serve.http.run_server import DrainingServer, listen
 from stepladder.serve.search.search_server import make_app
-from stepladder.serve.search.search_server_config import ServerConfig
+from stepladder.serve.server_configs import ServerConfig
 from tests.support.samples import PASSAGES
 
 

@@ -17,7 +17,7 @@ from pymilvus import MilvusClient
 
 from stepladder.core.errors import StepladderError
 from stepladder.retrieval.base import check_retriever
-from stepladder.retrieval.index import milvus_collection
+from stepladder.retrieval.index import milvus as milvus_module
 from stepladder.retrieval.index.build import build_index, open_index
 from stepladder.retrieval.index.manifest import check_files, index_info
 from stepladder.retrieval.index.milvus import _check_size
@@ -100,8 +100,8 @@ def test_searching_changes_no_file_and_the_folder_can_be_moved(folder: Path, tmp
 def test_many_small_files_are_merged_before_the_index_is_finished(
     flat: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(milvus_collection, "_BATCH", 2)
-    monkeypatch.setattr(milvus_collection, "_GROUP", 2)
+    monkeypatch.setattr(milvus_module, "_BATCH", 2)
+    monkeypatch.setattr(milvus_module, "_GROUP", 2)
     folder = build(TOWNS, tmp_path / "index", model)
     for _ in range(3):
         expect_same(found(folder), found(flat))
@@ -283,7 +283,7 @@ class Failing:
     def uploads(self, **constants: float) -> None:
         """Change constants of uploads."""
         for name, value in constants.items():
-            self.monkeypatch.setattr(milvus_collection, name, value)
+            self.monkeypatch.setattr(milvus_module, name, value)
 
 
 @pytest.fixture

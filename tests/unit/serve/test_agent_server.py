@@ -25,9 +25,9 @@ from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.explore.guided import Guide, guided_search
 from stepladder.oracle.engine import gold_action
 from stepladder.serve.agent.agent_server import serve_agent
-from stepladder.serve.agent.citations import cite
+from stepladder.serve.agent.episode_json import cite
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerConfig
+from stepladder.serve.server_configs import AgentServerConfig
 from tests.support.agent_servers import AGENT, LIMITS, Fragile, Oracle, Running, WideOracle, gold_play, running
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
 from tests.support.search_servers import until

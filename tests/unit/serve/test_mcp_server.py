@@ -18,7 +18,7 @@ from stepladder.retrieval.base import Retriever
 from stepladder.serve.agent.mcp_server import make_mcp
 from stepladder.serve.agent.scheduler import AgentMetrics, Scheduler
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerConfig
+from stepladder.serve.server_configs import AgentServerConfig
 from tests.support import ROOT
 from tests.support.agent_servers import Fragile, Oracle, WideOracle, gold_play, running
 from tests.support.samples import PASSAGES, QUESTION, WordRetriever
@@ -111,7 +111,7 @@ from stepladder.driver import Driver
 from stepladder.serve.agent.served_agent import ServedAgent
 from stepladder.serve.agent.mcp_server import serve_stdio
 from stepladder.serve.agent.scheduler import Scheduler, AgentMetrics
-from stepladder.serve.agent.server_config import AgentServerConfig
+from stepladder.serve.server_configs import AgentServerConfig
 from tests.support.samples import WordRetriever
 from tests.support.agent_servers import Oracle, gold_play
 

@@ -21,7 +21,7 @@ from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.retrieval.index.build import build_index
 from stepladder.serve.http.run_server import listen
 from stepladder.serve.search.search_server import make_app, serve
-from stepladder.serve.search.search_server_config import ServerConfig
+from stepladder.serve.server_configs import ServerConfig
 from tests.support.samples import PASSAGES, WordRetriever
 from tests.support.search_servers import INFO, POST, TARN, TOWER, HeldRetriever, Running, running, spoken, until
 

@@ -14,7 +14,7 @@ import schemathesis
 from stepladder.core.trace import Passage
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.serve.search.search_server import SearchRequest
-from stepladder.serve.search.search_server_config import ServerConfig
+from stepladder.serve.server_configs import ServerConfig
 from tests.support.fuzzing import fuzz
 from tests.support.samples import PASSAGES
 from tests.support.search_servers import TOWER, HeldRetriever, running, spoken, until

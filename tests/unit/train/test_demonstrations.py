@@ -133,9 +133,9 @@ def test_gold_says_no_answer_before_it_was_found(seed: int) -> None:
 @pytest.mark.parametrize("name", sorted(AGENTS))
 def test_an_agent_with_worked_examples_is_still_an_agent(name: str) -> None:
     shown = FewShot(make_agent(name))
-    check_agent(shown)
+    check_agent(shown.agent)
     assert re.search(r"Pellam(</answer>|\]|\"})", shown.demonstrations)
-    assert shown.searches == make_agent(name).searches
+    assert shown.agent.searches == make_agent(name).searches
 
 
 def sampled(

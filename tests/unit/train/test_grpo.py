@@ -96,7 +96,7 @@ def trainer_for(
             args=TrlGRPOConfig(
                 output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True,
                 remove_unused_columns=False, per_device_train_batch_size=settings.batch_size // parts,
-                gradient_accumulation_steps=parts, **grpo._grpo_arguments(settings, policy),
+                gradient_accumulation_steps=parts, gradient_checkpointing=False, **grpo._grpo_arguments(settings),
             ),
             rollouts=Rollouts(driver, agent or Loose(), EPISODE if agent is None else ROOMY, settings, likes),
             reference=reference if settings.beta and settings.lora is None else None,

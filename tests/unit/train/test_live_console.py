@@ -2,6 +2,7 @@
 
 import io
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -25,7 +26,7 @@ class Terminal(io.StringIO):
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock is two seconds after the last."""
     ticks = itertools.count(0, 2)
-    monkeypatch.setattr(live_console.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(live_console, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
 
 
 def drawn(console: LiveConsole, width: int) -> list[str]:

@@ -42,9 +42,15 @@ from stepladder.train.loop.metrics_log import read_metrics
 from stepladder.train.prm import trainer as prm_training
 from stepladder.train.prm.config import PRMConfig
 from stepladder.train.prm.prm_data import collate_examples, from_pairs, from_trees, gold_verdicts, outcomes
-from stepladder.train.prm.prm_losses import centering_loss, ranking_loss, value_loss
 from stepladder.train.prm.prm_sources import choose_questions
-from stepladder.train.prm.trainer import PRMReport, batch_loss, count_targets
+from stepladder.train.prm.trainer import (
+    PRMReport,
+    batch_loss,
+    centering_loss,
+    count_targets,
+    ranking_loss,
+    value_loss,
+)
 from stepladder.train.sft.demonstrations import gold_demonstrations
 from tests.support.prm_training import (
     AGENT,

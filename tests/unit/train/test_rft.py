@@ -25,7 +25,7 @@ from stepladder.judges.prm.reward_model import ProcessRewardModel, with_scalar_h
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
-from stepladder.reporting.stage_summaries import stage_summary
+from stepladder.reporting.run_tables import stage_summary
 from stepladder.train.loop.config import LoraConfig
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import read_metrics

@@ -43,7 +43,7 @@ from stepladder.train.loop.training_loop import Compute
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.trainer import TrainingReport, train_sft
 from stepladder.train.transcripts import fine_tune
-from stepladder.train.transcripts.collate import collate, weighted_nll
+from stepladder.train.transcripts.fine_tune import collate, weighted_nll
 from stepladder.train.transcripts.tokenized import Example, tokenize_trajectory
 from tests.support.samples import QUESTION
 from tests.support.sft_training import QUESTIONS, SETTINGS, train

@@ -1,6 +1,7 @@
 """From trajectories to examples: whose tokens they are, what they weigh, and how batches are made of them."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.models.length_batches import LengthGroupedSampler
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
 from stepladder.oracle.engine import OracleEngine
-from stepladder.train.transcripts.collate import collate, total_weight, weighted_nll
+from stepladder.train.transcripts.fine_tune import TranscriptTrainer, collate, weighted_nll
 from stepladder.train.transcripts.tokenized import Example, token_weights, tokenize_trajectory
 from tests.support.samples import QUESTION, WordRetriever
 
@@ -195,7 +196,7 @@ def test_the_loss_is_the_weighted_mean_over_policy_tokens() -> None:
                 nll = -torch.log_softmax(logits_TV[place - 1], 0)[example.tokens[place]].item()
                 total += example.weights[place] * nll
                 weight += example.weights[place]
-        ours = weighted_nll(model, batch) / total_weight(batch)
+        ours = weighted_nll(model, batch) / TranscriptTrainer.loss_weight(Mock(), batch)
     assert ours.item() == pytest.approx(total / weight, rel=1e-5)
 
 

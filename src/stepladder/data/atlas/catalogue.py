@@ -9,12 +9,23 @@ of a world is generated from these wordings. A wording is a string with these sl
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
 from stepladder.core.io.yaml_tables import read_table
+
+
+class NumberRange(NamedTuple):
+    """A relation to a number, with its range and the units that may follow it."""
+
+    relation: str
+    low: int
+    high: int
+    step: int
+    units: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +38,25 @@ class EntityType:
     #: The relation of the first sentence of an article, which defines the entity.
     lead: str
     noun: str
+    #: Range of years in which its entities begin, so that people, works and founders are contemporaries.
+    years: tuple[int, int]
+    #: The relations to the first year, to the date of the beginning, and to the country.
+    year_relation: str = ""
+    date_relation: str = ""
+    country_relation: str = ""
+    #: Relations to cities, mostly of the home country, and relations to people, with their occupations.
+    cities: tuple[str, ...] = ()
+    people: dict[str, str] = field(default_factory=dict)
+    #: The relation to a random number.
+    number: NumberRange | None = None
     #: Template for a name that is unique.
     plain: str = "{}"
     #: Template for a name that may be ambiguous.
     described: str = "{}"
     #: Sentences that state an alias.
     alias_wordings: tuple[str, ...] = ()
-
-    @property
-    def relative(self) -> str:
-        """The relative pronoun: the person who, the river that."""
-        return "who" if self.name == "person" else "that"
+    #: The relative pronoun: the person who, the river that.
+    relative: str = "that"
 
 
 @dataclass(frozen=True, slots=True)

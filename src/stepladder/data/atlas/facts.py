@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from stepladder.data.atlas import literals as values
-from stepladder.data.atlas.catalogue import RELATIONS
+from stepladder.data.atlas.catalogue import RELATIONS, TYPES
 from stepladder.data.atlas.literals import Value
 from stepladder.data.atlas.population import STYLES, Draft, Namer
 
@@ -19,69 +19,6 @@ Facts = dict[str, Object]
 
 GENRES = ("folk", "jazz", "rock", "chamber", "dance", "electronic", "choral", "brass")
 
-#: Relations to people, by subject type, with the occupation of the object.
-_PEOPLE: dict[str, dict[str, str]] = {
-    "country": {"first_president": "politician"},
-    "city": {"first_mayor": "politician"},
-    "river": {"mapped_by": "explorer"},
-    "mountain": {"first_climbed_by": "mountaineer"},
-    "bridge": {"designed_by": "engineer"},
-    "museum": {"designed_by": "architect"},
-    "company": {"founder": "entrepreneur"},
-    "university": {"rector": "scholar"},
-    "club": {"founder": "entrepreneur", "coach": "football coach"},
-    "book": {"author": "novelist"},
-    "film": {"director": "film director", "lead_actor": "actor", "composer": "composer"},
-    "band": {"singer": "singer"},
-    "album": {"producer": "record producer"},
-    "painting": {"painter": "painter"},
-    "ship": {"captain": "sea captain"},
-}
-#: Relations to cities, by subject type. The cities are mostly in the home country.
-_CITIES: dict[str, tuple[str, ...]] = {
-    "mountain": ("nearest_city",),
-    "museum": ("based_in",),
-    "university": ("based_in",),
-    "club": ("based_in",),
-    "company": ("headquarters",),
-    "book": ("set_in",),
-    "band": ("formed_in",),
-    "album": ("studio_city",),
-    "ship": ("home_port",),
-    "person": ("born_in", "died_in"),
-}
-#: The relation from a place to its country.
-_COUNTRY: dict[str, str] = {"city": "located_in", "river": "flows_through", "mountain": "rises_in"}
-_FOUNDING_YEARS: dict[str, str] = {
-    "country": "independence_year",
-    "city": "founding_year",
-    "company": "founding_year",
-    "university": "founding_year",
-    "club": "founding_year",
-    "book": "published_in",
-    "painting": "painted_in",
-}
-_DATES: dict[str, str] = {
-    "person": "birth_date",
-    "film": "released_on",
-    "album": "released_on",
-    "mountain": "first_climbed_on",
-    "bridge": "opened_on",
-    "museum": "opened_on",
-    "ship": "launched_on",
-}
-#: Numbers: relation, minimum, maximum, step, and units.
-_NUMBERS: dict[str, tuple[str, int, int, int, tuple[str, ...]]] = {
-    "city": ("population", 8_000, 900_000, 100, ("", "inhabitants")),
-    "river": ("river_length", 60, 1_900, 1, ("kilometres", "km")),
-    "mountain": ("height", 900, 6_400, 1, ("metres", "m")),
-    "company": ("employees", 40, 9_900, 10, ("", "employees")),
-    "university": ("students", 1_200, 38_000, 100, ("", "students")),
-    "museum": ("visitors", 9_000, 700_000, 1_000, ("", "visitors", "visitors a year")),
-    "book": ("pages", 90, 890, 1, ("pages",)),
-    "ship": ("length", 40, 290, 1, ("metres", "m")),
-    "bridge": ("length", 60, 2_400, 1, ("metres", "m")),
-}
 #: Share of the subjects that have these relations. All subjects have the other ones.
 _OPTIONAL: dict[str, float] = {"died_in": 0.6, "mentor": 0.6, "based_on": 0.6}
 
@@ -146,20 +83,20 @@ def generate_facts(drafts: Sequence[Draft], namer: Namer, rng: random.Random) ->
 
 def _own_facts(draft: Draft, directory: _Directory, rng: random.Random) -> Facts:
     """The facts that do not depend on the facts of other entities."""
-    kind, facts = draft.kind, Facts()
-    if kind in _FOUNDING_YEARS:
-        facts[_FOUNDING_YEARS[kind]] = values.year(draft.year)
-    if kind in _DATES:
-        facts[_DATES[kind]] = values.date(draft.year, rng.randrange(1, 13), rng.randrange(1, 29))
-    if kind in _NUMBERS:
-        relation, low, high, step, units = _NUMBERS[kind]
-        facts[relation] = values.number(rng.randrange(low, high, step), *units)
-    if kind in _COUNTRY:
-        facts[_COUNTRY[kind]] = directory.country_at[draft.home]
-    for relation, occupation in _PEOPLE.get(kind, {}).items():
+    kind, row, facts = draft.kind, TYPES[draft.kind], Facts()
+    if row.year_relation:
+        facts[row.year_relation] = values.year(draft.year)
+    if row.date_relation:
+        facts[row.date_relation] = values.date(draft.year, rng.randrange(1, 13), rng.randrange(1, 29))
+    if row.number is not None:
+        amount = rng.randrange(row.number.low, row.number.high, row.number.step)
+        facts[row.number.relation] = values.number(amount, *row.number.units)
+    if row.country_relation:
+        facts[row.country_relation] = directory.country_at[draft.home]
+    for relation, occupation in row.people.items():
         year = draft.year if kind not in ("city", "university") else rng.randrange(1900, 2005)
         facts[relation] = directory.contemporary(occupation, year)
-    for relation in _CITIES.get(kind, ()):
+    for relation in row.cities:
         if rng.random() < _OPTIONAL.get(relation, 1.0):
             facts[relation] = directory.place("city", draft.home, 0.0 if kind == "mountain" else 0.15)
     if kind == "person":

@@ -108,46 +108,9 @@ class Namer:
 
 
 #: Occupations with their weights. Relations select people by occupation.
-OCCUPATIONS: dict[str, int] = {
-    "novelist": 12,
-    "film director": 10,
-    "actor": 10,
-    "composer": 7,
-    "singer": 8,
-    "architect": 8,
-    "engineer": 6,
-    "painter": 9,
-    "entrepreneur": 10,
-    "mountaineer": 6,
-    "explorer": 6,
-    "politician": 9,
-    "record producer": 6,
-    "sea captain": 5,
-    "scholar": 6,
-    "football coach": 5,
-}
+OCCUPATIONS: dict[str, int] = _TABLE["occupations"]
 #: Industries with their weights. Relations select publishers, record labels and shipyards from the first three.
 INDUSTRIES: dict[str, int] = dict(zip(COMPANY_SUFFIXES, (25, 18, 17, 10, 10, 8, 6, 6)))
-
-#: Range of years in which entities of a type begin, so that people, works and founders are contemporaries.
-YEARS: dict[str, tuple[int, int]] = {
-    "person": (1840, 1985),
-    "country": (1890, 1960),
-    "city": (900, 1700),
-    "company": (1885, 2005),
-    "university": (1690, 1865),
-    "club": (1885, 1960),
-    "book": (1885, 2015),
-    "film": (1912, 2015),
-    "band": (1950, 2012),
-    "album": (1955, 2015),
-    "painting": (1880, 2010),
-    "ship": (1885, 2005),
-    "mountain": (1885, 1985),
-    "bridge": (1885, 2010),
-    "museum": (1885, 2010),
-    "river": (1890, 2000),
-}
 
 ALIAS_SHARE = 0.12
 NEAR_DUPLICATE_SHARE = 0.03
@@ -200,7 +163,7 @@ def draft_population(articles: int, rng: random.Random) -> list[Draft]:
     roles = {"person": OCCUPATIONS, "company": INDUSTRIES}
     drafts = []
     for kind, count in counts.items():
-        weights, (low, high) = roles.get(kind, {}), YEARS[kind]
+        weights, (low, high) = roles.get(kind, {}), TYPES[kind].years
         for position in range(count):
             # Every country gets one of each type before the rest is random, so that each has a capital.
             home = position if position < countries else rng.randrange(countries)

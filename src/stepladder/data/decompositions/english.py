@@ -5,39 +5,19 @@ questions into which a question that describes one entity by another can be spli
 """
 
 import re
+from pathlib import Path
+
+from stepladder.core.io.yaml_tables import read_table
 
 #: The end of a sentence. A period after an initial or a common abbreviation does not count.
 _END = re.compile(
     r"(?<!\b[A-Z])(?<!\b(?:Dr|Mr|Ms|St|Jr|Sr|vs|no|No|Co))(?<!\b(?:Mrs|Inc|Ltd|née))[.!?][\"”')]*(?=\s+[\"“'(A-Z0-9])"
 )
 _IS = re.compile(r"\b(?:is|was|are|were) (?:an?|the|one of the|any of the) ([^.;:]+)")
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_NOT_ADJECTIVES = _words("a an the of in for that who which by from and with on at to or is was as")
+_TABLE: dict[str, str] = read_table(Path(__file__).with_suffix(".yaml"))
+_NOT_ADJECTIVES = frozenset(_TABLE["not_adjectives"].split())
 #: Nouns for the subjects of encyclopedia articles.
-_KINDS = _words(
-    """actor actress director filmmaker producer screenwriter writer author novelist poet playwright journalist critic
-    singer songwriter musician rapper composer guitarist drummer pianist violinist conductor dancer model comedian
-    entertainer painter artist sculptor photographer designer architect footballer player quarterback wrestler boxer
-    golfer swimmer racer driver cyclist coach manager politician statesman lawyer judge soldier general officer
-    admiral king queen prince princess emperor duke noble president minister governor mayor senator businessman
-    businesswoman entrepreneur executive scientist physicist chemist biologist mathematician engineer inventor
-    astronaut explorer historian philosopher theologian economist psychologist professor chef priest bishop saint
-    activist killer gangster hacktivist host presenter film movie series sitcom show episode drama musical opera play
-    song single album band duo group orchestra novel book story comic magazine newspaper journal game character
-    company corporation brand manufacturer retailer publisher studio label network channel station bank airline
-    airport aircraft ship submarine organization organisation party team club league tournament championship festival
-    award prize school university college institute museum library theatre theater stadium arena hotel casino
-    restaurant church temple castle palace bridge tower building skyscraper park zoo river lake island mountain valley
-    sea county district province state country nation city town village suburb neighborhood neighbourhood municipality
-    community region territory colony kingdom empire war battle conflict campaign treaty act breed species genus plant
-    fruit dish cheese beverage language dialect religion sport instrument software website system disease drug mineral
-    road highway motorway railway vehicle car locomotive weapon missile rifle"""
-)
+_KINDS = frozenset(_TABLE["kinds"].split())
 _PERSON = re.compile(r"\(\s?born\b|\b(?:he|she|his|her|him)\b", re.IGNORECASE)
 #: Most words of a sub-answer.
 _MAX_WORDS = 30

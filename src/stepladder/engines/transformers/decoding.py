@@ -279,17 +279,14 @@ def decode_padded(model: Any, config: Any, rows: Sequence[Row], append: Append) 
         positions_BT = positions_BT[:, -1:] + 1
         ids_BT = tokens_B[:, None]
         # Rows cannot be removed from recurrent layers: finished rows stay in the batch and are ignored.
-        if len(staying) < len(active) and not any(map(_is_recurrent, cache.layers)):
+        recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
+        if len(staying) < len(active) and not recurrent:
             keep = torch.tensor(staying, device=device)
             cache.batch_select_indices(keep)
             sampler.select(staying)
             ids_BT, mask_BT, positions_BT = ids_BT[keep], mask_BT[keep], positions_BT[keep]
             active = [active[index] for index in staying]
         mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(active), 1)], dim=1)
-
-
-def _is_recurrent(layer: Any) -> bool:
-    return isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
 def _is_filled(layer: Any) -> bool:

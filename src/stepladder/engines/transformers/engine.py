@@ -50,10 +50,6 @@ _ADMIT_RATIO = 8
 _MODEL_LOCKS: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
 
 
-def _lock_of(model: nn.Module) -> threading.Lock:
-    return _MODEL_LOCKS.setdefault(unwrap_model(model) or model, threading.Lock())
-
-
 class TransformersEngine(InProcessEngine):
     """A causal language model of transformers."""
 
@@ -144,7 +140,7 @@ class TransformersEngine(InProcessEngine):
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Locks the model and sets it to eval mode; restores its training mode afterwards."""
-        with _lock_of(self.model):
+        with _MODEL_LOCKS.setdefault(unwrap_model(self.model) or self.model, threading.Lock()):
             training = [module for module in self.model.modules() if module.training]
             if training:
                 self.model.eval()

@@ -4,6 +4,7 @@ In: steps with scores and verdicts of the gold judge; control chains; pairs. Out
 resample questions, because the steps of one question are correlated.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -106,10 +107,9 @@ def chain_metrics(lowest: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 def pair_accuracy(ranked: Iterable[tuple[str, bool]]) -> dict[str, float] | None:
     """The share of pairs whose chosen step scores higher. In: question id, and whether it does."""
-    wins: dict[str, int] = {}
-    tries: dict[str, int] = {}
+    wins, tries = Counter[str](), Counter[str]()
     for question, right in ranked:
-        wins[question] = wins.get(question, 0) + right
-        tries[question] = tries.get(question, 0) + 1
+        wins[question] += right
+        tries[question] += 1
     found = pooled_share(list(wins.values()), list(tries.values()))
-    return None if found is None else {**asdict(found), "pairs": sum(tries.values())}
+    return None if found is None else {**asdict(found), "pairs": tries.total()}

@@ -26,7 +26,7 @@ from stepladder.driver import Driver
 from stepladder.driver.gather import gather
 from stepladder.engines.base import Engine
 from stepladder.judges.base import Preference
-from stepladder.judges.llm.prompts import choice_prompt, letters, ranking_prompt, repair_prompt, score_prompt
+from stepladder.judges.llm.prompts import letters, order_prompt, repair_prompt, score_prompt
 from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.judges.llm.verdicts import BadReply, Grade, Ordering, read_choice, read_ranking, read_score
 
@@ -155,8 +155,7 @@ class LLMJudge:
         return [dict(zip(letters(len(order)), order)) for order in orders]
 
     def _order_request(self, state: Trajectory, listed: dict[str, Node]) -> Generate:
-        prompt = choice_prompt if self.mode == "choice" else ranking_prompt
-        return self._request(prompt(state, listed, self.history))
+        return self._request(order_prompt(self.mode, state, listed, self.history))
 
     # --- score ------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from stepladder.core.errors import StepladderError
 from stepladder.models.gguf.header import GGUF, read_gguf
 from stepladder.models.gguf.tokenizer import end_ids, tokenizer_of
-from stepladder.models.loading import reason_of
+from stepladder.models.loading import reason_of, wrap_library_errors
 
 log = getLogger(__name__)
 
@@ -32,13 +32,10 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 def unpack(path: Path, folder: Path) -> None:
     """Write the model of a GGUF file into an empty folder."""
     header = read_gguf(path)
-    try:
+    problem = f"GGUF file {path} could not be unpacked"
+    with wrap_library_errors(lambda error: StepladderError(f"{problem}: {reason_of(error)}")):
         tokenizer = tokenizer_of(header)
         model = _load(header)
-    except StepladderError:
-        raise
-    except Exception as error:  # third-party files and libraries fail in many ways
-        raise StepladderError(f"GGUF file {path} could not be unpacked: {reason_of(error)}") from error
     _tie_if_equal(model)
     model.generation_config = _generation(header)
     model.save_pretrained(folder)
@@ -66,12 +63,9 @@ def _load(header: GGUF) -> Any:
 
 def _fix_config(config: Any, header: GGUF) -> None:
     """Set what transformers does not read from the file."""
-    if (length := header.architecture_setting("context_length")) is not None and hasattr(
-        config, "max_position_embeddings"
-    ):
-        config.max_position_embeddings = length
-    if (size := header.architecture_setting("attention.key_length")) is not None and hasattr(config, "head_dim"):
-        config.head_dim = size
+    for setting, name in (("context_length", "max_position_embeddings"), ("attention.key_length", "head_dim")):
+        if (value := header.architecture_setting(setting)) is not None and hasattr(config, name):
+            setattr(config, name, value)
     if "blk.0.attn_q.bias" in header.tensors and hasattr(config, "attention_bias"):
         config.attention_bias = True
     kind = header.architecture_setting("rope.scaling.type")

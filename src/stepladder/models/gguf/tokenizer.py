@@ -127,16 +127,11 @@ def _sentencepiece(header: GGUF) -> Tokenizer:
     """transformers' conversion, with the file's setting for the prefix space."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
-    described = {
-        "tokenizer_type": "llama",
-        "tokens": header.tokenizer_setting("tokens"),
-        "scores": header.tokenizer_setting("scores"),
-        "token_type": header.tokenizer_setting("token_type"),
-    }
-    if header.tokenizer_setting("merges"):
-        described["merges"] = header.tokenizer_setting("merges")
+    described = {name: header.tokenizer_setting(name) for name in ("tokens", "scores", "token_type")}
+    if merges := header.tokenizer_setting("merges"):
+        described["merges"] = merges
     backend: Any
-    backend, _ = convert_gguf_tokenizer(header.architecture, described)
+    backend, _ = convert_gguf_tokenizer(header.architecture, {"tokenizer_type": "llama", **described})
     if header.tokenizer_setting("add_space_prefix") is False and isinstance(
         backend.pre_tokenizer, pre_tokenizers.Metaspace
     ):

@@ -10,10 +10,13 @@ transcript. Equal prefixes cancel in DPO's sigmoid loss. Without a chat template
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
+from stepladder.core.io.yaml_tables import read_table
 from stepladder.preferences.export.base import Format, PairTexts, Row, RowFile
 
 _PAIRS, _STEPS = "stepladder_pairs", "stepladder_steps"
+_TEXTS = read_table(Path(__file__).with_suffix(".yaml"))
 
 
 def _ranked(texts: PairTexts) -> Row:
@@ -49,72 +52,18 @@ def _files(splits: Sequence[str], model: str | None) -> dict[str, str]:
         }
         columns = {"prompt": "instruction", "response": "output"}
         info[_STEPS + _suffix(split)] = {"file_name": steps.name, "columns": columns}
-    training = {"dpo.yaml": _FULL, "dpo_lora.yaml": _LORA}
-    return {
-        "dataset_info.json": json.dumps(info, indent=2) + "\n",
-        **{name: _training(name, method, model, "dev" in splits) for name, method in training.items()},
-    }
-
-
-_FULL = """finetuning_type: full
-output_dir: saves/dpo
-gradient_accumulation_steps: 2
-learning_rate: 1.0e-6
-num_train_epochs: 1.0
-"""
-
-_LORA = """finetuning_type: lora
-lora_target: all
-output_dir: saves/dpo_lora
-gradient_accumulation_steps: 8
-learning_rate: 5.0e-6
-num_train_epochs: 3.0
-"""
-
-
-def _training(name: str, method: str, model: str | None, has_dev: bool) -> str:
     named = json.dumps(model) if model else "MODEL  # name or folder of the policy that generated these pairs"
-    held_out = f"eval_dataset: {_PAIRS}_dev" if has_dev else "val_size: 0.1"
-    return f"""# From inside this folder: llamafactory-cli train {name}
-model_name_or_path: {named}
-# No template is set: the model's own chat template is used, if it has one.
-
-stage: dpo
-do_train: true
-pref_beta: 0.3
-pref_loss: sigmoid
-{method}per_device_train_batch_size: 1
-lr_scheduler_type: cosine
-warmup_ratio: 0.2
-bf16: true
-
-dataset_dir: .
-dataset: {_PAIRS}
-cutoff_len: 10000
-{held_out}
-per_device_eval_batch_size: 1
-eval_strategy: epoch
-save_strategy: epoch
-logging_steps: 10
-report_to: none
-"""
+    held_out = f"eval_dataset: {_PAIRS}_dev" if "dev" in splits else "val_size: 0.1"
+    training = {
+        name: _TEXTS["training"].format(name=name, model=named, method=method, pairs=_PAIRS, held_out=held_out)
+        for name, method in _TEXTS["methods"].items()
+    }
+    return {"dataset_info.json": json.dumps(info, indent=2) + "\n", **training}
 
 
 def _usage(splits: Sequence[str], model: str | None) -> str:  # noqa: ARG001
     first = "" if model else "Set the model in `dpo.yaml` first (`model_name_or_path`), then:\n\n"
-    return f"""{first}```sh
-cd FOLDER && llamafactory-cli train dpo.yaml       # or dpo_lora.yaml
-```
-
-- `pairs`: `instruction` is the agent's prompt, which LLaMA-Factory puts into the model's chat template. The transcript
-  since then, if any, is the prefix of both answers, followed by the step. `instruction` plus `chosen` is exactly the
-  text that the policy saw and wrote. Keep `pref_loss: sigmoid` and `pref_ftx: 0`: other losses would count the shared
-  prefix, which contains retrieved passages. Of the logged rewards only the margins are meaningful.
-- `steps`: the chosen steps without duplicates, for `stage: sft` with `dataset: {_STEPS}`. `instruction` is everything
-  that the policy saw, `output` what it wrote. This is exact with `template: empty`; with a chat template the transcript
-  is part of the user message.
-- Answers longer than `cutoff_len` tokens are truncated at the end, which is the step: raise it for long transcripts.
-"""
+    return str(_TEXTS["usage"].format(first=first, steps=_STEPS))
 
 
 FORMAT = Format(_data, _usage, _files)

@@ -9,10 +9,14 @@ In: pairs by split. Out: JSONL files and a card whose front matter names three c
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
+from stepladder.core.io.yaml_tables import read_table
 from stepladder.preferences.export.base import Format, PairTexts, Row, RowFile
+
+_USAGE: str = read_table(Path(__file__).with_suffix(".yaml"))["usage"]
 
 
 def _preference(texts: PairTexts) -> Row:
@@ -58,25 +62,7 @@ def _header(splits: Sequence[str]) -> str:
 
 def _usage(splits: Sequence[str], model: str | None) -> str:
     dev = ', eval_dataset=data["dev"]' if "dev" in splits else ""
-    return f"""```python
-from datasets import load_dataset
-from trl import DPOConfig, DPOTrainer
-
-data = load_dataset("FOLDER", "preference")  # or "conversational", or "prompt_completion" for SFTTrainer
-settings = DPOConfig("dpo", beta=0.3, learning_rate=1e-6, num_train_epochs=1, max_length=None)
-DPOTrainer({model or "MODEL"!r}, args=settings, train_dataset=data["train"]{dev}).train()
-```
-
-- `preference`: `prompt` is everything that the policy saw, `chosen` and `rejected` are the steps it wrote. Concatenated
-  they are exactly the text of the agent: **no chat template has been applied**. For models without one.
-- `conversational`: the same for a model with a chat template. The agent's prompt is the user message; the transcript
-  that followed starts the assistant message of both answers. Use it with DPO's sigmoid loss and for reward models;
-  losses that average over tokens would count the shared prefix.
-- `prompt_completion`: the chosen steps as above, without duplicates.
-
-`max_length=None` matters: TRL truncates texts to 1,024 tokens by default, which would remove the step itself. It
-adds an end-of-sequence token to every step. RewardTrainer reads `preference` and `conversational` as well.
-"""
+    return _USAGE.format(model=model or "MODEL", dev=dev)
 
 
 FORMAT = Format(_data, _usage, header=_header)

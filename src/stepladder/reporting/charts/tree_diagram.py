@@ -11,7 +11,7 @@ from importlib.resources import files
 from stepladder.core.trace import ActionKind, Node, Tree
 from stepladder.explore.values import spre
 from stepladder.oracle.step_judge import judge_tree
-from stepladder.oracle.step_rules import Verdict
+from stepladder.oracle.step_rules import Fault, Verdict
 from stepladder.reporting.charts.svg_text import escape_xml, fit_text, text, text_width
 from stepladder.reporting.charts.tree_layout import (
     GAP,
@@ -131,7 +131,7 @@ def _legend(y: float) -> Iterator[str]:
     for start, kind, words in ((372, "v5 best", "most visited"), (508, "vn unvisited", "not visited")):
         box = f'<rect class="box" x="{x + start}" y="{y - 11:g}" width="24" height="14" rx="3"/>'
         yield f'<g class="node {kind}">{box}</g>{text(x + start + 32, y, words, "small")}'
-    yield "".join([*_mark(Verdict(True), x + 648, y - 4), *_mark(Verdict(False), x + 664, y - 4)])
+    yield "".join([*_mark(Verdict(None), x + 648, y - 4), *_mark(Verdict(Fault.WRONG), x + 664, y - 4)])
     yield text(x + 676, y, "gold judge", "small")
     yield text(x + 752, y, "S: shortest-path reward", "small")
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from stepladder.core.trace_printer import printable
 from stepladder.evaluation.statistics import Interval
-from stepladder.reporting.compare.comparison import ALPHA, Arm, Difference, RunComparison
+from stepladder.reporting.compare.comparison import ALPHA, Difference, RunComparison
 from stepladder.reporting.number_text import UNKNOWN, brief, decimal
 
 #: Display names of metrics; others are shown as they are.
@@ -139,7 +139,8 @@ def _columns(comparison: RunComparison) -> list[_Column]:
         short = [decimal(each.mean) for each in scores] if metric != lead else ()
         return _Column(name, name, [_interval(each) for each in scores], short)
 
-    found = [_Column("n", "questions", [_questions(arm, comparison) for arm in arms]), score(lead)]
+    counts = [f"{comparison.questions:,}" + (f" x{len(arm.seeds)}" if len(arm.seeds) > 1 else "") for arm in arms]
+    found = [_Column("n", "questions", counts), score(lead)]
     if comparison.differences:
         given = [comparison.differences.get(arm.label) for arm in arms]
         found += [
@@ -159,10 +160,6 @@ def _columns(comparison: RunComparison) -> list[_Column]:
         _Column("train\ntokens", "tokens generated in training", [brief(arm.training("tokens")) for arm in arms]),
         _Column("train\nmin", "minutes of training", [decimal(each, 1) for each in minutes]),
     ]
-
-
-def _questions(arm: Arm, comparison: RunComparison) -> str:
-    return f"{comparison.questions:,}" + (f" x{len(arm.seeds)}" if len(arm.seeds) > 1 else "")
 
 
 def _share(value: float | None) -> str:

@@ -174,7 +174,7 @@ def compare_arms(
         raise unknown_name("arm to compare against:", against, labels)
     sources = [source for group in groups for source in group.sources]
     common = _common(sources)
-    scored = [each for each in common if all(_value(source, metric, each) is not None for source in sources)]
+    scored = [each for each in common if all(METRICS[metric](source.rows[each]) is not None for source in sources)]
     if not scored:
         raise StepladderError(
             f"'{metric}' is unknown for all of the {len(common):,} compared questions: the data lacks it; "
@@ -224,13 +224,9 @@ def _common(sources: Sequence[EvaluationSource]) -> list[str]:
     return common
 
 
-def _value(source: EvaluationSource, metric: str, question: str) -> float | None:
-    return METRICS[metric](source.rows[question])
-
-
 def _arm(group: SeedGroup, common: Sequence[str], scored: Sequence[str], metric: str, metrics: Sequence[str]) -> Arm:
     def averaged(name: str, questions: Sequence[str]) -> list[float]:
-        return [fmean(_value(source, name, each) or 0.0 for source in group.sources) for each in questions]
+        return [fmean(METRICS[name](source.rows[each]) or 0.0 for source in group.sources) for each in questions]
 
     values = averaged(metric, scored)
     f1 = averaged("f1", common)

@@ -26,7 +26,6 @@ class StageUse:
 
     run: Path
     stage: str
-    kind: str
     #: (data, question id): ids of different data sets may coincide.
     questions: frozenset[tuple[str, str]] | None
     tokens_written: int | None
@@ -96,7 +95,7 @@ class ProvenanceResolver:
         record = next((each for each in run.known_stages if each.name == name), None)
         stage = next((each for each in run.report.recipe.stages if each.name == name), None)
         if record is None or stage is None:
-            found[folder, name] = StageUse(folder, name, "", None, None, None, "the run has no record of this stage")
+            found[folder, name] = StageUse(folder, name, None, None, None, "the run has no record of this stage")
             return
         external = [getattr(stage.settings, setting) for setting in get_stage(stage.kind).external_files]
         for source in record.inputs.values():
@@ -122,7 +121,7 @@ class ProvenanceResolver:
             problem = str(error)
         if written is None and not spec.generates(stage.settings):
             written = 0
-        return StageUse(run.folder, stage.name, stage.kind, questions, written, record.seconds, problem)
+        return StageUse(run.folder, stage.name, questions, written, record.seconds, problem)
 
     def _context(self, shared: SharedConfig) -> RunContext:
         """The context of a run, whose data are opened once for all runs that share them."""

@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from stepladder.core.display import Showable
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
@@ -23,7 +25,7 @@ from stepladder.pipeline.stage import PAIRS, TREES
 from stepladder.preferences.pair_checks import read_pairs
 from stepladder.reporting.interactive.policy import Policy, load_policy, load_prm
 from stepladder.reporting.report.run_data import load_run as load_run_data
-from stepladder.reporting.run_tables import evaluations
+from stepladder.reporting.run_tables import evaluations, print_report, print_scores
 
 if TYPE_CHECKING:
     from stepladder.judges.prm.reward_model import ProcessRewardModel
@@ -39,6 +41,9 @@ class RunScores(dict[str, dict[str, Any]], Showable):
     def __repr__(self) -> str:
         f1 = (f"{stage}: F1 {interval_text(Interval(**numbers['f1']), 2)}" for stage, numbers in self.items())
         return f"RunScores({', '.join(f1)})"
+
+    def _print(self, console: Console) -> None:
+        print_scores(console, self.report)
 
 
 class Trees(Sequence[Tree]):
@@ -75,6 +80,9 @@ class Run(Showable):
     def __repr__(self) -> str:
         done = [stage.name for stage in self.recipe.stages if self.files.done(stage.name) is not None]
         return f"Run({str(self.folder)!r}, recipe={self.recipe.name!r}, done={done})"
+
+    def _print(self, console: Console) -> None:
+        print_report(console, self.report)
 
     @property
     def recipe(self) -> Recipe:

@@ -4,12 +4,10 @@ In: a run folder, finished or not. Out: the page. It shows what the stages measu
 is run.
 
 run_data.py         what is in the folder
-scores.py           evaluations, paired differences, F1 by searches needed
-training_curves.py  learning curves
-prm_quality.py      evaluation of the process reward model
+scores.py           evaluations, paired differences, F1 by searches needed; evaluation of the process reward model
+training_curves.py  learning curves, alarms of training monitors
 tree_view.py        search trees
 before_after.py     transcripts of the same questions before and after training
-alarms.py           alarms of training monitors
 cost.py             time, tokens, searches and questions per stage
 reproduction.py     commands, versions, data and recipe
 report_page.py      renders all of them with templates/

@@ -16,6 +16,7 @@ from stepladder.oracle.step_judge import judge
 from stepladder.oracle.step_rules import Verdict
 from stepladder.pipeline.stage import EVALUATION
 from stepladder.reporting.report.run_data import RunData
+from stepladder.reporting.run_tables import model_evaluations
 
 _TRAJECTORIES = "trajectories.jsonl"
 #: (right before, right after) -> label, and how many of these questions are shown.
@@ -53,7 +54,7 @@ class Transcripts:
 
 def transcripts_of(run: RunData) -> Transcripts | None:
     """Transcripts before and after training; None without two comparable evaluations."""
-    stages = [stage.name for stage in run.model_evaluations if stage.summary["validity"] > 0]
+    stages = [stage.name for stage in model_evaluations(run.report) if stage.summary["validity"] > 0]
     scores = {name: {row.question_id: row for row in load_scores(run.folder / name / EVALUATION)} for name in stages}
     comparable = [name for name in stages if scores[name].keys() == scores[stages[-1]].keys()]
     if len(comparable) < 2:

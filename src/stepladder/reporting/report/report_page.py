@@ -10,14 +10,12 @@ from typing import Any
 from stepladder.core.io.files import atomic_file
 from stepladder.reporting.charts.tree_diagram import KIND_LABELS
 from stepladder.reporting.html_page import render_page
-from stepladder.reporting.report.alarms import alarms_of
 from stepladder.reporting.report.before_after import transcripts_of
 from stepladder.reporting.report.cost import costs_of, duration
-from stepladder.reporting.report.prm_quality import prm_quality_of
 from stepladder.reporting.report.reproduction import data_text, reproduction_of
 from stepladder.reporting.report.run_data import RunData, load_run
-from stepladder.reporting.report.scores import scores_of
-from stepladder.reporting.report.training_curves import curves_of
+from stepladder.reporting.report.scores import prm_quality_of, scores_of
+from stepladder.reporting.report.training_curves import alarms_of, curves_of
 from stepladder.reporting.report.tree_view import trees_of
 
 FILE = "report.html"

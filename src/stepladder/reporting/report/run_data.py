@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepladder.pipeline.resources import ORACLE, RunContext
+from stepladder.pipeline.resources import RunContext
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.pipeline.runner import RunReport
 from stepladder.pipeline.stage import FinishedStage
-from stepladder.reporting.run_tables import evaluations
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,6 @@ class RunData:
     def folder(self) -> Path:
         """The run folder."""
         return self.report.folder
-
-    @property
-    def evaluations(self) -> list[StageRecord]:
-        """The finished evaluations, in recipe order."""
-        return evaluations(self.report)
-
-    @property
-    def model_evaluations(self) -> list[StageRecord]:
-        """The evaluations of models, without the oracle."""
-        return [stage for stage in self.evaluations if stage.inputs["policy"] != ORACLE]
 
     @property
     def known_stages(self) -> list[StageRecord]:

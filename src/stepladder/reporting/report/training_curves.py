@@ -1,7 +1,7 @@
-"""Learning curves: one small chart per metric that a stage logged during training.
+"""Learning curves and alarms: one small chart per metric that a stage logged during training, and what monitors found.
 
-In: a `RunData`. Out: the charts of each stage that wrote `curves.jsonl`, finished or not. Every numeric column is
-drawn, so a new kind of stage needs no change here.
+In: a `RunData`. Out: the charts of each stage that wrote `curves.jsonl`, finished or not; the alarms of each monitored
+stage. Every numeric column is drawn, so a new kind of stage needs no change here.
 """
 
 import math
@@ -15,11 +15,14 @@ from stepladder.core.config import Config
 from stepladder.pipeline.run_folder import StageRecord
 from stepladder.reporting.charts.figures import Points, curve_svg
 from stepladder.reporting.report.run_data import RunData
-from stepladder.reporting.stage_summaries import stage_summary
+from stepladder.reporting.run_tables import stage_summary
+from stepladder.train.grpo.monitors import ALARMS, Alarm, read_alarms
 from stepladder.train.loop.metrics_log import Row, read_metrics
 from stepladder.train.prm.config import PRMConfig
 
 CURVES = "curves.jsonl"
+#: The kind of stage whose alarms are always listed.
+_MONITORED = "grpo"
 
 _DEV = "dev_"
 #: Longer series are downsampled to this many points by averaging neighbors.
@@ -88,6 +91,16 @@ def curves_of(run: RunData) -> list[StageCurves]:
         for stage, path in paths
         if path.is_file()
     ]
+
+
+def alarms_of(run: RunData) -> dict[str, list[Alarm]]:
+    """Alarms by stage, ordered by update, for stages that have any or are always monitored."""
+    paths = [(stage, run.folder / stage.name / ALARMS) for stage in run.known_stages]
+    return {
+        stage.name: list(read_alarms(path)) if path.is_file() else []
+        for stage, path in paths
+        if path.is_file() or stage.kind == _MONITORED
+    }
 
 
 def _stage_curves(stage: StageRecord, settings: Config, rows: list[Row], *, done: bool) -> StageCurves:

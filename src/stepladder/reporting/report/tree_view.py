@@ -23,7 +23,7 @@ from stepladder.pipeline.stage import EXAMINATION, TREES
 from stepladder.pipeline.stages.prm_eval import TREE_SCORES
 from stepladder.reporting.charts.tree_layout import is_unvisited, most_visited_path, ordered_children
 from stepladder.reporting.report.run_data import RunData
-from stepladder.reporting.stage_summaries import stage_summary
+from stepladder.reporting.run_tables import stage_summary
 
 #: Maximum trees in a report, and steps per tree.
 MAX_TREES, MAX_STEPS = 12, 80

@@ -7,7 +7,7 @@ questions.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from stepladder.train.loop.metrics_log import read_metrics
 #: Quantiles of Student's t for a 95% interval, by degrees of freedom from 1 on.
 _NORMAL = 1.960
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+#: The fields of a point of a learning curve, in study.json.
+_CURVE_KEYS = ("update", "mean", "low", "high", "runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +75,7 @@ class StudyResults:
                     "difference": None if arm.difference is None else self._interval(arm.difference),
                     "differences": {str(seed): value for seed, value in arm.differences.items()},
                     "cost": dict(arm.cost),
-                    "curve": [
-                        {
-                            "update": point.x,
-                            "mean": point.mean,
-                            "low": point.low,
-                            "high": point.high,
-                            "runs": point.runs,
-                        }
-                        for point in arm.curve
-                    ],
+                    "curve": [dict(zip(_CURVE_KEYS, astuple(point))) for point in arm.curve],
                 }
                 for arm in self.arms
             },
@@ -121,6 +114,7 @@ def _read_arm(study: Study, folder: Path, arm: str, seeds: Sequence[int]) -> Arm
         if all(name in summary for summary in summaries)
     }
     curves = [_dev_curve(run / study.stage / "curves.jsonl") for run in runs.values()]
+    steps = sorted({step for curve in curves for step in curve})
     return ArmResult(
         arm,
         f1,
@@ -129,7 +123,7 @@ def _read_arm(study: Study, folder: Path, arm: str, seeds: Sequence[int]) -> Arm
         differences,
         mean_over_runs(list(differences.values())) if differences else None,
         cost,
-        tuple(point_of(step, [curve[step] for curve in curves if step in curve]) for step in _steps(curves)),
+        tuple(point_of(step, [curve[step] for curve in curves if step in curve]) for step in steps),
     )
 
 
@@ -143,15 +137,11 @@ def mean_over_runs(values: Sequence[float]) -> Interval:
     if len(values) < 2:
         return Interval(mean, mean, mean)
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    reach = error * _quantile(len(values) - 1)
+    freedom = len(values) - 1
+    # Beyond the table: the first terms of the series of the quantile.
+    quantile = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)
+    reach = error * quantile
     return Interval(mean, mean - reach, mean + reach)
-
-
-def _quantile(freedom: int) -> float:
-    """The t quantile for a 95% interval; beyond the table by the first terms of its series."""
-    if freedom <= len(_STUDENT):
-        return _STUDENT[freedom - 1]
-    return _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)
 
 
 def point_of(x: float, values: Sequence[float]) -> Point:
@@ -212,7 +202,3 @@ def _f1(record: StageRecord) -> float:
 
 def _dev_curve(path: Path) -> dict[int, float]:
     return {row["step"]: row["dev_f1"] for row in read_metrics(path) if "dev_f1" in row}
-
-
-def _steps(curves: Sequence[Mapping[int, float]]) -> list[int]:
-    return sorted({step for curve in curves for step in curve})

@@ -20,8 +20,8 @@ from pathlib import Path
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace_printer import printable
 from stepladder.pipeline.recipe import Recipe, load_recipe
+from stepladder.reporting.run_tables import say
 from stepladder.reporting.studies.study_job import ERROR, Job
 from stepladder.reporting.studies.study_spec import Study
 
@@ -116,7 +116,7 @@ def run_jobs(
                 if sum(run.job.group == job.group for run in running) < limits[job.group]:
                     waiting.remove(job)
                     running.append(_start(job, command, environment))
-                    _say(console, f"{job.name}: starts, log {job.log}")
+                    say(console, f"{job.name}: starts, log {job.log}")
             time.sleep(_POLL_INTERVAL)
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
@@ -130,12 +130,12 @@ def run_jobs(
                     if run.job.done is not None:
                         run.job.done.touch()
                 ended = total - len(waiting) - len(running)
-                _say(console, f"{run.job.name}: {state} ({time.monotonic() - run.began:,.0f} s; {ended} of {total})")
+                say(console, f"{run.job.name}: {state} ({time.monotonic() - run.began:,.0f} s; {ended} of {total})")
     finally:
         _stop(running)
     for job in waiting:
         missing = [str(path) for path in job.needs if not path.exists()] or [str(job.origin)]
-        _say(console, f"{job.name}: left out, it needs {', '.join(missing)}")
+        say(console, f"{job.name}: left out, it needs {', '.join(missing)}")
     if failures:
         raise StepladderError(f"{len(failures)} of {total} runs failed; {failures[0]}. See their logs")
 
@@ -198,7 +198,3 @@ def _environment(jobs: int) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = {_THREADS: str(max(cores // jobs, 1)), _GPU_SHARE: f"{1 / jobs:.4f}"} if jobs > 1 else {}
     return {**shares, **os.environ}
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(printable(line), highlight=False, soft_wrap=True)

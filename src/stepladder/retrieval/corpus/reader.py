@@ -107,7 +107,15 @@ def read_corpus(path: str | Path, *, words: int = 100, overlap: int = 20) -> Cor
     root = path if path.is_dir() else next((parent for parent in path.parents if not _is_pattern(parent)), path)
     found = _find(path, root)
     files = tuple(found[name] for name in sorted(found) if _kind(found[name]))
-    _check_files(path, files, len(found))
+    tables = [file for file in files if _kind(file) in TABLES]
+    texts = [file for file in files if _kind(file) in _TEXT_FILES]
+    if not files:
+        raise CorpusError(f"{path}: no file of a known kind, {len(found)} others; known kinds: {_KNOWN}")
+    if tables and texts:  # most often a README next to the parts of a corpus, which should not be indexed
+        raise CorpusError(
+            f"{path}: there are tables of passages ({tables[0].name}) and texts ({texts[0].name}); select the corpus "
+            f"with a pattern such as '{path if path.is_dir() else path.parent}/**/*{_kind(tables[0])}'"
+        )
     return Corpus(path, files, root, len(found) - len(files), words, overlap)
 
 
@@ -186,18 +194,6 @@ def _find(path: Path, root: Path) -> dict[str, Path]:
 def _kind(file: Path) -> str:
     """The file type, by suffix; empty if unsupported."""
     return next((kind for kind in (*TABLES, *_TEXT_FILES) if file.name.lower().endswith(kind)), "")
-
-
-def _check_files(path: Path, files: Sequence[Path], found: int) -> None:
-    tables = [file for file in files if _kind(file) in TABLES]
-    texts = [file for file in files if _kind(file) in _TEXT_FILES]
-    if not files:
-        raise CorpusError(f"{path}: no file of a known kind, {found} others; known kinds: {_KNOWN}")
-    if tables and texts:  # most often a README next to the parts of a corpus, which should not be indexed
-        raise CorpusError(
-            f"{path}: there are tables of passages ({tables[0].name}) and texts ({texts[0].name}); select the corpus "
-            f"with a pattern such as '{path if path.is_dir() else path.parent}/**/*{_kind(tables[0])}'"
-        )
 
 
 _TEXT_FILES: dict[str, Callable[[Iterable[str], int, int], Iterator[Chunk]]] = {

@@ -10,6 +10,7 @@ id may also be named `_id` (BEIR) or `docid` (Tevatron, MIRACL).
 import csv
 from collections.abc import Callable, Collection, Iterator
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,6 @@ def read_table(file: Path, kind: str) -> Iterator[tuple[int, Passage]]:
     """The passages of a table, each with its line or row."""
     for line in TABLES[kind](file):
         yield line.number, _passage(line)
-
-
-def _objects(path: Path) -> Iterator[Line]:
-    return read_objects(path, CorpusError)
 
 
 def _tsv_rows(path: Path) -> Iterator[Line]:
@@ -132,8 +129,8 @@ def _check_columns(where: str, names: Collection[str]) -> None:
 
 #: The reader of each table type, by file suffix.
 TABLES: dict[str, Callable[[Path], Iterator[Line]]] = {
-    ".jsonl": _objects,
-    ".jsonl.gz": _objects,
+    ".jsonl": partial(read_objects, error=CorpusError),
+    ".jsonl.gz": partial(read_objects, error=CorpusError),
     ".parquet": _parquet_rows,
     ".tsv": _tsv_rows,
     ".tsv.gz": _tsv_rows,

@@ -24,16 +24,14 @@ import Stemmer
 from pydantic import Field
 
 from stepladder.core.config import Config
-from stepladder.core.io.files import PartialFolder
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import ProgressCallback, Retriever, check_search, no_progress
 from stepladder.retrieval.corpus.passage_store import Passages, PassageStore
 from stepladder.retrieval.corpus.reader import check_unique_ids
 from stepladder.retrieval.corpus.tables import CorpusError
 from stepladder.retrieval.index.manifest import BuildDetails
-from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY
 from stepladder.retrieval.index.postings import PostingsWriter
-from stepladder.retrieval.index.registry import IndexKind
+from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind
 
 
 def _import_bm25s() -> Any:
@@ -249,12 +247,10 @@ def _count(passages: Passages, writer: PostingsWriter, title_weight: int, progre
     return ids.terms
 
 
-def _build(passages: Passages, to: PartialFolder, *given: Any) -> BuildDetails:
-    return BM25Index.build(passages, to.folder, *given)
-
-
-def _open(folder: Path, passages: Passages, device: str) -> Retriever:  # noqa: ARG001
-    return BM25Index.open(folder, passages)
-
-
-BM25 = IndexKind(BM25Config, _build, _open, dense=False, resumable=False)
+BM25 = IndexKind(
+    BM25Config,
+    lambda passages, to, *settings: BM25Index.build(passages, to.folder, *settings),
+    lambda folder, passages, _device: BM25Index.open(folder, passages),
+    dense=False,
+    resumable=False,
+)

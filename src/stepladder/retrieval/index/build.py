@@ -35,8 +35,7 @@ from stepladder.retrieval.index.manifest import (
     index_info,
     write_manifest,
 )
-from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY
-from stepladder.retrieval.index.registry import IndexKind, parse_kinds, split_settings
+from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind, parse_kinds, split_settings
 
 #: Weight of bm25 against embeddings: best on the train questions of three data sets, together with 0.7
 #: (`python benchmarks/retrieval_quality.py --tune --kinds hybrid`).
@@ -102,6 +101,8 @@ def build_index(
     with resumable_folder(folder, plan, what="index", keep=is_resumable) as partial:
         stats = _read_passages(passages, partial, progress)
         details = _build_parts(kinds, configs, partial, memory, progress)
+        (partial.folder / MANIFEST).unlink(missing_ok=True)  # from an attempt that failed at the very end
+        files = [each for each in partial.folder.rglob("*") if each.is_file() and partial.scratch not in each.parents]
         info = IndexInfo(
             kind=kind,
             passages=stats.passages,
@@ -109,7 +110,7 @@ def build_index(
             source=source,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             checksum=stats.checksum,
-            files=_sizes(partial),
+            files={each.relative_to(partial.folder).as_posix(): each.stat().st_size for each in sorted(files)},
             left_out=stats.left_out,
         )
         write_manifest(partial.folder, info)
@@ -195,9 +196,3 @@ def _build_parts(
                 with atomic_file(marks[name]) as file:
                     json.dump(dict(details), file)
     return {key: value for mark in marks.values() for key, value in json.loads(mark.read_text("utf-8")).items()}
-
-
-def _sizes(partial: PartialFolder) -> dict[str, int]:
-    (partial.folder / MANIFEST).unlink(missing_ok=True)  # from an attempt that failed at the very end
-    files = [each for each in partial.folder.rglob("*") if each.is_file() and partial.scratch not in each.parents]
-    return {each.relative_to(partial.folder).as_posix(): each.stat().st_size for each in sorted(files)}

@@ -33,8 +33,7 @@ from stepladder.retrieval.index.faiss_index import (
     open_vector_index,
 )
 from stepladder.retrieval.index.manifest import BuildDetails
-from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY
-from stepladder.retrieval.index.registry import IndexKind
+from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind
 from stepladder.retrieval.index.vectors import encode_passages, same_direction
 
 _DESCRIPTION = "dense.json"

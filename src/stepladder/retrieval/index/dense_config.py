@@ -1,5 +1,11 @@
-"""The settings of embedding indexes."""
+"""The settings of embedding indexes, and how well-known encoders are used according to their model cards.
 
+An encoder used without its prefix, or with the wrong pooling, silently gives worse vectors. Model cards are defaults: a
+model's own files (prompts, pooling) take precedence, and the user's settings over both.
+"""
+
+import re
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -8,6 +14,12 @@ from pydantic import AfterValidator, Field
 
 from stepladder.core.config import Config
 from stepladder.models import absolute_if_folder
+
+_BGE_QUERY = "Represent this sentence for searching relevant passages: "
+_WEB_SEARCH = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
+
+Pooling = Literal["mean", "cls", "last"]
+Similarity = Literal["cosine", "dot"]
 
 
 def _plain_address(uri: str) -> str:
@@ -36,9 +48,9 @@ class EncoderConfig(Config):
     query_prefix: str | None = None
     passage_prefix: str | None = None
     #: Pooling of the token vectors.
-    pooling: Literal["mean", "cls", "last"] | None = None
+    pooling: Pooling | None = None
     #: cosine normalizes the vectors, dot does not.
-    similarity: Literal["cosine", "dot"] | None = None
+    similarity: Similarity | None = None
     #: Longer texts are truncated.
     max_tokens: int | None = Field(default=None, ge=8)
 
@@ -64,3 +76,46 @@ class MilvusConfig(DenseConfig):
     collection: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,254}$")
     #: FLAT is exact, HNSW fast, AUTOINDEX the server's choice. None: FLAT without a server, HNSW with one.
     milvus_index: Literal["FLAT", "HNSW", "AUTOINDEX"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """How to use an encoder."""
+
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    pooling: Pooling = "mean"
+    similarity: Similarity = "cosine"
+
+
+#: By regular expressions on the last part of a model's name; the first match applies.
+_CARDS: tuple[tuple[str, ModelCard], ...] = (
+    (r"e5-mistral.*instruct", ModelCard(query_prefix=_WEB_SEARCH, pooling="last")),
+    (r"e5-.*instruct", ModelCard(query_prefix=_WEB_SEARCH)),
+    (r"(^|-)e5-", ModelCard("query: ", "passage: ")),
+    (r"^qwen3-embedding", ModelCard(query_prefix=_WEB_SEARCH, pooling="last")),
+    (r"^bge-m3", ModelCard(pooling="cls")),
+    (r"^bge-.*-en", ModelCard(query_prefix=_BGE_QUERY, pooling="cls")),
+    (r"^bge-", ModelCard(pooling="cls")),
+    (r"^mxbai-embed", ModelCard(query_prefix=_BGE_QUERY, pooling="cls")),
+    (r"^snowflake-arctic-embed.*v2", ModelCard(query_prefix="query: ", pooling="cls")),
+    (r"^snowflake-arctic-embed", ModelCard(query_prefix=_BGE_QUERY, pooling="cls")),
+    (r"^nomic-embed-text", ModelCard("search_query: ", "search_document: ")),
+    (r"^gte-.*-v1\.5", ModelCard(pooling="cls")),
+    (r"^contriever", ModelCard(similarity="dot")),
+    (r"-dot-", ModelCard(pooling="cls", similarity="dot")),
+)
+
+
+def card_of(model: str) -> ModelCard:
+    """The card of a model, by folder or hub name.
+
+    >>> card_of("intfloat/e5-base-v2").query_prefix
+    'query: '
+    >>> card_of("models/bge-base-en-v1.5").pooling
+    'cls'
+    >>> card_of("all-MiniLM-L6-v2")
+    ModelCard(query_prefix='', passage_prefix='', pooling='mean', similarity='cosine')
+    """
+    name = re.split(r"[/\\]", model.rstrip("/\\"))[-1].lower()
+    return next((card for pattern, card in _CARDS if re.search(pattern, name)), ModelCard())

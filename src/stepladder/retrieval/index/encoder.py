@@ -1,7 +1,7 @@
 """Text encoders, with the sentence-transformers library.
 
 In: a model (a folder, a hub name, or `minilm` from the extra `dense`), used according to its model card
-(model_cards.py). Out: one float32 vector per text; the inner product of query and passage is their relevance.
+(dense_config.py). Out: one float32 vector per text; the inner product of query and passage is their relevance.
 
 Passages may be encoded in bf16, which is faster at a negligible loss; queries are always encoded in fp32, so that a
 query's vector does not depend on its batch.
@@ -23,8 +23,7 @@ from stepladder.core.extras import install_command
 from stepladder.core.trace import Passage
 from stepladder.models import is_model_folder
 from stepladder.models.loading import pick_device, pick_dtype, quiet_libraries
-from stepladder.retrieval.index.dense_config import EncoderConfig
-from stepladder.retrieval.index.model_cards import card_of
+from stepladder.retrieval.index.dense_config import EncoderConfig, card_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

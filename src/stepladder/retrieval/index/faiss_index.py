@@ -22,7 +22,7 @@ from stepladder.core.extras import install_command
 from stepladder.retrieval.base import ProgressCallback
 from stepladder.retrieval.index.dense_config import Layout
 from stepladder.retrieval.index.encoder import Vectors
-from stepladder.retrieval.index.memory_budget import format_bytes
+from stepladder.retrieval.index.registry import format_bytes
 from stepladder.retrieval.index.vectors import StoredVectors, open_vectors
 
 Positions = npt.NDArray[np.int64]
@@ -192,11 +192,10 @@ def _build_ivfpq(vectors: StoredVectors, folder: Path, memory: int, progress: Pr
     _add_and_write(index, vectors, folder, progress, "Compressing vectors")
 
 
-class _IvfPq(VectorIndex):
+class _IvfPq(FlatIndex):
     def __init__(self, folder: Path) -> None:
-        self._faiss = _faiss()
+        super().__init__(open_vectors(folder))
         self._index = _read_index(folder, self._faiss.IO_FLAG_MMAP)
-        self._vectors = open_vectors(folder)
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Positions]:
         parameters = self._faiss.SearchParametersIVF(nprobe=_PROBES)
@@ -209,6 +208,3 @@ class _IvfPq(VectorIndex):
             best = np.argsort(-exact, kind="stable")[:k]
             scores[row, : len(best)], found[row, : len(best)] = exact[best], positions[best]
         return scores, found
-
-    def vector(self, position: int) -> Vectors:
-        return np.asarray(self._vectors[position], dtype=np.float32)

@@ -1,7 +1,8 @@
 """Embedding indexes in Milvus: in a folder (milvus-lite, in this process), or on a shared server.
 
-In: passages. Out: `build_milvus` uploads their vectors to a collection (milvus_collection.py), `open_milvus` searches
-it; the passages stay in the index folder.
+In: passages. Out: `build_milvus` uploads their vectors to a collection, with their positions as primary keys;
+`open_milvus` searches it. The passages stay in the index folder. Vectors are uploaded in groups, in order: an
+interrupted upload resumes with the first group that is not complete, and vectors that were already sent are replaced.
 
     milvus.json   location of the vectors: address, collection, index
     milvus.db     the vectors, if no address is given
@@ -9,16 +10,20 @@ it; the passages stay in the index folder.
 
 import json
 import re
+import shutil
+import time
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import PartialFolder, atomic_file
+from stepladder.core.io.retries import retry_wait
 from stepladder.retrieval.base import ProgressCallback, no_progress
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.dense import DenseIndex, write_description
@@ -26,21 +31,24 @@ from stepladder.retrieval.index.dense_config import MilvusConfig
 from stepladder.retrieval.index.encoder import Encoder, Vectors
 from stepladder.retrieval.index.faiss_index import Positions, VectorIndex
 from stepladder.retrieval.index.manifest import BuildDetails
-from stepladder.retrieval.index.memory_budget import DEFAULT_MEMORY, format_bytes
-from stepladder.retrieval.index.milvus_collection import (
-    EMBEDDED,
-    POSITION,
-    VECTOR,
-    CollectionInfo,
-    count_of,
-    dimensions_of,
-    upload_vectors,
-)
-from stepladder.retrieval.index.milvus_server import WORK_SECONDS, Milvus, MilvusError
-from stepladder.retrieval.index.registry import IndexKind
+from stepladder.retrieval.index.milvus_server import ANSWER_SECONDS, WORK_SECONDS, Milvus, MilvusError
+from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind, format_bytes
 from stepladder.retrieval.index.vectors import StoredVectors, encode_passages
 
 _DESCRIPTION = "milvus.json"
+#: The database of milvus-lite in the index folder.
+EMBEDDED = "milvus.db"
+#: The fields of a collection. The first one identifies Stepladder's collections.
+POSITION, VECTOR = "stepladder_position", "vector"
+
+#: Scratch file, written when the collection has been created.
+_CREATED = "milvus-created"
+#: Vectors per request, and per flush.
+_BATCH, _GROUP = 1024, 16_384
+#: Attempts per request, and the base of the exponential backoff in seconds.
+_ATTEMPTS, _BACKOFF = 6, 1.0
+#: HNSW parameters M and efConstruction. milvus-lite uses its own.
+_M, _EF_CONSTRUCTION = 32, 200
 
 #: milvus-lite holds several copies of each vector, and beyond this size it rewrites its files whenever it is opened.
 _COPIES, _MAX_EMBEDDED = 5, 1_000_000
@@ -49,6 +57,22 @@ _COPIES, _MAX_EMBEDDED = 5, 1_000_000
 _MAX_RESULTS, _QUERIES = 16_384, 1024
 #: Minimum `ef` of an HNSW search.
 _MIN_EF = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Collection:
+    """The location of the vectors."""
+
+    #: Address of a server; None means milvus-lite in the index folder.
+    uri: str | None
+    collection: str
+    #: FLAT, HNSW or AUTOINDEX.
+    index: str
+    dimensions: int
+
+    def connect(self, folder: Path) -> Milvus:
+        """A connection, for an index in the folder."""
+        return Milvus(self.uri, folder / EMBEDDED)
 
 
 def build_milvus(
@@ -67,8 +91,8 @@ def build_milvus(
     vectors = encode_passages(passages, encoder, to.scratch, to.scratch, np.float32, memory, progress)
     index = settings.milvus_index or ("HNSW" if settings.uri else "FLAT")
     collection = settings.collection or _name(to.folder, vectors)
-    info = CollectionInfo(settings.uri, collection, index, encoder.dimensions)
-    upload_vectors(vectors, info, to, progress)
+    info = _Collection(settings.uri, collection, index, encoder.dimensions)
+    _upload_vectors(vectors, info, to, progress)
     if info.uri is None:
         _compact(info, to.folder)
     with atomic_file(to.folder / _DESCRIPTION) as file:
@@ -83,38 +107,33 @@ def build_milvus(
 
 def open_milvus(folder: Path, passages: Passages, device: str = "cpu") -> DenseIndex:
     """The index in a folder written by `build_milvus`, with its passages; queries are encoded on the device."""
-    info = CollectionInfo(**json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8")))
-    vectors = _MilvusVectors(info, folder, len(passages))
+    info = _Collection(**json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8")))
+    milvus = info.connect(folder)
     try:
-        return DenseIndex.open(folder, passages, device=device, vectors=vectors)
+        _check_collection(milvus, info, len(passages), f"Rebuild {folder}, or restore the collection")
+        return DenseIndex.open(folder, passages, device=device, vectors=_MilvusVectors(info, milvus))
     except BaseException:
-        vectors.close()
+        milvus.close()
         raise
 
 
-class _MilvusVectors(VectorIndex):
-    def __init__(self, info: CollectionInfo, folder: Path, count: int) -> None:
-        self._info, self._milvus = info, info.connect(folder)
-        try:
-            self._check(folder, count)
-        except BaseException:
-            self._milvus.close()
-            raise
+def _check_collection(milvus: Milvus, info: _Collection, count: int, fix: str) -> None:
+    """Raise if the collection is not the one that was built."""
+    name, where = info.collection, milvus.where
+    if not milvus.call("has_collection", name):
+        raise MilvusError(f"{where} has no collection '{name}'. {fix}")
+    dimensions = _dimensions_of(milvus, name)
+    if dimensions != info.dimensions:
+        found = f"vectors of {dimensions} dimensions" if dimensions else "other fields"
+        raise MilvusError(f"{where}: '{name}' has {found}, expected vectors of {info.dimensions} dimensions. {fix}")
+    found_count = _count_of(milvus, name)
+    if found_count != count:
+        raise MilvusError(f"{where}: '{name}' has {found_count:,} vectors for {count:,} passages. {fix}")
 
-    def _check(self, folder: Path, count: int) -> None:
-        """Raise if the collection is not the one that was built."""
-        name, milvus, where = self._info.collection, self._milvus, self._milvus.where
-        fix = f"Rebuild {folder}, or restore the collection"
-        if not milvus.call("has_collection", name):
-            raise MilvusError(f"{where} has no collection '{name}'. {fix}")
-        dimensions = dimensions_of(milvus, name)
-        if dimensions != self._info.dimensions:
-            found = f"vectors of {dimensions} dimensions" if dimensions else "other fields"
-            expected = f"vectors of {self._info.dimensions} dimensions"
-            raise MilvusError(f"{where}: '{name}' has {found}, expected {expected}. {fix}")
-        found_count = count_of(self._milvus, name)
-        if found_count != count:
-            raise MilvusError(f"{where}: '{name}' has {found_count:,} vectors for {count:,} passages. {fix}")
+
+class _MilvusVectors(VectorIndex):
+    def __init__(self, info: _Collection, milvus: Milvus) -> None:
+        self._info, self._milvus = info, milvus
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Positions]:
         if k > _MAX_RESULTS:
@@ -147,6 +166,86 @@ class _MilvusVectors(VectorIndex):
         self._milvus.close()
 
 
+def _upload_vectors(vectors: StoredVectors, info: _Collection, to: PartialFolder, progress: ProgressCallback) -> None:
+    """Upload the vectors that an earlier attempt has not; raise if the collection is not complete at the end."""
+    created, total = to.scratch / _CREATED, len(vectors)
+    if info.uri is None:
+        if not created.exists():
+            shutil.rmtree(to.folder / EMBEDDED, ignore_errors=True)  # a partially created collection
+        for index in (to.folder / EMBEDDED).rglob("*.idx"):
+            index.unlink()  # may be cut off, if a build was killed; milvus-lite builds it again from the vectors
+    with closing(info.connect(to.folder)) as milvus:
+        start = 0
+        if created.exists() and milvus.call("has_collection", info.collection):
+            start = _count_of(milvus, info.collection) // _GROUP * _GROUP
+        else:
+            with milvus.wrap_errors():
+                _create(milvus, info)
+            created.touch()
+        for first in range(start, total, _GROUP):
+            progress("Sending vectors to Milvus", first, total)
+            for batch in range(first, min(first + _GROUP, total), _BATCH):
+                positions = range(batch, min(batch + _BATCH, first + _GROUP, total))
+                _send(milvus, info.collection, [{POSITION: each, VECTOR: vectors[each]} for each in positions])
+            if info.uri is None:  # a server persists what it accepted, milvus-lite what is flushed
+                milvus.call("flush", info.collection, seconds=WORK_SECONDS)
+        progress("Sending vectors to Milvus", total, total)
+        milvus.call("flush", info.collection, seconds=WORK_SECONDS)
+        found = _count_of(milvus, info.collection)
+    if found != total:
+        created.unlink()
+        raise MilvusError(
+            f"{milvus.where}: '{info.collection}' has {found:,} vectors after {total:,} were sent. Build again: all "
+            "will be sent again"
+        )
+
+
+def _send(milvus: Milvus, collection: str, rows: list[dict[str, Any]]) -> None:
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            milvus.call("upsert", collection, rows)
+            return
+        except MilvusError as error:
+            if attempt == _ATTEMPTS:
+                raise MilvusError(f"{error} ({_ATTEMPTS} attempts; run the same command again to resume)") from error
+            time.sleep(retry_wait(attempt, {}, _BACKOFF) or 0.0)
+
+
+def _create(milvus: Milvus, info: _Collection) -> None:
+    """Create the collection; an earlier one of Stepladder with the same name is replaced."""
+    from pymilvus import DataType  # type: ignore[import-untyped]
+
+    client, name = milvus.client, info.collection
+    if client.has_collection(name, timeout=ANSWER_SECONDS):
+        if not _dimensions_of(milvus, name):
+            raise MilvusError(
+                f"{milvus.where} has a collection '{name}' that was not created by Stepladder. It is not replaced: "
+                "choose another name (collection)"
+            )
+        client.drop_collection(name, timeout=ANSWER_SECONDS)
+    parameters = {"M": _M, "efConstruction": _EF_CONSTRUCTION} if info.index == "HNSW" else {}
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
+    schema.add_field(POSITION, DataType.INT64, is_primary=True)
+    schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=info.dimensions)
+    index = client.prepare_index_params()
+    index.add_index(VECTOR, index_type=info.index, metric_type="IP", params=parameters)
+    client.create_collection(name, schema=schema, index_params=index, timeout=WORK_SECONDS)
+
+
+def _dimensions_of(milvus: Milvus, name: str) -> int | None:
+    """The vector dimensions of a collection; None if it is not Stepladder's."""
+    fields = {each["name"]: each for each in milvus.call("describe_collection", name)["fields"]}
+    return int(fields[VECTOR]["params"]["dim"]) if fields.keys() == {POSITION, VECTOR} else None
+
+
+def _count_of(milvus: Milvus, name: str) -> int:
+    """Load a collection, and count its vectors."""
+    milvus.call("load_collection", name, seconds=WORK_SECONDS)
+    # Not the collection's statistics, which count a replaced vector twice.
+    found = milvus.call("query", name, filter="", output_fields=["count(*)"], consistency_level="Strong")
+    return int(found[0]["count(*)"])
+
+
 def _name(folder: Path, vectors: StoredVectors) -> str:
     """A collection name from the folder's name and a hash of the vectors."""
     plain = re.sub(r"\W+", "_", folder.name.removesuffix(".unfinished"), flags=re.ASCII).strip("_")
@@ -159,10 +258,8 @@ def _check_size(count: int, dimensions: int, memory: int) -> None:
     if count > _MAX_EMBEDDED:
         problem, more = f"is for up to {_MAX_EMBEDDED:,} passages, and there are {count:,}", ""
     elif needed > memory:
-        problem = (
-            f"needs about {format_bytes(needed)} for {count:,} vectors, and the memory limit is {format_bytes(memory)}"
-        )
-        more = "raise it (--memory), "
+        limit, more = format_bytes(memory), "raise it (--memory), "
+        problem = f"needs about {format_bytes(needed)} for {count:,} vectors, and the memory limit is {limit}"
     else:
         return
     raise StepladderError(
@@ -170,7 +267,7 @@ def _check_size(count: int, dimensions: int, memory: int) -> None:
     )
 
 
-def _compact(info: CollectionInfo, folder: Path) -> None:
+def _compact(info: _Collection, folder: Path) -> None:
     """Open and close milvus-lite until nothing is left to merge: the files of a finished index must not change."""
     before, now = None, _sizes(folder / EMBEDDED)
     while before != now:

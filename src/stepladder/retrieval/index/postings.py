@@ -33,12 +33,6 @@ _BYTES_PER_TERM = 64
 _MIN_BLOCK = 1 << 16
 
 
-def _idf(frequencies: Int64s, passages: int) -> Float32s:
-    """The inverse document frequency of terms with these document frequencies."""
-    weights: Float32s = np.log(1 + (passages - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
-    return weights
-
-
 class PostingsWriter:
     """Counts the terms of passages; then `in_memory` or `write` returns their postings, once.
 
@@ -130,7 +124,8 @@ class PostingsWriter:
         """The passages and scores of all postings, in blocks of as many terms as fit into memory."""
         lengths = np.asarray(self._lengths)
         mean_length = float(lengths.mean(dtype=np.float64))
-        idf = _idf(self._frequencies, len(lengths))
+        frequencies = self._frequencies
+        idf = np.log(1 + (len(lengths) - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
         for first, end in self._ranges(starts):
             passages: Int32s = np.empty(starts[end] - starts[first], dtype=np.int32)
             scores: Float32s = np.empty(len(passages), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""The index kinds by name, and how each is built and opened.
+"""The index kinds by name, how each is built and opened, and the memory limit of builds.
 
 A new kind is a module with an `IndexKind` and one line in `INDEX_KINDS`. Kinds joined by + ("bm25+hnsw") share the
 passages of one folder, and their results are fused.
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import PartialFolder
@@ -16,6 +18,9 @@ from stepladder.core.registry import Registry
 from stepladder.retrieval.base import ProgressCallback, Retriever
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.manifest import BuildDetails
+
+#: Default memory limit of an index build, in bytes.
+DEFAULT_MEMORY = 4 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +71,27 @@ def split_settings(kinds: Mapping[str, IndexKind], settings: Mapping[str, object
         name: kind.config.read({each: settings[each] for each in kind.config.model_fields if each in settings})
         for name, kind in kinds.items()
     }
+
+
+def parse_bytes(text: str) -> int:
+    """Parse an amount of memory.
+
+    >>> parse_bytes("4GB"), parse_bytes("500 M")
+    (4000000000, 500000000)
+    """
+    try:
+        found = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        found = 0
+    if not found:
+        raise StepladderError(f"'{text}' is not an amount of memory; write it as 500MB or 4GB")
+    return found
+
+
+def format_bytes(count: float) -> str:
+    """Format an amount of memory.
+
+    >>> format_bytes(3_500_000_000)
+    '3.5 GB'
+    """
+    return ByteSize(count).human_readable(decimal=True, separator=" ")

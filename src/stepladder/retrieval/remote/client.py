@@ -32,13 +32,8 @@ from stepladder.retrieval.remote.protocol import MAX_QUERY_CHARACTERS, BadReply,
 FIRST_ATTEMPTS = 3
 #: Connect timeout in seconds; a running server accepts connections quickly, even under load.
 _CONNECT_SECONDS = 5.0
-#: Status codes that are worth a retry.
-_RETRYABLE = {
-    HTTPStatus.TOO_MANY_REQUESTS,
-    HTTPStatus.BAD_GATEWAY,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    HTTPStatus.GATEWAY_TIMEOUT,
-}
+#: Status codes that are worth a retry: the server is busy or restarts, or a gateway in front of it cannot reach it.
+_RETRYABLE = {429, 502, 503, 504}
 
 
 class SearchDown(BackendDown):
@@ -163,7 +158,11 @@ class RemoteRetriever(Retriever):
             if not retryable or attempts > (
                 self._max_retries if self._reached else min(self._max_retries, first_attempts - 1)
             ):
-                raise self._down(attempts)
+                problems = "; ".join(f"{url}: {problem}" for url, problem in self._balancer.problems())
+                raise SearchDown(
+                    f"the search failed after {attempts} attempts: {problems}. Start the servers (stepladder serve "
+                    "INDEX), or correct their URLs."
+                )
             self.retries += 1
 
     def _acquire_host(self) -> Host:
@@ -183,13 +182,6 @@ class RemoteRetriever(Retriever):
         if isinstance(error, httpx2.TimeoutException):
             return f"no reply within {self._timeout:g} s"
         return f"the connection broke ({type(error).__name__}: {error})"
-
-    def _down(self, attempts: int) -> SearchDown:
-        problems = "; ".join(f"{url}: {problem}" for url, problem in self._balancer.problems())
-        return SearchDown(
-            f"the search failed after {attempts} attempts: {problems}. Start the servers (stepladder serve INDEX), or "
-            "correct their URLs."
-        )
 
     def _error(self, host: Host, reply: httpx2.Response) -> StepladderError:
         status, message = reply.status_code, _message(reply)

@@ -3,7 +3,7 @@
 In: an agent and limits. Out: an application (`make_agent_app`), or a server that runs until it is stopped
 (`serve_agent`).
 
-    POST /v1/chat/completions   a question, see chat_request.py; the answer, see chat_response.py
+    POST /v1/chat/completions   a question, see chat_request.py; the answer, see chat.py
     GET  /v1/models             the served model; also /v1/models/NAME
     POST /mcp                   the Model Context Protocol, if the extra `mcp` is installed
     GET  /health                {"status": "ok"}, or 503 when the engine is down; needs no token
@@ -27,16 +27,15 @@ from fastapi import FastAPI, Request, Response
 from openai.types.chat import ChatCompletion
 from starlette.routing import Route
 
-from stepladder.serve.agent.chat import Chat, check_model
+from stepladder.serve.agent.chat import Chat, OpenAIError, check_model, openai_error
 from stepladder.serve.agent.chat_request import ChatRequest
-from stepladder.serve.agent.chat_response import OpenAIError
 from stepladder.serve.agent.scheduler import AgentMetrics, Scheduler
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerConfig
 from stepladder.serve.http.api import POST_ERRORS, ServerAPI
 from stepladder.serve.http.gate import Gate
 from stepladder.serve.http.http_errors import HTTPError
 from stepladder.serve.http.run_server import ListenOptions, run
+from stepladder.serve.server_configs import AgentServerConfig
 
 #: How a chat becomes a question, for `/info`.
 RULES = {
@@ -91,6 +90,7 @@ def make_agent_app(agent: ServedAgent, config: AgentServerConfig, *, local: bool
         {**agent.info, "model": config.model, "rules": RULES, "limits": limits, "mcp": has_mcp},
         lifespan=lifespan,
         error_model=OpenAIError,
+        error_fields=openai_error,
         check_health=check_health,
     )
     declared = {

@@ -1,4 +1,4 @@
-"""An episode as JSON data, for HTTP and MCP clients. Pure functions.
+"""An episode as JSON data, with citations, for HTTP and MCP clients. Pure functions.
 
 In: steps, trajectories. Out: plain data. Passages and generated text are only ever put into strings.
 """
@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from stepladder.agents.base import neutralize
+from stepladder.core.answer_metrics import covers, normalize
 from stepladder.core.trace import ActionKind, Passage, Step, StopReason, Trajectory
-from stepladder.serve.agent.citations import cite
 
+#: Answers that passages contain by chance.
+_UNCITABLE = frozenset({"", "yes", "no", "unknown", "noanswer"})
 #: Reasons given in place of an answer.
 _NO_ANSWER = {
     StopReason.MALFORMED: "the model's output did not match the agent's format",
@@ -65,6 +67,10 @@ def passages_data(passages: Iterable[Passage]) -> list[dict[str, Any]]:
     return [{"id": each.id, "title": each.title, "text": each.text, "score": _finite(each.score)} for each in passages]
 
 
+def _finite(score: float | None) -> float | None:
+    return score if score is not None and math.isfinite(score) else None
+
+
 def step_text(step: Step) -> str:
     """A step for humans, one line each: the thought, the action, the titles of retrieved passages.
 
@@ -81,5 +87,27 @@ def step_text(step: Step) -> str:
     return "".join(neutralize(" ".join(line.split())) + "\n" for line in lines)
 
 
-def _finite(score: float | None) -> float | None:
-    return score if score is not None and math.isfinite(score) else None
+def cite(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """The retrieved passages whose title or text contains the answer as whole words, then those with a sub-answer.
+
+    The agent does not report its sources, so a citation only means "this passage contains these words", possibly by
+    chance; "yes" and "no" are never cited. `step` and `rank` tell where a passage was retrieved first: the step, from 1
+    (0: before the first), and the rank. A passage is cited once, and none without an answer.
+    """
+    if trajectory.answer is None:
+        return []
+    sub_answers = [step.action.content for step in trajectory.steps if step.action.kind is ActionKind.SUB_ANSWER]
+    retrieved = [
+        (step, rank, passage)
+        for step, passages in enumerate([trajectory.given, *(step.passages for step in trajectory.steps)])
+        for rank, passage in enumerate(passages, start=1)
+    ]
+    cited: dict[str, dict[str, Any]] = {}
+    for of, text in [("answer", trajectory.answer), *(("sub_answer", each) for each in sub_answers)]:
+        if normalize(text) in _UNCITABLE:
+            continue
+        for step, rank, passage in retrieved:
+            if passage.id not in cited and covers(f"{passage.title}. {passage.text}", text):
+                data = {"passage_id": passage.id, "title": passage.title, "states": text, "of": of}
+                cited[passage.id] = {**data, "step": step, "rank": rank}
+    return list(cited.values())

@@ -21,8 +21,8 @@ from stepladder.serve.agent.chat_request import read_question
 from stepladder.serve.agent.episode_json import answer_text, episode_data, passages_data, step_text
 from stepladder.serve.agent.scheduler import Finished, Scheduler
 from stepladder.serve.agent.served_agent import ServedAgent
-from stepladder.serve.agent.server_config import AgentServerConfig
 from stepladder.serve.http.http_errors import HTTPError
+from stepladder.serve.server_configs import AgentServerConfig
 
 Context = ServerRequestContext[Any]
 

@@ -20,9 +20,9 @@ from starlette.routing import Route
 
 from stepladder.core.unicode import replace_surrogates
 from stepladder.core.version import __version__
-from stepladder.serve.http.http_config import HTTPConfig
 from stepladder.serve.http.http_errors import HTTPError, crashed
 from stepladder.serve.http.server_metrics import Metrics
+from stepladder.serve.server_configs import HTTPConfig
 
 #: Needs no token, for load balancers.
 PUBLIC_PATH = "/health"
@@ -74,15 +74,6 @@ class JSONBytes(Response):
         self.raw_headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
 
 
-class ErrorReply(BaseModel):
-    """The JSON of errors, in the format that a server's clients expect."""
-
-    @classmethod
-    def of(cls, error: HTTPError) -> Self:
-        """The reply for an error."""
-        raise NotImplementedError
-
-
 MainEndpoint = Callable[[Any], Awaitable[Response]]
 
 
@@ -97,10 +88,14 @@ class ServerAPI(FastAPI):
         info: Mapping[str, object],
         *,
         lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
-        error_model: type[ErrorReply],
+        error_model: type[BaseModel],
+        error_fields: Callable[[HTTPError], dict[str, Any]],
         check_health: Callable[[], None] = lambda: None,
     ) -> None:
-        """`info` is the reply of /info. `check_health` raises an `HTTPError` if something is wrong."""
+        """`info` is the reply of /info. `check_health` raises an `HTTPError` if something is wrong.
+
+        Errors are sent as JSON with these fields, in the format that a server's clients expect: `error_model`.
+        """
         super().__init__(
             title=title,
             version=__version__,
@@ -110,7 +105,7 @@ class ServerAPI(FastAPI):
             redoc_url=None,
             generate_unique_id_function=lambda route: route.name,
         )
-        self._error_model, self._has_token = error_model, config.token is not None
+        self._error_model, self._error_fields, self._has_token = error_model, error_fields, config.token is not None
         self.add_exception_handler(HTTPException, self._handle_error)
         self.add_exception_handler(Exception, self._handle_crash)
 
@@ -160,9 +155,7 @@ class ServerAPI(FastAPI):
 
     def error_response(self, error: HTTPError) -> JSONResponse:
         """An error as JSON."""
-        return JSONResponse(
-            {**error.fields, **self._error_model.of(error).model_dump()}, error.status_code, error.headers
-        )
+        return JSONResponse({**error.fields, **self._error_fields(error)}, error.status_code, error.headers)
 
     async def _handle_error(self, request: Request, error: Exception) -> Response:
         """A client's or server's error. The router's own, 404 and 405, list what there is."""

@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import logging
 import re
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -16,10 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from stepladder.core.io.auth_token import validate_token
 from stepladder.serve.http.api import PUBLIC_PATH, ServerAPI
-from stepladder.serve.http.http_config import HTTPConfig
 from stepladder.serve.http.http_errors import HTTPError, crashed, shutting_down
 from stepladder.serve.http.server_metrics import Metrics
-from stepladder.serve.http.watchdog import Watchdog
+from stepladder.serve.server_configs import HTTPConfig
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 _DISCARD_FACTOR = 8
 #: Seconds after which the connection of a request is watched: most responses are faster.
 _WATCH_AFTER_SECONDS = 1.0
+#: Seconds between two checks of what is due.
+_TICK = 0.1
 #: Names of this machine in the Host and Origin headers, with or without a port.
 _LOCALHOST = re.compile(rb"(https?://)?(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
@@ -40,7 +42,7 @@ class Gate:
         self.draining = False
         self.in_flight = 0
         self._api, self._config, self._metrics = api, config, metrics
-        self._watchdog = Watchdog()
+        self._watchdog = _Watchdog()
         token = validate_token(config.token.get_secret_value()) if config.token else None
         self._expected_auth = f"bearer {token}".encode() if token else None
         self._checks_origin = local and token is None
@@ -79,7 +81,10 @@ class Gate:
             raise shutting_down()
         method, path = scope["method"], scope["path"]
         if path != PUBLIC_PATH or method not in ("GET", "HEAD"):
-            self._check_client(scope)
+            if self._expected_auth is not None:
+                _check_token(scope, self._expected_auth)
+            elif self._checks_origin:
+                _check_local(scope)
         body = await self._read_body(receive)
         if path == self._api.main_path and method == "POST":
             return await self._call_main(body, scope, receive, send)
@@ -148,12 +153,6 @@ class Gate:
             raise HTTPError(413, f"the body is longer than {limit:,} bytes: send less at once", {"connection": "close"})
         return b"".join(parts)
 
-    def _check_client(self, scope: Scope) -> None:
-        if self._expected_auth is not None:
-            _check_token(scope, self._expected_auth)
-        elif self._checks_origin:
-            _check_local(scope)
-
 
 def _current_task() -> asyncio.Task[Any]:
     task = asyncio.current_task()
@@ -182,3 +181,36 @@ def _check_local(scope: Scope) -> None:
                 f"this server only accepts local requests, and the {name.decode()} header is {shown!r}: use localhost, "
                 "or start the server with a token and send it",
             )
+
+
+class _Watchdog:
+    """Calls actions when their time has come, unless they are cleared before.
+
+    Nearly all are cleared, so one timer for all of them checks what is due: setting a deadline is an entry in a
+    dictionary, a tenth of the cost of a timer of its own.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[object, tuple[float, Callable[[], object]]] = {}
+        self._ticking = False
+
+    def set(self, key: object, seconds: float, action: Callable[[], object]) -> None:
+        """Call `action` in so many seconds, on the running event loop."""
+        self._due[key] = perf_counter() + seconds, action
+        if not self._ticking:
+            self._ticking = True
+            asyncio.get_running_loop().call_later(_TICK, self._tick)
+
+    def clear(self, key: object) -> bool:
+        """Whether the action was still to come; now it is not called any more."""
+        return self._due.pop(key, None) is not None
+
+    def _tick(self) -> None:
+        now = perf_counter()
+        for key, (due, action) in list(self._due.items()):
+            if due <= now:
+                del self._due[key]
+                action()
+        self._ticking = bool(self._due)
+        if self._ticking:
+            asyncio.get_running_loop().call_later(_TICK, self._tick)

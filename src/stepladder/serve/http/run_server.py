@@ -18,7 +18,7 @@ import uvicorn
 
 from stepladder.core.errors import StepladderError
 from stepladder.serve.http.gate import Gate
-from stepladder.serve.http.http_config import HTTPConfig
+from stepladder.serve.server_configs import HTTPConfig
 
 #: Longer than clients keep idle connections, so that none is closed during a request.
 _KEEP_ALIVE_SECONDS = 75

@@ -23,8 +23,7 @@ from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.remote.protocol import EncodedHits, encode_hits
 from stepladder.serve.http.http_errors import QueueFull
 from stepladder.serve.http.server_metrics import Metrics
-from stepladder.serve.search.lru import LRUCache
-from stepladder.serve.search.search_server_config import ServerConfig
+from stepladder.serve.server_configs import ServerConfig
 
 #: Seconds to wait for the threads at shutdown.
 _JOIN_SECONDS = 2.0
@@ -77,10 +76,38 @@ class PendingSearch:
         return found if len(found) == len(self.searches) else None
 
 
-def _bytes(query: str, found: EncodedHits) -> int:
-    """The approximate memory of a cached result."""
-    content = sum(len(document) + len(score) for document, score in found)
-    return _RESULT_BYTES + 4 * len(query) + len(found) * _PASSAGE_BYTES + content
+class _Cache:
+    """Finished searches by query and k, limited by entries and bytes; 0 of either disables it.
+
+    The least recently used are evicted first.
+    """
+
+    def __init__(self, entries: int, capacity: int) -> None:
+        self._entries, self._capacity = entries, capacity
+        #: Most recently used last, each with its size.
+        self._items: OrderedDict[tuple[str, int], tuple[_Search, int]] = OrderedDict()
+        #: Approximate memory of all, in bytes.
+        self.size = 0
+
+    def get(self, query: str, k: int) -> _Search | None:
+        """The search, which becomes the most recently used; None if it is not cached."""
+        found = self._items.get((query, k))
+        if found is None:
+            return None
+        self._items.move_to_end((query, k))
+        return found[0]
+
+    def put(self, search: _Search, found: EncodedHits) -> None:
+        """Cache a search that found this, unless it exceeds the capacity on its own."""
+        content = sum(len(document) + len(score) for document, score in found)
+        size = _RESULT_BYTES + 4 * len(search.query) + len(found) * _PASSAGE_BYTES + content
+        if size > self._capacity:
+            return
+        self._items[search.query, search.k] = search, size
+        self.size += size
+        while len(self._items) > self._entries or self.size > self._capacity:
+            _, (_, freed) = self._items.popitem(last=False)
+            self.size -= freed
 
 
 class SearchBatcher:
@@ -89,7 +116,7 @@ class SearchBatcher:
     def __init__(self, retriever: Retriever, config: ServerConfig, metrics: SearchMetrics) -> None:
         self._retriever, self._metrics, self._max_waiting = retriever, metrics, config.max_waiting
         #: Finished searches. Like `_open`, used on the event loop only.
-        self._cache: LRUCache[tuple[str, int], _Search] = LRUCache(config.cache_entries, config.cache_bytes)
+        self._cache = _Cache(config.cache_entries, config.cache_bytes)
         #: Unfinished searches.
         self._open: dict[tuple[str, int], _Search] = {}
         #: Guards the fields below, which the threads share, and `_Search.started`.
@@ -129,7 +156,7 @@ class SearchBatcher:
         for query in queries:
             if query in searches:
                 continue
-            known = self._cache.get((query, k)) or self._open.get((query, k))
+            known = self._cache.get(query, k) or self._open.get((query, k))
             if known is None:
                 known = _Search(query, k)
                 fresh.append(known)
@@ -172,13 +199,12 @@ class SearchBatcher:
     def _deliver(self, batch: list[_Search], results: list[EncodedHits | None]) -> None:
         self._metrics.batch_size.observe(len(batch))
         for search, found in zip(batch, results, strict=True):
-            key = search.query, search.k
-            del self._open[key]
+            del self._open[search.query, search.k]
             search.found = found
             if found is None:
                 self._metrics.failed.inc()
             else:
-                self._cache.put(key, search, _bytes(search.query, found))
+                self._cache.put(search, found)
             for pending in search.waiters:
                 pending.remaining -= 1
                 if not pending.remaining and not pending.ready.done():

@@ -15,19 +15,19 @@ Errors are JSON, {"detail": "..."}: 401 without the token, 408 if the body is la
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated, Self, Unpack
+from typing import Annotated, Unpack
 
 from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.remote.protocol import write_reply
-from stepladder.serve.http.api import POST_ERRORS, WHOLE, ErrorReply, JSONBytes, RequestBody, ServerAPI
+from stepladder.serve.http.api import POST_ERRORS, WHOLE, JSONBytes, RequestBody, ServerAPI
 from stepladder.serve.http.gate import Gate
 from stepladder.serve.http.http_errors import HTTPError
 from stepladder.serve.http.run_server import ListenOptions, run
 from stepladder.serve.search.search_batcher import SearchBatcher, SearchMetrics
-from stepladder.serve.search.search_server_config import ServerConfig
+from stepladder.serve.server_configs import ServerConfig
 
 
 class SearchRequest(RequestBody):
@@ -74,15 +74,10 @@ class SearchReply(_Reply):
     result: list[list[Document]] | list[list[Hit]]
 
 
-class Problem(ErrorReply):
+class Problem(BaseModel):
     """An error, in FastAPI's format."""
 
     detail: str
-
-    @classmethod
-    def of(cls, error: HTTPError) -> Self:
-        """The reply for an error."""
-        return cls(detail=error.detail)
 
 
 def make_app(retriever: Retriever, config: ServerConfig, info: Mapping[str, object], *, local: bool = False) -> Gate:
@@ -116,6 +111,7 @@ def make_app(retriever: Retriever, config: ServerConfig, info: Mapping[str, obje
         {"index": dict(info), "limits": config.model_dump(exclude={"token"})},
         lifespan=lifespan,
         error_model=Problem,
+        error_fields=lambda error: {"detail": error.detail},
     )
     declared = {"response_model": SearchReply, **api.declared(*POST_ERRORS)}
     api.add_main("/retrieve", retrieve, SearchRequest.within(config), declared)

@@ -11,7 +11,6 @@ initial policy: with LoRA the same weights without the adapter, else a second co
 """
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +33,7 @@ from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.policy_session import PolicySession, open_policy
 from stepladder.train.loop.policy_weights import peft_config
 from stepladder.train.loop.public_trainer import PublicTrainer, all_questions
-from stepladder.train.loop.training_loop import TrainingReport, learning_rate_for, run_training, training_numbers
+from stepladder.train.loop.training_loop import TrainingReport, run_training, training_numbers
 from stepladder.train.transcripts.tokenized import tokenize_trajectory
 
 
@@ -63,53 +62,40 @@ def train_dpo(
 ) -> TrainingReport:
     """Train a policy on pairs. `context.questions`: those of the pairs, to check that prompts are still the same."""
     with open_policy(policy, context, config, "dpo", trl_adds_lora=True) as session:
-        engine = session.engine
+        engine, model = session.engine, session.policy.model
         checker = PairCheck(context.agent, context.questions, engine.encoding, engine.context_limit)
-        accepted, dev = checker.check(pairs), checker.check(held_out)
-        accepted.expect_some("the pairs to train on")
-        rows, dev_rows = _rows(accepted.pairs), _rows(dev.pairs)
+        accepted, dev, counts = checker.check_splits(pairs, held_out)
+        rows, dev_rows = _rows(accepted), _rows(dev)
         trainers: list[PairTrainer] = []
 
         def divergence(trajectories: Sequence[Trajectory]) -> DevScore:
             examples = [example for each in trajectories for example in tokenize_trajectory(each, engine, {})]
             return {"kl": trainers[0].divergence(examples)}
 
-        dev_episodes = session.dev_evaluator(config.dev_questions, divergence)
-
-        def dev_eval() -> DevScore:
-            return dev_episodes() if dev_episodes is not None else {}
-
-        model = session.policy.model
-
         def trainer(arguments: TrainingArguments) -> BaseTrainer:
             trainers.append(_make_trainer(session, config, arguments, rows, dev_rows))
             return trainers[0]
 
+        dev_episodes = session.dev_evaluator(config.dev_questions, divergence)
         metrics, checkpoint = run_training(
             trainer,
             [len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in rows],
             config,
-            learning_rate_for(config, model),
+            model,
             context,
             session.compute,
-            dev_eval=dev_eval if dev_episodes is not None or dev_rows else None,
+            dev_eval=dev_episodes or (dict if dev_rows else None),  # the trainer adds the held-out pairs
             best_by="dev_f1" if dev_episodes is not None else "dev_loss",
             arguments=trl.DPOConfig,  # type: ignore[attr-defined]
             beta=config.beta,
             loss_type=[config.loss_type],
             max_length=None,  # pairs that are too long were refused; nothing is truncated
-            gradient_checkpointing=False,
-            use_cache=model.config.use_cache,  # the trainer writes it into the policy's configuration
         )
         session.save(checkpoint)
-    counts: dict[str, object] = {
-        "pairs": len(rows),
-        "held_out_pairs": len(dev_rows),
-        "refused": dict((accepted.refused + dev.refused).most_common()),
-        "questions": len(Counter(row["question_id"] for row in rows)),
-    }
+    questions = len({row["question_id"] for row in rows})
     best = {name: value for name, value in (metrics.best or {}).items() if name not in ("step", "dev_seconds")}
-    return TrainingReport(context.folder / "policy", {**counts, **best, **training_numbers(metrics)})
+    numbers = {**counts, "questions": questions, **best, **training_numbers(metrics)}
+    return TrainingReport(context.folder / "policy", numbers)
 
 
 def _rows(pairs: Sequence[Pair]) -> list[PairRow]:
@@ -127,15 +113,15 @@ def _rows(pairs: Sequence[Pair]) -> list[PairRow]:
 def _make_trainer(
     session: PolicySession, config: DPOConfig, arguments: Any, rows: Sequence[PairRow], held_out: Sequence[PairRow]
 ) -> PairTrainer:
-    policy = session.policy
+    model = session.policy.model
     made = PairTrainer(  # type: ignore[call-arg]
-        policy.model,
+        model,
         ref_model=session.reference_model() if config.lora is None else None,
         args=arguments,
-        data_collator=partial(collate_pairs, max_length=context_window(policy.model)),
-        train_dataset=Dataset.from_list(list(rows)),
-        eval_dataset=Dataset.from_list(list(held_out or rows[:1])),  # only its presence matters
-        processing_class=policy.tokenizer,
+        data_collator=partial(collate_pairs, max_length=context_window(model)),
+        train_dataset=Dataset.from_list(rows),
+        eval_dataset=Dataset.from_list(held_out or rows[:1]),  # only its presence matters
+        processing_class=session.policy.tokenizer,
         peft_config=None if config.lora is None else peft_config(config.lora, "CAUSAL_LM"),
     )
     made.held_out = held_out

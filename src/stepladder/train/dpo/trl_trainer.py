@@ -13,9 +13,9 @@ import trl
 from torch import nn
 from torch.nn.functional import pad
 
-from stepladder.models.length_batches import context_window, padded_width
+from stepladder.models.length_batches import context_window
 from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, DevScore, TRLOverrides, eval_mode
-from stepladder.train.transcripts.collate import collate
+from stepladder.train.transcripts.fine_tune import collate
 from stepladder.train.transcripts.selected_logits import selected_logits
 from stepladder.train.transcripts.tokenized import Example
 
@@ -47,19 +47,12 @@ def collate_pairs(rows: Sequence[PairRow], max_length: int | None = None) -> dic
     `completion_mask` is 1 on the step only: prompts, retrieved passages and earlier steps are not in the loss.
     """
     sides = [(row["prompt_ids"], row[side]) for side in ("chosen_ids", "rejected_ids") for row in rows]
-    width = padded_width((len(prompt) + len(step) for prompt, step in sides), max_length)
-    ids_BT = torch.zeros(len(sides), width, dtype=torch.long)
-    attention_BT = torch.zeros(len(sides), width, dtype=torch.long)
-    completion_BT = torch.zeros(len(sides), width, dtype=torch.long)
-    for number, (prompt, step) in enumerate(sides):
-        length = len(prompt) + len(step)
-        ids_BT[number, :length] = torch.tensor([*prompt, *step])
-        attention_BT[number, :length] = 1
-        completion_BT[number, len(prompt) : length] = 1
+    examples = [Example("", (*prompt, *step), (0.0,) * len(prompt) + (1.0,) * len(step)) for prompt, step in sides]
+    batch = collate(examples, max_length)
     return {
-        "input_ids": ids_BT,
-        "attention_mask": attention_BT,
-        "completion_mask": completion_BT,
+        "input_ids": batch["input_ids"],
+        "attention_mask": batch["attention_mask"],
+        "completion_mask": batch["weights"].long(),
         "question_ids": [row["question_id"] for row in rows],
     }
 
@@ -67,10 +60,6 @@ def collate_pairs(rows: Sequence[PairRow], max_length: int | None = None) -> dic
 class PairTrainer(TRLOverrides, trl.DPOTrainer, BaseTrainer):  # type: ignore[misc,name-defined]
     """Step-level DPO."""
 
-    #: The loss below is already normalized over the whole update.
-    loss_is_scaled_for_ga = True
-
-    model: Any
     data_collator: Any
     #: Pairs to evaluate on; set after construction.
     held_out: Sequence[PairRow] = ()

@@ -1,16 +1,28 @@
 """Settings of GRPO."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from stepladder.core.config import Config
 from stepladder.core.errors import unknown_name
+from stepladder.core.registry import Registry
 from stepladder.train.grpo.advantage import Over
-from stepladder.train.grpo.estimators import ESTIMATORS
 from stepladder.train.loop.config import PolicyTrainingConfig
 
+if TYPE_CHECKING:
+    from stepladder.train.grpo.credit import AdvantageEstimator
+
+#: Advantage estimators by name, the values of `mode`. A new one is a file with an `AdvantageEstimator` and a line here.
+ESTIMATORS: "Registry[AdvantageEstimator]" = Registry(
+    "mode",
+    {
+        "dual": ("stepladder.train.grpo.credit:DUAL", "outcome and step advantages (ProRAG)"),
+        "outcome": ("stepladder.train.grpo.credit:OUTCOME", "the answer alone (Search-R1)"),
+        "process": ("stepladder.train.grpo.credit:PROCESS", "the steps alone"),
+    },
+)
 #: The mode that samples trees instead of independent episodes.
 TREE = "tree"
 Share = Annotated[float, Field(gt=0, lt=1)]

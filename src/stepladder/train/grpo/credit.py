@@ -4,7 +4,7 @@ In: the episodes of a question, or a tree of them, and step scores. Out: `Credit
 per step, and a loss mask. `advantage.py` has the formulas.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,27 @@ from stepladder.train.grpo.advantage import (
     outcome_advantages,
     process_advantages,
 )
-from stepladder.train.grpo.config import GRPOConfig, RewardConfig
-from stepladder.train.grpo.estimators import ESTIMATORS, AdvantageEstimator, EpisodeGroup
+from stepladder.train.grpo.config import ESTIMATORS, GRPOConfig, RewardConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeGroup:
+    """The episodes of one question and their rewards."""
+
+    episodes: Sequence[Trajectory]
+    #: One per episode.
+    outcome_rewards: Sequence[float]
+    #: Per episode one logit per step; None unless the estimator needs scores.
+    step_scores: Sequence[Sequence[float]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageEstimator:
+    """A pure function from a group to one advantage per step of each episode."""
+
+    advantages: Callable[[EpisodeGroup, GRPOConfig], Sequence[Floats]]
+    #: Whether it needs a step scorer.
+    needs_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,46 +92,42 @@ def _outcome(group: EpisodeGroup, settings: GRPOConfig) -> list[Floats]:  # noqa
     return dual_advantages(outcome_advantages(group.outcome_rewards), zeros, 0.0)
 
 
-def _process(group: EpisodeGroup, settings: GRPOConfig) -> list[Floats]:
-    assert group.step_scores is not None
-    return _step_advantages(group.episodes, group.step_scores, settings)
-
-
 def _dual(group: EpisodeGroup, settings: GRPOConfig) -> list[Floats]:
     return dual_advantages(
         outcome_advantages(group.outcome_rewards), _process(group, settings), settings.process_weight
     )
 
 
-OUTCOME = AdvantageEstimator(_outcome)
-PROCESS = AdvantageEstimator(_process, needs_scores=True)
-DUAL = AdvantageEstimator(_dual, needs_scores=True)
-
-
-def _step_advantages(
-    group: Sequence[Trajectory], scores: Sequence[Sequence[float]], settings: GRPOConfig
-) -> list[Floats]:
+def _process(group: EpisodeGroup, settings: GRPOConfig) -> list[Floats]:
     """The advantages of steps by their own scores; 0 for steps that are not graded."""
+    assert group.step_scores is not None
+    episodes = group.episodes
     graded = [
         [
             index
             for index, step in enumerate(each.steps)
             if settings.grade_answers or step.action.kind is not ActionKind.ANSWER
         ]
-        for each in group
+        for each in episodes
     ]
-    rewards = [step_rewards(each, found, settings.rewards) for each, found in zip(group, scores, strict=True)]
+    scored = zip(episodes, group.step_scores, strict=True)
+    rewards = [step_rewards(each, found, settings.rewards) for each, found in scored]
     found = process_advantages(
         [[reward[index] for index in own] for reward, own in zip(rewards, graded)],
-        [[len(each.steps[index].written.tokens) for index in own] for each, own in zip(group, graded)],
+        [[len(each.steps[index].written.tokens) for index in own] for each, own in zip(episodes, graded)],
         settings.normalize,
-        [[_label(index, each.steps[index]) for index in own] for each, own in zip(group, graded)],
+        [[_label(index, each.steps[index]) for index in own] for each, own in zip(episodes, graded)],
         min_std=settings.min_std,
     )
-    all_steps = [np.zeros(len(each.steps)) for each in group]
+    all_steps = [np.zeros(len(each.steps)) for each in episodes]
     for advantages, own, some in zip(all_steps, graded, found):
         advantages[own] = some
     return all_steps
+
+
+OUTCOME = AdvantageEstimator(_outcome)
+PROCESS = AdvantageEstimator(_process, needs_scores=True)
+DUAL = AdvantageEstimator(_dual, needs_scores=True)
 
 
 def _label(index: int, step: Step) -> tuple[int, str] | None:

@@ -33,6 +33,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
+from stepladder.core.io.yaml_tables import read_table
 from stepladder.train.grpo.config import MonitorConfig
 
 #: The file of alarms in a stage's folder.
@@ -219,28 +220,7 @@ def best_window(values: Sequence[float], window: int) -> int:
 # --- rules ----------------------------------------------------------------------------------------------
 
 #: By setting: what its metric is called in a message, and what to try.
-_TEXTS = {
-    "valid_drop": (
-        "the share of valid transcripts",
-        "lower learning_rate, raise beta, or raise rewards.format_bonus",
-    ),
-    "repeated_rise": (
-        "the share of repeated or empty steps",
-        "lower process_weight, or train the PRM to reject repeated and empty steps",
-    ),
-    "entropy_share": ("entropy", "lower learning_rate, sample at a higher temperature, or use harder questions"),
-    "kl": ("the KL divergence from the reference per token", "lower learning_rate, or raise beta"),
-    "searches_share": ("searches per episode", "use questions that need a search, or raise beta"),
-    "step_limit": (
-        "the share of episodes that end at the step limit",
-        "reward answers more than steps, or raise the step limit",
-    ),
-    "most_searches": ("searches per episode", "reward answers more than steps, or raise the step limit"),
-    "logprob_gap": (
-        "the difference between the engine's and the trainer's log-probs",
-        "give both the same weights, precision and sampling temperature",
-    ),
-}
+_TEXTS: dict[str, list[str]] = read_table(Path(__file__).with_suffix(".yaml"))
 
 
 def _trend(setting: str, column: str, limit: Callable[[float, float], float], *, rising: bool = False) -> _Rule:
@@ -267,10 +247,6 @@ def _beyond(setting: str, column: str) -> _Rule:
         return _Sign(value, limit, int(last[0]["step"]), f"{what} is {value:.3g}, above {limit:.3g}: {advice}")
 
     return rule
-
-
-def _absolute(_: float, limit: float) -> float:
-    return limit
 
 
 def _below_floor(settings: MonitorConfig, rows: Sequence[Row]) -> _Sign | None:
@@ -310,8 +286,8 @@ _RULES: dict[AlarmName, tuple[_Rule, ...]] = {
     AlarmName.KL_BLOW_UP: (_beyond("kl", "kl"),),
     AlarmName.NO_SEARCHES: (_trend("searches_share", "searches", mul),),
     AlarmName.ENDLESS: (
-        _trend("step_limit", "step_limit", _absolute, rising=True),
-        _trend("most_searches", "searches", _absolute, rising=True),
+        _trend("step_limit", "step_limit", lambda _, limit: limit, rising=True),
+        _trend("most_searches", "searches", lambda _, limit: limit, rising=True),
     ),
     AlarmName.LOGPROB_MISMATCH: (_beyond("logprob_gap", "logprob_gap_mean"),),
 }

@@ -7,19 +7,19 @@ are scored in one call.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import normalize, score
 from stepladder.core.errors import StepladderError
-from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.step_scorer import StepScorer, raise_errors, sigmoid
-from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory, Tree
+from stepladder.core.trace import ActionKind, Question, StopReason, Trajectory
 from stepladder.driver import Driver
 from stepladder.explore.branching import branching
 from stepladder.explore.episode import EpisodeConfig, episode
@@ -65,16 +65,19 @@ class Rollouts:
     def generate(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
         """`num_generations` episodes for each question."""
         started = time.monotonic()
-        if self.config.mode == TREE:
-            with self.generating():
-                groups, failed = self._trees(questions, seed)
-            scores, scored = None, time.monotonic()
-        else:
-            with self.generating():
-                sampled, failed = self._samples(questions, seed)
-            scored = time.monotonic()
-            scores = self._scores([trajectory for group in sampled for trajectory in group])
-            groups = self._credited(sampled, scores)
+        scores: Sequence[Sequence[float]] = ()  # for each episode those of its steps
+        with self.generating():
+            groups = self._trees(questions, seed) if self.config.mode == TREE else []
+            sampled = self._samples(questions, seed) if self.config.mode != TREE else []
+        scored = time.monotonic()
+        if self.config.scores_steps:
+            assert self.scorer is not None
+            with self.scoring():
+                scores = raise_errors(self.scorer.score_logits([each for group in sampled for each in group]))
+        if sampled:
+            remaining = iter(scores)
+            own = [[next(remaining) for _ in group] if scores else None for group in sampled]
+            groups = [credit_group(group, each, self.config) if group else [] for group, each in zip(sampled, own)]
         ended = time.monotonic()
         if self.driver.engine is not None:
             self.driver.engine.on_idle()  # the weights will change, and the update needs the memory
@@ -87,57 +90,38 @@ class Rollouts:
         zero_std = sum(not any(row.has_signal for row in group) for group in groups)
         metrics = episode_metrics([row for group in groups for row in group]) | {
             "dropped_groups": zero_std / len(questions),
-            "failed": float(failed),
+            "failed": float(len(questions) * self.config.num_generations - sum(map(len, groups))),
             "rollout_seconds": round(scored - started, 4),
             "scoring_seconds": round(ended - scored, 4),
         }
-        if scores is not None:
-            metrics["step_score"] = float(np.mean([sigmoid(score) for score in scores]))
+        if scores:
+            metrics["step_score"] = float(np.mean([sigmoid(score) for each in scores for score in each]))
         return RolloutBatch(tuple(row for group in filled for row in group), metrics)
 
-    def _samples(self, questions: Sequence[Question], seed: int) -> tuple[list[list[Trajectory]], int]:
-        def job(index: int, sample: int) -> Callable[[], Algorithm[Trajectory]]:
-            own = seed_of(seed, questions[index].id, index, sample)  # with the index: a question may occur twice
-            return lambda: episode(self.agent, questions[index], self.episode, own)
-
+    def _samples(self, questions: Sequence[Question], seed: int) -> list[list[Trajectory]]:
+        """The episodes of each question that have a step."""
         count = self.config.num_generations
-        outcomes = self.driver.run([job(index, sample) for index in range(len(questions)) for sample in range(count)])
-        sampled = [each.value for each in expect_some(outcomes)]
-        groups = [
+        jobs = [
+            # With the index in the seed, because a question may occur twice.
+            partial(episode, self.agent, question, self.episode, seed_of(seed, question.id, index, sample))
+            for index, question in enumerate(questions)
+            for sample in range(count)
+        ]
+        sampled = [each.value for each in expect_some(self.driver.run(jobs))]
+        return [
             [trajectory for trajectory in sampled[start : start + count] if trajectory is not None and trajectory.steps]
             for start in range(0, len(sampled), count)
         ]
-        return groups, len(sampled) - sum(map(len, groups))
 
-    def _trees(self, questions: Sequence[Question], seed: int) -> tuple[list[list[CreditedEpisode]], int]:
+    def _trees(self, questions: Sequence[Question], seed: int) -> list[list[CreditedEpisode]]:
         stems = self.config.tree.stems
-        branches = self.config.num_generations - stems
-
-        def job(index: int) -> Callable[[], Algorithm[Tree]]:
-            question, own = questions[index], seed_of(seed, questions[index].id, index)
-            return lambda: branching(self.agent, question, self.episode, own, stems=stems, branches=branches)
-
-        outcomes = expect_some(self.driver.run([job(index) for index in range(len(questions))]))
-        groups = [[] if each.value is None else credit_tree(each.value, self.config) for each in outcomes]
-        return groups, len(questions) * self.config.num_generations - sum(map(len, groups))
-
-    def _scores(self, trajectories: Sequence[Trajectory]) -> list[float] | None:
-        """The scores of all steps, trajectory after trajectory."""
-        if not self.config.scores_steps:
-            return None
-        assert self.scorer is not None
-        with self.scoring():
-            return [score for scores in raise_errors(self.scorer.score_logits(trajectories)) for score in scores]
-
-    def _credited(
-        self, groups: Sequence[Sequence[Trajectory]], scores: Sequence[float] | None
-    ) -> list[list[CreditedEpisode]]:
-        remaining = iter(scores or ())
-        credited: list[list[CreditedEpisode]] = []
-        for group in groups:
-            own = None if scores is None else [[next(remaining) for _ in each.steps] for each in group]
-            credited.append(credit_group(group, own, self.config) if group else [])
-        return credited
+        grow = partial(branching, stems=stems, branches=self.config.num_generations - stems)
+        jobs = [
+            partial(grow, self.agent, question, self.episode, seed_of(seed, question.id, index))
+            for index, question in enumerate(questions)
+        ]
+        trees = [each.value for each in expect_some(self.driver.run(jobs))]
+        return [[] if tree is None else credit_tree(tree, self.config) for tree in trees]
 
     def _filled(self, group: Sequence[CreditedEpisode], question: Question) -> list[CreditedEpisode]:
         """Exactly `num_generations` rows: failed episodes are replaced by ones with an empty loss mask."""

@@ -43,15 +43,9 @@ from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, Row
 from stepladder.train.loop.policy_session import open_policy
-from stepladder.train.loop.policy_weights import Policy, peft_config
+from stepladder.train.loop.policy_weights import peft_config
 from stepladder.train.loop.public_trainer import PublicTrainer
-from stepladder.train.loop.training_loop import (
-    TrainingReport,
-    best_checkpoint,
-    learning_rate_for,
-    run_training,
-    training_numbers,
-)
+from stepladder.train.loop.training_loop import TrainingReport, best_checkpoint, run_training, training_numbers
 
 #: The most batches of episodes between checkpoints: what a kill loses, and the granularity of a rollback.
 _SAVE_EVERY = 5
@@ -124,7 +118,7 @@ def train_grpo(
                 trainer,
                 None,
                 config,
-                learning_rate_for(config, session.policy.model),
+                session.policy.model,
                 context,
                 session.compute,
                 updates=updates,
@@ -133,7 +127,7 @@ def train_grpo(
                 save_steps=_save_steps(config),
                 dev_eval=dev_eval,
                 arguments=trl.GRPOConfig,  # type: ignore[attr-defined]
-                **_grpo_arguments(config, session.policy),
+                **_grpo_arguments(config),
             )
             alarms = read_alarms(context.folder / ALARMS)
         stopped = [alarm for alarm in alarms if alarm.stopped]
@@ -183,21 +177,16 @@ def _choose_questions(context: TrainingContext, config: GRPOConfig, processes: i
     return chosen
 
 
-def _grpo_arguments(config: GRPOConfig, policy: Policy) -> dict[str, Any]:
+def _grpo_arguments(config: GRPOConfig) -> dict[str, Any]:
     """trl's arguments beyond those of every trainer."""
+    same = {"num_generations", "num_iterations", "temperature", "epsilon", "epsilon_high"}
     return {
-        "num_generations": config.num_generations,
+        **config.model_dump(include=same),
         "generation_batch_size": config.batch_size,
-        "num_iterations": config.num_iterations,
         "shuffle_dataset": False,  # `schedule` made the order: the same after a resume
-        "temperature": config.temperature,
         "beta": config.beta if config.lora is not None else 0.0,  # without LoRA the reference is ours
-        "epsilon": config.epsilon,
-        "epsilon_high": config.epsilon_high,
         "loss_type": "dapo",  # the mean over all tokens of the update
         "max_completion_length": None,  # nothing is truncated: the episode has its own limits
-        "gradient_checkpointing": False,
-        "use_cache": policy.model.config.use_cache,  # the trainer writes it into the policy's configuration
     }
 
 

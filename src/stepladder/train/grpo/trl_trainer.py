@@ -28,10 +28,10 @@ from stepladder.train.grpo.credit import CreditedEpisode
 from stepladder.train.grpo.monitors import ALARMS, Monitors, write_alarms
 from stepladder.train.grpo.rollback import RollbackCheckpoints
 from stepladder.train.grpo.rollouts import RolloutBatch, Rollouts, multiple_contexts_error
-from stepladder.train.grpo.token_logps import token_logps
-from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, TrainerHooks, TRLOverrides
+from stepladder.train.loop.base_trainer import BaseTrainer, BatchItems, TrainerHooks, TRLOverrides, eval_mode
 from stepladder.train.loop.metrics_log import MetricsLog
 from stepladder.train.loop.microbatches import split_microbatches
+from stepladder.train.transcripts.selected_logits import token_logps
 
 #: Metrics of episodes that are sums, not means; and trl's names of metrics -> ours.
 _COUNTS = ("written", "failed")
@@ -62,9 +62,7 @@ def token_row(credited: CreditedEpisode) -> dict[str, list[Any]]:
 class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignore[misc,name-defined]
     """GRPO with step-level advantages."""
 
-    loss_is_scaled_for_ga = True
     args: Any
-    model: Any
     processing_class: Any
     _metrics: Any
 
@@ -107,14 +105,11 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         group = self.rollouts.config.num_generations
         questions = [loads(prompt, Question) for prompt in prompts[::group]]
         self.questions = [question.id for question in questions]
-        training = self.model.training
-        self.model.eval()
-        with torch.no_grad():
+        with eval_mode(self.model), torch.no_grad():
             # The seed depends on the update, so that a resumed run generates the same episodes.
             self.rollout_batch = self.rollouts.generate(
                 questions, seed_of(self.args.seed, "episodes", self.state.global_step)
             )
-        self.model.train(training)
         self.rows = [token_row(row) if row.trajectory.steps else self._empty() for row in self.rollout_batch.rows]
         width = max(len(row["ids"]) for row in self.rows) - 1
         self._loss_mask_BT = torch.tensor([_padded(row["loss_mask"][1:], width) for row in self.rows]) > 0

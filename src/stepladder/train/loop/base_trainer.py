@@ -278,6 +278,8 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 class TRLOverrides:
     """What our subclasses of trl's trainers share. It comes before trl's class in their bases."""
 
+    #: Our losses are normalized over the whole update.
+    loss_is_scaled_for_ga = True
     model: Any
     ref_model: Any
 

@@ -3,14 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from annotated_types import MinLen
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from stepladder.core.config import Config
 from stepladder.train.loop.trackers import ReportTo
@@ -104,3 +98,22 @@ class PolicyTrainingConfig(TrainingConfig):
     def inert(self) -> frozenset[str]:
         """`eval_on_start`, unless it is set."""
         return super().inert() | (frozenset() if self.eval_on_start else frozenset({"eval_on_start"}))
+
+
+#: ProRAG's format-aware loss: tags that control the episode weigh more. Tags that an agent does not use never match.
+TAG_WEIGHTS = {
+    "<answer>": 5.0,
+    "</answer>": 5.0,
+    "<subquery>": 3.0,
+    "</subquery>": 3.0,
+    "<subanswer>": 3.0,
+    "</subanswer>": 3.0,
+    "</step>": 2.0,
+}
+
+
+class TranscriptTrainingConfig(PolicyTrainingConfig):
+    """Settings of fine-tuning."""
+
+    #: Loss weights of policy tokens that are part of a tag; all other policy tokens weigh 1.
+    tag_weights: dict[Annotated[str, MinLen(1)], PositiveFloat] = TAG_WEIGHTS

@@ -11,6 +11,7 @@ from typing import Any
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
+from stepladder.core.io.jsonl import read_objects
 
 #: Seconds between two writes of the file during training.
 SAVE_EVERY = 5.0
@@ -61,13 +62,7 @@ class MetricsLog:
 
 def read_metrics(path: Path) -> list[Row]:
     """The rows of a metrics log."""
-    rows: list[Row] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise StepladderError(f"{path}:{number}: not JSON: {error}") from error
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise StepladderError(f"{path}:{number}: a row of a metrics log needs its 'step'")
-        rows.append(row)
-    return rows
+    lines = list(read_objects(path, StepladderError))
+    for line in lines:
+        line.checked("step", line.data.get("step"), int, "the number of an update")
+    return [line.data for line in lines]

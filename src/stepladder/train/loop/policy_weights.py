@@ -71,14 +71,9 @@ def check_target_modules(model: Any, lora: LoraConfig, source: str | Path) -> No
 
 def peft_config(lora: LoraConfig, task: str, also_trained: Sequence[str] = ()) -> peft.LoraConfig:
     """The settings as peft's configuration."""
-    return peft.LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.lora_alpha,  # type: ignore[arg-type] # peft accepts any number
-        lora_dropout=lora.lora_dropout,
-        target_modules=lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules),
-        task_type=task,
-        modules_to_save=list(also_trained) or None,
-    )
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    same = lora.model_dump(exclude={"target_modules"})
+    return peft.LoraConfig(**same, target_modules=targets, task_type=task, modules_to_save=list(also_trained) or None)
 
 
 def add_lora(

@@ -7,7 +7,7 @@ In: names, and the logs of a trainer. Out: whatever the tracker records, besides
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,7 +47,8 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raise if the package of a tracker is not installed."""
     for name in names:
         try:
-            TRACKERS.get(name)()
+            with redirect_stdout(sys.stderr):  # transformers prints when it imports them
+                TRACKERS.get(name)()
         except (ImportError, RuntimeError) as error:
             raise StepladderError(f"report_to: {name} needs its package: pip install {name}") from error
 
@@ -62,12 +63,12 @@ def tracking(names: Sequence[str], folder: Path, project: str, done: int = 0) ->
     added = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(added)
     try:
-        with redirect_stdout(sys.stderr) if names else nullcontext():
-            yield [_callback(name, folder, done) for name in names]
+        with redirect_stdout(sys.stderr) if names else nullcontext(), ExitStack() as stack:
             if "wandb" in names:
                 import wandb  # type: ignore[import-not-found]
 
-                wandb.finish()  # the next stage is a run of its own
+                stack.callback(wandb.finish)  # the next stage is a run of its own
+            yield [_callback(name, folder, done) for name in names]
     finally:
         for name in added:
             del os.environ[name]

@@ -57,7 +57,7 @@ def run_training(
     make_trainer: Callable[[TrainingArguments], BaseTrainer],
     lengths: Sequence[int] | None,
     config: TrainingConfig,
-    learning_rate: float,
+    model: Any,
     context: TrainingContext,
     compute: Compute,
     *,
@@ -102,7 +102,8 @@ def run_training(
         made = arguments(
             **_arguments(config, compute),
             output_dir=str(checkpoints.folder),
-            learning_rate=learning_rate,
+            learning_rate=learning_rate_for(config, model),
+            use_cache=model.config.get_text_config().use_cache,  # the trainer writes it into the model's configuration
             warmup_steps=min(math.ceil(updates * config.warmup_ratio), updates - 1),  # the first update has rate 0
             eval_strategy="no" if dev_eval is None else "steps",
             eval_steps=eval_steps,
@@ -143,13 +144,12 @@ def _arguments(config: TrainingConfig, compute: Compute) -> dict[str, Any]:
             f"batch_size {config.batch_size} is not a multiple of {parts} (gradient_accumulation_steps x processes)"
         )
     constant = config.lr_scheduler_type == "constant"
+    same = {"gradient_accumulation_steps", "num_train_epochs", "weight_decay", "max_grad_norm"}
     return {
+        **config.model_dump(include=same),
         "per_device_train_batch_size": config.batch_size // parts,
-        "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        "num_train_epochs": config.num_train_epochs,
         "lr_scheduler_type": "constant_with_warmup" if constant else config.lr_scheduler_type,
-        "weight_decay": config.weight_decay,
-        "max_grad_norm": config.max_grad_norm,
+        "gradient_checkpointing": False,
         "bf16": compute.bf16,
         "use_cpu": compute.device.type == "cpu",
         "seed": compute.seed,

@@ -11,12 +11,12 @@ from stepladder.train.loop.config import TrainingConfig
 
 #: (better, worse, margins) -> one loss per pair; the first is the default.
 PAIR_LOSSES: Registry[Callable[..., Any]] = Registry(
-    "loss_type of pairs", {"ranking": ("stepladder.train.prm.prm_losses:ranking_loss", "-log sigmoid(r+ - r- - m)")}
+    "loss_type of pairs", {"ranking": ("stepladder.train.prm.trainer:ranking_loss", "-log sigmoid(r+ - r- - m)")}
 )
 #: (scores, targets) -> one loss per step; the first is the default.
 STEP_LOSSES: Registry[Callable[..., Any]] = Registry(
     "loss_type of steps",
-    {"cross_entropy": ("stepladder.train.prm.prm_losses:value_loss", "cross-entropy of sigmoid(r) with a value")},
+    {"cross_entropy": ("stepladder.train.prm.trainer:value_loss", "cross-entropy of sigmoid(r) with a value")},
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 import torch
 
-from stepladder.core.trace import Node, Pair, Side, Trajectory, Tree
+from stepladder.core.trace import Pair, Side, Trajectory, Tree
 from stepladder.judges.prm.prm_inputs import PRMInput, PRMInputBuilder
 from stepladder.judges.prm.reward_model import collate_inputs
 from stepladder.oracle.step_judge import judge, judge_tree
@@ -90,11 +90,15 @@ def from_trees(
     for tree in trees:
         known = list(values_of(tree))
         children_by_node = tree.children_by_node()
-        for node in tree.nodes[1:]:
-            if children_by_node[node.id]:
-                continue  # not a leaf
-            if example := _branch(tree, node, builder, known):
+        for leaf in tree.nodes[1:]:
+            if children_by_node[leaf.id]:
+                continue
+            branch = tree.branch(leaf)[1:]
+            inputs = builder.trajectory(tree.trajectory(leaf))
+            if example := _valued(tree.question.id, inputs, [known[node.id] for node in branch]):
                 yield example
+            for node in branch:
+                known[node.id] = None
 
 
 def from_chains(chains: Iterable[Trajectory], builder: PRMInputBuilder) -> Iterator[PRMExample]:
@@ -114,15 +118,6 @@ def outcomes(tree: Tree) -> list[float | None]:
 def gold_verdicts(tree: Tree) -> list[float | None]:
     """The gold judge's verdict of every step it can judge."""
     return [None if verdict is None else verdict.value for verdict in judge_tree(tree)]
-
-
-def _branch(tree: Tree, leaf: Node, builder: PRMInputBuilder, known: list[float | None]) -> PRMExample | None:
-    """The branch to a leaf. Values that it uses are removed from `known`."""
-    branch = tree.branch(leaf)[1:]
-    example = _valued(tree.question.id, builder.trajectory(tree.trajectory(leaf)), [known[node.id] for node in branch])
-    for node in branch:
-        known[node.id] = None
-    return example
 
 
 def _valued(question_id: str, inputs: Iterable[PRMInput], known: Sequence[float | None]) -> PRMExample | None:
@@ -152,7 +147,8 @@ def collate_examples(examples: Sequence[PRMExample], dense: float = 0.0, max_len
         pairs += [(first + better, first + worse, margin) for better, worse, margin in example.pairs]
         first += sum(len(each.ends) for each in example.inputs)
     values = [value for example in examples for value in example.values]
-    rows, columns, more, weights = _other_tokens(inputs, values, dense) if dense and values else ([], [], [], [])
+    others = list(_other_tokens(inputs, values, dense)) if dense and values else []
+    rows, columns, more, weights = zip(*others) if others else ((), (), (), ())
     return PRMBatch(
         input_ids=batch["input_ids"],
         rows=torch.cat([batch["rows"], torch.tensor(rows, dtype=torch.long)]),
@@ -162,7 +158,7 @@ def collate_examples(examples: Sequence[PRMExample], dense: float = 0.0, max_len
         worse=torch.tensor([worse for _, worse, _ in pairs], dtype=torch.long),
         margins=torch.tensor([margin for _, _, margin in pairs], dtype=torch.float32),
         values=torch.tensor([*values, *more], dtype=torch.float32),
-        weights=torch.tensor([1.0] * len(values) + weights, dtype=torch.float32),
+        weights=torch.tensor([*[1.0] * len(values), *weights], dtype=torch.float32),
         steps=first,
         question_ids=[example.question_id for example in examples],
     )
@@ -170,18 +166,9 @@ def collate_examples(examples: Sequence[PRMExample], dense: float = 0.0, max_len
 
 def _other_tokens(
     inputs: Sequence[PRMInput], values: Sequence[float], dense: float
-) -> tuple[list[int], list[int], list[float], list[float]]:
-    """The tokens of steps except the last ones: rows, columns, the value of their step, and weights."""
-    rows: list[int] = []
-    columns: list[int] = []
-    found: list[float] = []
-    weights: list[float] = []
+) -> Iterator[tuple[int, int, float, float]]:
+    """The tokens of steps except the last ones: row, column, the value of the step, and the weight of the token."""
     value = iter(values)
     for row, each in enumerate(inputs):
         for start, end, of_step in zip(each.starts, each.ends, value):
-            count = end - start
-            rows += [row] * count
-            columns += range(start, end)
-            found += [of_step] * count
-            weights += [dense / max(count, 1)] * count
-    return rows, columns, found, weights
+            yield from ((row, column, of_step, dense / (end - start)) for column in range(start, end))

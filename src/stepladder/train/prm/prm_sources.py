@@ -63,12 +63,8 @@ def pair_examples(
 
     def make(builder: PRMInputBuilder) -> Examples:
         checker = PairCheck(context.agent, context.questions, builder.encoding, None, retokenize=config.retokenize)
-        accepted, dev = checker.check(train), checker.check(held_out)
-        accepted.expect_some("the pairs to train on")
-        refused = dict((accepted.refused + dev.refused).most_common())
-        counts = {"pairs": len(accepted.pairs), "held_out_pairs": len(dev.pairs), "refused": refused}
-        examples = [from_pairs(each.pairs, builder, config.margin) for each in (accepted, dev)]
-        return examples[0], examples[1], counts
+        accepted, dev, counts = checker.check_splits(train, held_out)
+        return from_pairs(accepted, builder, config.margin), from_pairs(dev, builder, config.margin), counts
 
     return make
 

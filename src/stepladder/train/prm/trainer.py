@@ -6,6 +6,12 @@ In: an initial model, and training and held-out examples. Out, in one folder:
     checkpoints/    the newest and the best, to resume from
     reward/         the best by held-out loss: an ordinary AutoModelForSequenceClassification with its tokenizer
 
+The losses are of step scores r (logits):
+
+    ranking     -log sigmoid(r+ - r- - m)      ProRAG and RAG-Gym, on two steps from one state; m is a margin
+    centering   (r+ + r-)^2                    keeps 0 between the two: the ranking loss is shift-invariant
+    value       cross-entropy of sigmoid(r)    with a value between 0 and 1, such as a Monte-Carlo estimate
+
 It is not trl's RewardTrainer, which reads the whole state once per score and has no target values. The ranking loss is
 the same.
 """
@@ -21,6 +27,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from stepladder.core.errors import StepladderError
@@ -43,10 +50,9 @@ from stepladder.train.loop.compute import Compute, prepare_compute
 from stepladder.train.loop.context import TrainingContext, Trees
 from stepladder.train.loop.policy_weights import add_lora
 from stepladder.train.loop.public_trainer import PublicTrainer, all_questions
-from stepladder.train.loop.training_loop import learning_rate_for, report_line, run_training, training_numbers
+from stepladder.train.loop.training_loop import report_line, run_training, training_numbers
 from stepladder.train.prm.config import PAIR_LOSSES, STEP_LOSSES, PRMConfig
 from stepladder.train.prm.prm_data import PRMBatch, PRMExample, collate_examples
-from stepladder.train.prm.prm_losses import centering_loss
 from stepladder.train.prm.prm_sources import ExampleMaker, pair_examples, tree_examples
 from stepladder.train.transcripts.sampled_episodes import policy_episodes
 
@@ -103,6 +109,21 @@ class PRMTrainer(PublicTrainer[PRMConfig, PRMReport]):
             )
             examples = tree_examples(config, context, self.trees, policy, sample)
         return train_prm(config.model or policy, context, config, examples)
+
+
+def ranking_loss(better_P: torch.Tensor, worse_P: torch.Tensor, margins_P: torch.Tensor) -> torch.Tensor:
+    """Negative log-likelihood of the order of each pair."""
+    return -logsigmoid(better_P - worse_P - margins_P)
+
+
+def centering_loss(better_P: torch.Tensor, worse_P: torch.Tensor) -> torch.Tensor:
+    """Centers the scores of each pair at 0, so that a score of 0 is neither good nor bad."""
+    return (better_P + worse_P) ** 2
+
+
+def value_loss(scores_S: torch.Tensor, targets_S: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy between sigmoid(score) and the value of each step."""
+    return binary_cross_entropy_with_logits(scores_S, targets_S, reduction="none")
 
 
 def batch_loss(
@@ -183,12 +204,11 @@ def train_prm(model: str | Path, context: TrainingContext, config: PRMConfig, ma
             trainer,
             [example.length for example in train],
             config,
-            learning_rate_for(config, prm),
+            prm,
             context,
             compute,
             dev_eval=_dev_evaluator(prm, dev, config, compute) if dev else None,
             best_by="dev_loss",
-            use_cache=text.use_cache,
         )
         assert checkpoint is not None  # the initial model is never evaluated, so it cannot be the best
         if compute.processes.is_main_process:

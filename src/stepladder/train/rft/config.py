@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from stepladder.train.transcripts.config import TranscriptTrainingConfig
+from stepladder.train.loop.config import TranscriptTrainingConfig
 
 
 class RFTConfig(TranscriptTrainingConfig):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
-from stepladder.train.transcripts.config import TranscriptTrainingConfig
+from stepladder.train.loop.config import TranscriptTrainingConfig
 
 
 class SFTConfig(TranscriptTrainingConfig):

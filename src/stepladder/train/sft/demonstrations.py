@@ -154,7 +154,7 @@ def sampled_demonstrations(
     playable = [question for question in questions if question.answers]
     dropped = Counter(no_known_answer=len(questions) - len(playable))
     episode = replace(context.episode, sampling=replace(context.episode.sampling, temperature=config.temperature))
-    jobs = episode_jobs(few_shot, playable, episode, config.num_generations, context.seed)
+    jobs = episode_jobs(few_shot.agent, playable, episode, config.num_generations, context.seed)
     outcomes = [
         replace(outcome, value=few_shot.strip(outcome.value)) if outcome.value is not None else outcome
         for outcome in Driver(engine, context.retriever).run(jobs, context.watch)

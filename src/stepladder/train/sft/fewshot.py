@@ -5,60 +5,39 @@ which removes them from a trajectory, so that training sees the agent's own prom
 the oracle, rendered by the agent, over a corpus of a few invented passages.
 """
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from stepladder.agents.base import Agent
 from stepladder.core.errors import StepladderError
-from stepladder.core.trace import Action, Author, Hop, Passage, Question, Segment, Step, Trajectory
+from stepladder.core.io.yaml_tables import read_table
+from stepladder.core.trace import Author, Hop, Passage, Question, Segment, Step, Trajectory
 from stepladder.driver import Driver
 from stepladder.explore.episode import EpisodeConfig, episode
 from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.index.bm25 import BM25Index
 from stepladder.train.transcripts.tokenized import split_contexts
 
-_PASSAGES = (
-    Passage("d1", "The Glass Orchard", "The Glass Orchard is a novel by Ilse Varn, first printed in 1931."),
-    Passage("d2", "Ilse Varn", "Ilse Varn was a novelist. She was born in the harbour town of Pellam."),
-    Passage("d3", "Pellam", "Pellam is a harbour town on the Grey Coast. Its lighthouse is 41 metres high."),
-    Passage("d4", "Mount Teal", "Mount Teal is a mountain in Orrin. Its summit is 2,310 metres above the sea."),
-    Passage("d5", "Mount Sorrow", "Mount Sorrow is a mountain in Orrin. Its summit is 1,874 metres above the sea."),
-)
-_QUESTIONS = (
-    Question(
-        "demonstration 1",
-        "Where was the author of The Glass Orchard born?",
-        ("Pellam",),
-        (Hop("Who wrote The Glass Orchard?", "Ilse Varn", ("d1",)), Hop("Where was #1 born?", "Pellam", ("d2",))),
-        (("d1",), ("d2",)),
-    ),
-    Question(
-        "demonstration 2",
-        "Which is higher, Mount Teal or Mount Sorrow?",
-        ("Mount Teal",),
-        (
-            Hop("How high is Mount Teal?", "2,310 metres", ("d4",)),
-            Hop("How high is Mount Sorrow?", "1,874 metres", ("d5",)),
-            Hop("Which is more, #1 or #2?", "Mount Teal"),
-        ),
-        (("d4",), ("d5",)),
-    ),
-    Question(
-        "demonstration 3",
-        "How high is the lighthouse of Pellam?",
-        ("41 metres",),
-        (Hop("How high is the lighthouse of Pellam?", "41 metres", ("d3",)),),
-        (("d3",),),
-    ),
-)
+_TABLE = read_table(Path(__file__).with_suffix(".yaml"))
+
+
+def _question(number: int, text: str, answer: str, hops: Sequence[Sequence[str]]) -> Question:
+    found = tuple(Hop(query, answered, tuple(passages)) for query, answered, *passages in hops)
+    gold = tuple(hop.passages for hop in found if hop.passages)
+    return Question(f"demonstration {number}", text, (answer,), found, gold)
 
 
 def demonstrations(agent: Agent) -> str:
     """Three answered questions in the agent's format, as one text."""
-    driver = Driver(OracleEngine(agent), BM25Index.from_passages(_PASSAGES))
+    passages = [Passage(**each) for each in _TABLE["passages"]]
+    questions = [_question(number, **each) for number, each in enumerate(_TABLE["questions"], start=1)]
     settings = EpisodeConfig(max_steps=20, k=2)
-    jobs = [lambda question=question: episode(agent, question, settings, seed=0) for question in _QUESTIONS]
+    jobs = [partial(episode, agent, question, settings, seed=0) for question in questions]
     texts: list[str] = []
-    for outcome in driver.run(jobs):
+    for outcome in Driver(OracleEngine(agent), BM25Index.from_passages(passages)).run(jobs):
         if outcome.value is None or outcome.value.answer is None:
             why = outcome.failure.reason if outcome.failure is not None else "it did not reach an answer"
             raise StepladderError(f"the oracle cannot demonstrate agent '{agent.name}': {why}")
@@ -66,20 +45,18 @@ def demonstrations(agent: Agent) -> str:
     return "Here are worked examples.\n\n" + "\n\n".join(texts) + "\n\nNow it is your turn.\n\n"
 
 
-class FewShot(Agent):
-    """Wraps an agent and adds demonstrations before its prompt."""
+class FewShot:
+    """An agent with demonstrations before its prompt."""
 
     def __init__(self, agent: Agent) -> None:
-        self.agent = agent
         self.demonstrations = demonstrations(agent)
-        # Instance attributes, because they are those of the wrapped agent.
-        self.name, self.summary = agent.name, agent.summary  # type: ignore[misc]
-        self.kinds, self.stops = agent.kinds, agent.stops  # type: ignore[misc]
-        self.remembers_thoughts = agent.remembers_thoughts  # type: ignore[misc]
+        #: A copy of the agent that shows them.
+        self.agent = copy(agent)
+        vars(self.agent)["render"] = partial(self._render, agent)
 
-    def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
+    def _render(self, agent: Agent, trajectory: Trajectory) -> tuple[Segment, ...]:
         """The agent's context; a prompt that starts a new context gets the demonstrations."""
-        context = self.agent.render(trajectory)
+        context = agent.render(trajectory)
         known = trajectory.context()
         if known and context[: len(known)] == known:
             return context
@@ -87,23 +64,6 @@ class FewShot(Agent):
             replace(segment, text=self.demonstrations + segment.text) if segment.author is Author.PROMPT else segment
             for segment in context
         )
-
-    def parse(self, text: str, trajectory: Trajectory) -> Action:
-        """As the wrapped agent."""
-        return self.agent.parse(text, trajectory)
-
-    def write(self, action: Action, trajectory: Trajectory) -> str:
-        """As the wrapped agent."""
-        return self.agent.write(action, trajectory)
-
-    def opening_query(self, question: Question) -> str | None:
-        """As the wrapped agent."""
-        return self.agent.opening_query(question)
-
-    @property
-    def searches(self) -> bool:
-        """As the wrapped agent."""
-        return self.agent.searches
 
     def strip(self, trajectory: Trajectory) -> Trajectory:
         """The trajectory without demonstrations.

@@ -1,40 +1,79 @@
 """Fine-tuning on transcripts with a weighted loss over the policy's tokens, one forward pass per transcript.
 
 In: a policy session and transcripts. Out: the fine-tuned policy in `policy/`, and metrics. SFT and RFT differ only in
-where the transcripts come from.
+where the transcripts come from. The loss is the weighted mean of -log p(token | context) over policy tokens; an update
+may have several batches on several devices, so it is computed as a sum and divided by the total weight of the update.
 
 It is `transformers.Trainer` and not trl's SFTTrainer, which has no token weights and replaces the forward pass and the
 loss of the model.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy, pad
 from transformers import TrainingArguments
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import Trajectory
 from stepladder.engines.transformers.in_process import InProcessEngine
-from stepladder.models.length_batches import context_window
+from stepladder.models.length_batches import context_window, padded_width
 from stepladder.train.loop.base_trainer import BaseTrainer
+from stepladder.train.loop.config import TranscriptTrainingConfig
 from stepladder.train.loop.microbatches import split_microbatches
 from stepladder.train.loop.policy_session import PolicySession
-from stepladder.train.loop.training_loop import learning_rate_for, run_training, training_numbers
-from stepladder.train.transcripts.collate import collate, total_weight, weighted_nll
-from stepladder.train.transcripts.config import TranscriptTrainingConfig
+from stepladder.train.loop.training_loop import run_training, training_numbers
+from stepladder.train.transcripts.selected_logits import selected_logits
 from stepladder.train.transcripts.tokenized import Example, tokenize_trajectory
+
+
+class Batch(TypedDict):
+    """Examples, padded on the right. Padding has weight 0 and is masked in attention."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    weights: torch.Tensor
+    question_ids: list[str]
+
+
+def collate(examples: Sequence[Example], max_length: int | None = None) -> Batch:
+    """Examples as tensors, for a model with this context window."""
+    width = padded_width((len(example.tokens) for example in examples), max_length)
+    ids_BT = torch.zeros(len(examples), width, dtype=torch.long)
+    mask_BT = torch.zeros(len(examples), width, dtype=torch.long)
+    weights_BT = torch.zeros(len(examples), width)
+    for row, example in enumerate(examples):
+        length = len(example.tokens)
+        ids_BT[row, :length] = torch.tensor(example.tokens)
+        mask_BT[row, :length] = 1
+        weights_BT[row, :length] = torch.tensor(example.weights)
+    return Batch(
+        input_ids=ids_BT,
+        attention_mask=mask_BT,
+        weights=weights_BT,
+        question_ids=[example.question_id for example in examples],
+    )
+
+
+def weighted_nll(model: Callable[..., Any], batch: Batch) -> torch.Tensor:
+    """Sum of weight * -log p over the policy tokens of a batch; prompt and environment tokens are not in the loss."""
+    ids_BT, weights_BT = batch["input_ids"][:, 1:], batch["weights"][:, 1:]
+    predicted_BT = weights_BT > 0
+    logits_NV = selected_logits(model, batch["input_ids"], pad(predicted_BT, (0, 1)))
+    nll_N = cross_entropy(logits_NV.float(), ids_BT[predicted_BT], reduction="none")
+    return (nll_N * weights_BT[predicted_BT]).sum()
 
 
 class TranscriptTrainer(BaseTrainer):
     """Trains a policy on tokenized transcripts."""
 
     def loss_weight(self, batch: Any) -> float:
-        """The total weight of the predicted tokens."""
-        return float(total_weight(batch))
+        """The total weight of the predicted tokens. The first token of a context is not predicted."""
+        return float(batch["weights"][:, 1:].sum())
 
     def count_policy_tokens(self, batch: Any) -> float:
         """Tokens with a weight above 0."""
@@ -69,11 +108,10 @@ def fine_tune(
         trainer,
         [len(example.tokens) for example in examples],
         config,
-        learning_rate_for(config, model),
+        model,
         session.context,
         session.compute,
         dev_eval=dev_eval,
-        use_cache=model.config.use_cache,  # the trainer writes it into the policy's configuration
     )
     session.save(checkpoint)
     return {"skipped_too_long": too_long, "examples": len(examples), **training_numbers(metrics)}

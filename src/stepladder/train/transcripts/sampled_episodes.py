@@ -7,6 +7,7 @@ of questions, each written atomically; after a kill, existing chunks are not sam
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,11 @@ def episode_jobs(
     agent: Agent, questions: Sequence[Question], config: EpisodeConfig, num_generations: int, seed: int
 ) -> list[Callable[[], Algorithm[Trajectory]]]:
     """Jobs for the driver: this many episodes of every question, each with its own seed."""
-
-    def job(question: Question, sample: int) -> Callable[[], Algorithm[Trajectory]]:
-        return lambda: episode(agent, question, config, seed_of(seed, question.id, sample))
-
-    return [job(question, sample) for question in questions for sample in range(num_generations)]
+    return [
+        partial(episode, agent, question, config, seed_of(seed, question.id, sample))
+        for question in questions
+        for sample in range(num_generations)
+    ]
 
 
 def expect_some(outcomes: Sequence[Outcome[Any]]) -> Sequence[Outcome[Any]]:

@@ -1,17 +1,23 @@
-"""Logits at selected positions only.
+"""Logits at selected positions only, and log-probs of the tokens in a loss.
 
 In: a causal model, rows of token ids, and a mask of positions. Out: the logits at these positions, row after row. The
 policy wrote only a fraction of a transcript's tokens, and logits are the largest tensor of a model with a large
 vocabulary. A hook passes only the selected hidden states to the output layer; logit scaling and capping still apply.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 
 from stepladder.engines.transformers.packed_attention import unwrap_model
-from stepladder.models.length_batches import PAD_TO_MULTIPLE_OF
+from stepladder.models.length_batches import PAD_TO_MULTIPLE_OF, context_window, padded_width
+
+#: Rows per forward pass: small batches need less padding, large ones keep a GPU busy.
+_CPU_ROWS, _GPU_ROWS = 8, 64
 
 
 def selected_logits(model: Any, ids_BT: torch.Tensor, selected_BT: torch.Tensor) -> torch.Tensor:
@@ -49,3 +55,42 @@ def _output_layer(model: Any) -> nn.Module | None:
     core = unwrap_model(model) if isinstance(model, nn.Module) else None
     layer = core.get_output_embeddings() if core is not None else None  # type: ignore[no-untyped-call]
     return layer if isinstance(layer, nn.Module) else None
+
+
+def token_logps(
+    model: Any,
+    ids_BT: torch.Tensor,
+    lengths_B: torch.Tensor,
+    mask_BT: torch.Tensor,
+    temperature: float,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropies of the tokens in the mask, 0 elsewhere. Rows are padded on the right.
+
+    The mask and both results start at the second token: nothing predicts the first. Rows of similar length are computed
+    together, to reduce padding.
+    """
+    batch_size = _CPU_ROWS if ids_BT.device.type == "cpu" else _GPU_ROWS
+    rows, columns, logps, entropies = [], [], [], []
+    for part in torch.split(torch.argsort(lengths_B, stable=True), batch_size):
+        width = padded_width(lengths_B[part].tolist(), context_window(model))
+        own_BT = mask_BT[part, : width - 1]  # a token is predicted at the position before it
+        if not own_BT.any():
+            continue
+        ids = ids_BT[part, :width]
+        ids = pad(ids, (0, width - ids.shape[1]))
+        with autocast():
+            logits_NV = selected_logits(model, ids, pad(own_BT, (0, width - own_BT.shape[1])))
+        logps_NV = (logits_NV.float() / temperature).log_softmax(-1)
+        row_N, column_N = own_BT.nonzero(as_tuple=True)
+        targets_N = ids[row_N, column_N + 1]
+        rows.append(part[row_N])
+        columns.append(column_N)
+        logps.append(logps_NV.gather(1, targets_N[:, None])[:, 0])
+        entropies.append(-(logps_NV.detach().exp() * logps_NV.detach()).sum(dim=-1))
+    empty_BT = torch.zeros(mask_BT.shape, device=ids_BT.device)
+    if not rows:  # the mask is all 0: a zero that is connected to the weights, so that backward works
+        zero = sum(weights.sum() * 0.0 for weights in model.parameters() if weights.requires_grad)
+        return empty_BT + zero, empty_BT
+    positions = torch.cat(rows), torch.cat(columns)
+    return empty_BT.index_put(positions, torch.cat(logps)), empty_BT.index_put(positions, torch.cat(entropies))

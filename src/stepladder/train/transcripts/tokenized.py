@@ -10,6 +10,7 @@ segments; one is appended to the transcript, for servers without stop strings.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any, Protocol
 
 from stepladder.core.trace import Author, Segment, Trajectory
@@ -83,13 +84,8 @@ def token_ends(segment: Segment, before: Sequence[int], engine: Encoder) -> list
     # segment. An incomplete character decodes to U+FFFD and does not count yet.
     for count in range(1, len(segment.tokens) + 1):
         prefix = engine.decode(segment.tokens[:count], after=before)
-        ends.append(_common_length(prefix, segment.text))
+        ends.append(len(commonprefix([prefix, segment.text])))  # noqa: RUF071 - characters are what counts
     return ends
-
-
-def _common_length(a: str, b: str) -> int:
-    """The length of the common prefix."""
-    return next((index for index, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
 def token_weights(text: str, ends: Sequence[int], tag_weights: Mapping[str, float]) -> list[float]:

@@ -1,0 +1,64 @@
+"""Configurations of the servers: limits on requests, queue and cache sizes, timeouts."""
+
+from typing import Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from stepladder.core.config import Config
+from stepladder.retrieval.remote.protocol import MAX_QUERY_CHARACTERS
+
+
+class HTTPConfig(Config):
+    """Subclass it with the limits of a server."""
+
+    #: Bytes per request.
+    max_body_bytes: int = Field(default=2**20, ge=1)
+    #: Seconds to receive the body of a request.
+    body_seconds: float = Field(default=30.0, gt=0)
+    #: Seconds for requests in progress when the server shuts down.
+    drain_seconds: float = Field(default=30.0, ge=0)
+    #: Clients must send it as `Authorization: Bearer TOKEN`.
+    token: SecretStr | None = None
+
+
+class AgentServerConfig(HTTPConfig):
+    """The limits of the agent server, and its token."""
+
+    #: The model name that clients use.
+    model: str = Field(default="stepladder", min_length=1, max_length=200)
+    #: Maximum characters of a question.
+    max_characters: int = Field(default=4000, ge=1)
+    #: Maximum number of questions that run at once.
+    max_running: int = Field(default=64, ge=1)
+    #: Maximum number of questions that wait.
+    max_waiting: int = Field(default=256, ge=1)
+    #: Maximum number of passages of the search tool.
+    max_topk: int = Field(default=20, ge=1)
+    #: Timeout in seconds for an answer, including the time in the queue.
+    answer_seconds: float = Field(default=600.0, gt=0)
+
+
+class ServerConfig(HTTPConfig):
+    """The limits of the search server, and its token."""
+
+    #: Default passages per query.
+    topk: int = Field(default=3, ge=1)
+    max_topk: int = Field(default=100, ge=1)
+    #: Queries per request.
+    max_queries: int = Field(default=512, ge=1)
+    #: Characters per query.
+    max_characters: int = Field(default=MAX_QUERY_CHARACTERS, ge=1)
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1)
+    #: Queued queries of all requests.
+    max_waiting: int = Field(default=10_000, ge=1)
+    #: LRU cache of results, limited by entries and bytes; 0 of either disables it.
+    cache_entries: int = Field(default=10_000, ge=0)
+    cache_bytes: int = Field(default=256 * 2**20, ge=0)
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.topk > self.max_topk:
+            raise ValueError(f"topk is {self.topk}, above max_topk, {self.max_topk}")
+        if self.max_waiting < self.max_queries:
+            raise ValueError(f"max_waiting is {self.max_waiting}, below max_queries, {self.max_queries}")
+        return self
