@@ -24,6 +24,9 @@ TESTS = ROOT / "tests"
 #: Read when trl, which imports trackio, is imported.
 TRACKIO = tempfile.TemporaryDirectory(prefix="trackio")
 os.environ["TRACKIO_DIR"] = TRACKIO.name
+#: No test may trust an agent file for the user.
+CONFIGURATION = tempfile.TemporaryDirectory(prefix="configuration")
+os.environ["XDG_CONFIG_HOME"] = CONFIGURATION.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
