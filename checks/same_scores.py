@@ -134,7 +134,8 @@ def main() -> int:
     different = [name for name in {**first, **second} if first.get(name) != second.get(name)]
     for name in different:
         print(f"DIFFERENT {name}: {first.get(name)!r} {second.get(name)!r}")
-    print(f"{len(first) - len(different):,} of {len({**first, **second}):,} values are equal")
+    total = len({**first, **second})
+    print(f"{total - len(different):,} of {total:,} values are equal")
     return 1 if different else 0
 
 

@@ -74,7 +74,6 @@ def test_ask_says_where_the_question_and_the_texts_are_not_of_one_world(
     brief = ["--model", "tiny", "--agent", "rag", "--max-tokens", "2"]
     for given, told in (
         (["Where is Rome?"], "Searching Atlas"),
-        (["--index", str(tmp_path / "index")], "The question is from Atlas"),
         (["Where is Rome?", "--index", str(tmp_path / "index")], ""),
         ([], ""),
     ):

@@ -172,7 +172,7 @@ def test_there_is_always_something_to_learn_from(shell: Shell, tmp_path: Path, q
 def test_a_stage_that_found_nothing_may_be_tried_with_other_settings(shell: Shell, explored: Path) -> None:
     said = shell("pairs", "--run", explored, "--set", "min_state_visits=999", code=2)
     assert "pairs: no pairs in 12 trees, where 0 states have steps to compare: in all others the policy wrote" in said
-    assert "explore with more simulations" in said
+    assert "Train it longer. Or explore with more simulations" in said
     shell("pairs", "--run", explored)
 
 

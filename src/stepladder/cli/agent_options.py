@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,7 +16,7 @@ from stepladder.cli.declarations import ERR, OptionGroup, Typed, given, listed, 
 from stepladder.cli.options import DEFAULTS, MODELS_HELP, AgentName, DataName, IndexName, SharedTopK, SharedWorldSeed
 from stepladder.cli.recipes import output_of
 from stepladder.cli.usage_errors import reject_renamed
-from stepladder.core.errors import StepladderError
+from stepladder.core.errors import StepladderError, nearest
 from stepladder.core.io.files import expand_path
 from stepladder.core.requests import Algorithm
 from stepladder.core.trace import Question, Trajectory
@@ -28,7 +28,7 @@ from stepladder.explore.guided import guided_search
 from stepladder.models import builtin_folder
 from stepladder.pipeline.agent_config import agent_config
 from stepladder.pipeline.guide_config import GuideConfig
-from stepladder.pipeline.policy_choice import choose_policy
+from stepladder.pipeline.policy_choice import PolicyChoice, choose_policy
 from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import REWARD
@@ -67,13 +67,15 @@ class AgentOptions(OptionGroup):
     base_url: Annotated[
         str | None, option("URL", "URL of an OpenAI-compatible server: http://localhost:8000/v1 ...", "no server")
     ] = None
-    api: Annotated[Literal["chat", "completions"], typer.Option("--api", help="Endpoint of the server.")] = "chat"
+    api: Annotated[
+        Literal["chat", "completions"] | None, option("NAME", "Endpoint of the server: chat or completions.", "chat")
+    ] = None
     device: Annotated[str | None, option("NAME", "auto, cpu, cuda or cuda:N.", DEFAULTS.device)] = None
     dtype: Annotated[str | None, option("NAME", "auto, fp32 or bf16.", DEFAULTS.dtype)] = None
     batch_size: Annotated[
         int | None, option("N", "Maximum batch size of a local model.", DEFAULTS.batch_size, min=1)
     ] = None
-    concurrency: Annotated[int, option("N", "Maximum concurrent requests to a server.", min=1)] = 32
+    concurrency: Annotated[int | None, option("N", "Maximum concurrent requests to a server.", 32, min=1)] = None
     data: DataName = None
     index: IndexName = None
     topk: SharedTopK = None
@@ -105,7 +107,7 @@ class SamplingOptions(OptionGroup):
     panel = _GUIDE_PANEL
 
     temperature: Annotated[float | None, option("N", "0 is greedy.", "0; 1 with --guide", min=0.0)] = None
-    top_p: Annotated[float, option("N", "Nucleus sampling.", min=0.0, max=1.0)] = 1.0
+    top_p: Annotated[float | None, option("N", "Nucleus sampling.", "1", min=0.0, max=1.0)] = None
     guide: Annotated[
         str | None,
         option(
@@ -139,7 +141,9 @@ class SamplingOptions(OptionGroup):
         if self.guide != "prm":
             folder = builtin_folder(self.guide) or expand_path(self.guide)
             if not (folder / "config.json").is_file():
-                raise StepladderError(f"--guide {self.guide}: expected prm, gold, vote or a reward model folder")
+                expected = "expected prm, gold, vote or a reward model folder"
+                near = nearest(self.guide, ("prm", "gold", "vote"))
+                raise StepladderError(f"--guide {self.guide}: {expected}{near and '.'}{near}")
             return str(folder)
         if run is None:
             raise StepladderError("--guide prm uses the reward model of a run: add --run DIR, or give --guide FOLDER")
@@ -158,21 +162,52 @@ class AgentSetup:
     guide: GuideConfig | None
     #: Folder of the reward model, if the guide uses one.
     reward: str | None
+    #: Of a run: which policy was chosen, and why.
+    choice: PolicyChoice | None
 
     @classmethod
     def from_options(
-        cls, run: Path | None, options: AgentOptions, sampling: SamplingOptions, guided: Typed
+        cls, run: Path | None, options: AgentOptions, sampling: SamplingOptions, guided: Typed, **others: Any
     ) -> "AgentSetup":
-        """Resolve what was typed, and say who answers. Opens nothing yet."""
+        """Resolve what was typed, and say who answers. Opens nothing yet. `others`: of the command itself."""
         folder = RunFolder.open(run) if run is not None else None
         guide = sampling.guide_config(guided)
-        engine, model = _engine_and_model(folder, options)
-        say_upper_bound(oracle=engine == ORACLE, gold_guide=guide is not None and guide.by == "gold")
+        engine, model, choice = _engine_and_model(folder, options)
         typed = {**options.typed(), "engine": None}  # shared settings know no servers and no oracle
         context = RunContext(agent_config(folder, options.model, typed))
         temperature = guide.temperature if guide is not None else sampling.temperature or 0.0
-        limits = context.episode(temperature, sampling.top_p)
-        return cls(options, context, engine, model, limits, guide, sampling.reward_model(folder))
+        limits = context.episode(temperature, **given(top_p=sampling.top_p))
+        setup = cls(options, context, engine, model, limits, guide, sampling.reward_model(folder), choice)
+        setup._reject_unused({**options.typed(), **sampling.typed(), **given(**others)})
+        say_upper_bound(oracle=engine == ORACLE, gold_guide=setup.upper_bound)
+        return setup
+
+    def _reject_unused(self, typed: Typed) -> None:
+        """Raise if an option was typed that has no effect."""
+        oracle, server = self.engine == ORACLE, self.engine == "openai"
+        local, greedy = not oracle and not server, self.episode.sampling.temperature == 0
+        model = "with the oracle, which generates no text: add --model NAME or --run DIR"
+        process = model if oracle else "with a server: it is a setting of models in this process"
+        rules = (
+            ("base_url", local, f"with --engine {self.engine}: leave out one of them"),
+            ("api concurrency", not server, "without a server: add --base-url URL"),
+            ("max_tokens top_p", oracle, model),
+            ("temperature", oracle and self.guide is None, model),
+            ("batch_size", not local, process),
+            ("device dtype", not local and self.reward is None, process),  # a reward model uses them too
+            # Clients of a server may choose another temperature.
+            ("top_p", greedy and "port" not in typed, "at temperature 0, which is greedy: add --temperature 1"),
+            ("overwrite", "out" not in typed, "without --out DIR: nothing is saved"),
+        )
+        for names, unused, why in rules:
+            for name in names.split():
+                if unused and name in typed:
+                    raise StepladderError(f"--{name.replace('_', '-')} has no effect {why}")
+
+    @property
+    def upper_bound(self) -> bool:
+        """Whether gold answers are used to answer."""
+        return self.engine == ORACLE or (self.guide is not None and self.guide.by == "gold")
 
     def answer(self, question: Question, seed: int, limits: EpisodeConfig | None = None) -> Algorithm[Trajectory]:
         """The algorithm that answers a question: one episode, or a guided search."""
@@ -190,7 +225,7 @@ class AgentSetup:
     def driver(self, in_flight: int | None = None) -> Iterator[Driver]:
         """A driver with retriever, engine and step scorer, all closed at the end."""
         options, context = self.options, self.context
-        server = {"base_url": options.base_url, "api": options.api, "concurrency": options.concurrency}
+        server = given(base_url=options.base_url, api=options.api, concurrency=options.concurrency)
         with closing(context):
             retriever = context.retriever
             scorer = self.guide.scorer(context, self.reward) if self.guide else None
@@ -216,21 +251,24 @@ def say_upper_bound(
         )
 
 
-def policy_of(run: RunFolder, stage: str | None) -> str:
-    """The model folder of a stage's policy, by default of the best one; prints which it is, and why."""
+def policy_of(run: RunFolder, stage: str | None) -> PolicyChoice:
+    """The policy of a stage, by default the best one; prints which it is, and why."""
     choice = choose_policy(run, stage)
     say(f"[dim]{printable(str(choice))}; --stage NAME uses another[/]", ERR)
-    return str(choice.path)
+    return choice
 
 
-def _engine_and_model(run: RunFolder | None, options: AgentOptions) -> tuple[str, str | None]:
+def _engine_and_model(run: RunFolder | None, options: AgentOptions) -> tuple[str, str | None, PolicyChoice | None]:
     """What was typed, or the best policy of a run, openai for a URL, else the oracle."""
     engine, model = options.engine, options.model
     if engine is None and options.base_url is not None:
         engine = "openai"
     plays_run = run is not None and model is None and engine in (None, "transformers", "vllm")
     if options.stage is not None and not plays_run:
-        raise StepladderError(f"--stage {options.stage} selects a policy of a run: add --run DIR, without --model")
-    if run is not None and plays_run:
-        model = policy_of(run, options.stage)
-    return engine or ("transformers" if model else ORACLE), model
+        flags = {"--model": model, "--base-url": options.base_url, f"--engine {engine}": options.engine}
+        others = " and ".join(flag for flag, value in flags.items() if value)
+        advice = ", ".join([*(["add --run DIR"] if run is None else []), *([f"leave out {others}"] if others else [])])
+        raise StepladderError(f"--stage {options.stage} selects a policy of a run: {advice}")
+    choice = policy_of(run, options.stage) if run is not None and plays_run else None
+    model = str(choice.path) if choice is not None else model
+    return engine or ("transformers" if model else ORACLE), model, choice

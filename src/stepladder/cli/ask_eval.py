@@ -1,5 +1,6 @@
 """`ask` answers one question and shows each step; `eval` answers many questions and scores the answers."""
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,7 @@ from stepladder.driver.progress import Progress
 from stepladder.evaluation.evaluator import check_output_folder, compare, evaluate, load_scores
 from stepladder.explore.episode import watch_states
 from stepladder.pipeline.resources import ORACLE, RunContext
+from stepladder.pipeline.run_folder import is_run
 from stepladder.reporting.eval_table import UPPER_BOUND, comparison_line, print_summary
 from stepladder.retrieval.factory import retriever_info
 
@@ -39,16 +41,20 @@ def ask_command(
     guided: GuideOptions,
 ) -> None:
     """Answer one question and show each step."""
+    if question is not None and run is None and is_run(Path(question)):
+        raise StepladderError(f"the run is given with --run: {shlex.join(['stepladder', 'ask', '--run', question])}")
     setup = AgentSetup.from_options(run, options, sampling, guided)
-    has_index = setup.context.settings.data.index is not None
-    own_corpus = has_index and question is not None and setup.engine != ORACLE
+    index = setup.context.settings.data.index
+    if index is not None and question is None and run is None and options.data is None:
+        _check_corpus(setup.context, index, "give a question, or ")
+    own_corpus = index is not None and question is not None and setup.engine != ORACLE
     chosen = _find_question(question, None if own_corpus else setup.context.data, setup.engine)
     if setup.guide is not None and setup.guide.by == "gold" and not chosen.answers:
         raise StepladderError("--guide gold can only judge questions of the data set, and this is not one of them")
     printer = TracePrinter(ERR if as_json else OUT)
     printer.question(chosen)
     if run is None and options.data is None:
-        _note_mixed_sources(own_question=not chosen.answers, own_corpus=has_index)
+        _note_mixed_sources(own_question=not chosen.answers, own_corpus=index is not None)
 
     def job() -> Algorithm[Trajectory]:
         answer = setup.answer(chosen, seed_of(seed, chosen.id))
@@ -61,7 +67,8 @@ def ask_command(
     assert outcome.value is not None
     printer.show(outcome.value)
     if as_json:
-        typer.echo(dumps(outcome.value))
+        mark = '{"upper_bound":true,' if setup.upper_bound else "{"
+        typer.echo(mark + dumps(outcome.value)[1:])
 
 
 @takes_groups
@@ -80,7 +87,7 @@ def eval_command(
     guided: GuideOptions,
 ) -> None:
     """Answer the questions of a split and score the answers, with 95% confidence intervals."""
-    setup = AgentSetup.from_options(run, options, sampling, guided)
+    setup = AgentSetup.from_options(run, options, sampling, guided, out=out, overwrite=overwrite or None)
     context, shared = setup.context, setup.context.settings
     if out is not None:
         check_output_folder(out, overwrite=overwrite)
@@ -102,8 +109,9 @@ def eval_command(
         "agent": shared.agent,
         "engine": setup.engine,
         "model": setup.model,
+        "policy_reason": None if setup.choice is None else str(setup.choice),
         "base_url": options.base_url,
-        "api": options.api,
+        "api": options.api or "chat",
         "device": shared.device,
         "dtype": shared.dtype,
         "data": data_name,
@@ -153,7 +161,7 @@ def _default_split(data: DataSet) -> str:
     return first
 
 
-def _check_corpus(context: RunContext, index: str) -> None:
+def _check_corpus(context: RunContext, index: str, advice: str = "") -> None:
     """Raise if the index has no passage of the default data set: its questions could not be answered."""
     passages = context.data.passages
     if context.retriever is None or not passages:
@@ -162,8 +170,8 @@ def _check_corpus(context: RunContext, index: str) -> None:
     found = context.retriever.search([passage.title for passage in passages[:8]], 1)
     if not any(passage.text in texts for passages in found for passage in passages):
         raise StepladderError(
-            f"without --data the questions are those of {context.data.name}, and {index} has none of its passages: add "
-            f"--data FILE with your own questions (--data {context.data.name} scores these anyway)"
+            f"without --data the questions are those of {context.data.name}, and {index} has none of its passages: "
+            f"{advice}add --data FILE with your own questions (--data {context.data.name} uses these anyway)"
         )
 
 

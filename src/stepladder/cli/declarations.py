@@ -6,16 +6,18 @@ commands that take it, and the defaults in the help are those of the config.
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, fields
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
 
 from stepladder.core.config import Config, union_members
+from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 
 #: Results go to standard output, notes to standard error.
@@ -123,8 +125,18 @@ def _group(annotation: Any) -> tuple[Callable[..., Any], list[inspect.Parameter]
         case (_, type() as config, Mapping() as texts, *title):
             return given, _settings(config, texts, *title or [None])
         case (config, Mapping() as texts):
-            return lambda **typed: config.read(given(**typed)), _settings(config, texts, "Limits")
+            return partial(_read, config, texts), _settings(config, texts, "Limits")
     return None
+
+
+def _read(config: type[Config], texts: Iterable[str], **typed: Any) -> Config:
+    """The config of typed settings. Errors name flags instead of settings."""
+    try:
+        return config.read(given(**typed))
+    except StepladderError as error:
+        message = str(error).removeprefix(f"{config.__name__}: ")
+        flags = re.sub(rf"\b({'|'.join(texts)})\b", lambda name: "--" + name[0].replace("_", "-"), message)
+        raise StepladderError(flags) from error
 
 
 def _settings(

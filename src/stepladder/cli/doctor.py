@@ -29,6 +29,7 @@ EXTRAS = {
     "smollm2": "the weights of SmolLM2-135M",
     "gym": "a Gymnasium environment",
     "mcp": "the agent as an MCP tool",
+    "trackers": "TensorBoard and trackio",
 }
 
 

@@ -120,7 +120,7 @@ def _models(run: Path | None, stage: str | None, model: Path | None, base: str |
     if run is None or model is not None:
         raise StepladderError("give either --run DIR, a run with a trained policy, or --model DIR with --base NAME")
     folder = RunFolder.open(run)
-    policy = policy_of(folder, stage)
+    policy = str(policy_of(folder, stage).path)
     shared = folder.recipe().shared
     agent = None if is_agent_file(shared.agent) else shared.agent
     return policy, absolute_if_folder(base) if base else shared.policy, agent

@@ -130,7 +130,7 @@ def serve_agent_command(
     mcp_problem = f"its library is not installed. Type: {install_command('mcp')}" if find_spec("mcp") is None else ""
     if mcp and mcp_problem:
         raise StepladderError(f"--mcp: {mcp_problem}")
-    setup = AgentSetup.from_options(run, options, sampling, guided)
+    setup = AgentSetup.from_options(run, options, sampling, guided, port=port)
     if setup.guide is not None and setup.guide.by == "gold":
         raise StepladderError("the gold judge can only judge questions of its data set: use --guide prm or vote")
     model_name = name or (run.absolute().name if run is not None else Path(str(setup.model)).name) or limits.model

@@ -70,6 +70,8 @@ def _unknown_option(typed: str, context: Any) -> str:
         return f"{typed} was renamed to {new}."
     if typed == "--out" and "--run" in flags:
         return "there is no option --out: this command takes an existing run, --run DIR."
+    if typed == "--run" and any(param.metavar == "SOURCES" for param in context.command.params):
+        return f"there is no option --run: runs are positional here, {context.command_path} DIR DIR."
     if typed == "--run" and "--out" in flags:
         return "there is no option --run: this command starts a run, --out DIR."
     near = nearest(typed.lstrip("-"), [flag.lstrip("-") for flag in flags]).replace("'", "'--", 1)

@@ -25,18 +25,6 @@ _DEV = "dev"
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyChoice:
-    """The policy of a stage, and why it was chosen."""
-
-    stage: str
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"policy: {self.stage} ({self.reason})"
-
-
-@dataclass(frozen=True, slots=True)
 class Regression:
     """A stage whose policy has a lower dev F1 than the policy it started from, on the same questions."""
 
@@ -47,6 +35,20 @@ class Regression:
     def __str__(self) -> str:
         change = signed_text(self.comparison.difference)
         return f"worse than {self.against}: dev F1 {change}, paired, {self.comparison.questions:,} questions"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """The policy of a stage, and why it was chosen."""
+
+    stage: str
+    path: Path
+    reason: str
+    #: Set if the stage ended worse than it began.
+    worse: Regression | None = None
+
+    def __str__(self) -> str:
+        return f"policy: {self.stage} ({self.reason})" + (f", {self.worse}" if self.worse else "")
 
 
 def choose_policy(run: RunFolder, stage: str | None = None) -> PolicyChoice:
@@ -71,21 +73,22 @@ def choose_policy(run: RunFolder, stage: str | None = None) -> PolicyChoice:
         reason = f"the newest of {len(stages)}: not all have a dev score yet; resume the run to compare them"
     else:
         reason = f"the newest of {len(stages)}: there are no dev scores to compare them, because dev_questions is 0"
-    return PolicyChoice(chosen, stages[chosen], reason)
+    return PolicyChoice(chosen, stages[chosen], reason, _regression(run, chosen))
 
 
 def regressions(run: RunFolder) -> dict[str, Regression]:
     """The stages that ended worse than they began, by name. Stages without dev scores are left out."""
-    found = {}
-    for name in run.outputs(POLICY):
-        record = run.done(name)
-        source = "" if record is None else record.inputs.get(POLICY, "")
-        ours, theirs = _dev_scores(run, name), _dev_scores(run, source)
-        if ours and ours.keys() == theirs.keys():
-            comparison = paired_difference(list(ours.values()), [theirs[question] for question in ours])
-            if comparison.difference.mean < 0:
-                found[name] = Regression(name, source, comparison)
-    return found
+    return {name: worse for name in run.outputs(POLICY) if (worse := _regression(run, name)) is not None}
+
+
+def _regression(run: RunFolder, stage: str) -> Regression | None:
+    record = run.done(stage)
+    source = "" if record is None else record.inputs.get(POLICY, "")
+    ours, theirs = _dev_scores(run, stage), _dev_scores(run, source)
+    if not ours or ours.keys() != theirs.keys():
+        return None
+    comparison = paired_difference(list(ours.values()), [theirs[question] for question in ours])
+    return Regression(stage, source, comparison) if comparison.difference.mean < 0 else None
 
 
 def score_policies(run: RunFolder, recipe: Recipe, context: RunContext) -> None:

@@ -42,6 +42,7 @@ def run(tmp_path: Path) -> Path:
         ("ask --agent prorga", "prorag"),
         ("ask --engine transformer", "transformers"),
         ("ask --dtype bf61", "bf16"),
+        ("ask --guide golld", "gold"),
         ("ask --guide gold --strategy beem", "beam"),
         ("ask --guide gold --strategy beam --aggregate lst", "last"),
         ("eval --data hotpot", "hotpotqa"),

@@ -78,12 +78,16 @@ def test_questions_of_atlas_are_not_scored_over_a_foreign_index(shell: Shell, tm
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "Rome.txt").write_text("Rome is a city in Italy.")
     shell("index", "build", tmp_path / "texts", "--out", tmp_path / "mine")
-    told = " ".join(shell("eval", *BRIEF, "--index", tmp_path / "mine", code=2).split())
-    assert "without --data the questions are those of atlas, and " in told
-    assert "mine has none of its passages: add --data FILE" in told
-    assert shell.json("eval", *BRIEF, "--index", tmp_path / "mine", "--data", "atlas")["questions"] == 1
+    for command, advice in (("eval", "add --data FILE"), ("ask", "give a question, or add --data FILE")):
+        told = " ".join(shell(command, "--agent", "rag", "--index", tmp_path / "mine", code=2).split())
+        assert "without --data the questions are those of atlas, and " in told
+        assert f"mine has none of its passages: {advice}" in told
+    given = ("--limit", 1, "--index", tmp_path / "mine", "--data", "atlas")
+    assert shell.json("eval", "--agent", "rag", *given)["questions"] == 1
     shell("index", "build", "atlas", "--out", tmp_path / "atlas")
     assert shell.json("eval", "--limit", 1, "--index", tmp_path / "atlas")["em"]["mean"] == 1.0
+    assert shell.json("ask", "--index", tmp_path / "atlas")["upper_bound"] is True
+    assert "upper_bound" not in shell.json("ask", "--model", "tiny", "--agent", "rag", "--max-tokens", 2)
 
 
 def test_a_run_to_serve_is_named_with_run(shell: Shell, tmp_path: Path) -> None:

@@ -33,6 +33,10 @@ def _places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("report --run model", "model is a model, not a run: pass it to `ask`, `eval`, `adapter` and `serve-agent` as"),
         ("report --run questions.csv", "questions.csv is a file; expected the folder of a run"),
         ("prm --run texts", "texts is not a run: it has no run.json. `stepladder run RECIPE --out DIR` makes a run"),
+        ("ask runs/mine", "the run is given with --run: stepladder ask --run runs/mine"),
+        ("ask --run runs/mine --engine oracle --stage sft", "selects a policy of a run: leave out --engine oracle"),
+        ("ask --run runs/mine --model tiny --stage sft", "selects a policy of a run: leave out --model"),
+        ("ask --model tiny --stage sft", "selects a policy of a run: add --run DIR, leave out --model"),
         ("tree --run none", "none is not a run: it does not exist. `stepladder run RECIPE --out DIR` makes a run"),
         ("tree --run runs/mine", "runs/mine has no trees yet: `stepladder explore --run runs/mine` makes them"),
         ("export --run runs/mine --out x --to trl", "has no pairs yet: `stepladder pairs --run runs/mine` makes them"),
@@ -52,3 +56,8 @@ def test_the_error_says_what_it_is_and_what_to_type(
     printed = capsys.readouterr().err
     assert message in printed
     assert printed.count("\n") == 1
+
+
+def test_a_question_may_be_longer_than_a_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ask", "Where is Rome? " * 400]) == 2
+    assert "the oracle can only answer questions of atlas" in capsys.readouterr().err

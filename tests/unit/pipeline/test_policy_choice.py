@@ -20,6 +20,7 @@ from stepladder.pipeline.policy_choice import choose_policy, regressions
 from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stages import STAGES, StageSpec
+from stepladder.reporting.compare.compare_table import print_comparison
 from stepladder.reporting.report import write_report
 from stepladder.reporting.run_tables import as_json, print_report
 from tests.support.html_pages import Page
@@ -90,7 +91,13 @@ def test_the_policy_with_the_best_dev_score_is_used_and_the_reason_is_told(
         assert shell.run(*command, "--run", tmp_path / "run")[1].startswith(f"{why}; --stage NAME uses another")
     assert shell.json("eval", "--run", tmp_path / "run", "--limit", 1)["model"] == str(report.policy)
     told = shell.run("ask", "--run", tmp_path / "run", "--stage", "grpo")[1]
-    assert "policy: grpo (dev F1 0.500, sft 0.750, dpo 0.625)" in told
+    worse = "worse than sft: dev F1 -0.250 [-0.500, +0.000], paired, 4 questions"
+    reason = f"policy: grpo (dev F1 0.500, sft 0.750, dpo 0.625), {worse}"
+    assert told.startswith(f"{reason}; --stage NAME uses another")
+    saved = ("--limit", 1, "--out", tmp_path / "bad")
+    _, told = shell.run("eval", "--run", tmp_path / "run", "--stage", "grpo", *saved)
+    assert told.startswith(reason)
+    assert json.loads((tmp_path / "bad" / "summary.json").read_text())["policy_reason"] == reason
     assert why in shell("adapter", "--run", tmp_path / "run", "--out", tmp_path / "adapter", code=2), "equal models"
     with sl.load_run(tmp_path / "run").policy as policy:
         assert policy.model == str(report.policy)
@@ -116,6 +123,30 @@ def test_a_stage_that_ended_worse_is_marked_in_every_table(
     page = Page(write_report(tmp_path / "run").read_text())
     assert "grpo: worse than sft (-0.250)" in page.text
     assert "oracle (upper bound)" in page.text
+
+
+def test_a_comparison_marks_policies_that_ended_worse(scored: list[str], tmp_path: Path, shell: Shell) -> None:
+    run(tmp_path / "run")
+    shell("eval", "--run", tmp_path / "run", "--stage", "grpo", "--limit", 2, "--out", tmp_path / "saved")
+    sources = (f"{tmp_path / 'run'}:*", f"saved={tmp_path / 'saved'}")
+    arms = shell.json("compare", *sources, "--html", tmp_path / "page.html")["arms"]
+    assert {arm["label"]: arm["worse"] for arm in arms} == {
+        "example eval-sft": None,
+        "example eval-grpo": "worse than sft on dev",
+        "example oracle (upper bound)": None,
+        "saved": "worse than sft on dev",
+    }
+    assert arms[1]["seeds"][0]["worse"]["comparison"]["difference"]["mean"] == -0.25
+    page = Page((tmp_path / "page.html").read_text()).text
+    assert page.count("worse than sft on dev") == 2
+    note = "example eval-grpo: grpo is worse than sft: dev F1 -0.250 [-0.500, +0.000], paired, 4 questions"
+    assert note in page
+    for width in (60, 80, 200):
+        told = StringIO()
+        print_comparison(Console(file=told, width=width), sl.compare(*sources))
+        assert all(len(line) <= width for line in told.getvalue().splitlines())
+        assert note in " ".join(told.getvalue().split())
+        assert told.getvalue().split().count("(worse") == 2, "both names in the table"
 
 
 def test_words_stay_whole_at_80_columns(scored: list[str], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from stepladder.pipeline.recipe import Recipe, load_recipe
 from stepladder.pipeline.resources import RunContext, SharedConfig
 from stepladder.pipeline.run_folder import RunFolder, StageRecord
 from stepladder.pipeline.stage import Task
+from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop import trackers
 from stepladder.train.loop.config import TrainingConfig
 from stepladder.train.loop.metrics_log import read_metrics
@@ -96,17 +97,26 @@ def test_without_a_penalty_the_kl_is_estimated_as_trl_computes_it(tmp_path: Path
         settings = reporting(grpo_training, ("tensorboard",), beta=beta, drop_zero_std_groups=False, dev_questions=0)
         grpo_training.train(folder, settings)
         found.append([event.value for event in events(folder).Scalars("train/kl")])
-        assert any("kl" in row for row in read_metrics(folder / "curves.jsonl")) == bool(beta), "monitors read the row"
+        curve = [row["kl"] for row in read_metrics(folder / "curves.jsonl") if "kl" in row]
+        assert curve == pytest.approx(found[-1], rel=1e-3, abs=1e-7), "the report draws it"
     assert found[0] == pytest.approx(found[1], rel=1e-3, abs=1e-7)
     assert found[0][0] == pytest.approx(0, abs=1e-6)
     assert found[0][-1] > 1e-6
+
+
+def test_without_a_penalty_no_kl_is_too_high(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EpisodeTrainer, "_estimate_kl", lambda *_: 99.0)
+    settings = reporting(grpo_training, (), beta=0.0, dev_questions=0)
+    report = grpo_training.train(tmp_path, settings)
+    assert [row["kl"] for row in read_metrics(tmp_path / "curves.jsonl")][:2] == [99.0, 99.0]
+    assert "kl_blow_up" not in report.numbers["alarms"]
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_missing_package_is_told_before_anything_is_loaded(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"transformers.integrations.integration_utils.is_{name}_available", lambda: False)
+    monkeypatch.setattr(trackers, "find_spec", lambda package: None if package == name else object())
     with pytest.raises(StepladderError, match=f"^report_to: {name} needs its package: pip install {name}$"):
         sft_training.train(tmp_path / "sft", reporting(sft_training, (name,)))
     assert not (tmp_path / "sft").exists()

@@ -67,6 +67,7 @@ def _body(line: str, cls: type[Any]) -> str:
     if not isinstance(data, dict) or "record" not in data or "version" not in data:
         raise TraceError(f"not a Stepladder {_kind(cls)}: 'record' or 'version' is missing")
     version, kind = data.pop("version"), data.pop("record")
+    data.pop("upper_bound", None)  # a mark of `ask --json`, not part of the record
     if version != SCHEMA_VERSION:
         is_newer = isinstance(version, int) and version > SCHEMA_VERSION
         raise TraceError(

@@ -161,7 +161,8 @@ def _no_pairs(settings: PairConfig, found: _AllPairs) -> str:
     if found.dropped:
         return f"{compared}: every preference was dropped ({format_counts(_by_count(found.dropped))}). {spec.advice}"
     if not found.states:
-        return f"{compared}: in all others the policy wrote one step only, or nothing well formed. {spec.advice}"
+        wrote = "in all others the policy wrote one step only, or nothing well formed. Train it longer"
+        return f"{compared}: {wrote}. {spec.advice}"
     if spec.needs_gold and not found.graded:
         return f"{compared}, none of them graded: judge '{settings.judge}' needs questions with a gold decomposition"
     differ = "in verdict" if spec.needs_gold else f"in value by the margin, {settings.margin:g}"

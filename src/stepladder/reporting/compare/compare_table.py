@@ -43,13 +43,14 @@ class _Column:
 
 def print_comparison(console: Console, comparison: RunComparison) -> None:
     """The table and its notes."""
-    labels = [Text.from_markup(printable(arm.label)).plain for arm in comparison.arms]  # as printed: width is known
+    marked = [f"{arm.label} ({arm.worse})" if arm.worse else arm.label for arm in comparison.arms]
+    labels = [Text.from_markup(printable(each)).plain for each in marked]  # as printed: width is known
     narrowest = _narrowest(labels)
     columns, omitted = _fitting(_columns(comparison), console.width - narrowest)
     lead = metric_name(comparison.metric)
     title = f"[bold]{len(comparison.arms)} arms[/] on {comparison.questions:,} shared questions, mean \\[95% CI]"
     console.print(title, highlight=False)
-    console.print(_table(labels, columns, console.width))
+    console.print(_table(labels, columns, console.width, ["red" if arm.worse else "" for arm in comparison.arms]))
     if omitted:
         names = ", ".join(column.name for column in omitted)
         needed = narrowest + sum(column.width + 1 for column in (*columns, *omitted))
@@ -73,7 +74,7 @@ def print_comparison(console: Console, comparison: RunComparison) -> None:
 
 
 def notes(comparison: RunComparison) -> Iterator[str]:
-    """Notes on single arms: seeds, excluded questions, failures, unknown values."""
+    """Notes on single arms: seeds, regressions, excluded questions, failures, unknown values."""
     lead = metric_name(comparison.metric)
     for arm in comparison.arms:
         if (over := arm.range(comparison.metric)) is not None:
@@ -86,6 +87,8 @@ def notes(comparison: RunComparison) -> Iterator[str]:
                 yield f"{where}: {seed.excluded:,} questions excluded, which are not in all evaluations"
             if seed.cancelled:
                 yield f"{where}: {seed.cancelled:,} questions were not evaluated (interrupted)"
+            if seed.worse:
+                yield f"{where}: {seed.worse.stage} is {seed.worse}"
             if seed.failed:
                 yield f"{where}: {seed.failed:,} episodes failed, counted as wrong"
             for stage, problem in seed.problems.items():
@@ -183,16 +186,16 @@ def _narrowest(labels: Sequence[str]) -> int:
     return min(max(cell_len(word) for label in ("arm", *labels) for word in label.split() or [""]), _MAX_LABEL)
 
 
-def _table(labels: Sequence[str], columns: Sequence[_Column], width: int) -> Table:
+def _table(labels: Sequence[str], columns: Sequence[_Column], width: int, styles: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True)
     available = width - sum(column.width + 1 for column in columns)
     room = min(max(map(cell_len, ("arm", *labels))), _MAX_LABEL, max(available, 1))
     table.add_column("arm", overflow="fold", width=room, vertical="bottom")
     for column in columns:
         table.add_column(column.header, justify="right", no_wrap=True, min_width=column.width)
-    for label, *cells in zip(labels, *(column.cells for column in columns), strict=True):
+    for label, style, *cells in zip(labels, styles, *(column.cells for column in columns), strict=True):
         hyphens = any(cell_len(word) > room for word in label.split())
-        table.add_row(*map(Text, ("\n".join(wrap(label, room, break_on_hyphens=hyphens)), *cells)))
+        table.add_row(*map(Text, ("\n".join(wrap(label, room, break_on_hyphens=hyphens)), *cells)), style=style)
     return table
 
 

@@ -20,6 +20,7 @@ from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.trace import StopReason
 from stepladder.evaluation.evaluator import METRICS
 from stepladder.evaluation.statistics import Interval, mean_interval, paired_difference
+from stepladder.pipeline.policy_choice import Regression
 from stepladder.reporting.compare.evaluations import EvaluationSource
 from stepladder.reporting.compare.seed_groups import SeedGroup
 from stepladder.reporting.eval_table import UPPER_BOUND
@@ -51,6 +52,8 @@ class SeedResult:
     failed: int
     #: Why the training questions are unknown, by stage.
     problems: Mapping[str, str]
+    #: Set if the stage that trained the evaluated policy ended worse than it began.
+    worse: Regression | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,13 @@ class Arm:
         return _mean([getattr(seed, f"training_{what}") for seed in self.seeds])
 
     @property
+    def worse(self) -> str | None:
+        """A note if the policy of a seed is worse on dev questions than the one it was trained from."""
+        against = [seed.worse.against for seed in self.seeds if seed.worse is not None]
+        share = f"{len(against)} of {len(self.seeds)} seeds " if len(against) < len(self.seeds) else ""
+        return f"{share}worse than {' or '.join(dict.fromkeys(against))} on dev" if against else None
+
+    @property
     def tokens(self) -> float | None:
         """Tokens read and written per question."""
         read, written = self.mean("tokens_read"), self.mean("tokens_written")
@@ -143,6 +153,7 @@ def comparison_json(comparison: RunComparison, pairwise: Sequence[Difference]) -
             {
                 "label": arm.label,
                 "agent": arm.agent,
+                "worse": arm.worse,
                 "scores": {
                     name: {**asdict(score), "over_seeds": arm.range(name)} for name, score in arm.scores.items()
                 },
@@ -260,6 +271,7 @@ def _seed(source: EvaluationSource, common: Sequence[str], metrics: Sequence[str
         source.cancelled,
         sum(row.stop is StopReason.FAILED for row in rows),
         {} if provenance is None else {stage.stage: stage.problem for stage in provenance.stages if stage.problem},
+        source.worse,
     )
 
 

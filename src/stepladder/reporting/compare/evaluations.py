@@ -16,6 +16,7 @@ from stepladder.core.io.files import expand_path
 from stepladder.core.trace import StopReason
 from stepladder.core.unused_settings import without_setting
 from stepladder.evaluation.evaluator import load_scores
+from stepladder.pipeline.policy_choice import Regression
 from stepladder.pipeline.recipe import Stage
 from stepladder.pipeline.resources import BASE, ORACLE
 from stepladder.pipeline.run_folder import RunFolder, read_json_object
@@ -55,6 +56,8 @@ class EvaluationSource:
     provenance: Provenance | None
     #: Whether gold annotations were used to answer.
     upper_bound: bool
+    #: Set if the stage that trained the evaluated policy ended worse than it began.
+    worse: Regression | None
 
 
 def load_sources(texts: Sequence[str], stage: str | None = None) -> list[EvaluationSource]:
@@ -159,6 +162,7 @@ def _evaluated(label: str | None, run: RunFolder, stage: Stage, resolver: Proven
         *_evaluated_rows(rows),
         provenance,
         policy == ORACLE or guide.get("by") == "gold",
+        None if origin is None else resolver.regression(*origin),
     )
 
 
@@ -174,11 +178,13 @@ def _saved(label: str | None, path: Path, resolver: ProvenanceResolver) -> Evalu
     own: dict[str, Any] = {name: described.get(name) for name in _CONFIG_FIELDS}
     name, seed = path.resolve().name, described.get("seed")
     provenance: Provenance | None = None
+    worse: Regression | None = None
     guide = described.get("guide") or {}
     guiding = producing_stage(guide.get("reward"))
     own["guide"] = {**guide, "reward": guide.get("reward") and _training_config(guiding, resolver)}
     if isinstance(model, str) and (origin := producing_stage(expand_path(model))) is not None:
         provenance = resolver.resolve([origin, *([guiding] if guiding else [])])
+        worse = resolver.regression(*origin)
         recipe = RunFolder.open(origin[0]).recipe()
         own |= {"model": _training_config(origin, resolver), "seed": seed}
         name, seed = recipe.name, recipe.seed
@@ -195,6 +201,7 @@ def _saved(label: str | None, path: Path, resolver: ProvenanceResolver) -> Evalu
         *_evaluated_rows(load_scores(path)),
         provenance,
         ORACLE in (model, described.get("engine")) or guide.get("by") == "gold",
+        worse,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
+from stepladder.pipeline.policy_choice import Regression
 from stepladder.pipeline.recipe import Stage
 from stepladder.pipeline.resources import BASE, ORACLE, DataConfig, RunContext, SharedConfig
 from stepladder.pipeline.run_folder import StageRecord
@@ -88,10 +89,18 @@ class ProvenanceResolver:
             self._add(run.resolve(), stage, found)
         return Provenance(tuple(found.values()))
 
+    def regression(self, run: Path, stage: str) -> Regression | None:
+        """Set if the stage of a run ended worse than it began."""
+        return self._run(run.resolve()).report.worse.get(stage)
+
+    def _run(self, folder: Path) -> RunData:
+        run = self._runs[folder] = self._runs.get(folder) or load_run(folder)
+        return run
+
     def _add(self, folder: Path, name: str, found: dict[tuple[Path, str], StageUse]) -> None:
         if (folder, name) in found:
             return
-        run = self._runs[folder] = self._runs.get(folder) or load_run(folder)
+        run = self._run(folder)
         record = next((each for each in run.known_stages if each.name == name), None)
         stage = next((each for each in run.report.recipe.stages if each.name == name), None)
         if record is None or stage is None:

@@ -202,6 +202,10 @@ class GRPOConfig(PolicyTrainingConfig):
                 "process_weight": "with mode: process (there is no outcome advantage to weigh against)",
                 "grade_answers": "with mode: process (every step is graded)",
             }
+            outcome = ("rewards.f1_weight", "rewards.min_f1", "rewards.format_bonus")
+            found |= dict.fromkeys(outcome, "with mode: process (steps are rewarded, not answers)")
+        if self.mode == "dual" and not self.process_weight:
+            found |= dict.fromkeys(("grade_answers", "normalize", "min_std"), "with process_weight: 0")
         if self.mode in ("outcome", "process", "dual"):
             trees = [f"tree.{name}" for name in TreeConfig.model_fields]
             found |= dict.fromkeys(trees, f"with mode: {self.mode} (it samples no trees)")

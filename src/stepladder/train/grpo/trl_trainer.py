@@ -94,7 +94,9 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
         checkpoints = RollbackCheckpoints(folder, metrics, config.monitors.window, config.num_iterations)
         super().attach(lengths, replace(hooks, checkpoints=checkpoints))
         self.alarms = hooks.bad_batch.with_name(ALARMS)
-        self.monitors = Monitors(config.monitors, metrics.updates)
+        # Without a KL term in the loss, the estimate of the KL is for curves only.
+        limits = config.monitors if config.beta else config.monitors.model_copy(update={"kl": None})
+        self.monitors = Monitors(limits, metrics.updates)
         if metrics.is_writer:
             write_alarms(self.alarms, self.monitors.raised)
 
@@ -249,12 +251,11 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
     # --- metrics
 
     def reported_metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
-        """Errors instead of valid episodes, an estimated KL, and nothing that trl logs under its own name."""
-        found = {name: value for name, value in metrics.items() if name not in ("valid", *_METRICS.values())}
+        """Errors instead of valid episodes, and nothing that trl logs under its own name."""
+        logged = set(_METRICS.values()) - (set() if self.beta else {"kl"})
+        found = {name: value for name, value in metrics.items() if name not in ("valid", *logged)}
         if "valid" in metrics:
             found["format_errors"] = 1 - metrics["valid"]
-        if self._kl is not None:
-            found["kl"], self._kl = self._kl, None
         return found
 
     def update_metrics(self, logs: Mapping[str, float]) -> dict[str, float]:
@@ -269,6 +270,8 @@ class EpisodeTrainer(TRLOverrides, trl.GRPOTrainer, BaseTrainer):  # type: ignor
             metrics |= {"logprob_gap_mean": float(gaps.mean()), "logprob_gap_max": float(gaps.max())}
         gathered = self.gathered(metrics).items()
         total = {name: float(each.sum() if name in _COUNTS else each.mean()) for name, each in gathered}
+        if self._kl is not None:
+            total["kl"], self._kl = self._kl, None
         return total | {ours: logs[theirs] for theirs, ours in _METRICS.items() if logs.get(theirs) is not None}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

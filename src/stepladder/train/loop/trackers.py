@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +32,10 @@ TRACKERS: "Registry[type[TrainerCallback]]" = Registry(
 )
 
 
+#: Trackers of transformers, which need a package of the same name.
+_PACKAGES = tuple(TRACKERS)
+
+
 def _split_names(value: Any) -> Any:
     """Names separated by commas as a list; `none` is empty."""
     parts = [value] if isinstance(value, str) else value
@@ -46,11 +51,8 @@ ReportTo = Annotated[tuple[Annotated[str, AfterValidator(TRACKERS.checked)], ...
 def check_trackers(names: Sequence[str]) -> None:
     """Raise if the package of a tracker is not installed."""
     for name in names:
-        try:
-            with redirect_stdout(sys.stderr):  # transformers prints when it imports them
-                TRACKERS.get(name)()
-        except (ImportError, RuntimeError) as error:
-            raise StepladderError(f"report_to: {name} needs its package: pip install {name}") from error
+        if name in _PACKAGES and find_spec(name) is None:
+            raise StepladderError(f"report_to: {name} needs its package: pip install {name}")
 
 
 @contextmanager
