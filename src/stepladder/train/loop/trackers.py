@@ -32,6 +32,10 @@ TRACKERS: "Registry[type[TrainerCallback]]" = Registry(
 )
 
 
+#: Trackers of transformers, which need a package of the same name.
+_PACKAGES = tuple(TRACKERS)
+
+
 def _split_names(value: Any) -> Any:
     """Names separated by commas as a list; `none` is empty."""
     parts = [value] if isinstance(value, str) else value
@@ -47,7 +51,7 @@ ReportTo = Annotated[tuple[Annotated[str, AfterValidator(TRACKERS.checked)], ...
 def check_trackers(names: Sequence[str]) -> None:
     """Raise if the package of a tracker is not installed."""
     for name in names:
-        if find_spec(name) is None:
+        if name in _PACKAGES and find_spec(name) is None:
             raise StepladderError(f"report_to: {name} needs its package: pip install {name}")
 
 
