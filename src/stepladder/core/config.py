@@ -162,6 +162,7 @@ _REWORDINGS = (
     (r"\ba integer", "an integer"),
     (r"^String should have ", "a string with "),
     (r"^Keys should be strings$", "a string as key"),
+    (r"^could not (parse value and unit from byte string|interpret byte unit: .*)$", "an amount such as 500MB or 2GB"),
 )
 
 
