@@ -4,6 +4,7 @@ Thousands of mutations of tags, control tokens and grammar lines go through ever
 shapes of known models. What the model reads must hold exactly as many of each as it does with harmless words.
 """
 
+import os
 import random
 import re
 from collections import Counter
@@ -125,7 +126,7 @@ def test_a_few_hundred_mutations_forge_nothing(shape: str) -> None:
     check([name for name in AGENTS if name.endswith("-brief") or name in ("rag", "cot", "direct")], shape, 300)
 
 
-@pytest.mark.slow
+@pytest.mark.skipif("STEPLADDER_LONG_TESTS" not in os.environ, reason="takes minutes: set STEPLADDER_LONG_TESTS=1")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_five_thousand_mutations_forge_nothing(shape: str) -> None:
     check(list(AGENTS), shape, 5000)

@@ -85,8 +85,8 @@ class SpendLimiter:
         if budget is not None and budget.unit == "usd":
             for each in (model, *ledger.totals):
                 prices.need(each)
-        #: Why the server was given up, each time. Calls that wait at that moment are not sent.
-        self.failures: list[str] = []
+        #: Why the server was given up. Later calls, and those that wait at that moment, are not sent.
+        self.failure = ""
         self._in_flight = 0
         self._ended = asyncio.Event()
         self._exhausted: str | None = None
@@ -106,10 +106,9 @@ class SpendLimiter:
     @asynccontextmanager
     async def reserve(self, maximum: Usage) -> AsyncIterator[Reservation]:
         """Reserve the maximum cost of the call that the block makes; raises `BudgetExhausted` if it does not fit."""
-        failures = len(self.failures)
         while self.budget is not None:
-            if len(self.failures) > failures:
-                raise BackendDown(self.failures[-1])
+            if self.failure:
+                raise BackendDown(self.failure)
             reserved = maximum + self.ledger.excess.get(self.model, Usage())
             fits = self.spent() + self._amount(self.model, reserved) <= self.budget.limit and not self._exhausted
             if fits and (self.ledger.paid or not self._in_flight):  # the first call alone: it shows how calls count
@@ -162,7 +161,7 @@ class BudgetEngine(OpenAIEngine):
         self.limiter.ledger.close()
 
     def _fail(self, message: str) -> NoReturn:
-        self.limiter.failures.append(message)
+        self.limiter.failure = message
         super()._fail(message)
 
     async def _call(self, request: Generate) -> bytes | openai.APIError | TimeoutError:
