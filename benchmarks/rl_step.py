@@ -110,12 +110,12 @@ class RolloutsByText(Rollouts):
     def generate(self, questions: Sequence[Question], seed: int) -> RolloutBatch:
         torch.manual_seed(seed_of(seed, self.ours.round))
         began = time.monotonic()
-        played, written = self._episodes(questions, also_ended=True)
+        sampled, written = self._episodes(questions, also_ended=True)
         scored = time.monotonic()
         self.tokens = self.meter.take()
         self.written += written
-        self.episodes += played
-        rows = self.ours.played.rows
+        self.episodes += sampled
+        rows = self.ours.sampled.rows
         self.scores = one_text_a_call(self.plain_reward, texts_of([row.trajectory for row in rows]))
         ended = time.monotonic()
         self._episodes(questions, also_ended=False)
@@ -125,7 +125,7 @@ class RolloutsByText(Rollouts):
             "scoring_seconds": ended - scored,
             "careful_seconds": time.monotonic() - ended,
         }
-        return RolloutBatch(rows, self.ours.played.metrics | seconds)
+        return RolloutBatch(rows, self.ours.sampled.metrics | seconds)
 
     def _episodes(self, questions: Sequence[Question], *, also_ended: bool) -> tuple[list[Trajectory], int]:
         """Episodes, and how many tokens were written for them, with padding and what was thrown away."""
@@ -216,7 +216,7 @@ class PlainTrainer(EpisodeTrainer):
 
 
 class OurRollouts(Rollouts):
-    """Stepladder's own, which remembers what it played. Nothing is known from the round before."""
+    """Stepladder's own, which remembers what it sampled. Nothing is known from the round before."""
 
     def __init__(
         self, engine: TransformersEngine, playing: Precision, context: RunContext, settings: GRPOConfig, reward: Any
@@ -234,16 +234,16 @@ class OurRollouts(Rollouts):
         self.round += 1
         self.engine.on_idle()
         self.driver = Driver(self.engine, self.retriever)
-        self.played = super().generate(questions, seed_of(seed, self.round))
-        if self.played.metrics["failed"]:
-            raise SystemExit(f"{self.played.metrics['failed']:.0f} episodes failed: the ways would not do the same")
-        self.episodes += [row.trajectory for row in self.played.rows]
+        self.sampled = super().generate(questions, seed_of(seed, self.round))
+        if self.sampled.metrics["failed"]:
+            raise SystemExit(f"{self.sampled.metrics['failed']:.0f} episodes failed: the ways would not do the same")
+        self.episodes += [row.trajectory for row in self.sampled.rows]
         self.written += self.driver.counts.usage.written
         self.tokens = self.meter.take()
-        return self.played
+        return self.sampled
 
-    def _score(self, played: Sequence[Trajectory]) -> list[tuple[float, ...]]:
-        found = raise_errors(self.reward.score_logits(played))
+    def _score(self, sampled: Sequence[Trajectory]) -> list[tuple[float, ...]]:
+        found = raise_errors(self.reward.score_logits(sampled))
         self.scores = [score for each in found for score in each]
         return found
 
