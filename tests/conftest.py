@@ -1,6 +1,7 @@
 """Fixtures that several tests need, and the markers `e2e` and `gpu`, which follow from a test's folder."""
 
 import gc
+import logging
 import os
 import sys
 import tempfile
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stepladder.core.io import masking
 from stepladder.core.trace import Question
 from tests.support import ROOT
 from tests.support.atlas import cached_atlas
@@ -24,6 +26,9 @@ TESTS = ROOT / "tests"
 #: Read when trl, which imports trackio, is imported.
 TRACKIO = tempfile.TemporaryDirectory(prefix="trackio")
 os.environ["TRACKIO_DIR"] = TRACKIO.name
+#: No test may trust an agent file for the user.
+CONFIGURATION = tempfile.TemporaryDirectory(prefix="configuration")
+os.environ["XDG_CONFIG_HOME"] = CONFIGURATION.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,6 +51,17 @@ def question() -> Question:
 @pytest.fixture
 def retriever() -> WordRetriever:
     return WordRetriever()
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget the secrets that a test showed to this process, and how a command masks its logs."""
+    monkeypatch.setattr(masking, "_users", masking._users.copy())
+    monkeypatch.setattr(masking, "_values", masking._values.copy())
+    factory, hook = logging.getLogRecordFactory(), sys.excepthook
+    yield
+    logging.setLogRecordFactory(factory)
+    sys.excepthook = hook
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,12 +9,13 @@ from importlib import import_module
 from inspect import isclass
 from pkgutil import iter_modules
 
-from stepladder.agents.agent_file import Check, is_agent_file, load_agent
+from stepladder.agents.agent_file import Check, load_agent
+from stepladder.agents.agent_trust import is_agent_file, name_agent
 from stepladder.agents.base import Agent
 from stepladder.core.io.files import expand_path
 from stepladder.core.registry import Registry
 
-__all__ = ["AGENTS", "Agent", "is_agent_file", "make_agent"]
+__all__ = ["AGENTS", "Agent", "is_agent_file", "make_agent", "name_agent"]
 
 #: The built-in agents by name. The package is scanned on first access.
 AGENTS: Registry[type[Agent]]
@@ -23,8 +24,8 @@ AGENTS: Registry[type[Agent]]
 def make_agent(name: str, check: Check | None = None) -> Agent:
     """Build an agent by name, or from a Python file (`my_agent.py`).
 
-    Building an agent from a file executes that file. `check` (`stepladder.oracle.agent_check.check_agent`) then tests
-    it; built-in agents are not tested.
+    Building an agent from a file executes that file, which the user must have named (`name_agent`) or trusted. `check`
+    (`stepladder.oracle.agent_check.check_agent`) then tests it; built-in agents are not tested.
     """
     return load_agent(expand_path(name), check) if is_agent_file(name) else _scan().get(name)()
 

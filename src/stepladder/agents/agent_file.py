@@ -1,43 +1,39 @@
 """Load a custom agent from a Python file.
 
 In: the path of a file with exactly one class that implements `Agent`. Out: an instance of it, tested if a check is
-given. Loading executes the file, so its path must come from the user, never from a model or from downloaded data.
+given. Loading executes the file, so the user must have named or trusted it (agent_trust.py).
 """
 
-import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from functools import cache
 from hashlib import blake2b
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
+from stepladder.agents.agent_trust import check_may_execute, read_agent_file
 from stepladder.agents.base import Agent
 from stepladder.core.errors import ContractViolation, StepladderError
 
 Check = Callable[[Agent], None]
 
 
-def is_agent_file(name: str) -> bool:
-    """Whether the name of an agent is the path of a Python file. Does not read the file."""
-    return name.endswith(".py")
-
-
 def load_agent(path: Path, check: Check | None) -> Agent:
     """Execute an agent file and test its agent with `check`. Cached by content: an unchanged file is executed once."""
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise StepladderError(f"the agent file {path.absolute()} cannot be read: {error.strerror or error}") from error
+    source = read_agent_file(path)
+    check_may_execute(path, source)
     return _checked_agent(path, source, check)
 
 
 @cache
 def _checked_agent(path: Path, source: bytes, check: Check | None) -> Agent:
-    module_name = f"stepladder_own_agent_{blake2b(str(path.absolute()).encode() + source, digest_size=8).hexdigest()}"
-    agent_class = _agent_class(path, _execute(path, module_name))
+    module_name = f"stepladder_own_agent_{blake2b(os.fsencode(path.absolute()) + source, digest_size=8).hexdigest()}"
+    agent_class = _agent_class(path, _execute(path, source, module_name))
     try:
         agent = agent_class()
         if check is not None:
@@ -49,14 +45,26 @@ def _checked_agent(path: Path, source: bytes, check: Check | None) -> Agent:
     return agent
 
 
-def _execute(path: Path, module_name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(module_name, path)
+class _BytesLoader(SourceFileLoader):
+    """Executes the source that was checked: the file may have changed since, and cached bytecode is not its content."""
+
+    def __init__(self, name: str, path: Path, source: bytes) -> None:
+        super().__init__(name, str(path))
+        self.source = source
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - the interface of a loader
+        """The compiled source."""
+        return self.source_to_code(self.source, self.path)
+
+
+def _execute(path: Path, source: bytes, module_name: str) -> ModuleType:
+    loader = _BytesLoader(module_name, path, source)
+    spec = spec_from_file_location(module_name, path, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses look up their module here
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise StepladderError(f"the agent file {path} cannot be executed: {_describe(error, path)}") from error

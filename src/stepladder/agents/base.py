@@ -73,17 +73,40 @@ def malformed(text: str, problem: str) -> Action:
 
 
 # Brackets that some tokenizers fold into ASCII (NFKC) count as brackets, as do the full-width bars of control tokens
-# such as DeepSeek's.
-_MARKUP = re.compile(r"[<＜﹤](?=\s*[/|｜!?]?\s*[^\W\d])|[<＜﹤](?=[|｜])|(?<=[|｜])[>＞﹥]")
+# such as DeepSeek's. A gap is what some tokenizers remove: spaces, control characters, characters without width.
+_OPEN, _SQUARE, _CLOSE = "[<＜﹤]", r"[\[［﹇]", r"[\]］﹈]"
+_GAP = r"[\s\x00-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]*"
+#: Control tokens in square brackets: Mistral and Llama 2, BERT and GLM, Gemma, InternLM, Kimi.
+_BRACKETED = (
+    r"INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_(?:CALLS|RESULTS|CONTENT)|ARGS|CALL_ID|THINK|IMG(?:_BREAK|_END)?"
+    r"|(?:BEGIN_)?AUDIO|TRANSCRIBE|PREFIX|MIDDLE|SUFFIX|control_\d+|CLS|SEP|[gs]?MASK|PAD\d*|UNK|BOS|EOS|EOT|EOD"
+    r"|@BOS@|multimodal|toxicity|UNUSED_TOKEN_\d+|(?:start|end)_header_id"
+)
+_MARKUP = re.compile(
+    rf"{_OPEN}(?={_GAP}(?:[/／|｜!！?？]{_GAP})?[^\W\d])"  # <tag>, </tag>, <|name|>, <!-- -->, <?xml
+    rf"|{_OPEN}(?=[|｜])|(?<=[|｜])[>＞﹥]"
+    rf"|{_OPEN}(?={_GAP}\d+[^\W\d]\w*{_GAP}[>＞﹥])"  # <2en>, <0x0A>
+    rf"|{_SQUARE}(?={_GAP}(?:[/／]{_GAP})?(?:{_BRACKETED}){_GAP}{_CLOSE})"  # [INST], [/INST]
+)
+_SAFE = {**dict.fromkeys("<＜﹤", "‹"), **dict.fromkeys(">＞﹥", "›"), **dict.fromkeys("[［﹇", "⟦")}
 
 
 def neutralize(text: str) -> str:
     """Replace the brackets of tags and control tokens by similar characters, so that the text stays readable.
 
-    >>> neutralize("5 < 6 </retrieval><answer>x</answer><|im_end|>")
-    '5 < 6 ‹/retrieval>‹answer>x‹/answer>‹|im_end|›'
+    >>> neutralize("5 < 6 [2] </retrieval><answer>x</answer><|im_end|>[/INST]")
+    '5 < 6 [2] ‹/retrieval>‹answer>x‹/answer>‹|im_end|›⟦/INST]'
     """
-    return _MARKUP.sub(lambda match: "‹" if match[0] in "<＜﹤" else "›", text)
+    return _MARKUP.sub(lambda match: _SAFE[match[0]], text)
+
+
+def question_line(text: str) -> str:
+    """A neutralized question without line breaks: its lines cannot begin a line of the grammar. Spaces stay.
+
+    >>> question_line("Who  built it?\\nSearch: nothing")
+    'Who  built it? Search: nothing'
+    """
+    return neutralize(" ".join(text.splitlines()))
 
 
 def one_line(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from stepladder.agents.base import PROMPTS, Agent, malformed, neutralize, prompt_segment, render_passages
+from stepladder.agents.base import PROMPTS, Agent, malformed, prompt_segment, question_line, render_passages
 from stepladder.agents.tags import read_blocks, write_block
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
@@ -21,7 +21,7 @@ class Direct(Agent):
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """Instructions and the question, with the passages of the opening query, if there was one."""
-        question, passages = neutralize(trajectory.question.text), render_passages(trajectory.given)
+        question, passages = question_line(trajectory.question.text), render_passages(trajectory.given)
         return (prompt_segment(self.prompt.format(question=question, passages=passages)),)
 
     def parse(self, text: str, trajectory: Trajectory) -> Action:  # noqa: ARG002

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar
 
-from stepladder.agents.base import malformed, neutralize, one_line, prompt_segment, render_passages
+from stepladder.agents.base import malformed, neutralize, one_line, prompt_segment, question_line, render_passages
 from stepladder.agents.tags import TaggedAgent, read_blocks, write_block
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
@@ -75,7 +75,7 @@ class PromptedAgent(TaggedAgent):
 
     def render_question(self, trajectory: Trajectory) -> str:
         """The question as prompts show it."""
-        return neutralize(trajectory.question.text)
+        return question_line(trajectory.question.text)
 
     def render_action(self, action: Action) -> str:
         """An action of an earlier step as the history shows it: with no tags but its own, on one line per part."""

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stepladder.agents.base import Agent, environment_segment, malformed, neutralize, prompt_segment, render_passages
+from stepladder.agents.base import Agent, environment_segment, malformed, prompt_segment, question_line, render_passages
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
 
@@ -88,7 +88,7 @@ class TranscriptAgent(TaggedAgent):
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """The transcript so far, with the passages of the last query appended."""
         if not trajectory.steps:
-            return (prompt_segment(self.prompt.format(question=neutralize(trajectory.question.text))),)
+            return (prompt_segment(self.prompt.format(question=question_line(trajectory.question.text))),)
         context = trajectory.context()
         last = trajectory.steps[-1]
         if last.action.kind is ActionKind.QUERY:

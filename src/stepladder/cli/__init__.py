@@ -10,7 +10,7 @@ train.py          run; train sft, prm, rft, dpo, grpo; prm
 explore.py        explore, pairs
 reports.py        report, tree, compare, study
 export.py         export, adapter
-index.py          index build, search, info
+index.py          index build, search, info, check
 serve.py          serve, serve-agent
 demo.py, doctor.py
 """
@@ -34,6 +34,7 @@ from stepladder.cli.serve import serve_agent_command, serve_command
 from stepladder.cli.train import app as train_app, prm_command, run_command
 from stepladder.cli.usage_errors import explain
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.masking import hide, mask, mask_process
 from stepladder.core.trace import TraceError
 from stepladder.core.trace_printer import printable
 from stepladder.core.version import __version__
@@ -61,7 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # print ? for characters that the terminal's encoding lacks
             stream.reconfigure(errors="replace")
-    words = sys.argv[1:] if arguments is None else arguments
+    words = [hide(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    mask_process()
     try:
         code = app(words, prog_name="stepladder", standalone_mode=False)
         sys.stdout.flush()
@@ -79,11 +81,13 @@ def main(arguments: list[str] | None = None) -> int:
         return _print_error(str(error))
     except OSError as error:
         return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
+    finally:
+        mask_process()  # Typer has set its own handler of unexpected exceptions
     return code if isinstance(code, int) else 0
 
 
 def _print_error(message: str) -> int:
-    say(f"[bold red]error:[/] {printable(message)}", ERR)
+    say(f"[bold red]error:[/] {printable(mask(message))}", ERR)
     return 2
 
 

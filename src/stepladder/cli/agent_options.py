@@ -13,7 +13,16 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stepladder.cli.declarations import ERR, OptionGroup, Typed, given, listed, option, say
-from stepladder.cli.options import DEFAULTS, MODELS_HELP, AgentName, DataName, IndexName, SharedTopK, SharedWorldSeed
+from stepladder.cli.options import (
+    DEFAULTS,
+    MODELS_HELP,
+    AgentName,
+    DataName,
+    IndexName,
+    SharedTopK,
+    SharedWorldSeed,
+    TrustAgent,
+)
 from stepladder.cli.recipes import output_of
 from stepladder.cli.usage_errors import reject_renamed
 from stepladder.core.errors import StepladderError, nearest
@@ -46,6 +55,7 @@ class AgentOptions(OptionGroup):
     panel = "Agent, model and data"
 
     agent: AgentName = None
+    trust_agent: TrustAgent = None
     engine: Annotated[
         str | None,
         option(
@@ -74,6 +84,10 @@ class AgentOptions(OptionGroup):
     dtype: Annotated[str | None, option("NAME", "auto, fp32 or bf16.", DEFAULTS.dtype)] = None
     batch_size: Annotated[
         int | None, option("N", "Maximum batch size of a local model.", DEFAULTS.batch_size, min=1)
+    ] = None
+    memory: Annotated[
+        str | None,
+        option("SIZE", "Main memory of all caches together, such as 2GB.", "1/8 of the free memory, at most 4 GiB"),
     ] = None
     concurrency: Annotated[int | None, option("N", "Maximum concurrent requests to a server.", 32, min=1)] = None
     data: DataName = None

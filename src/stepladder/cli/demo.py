@@ -22,7 +22,8 @@ from stepladder.core.trace_printer import TracePrinter
 from stepladder.driver import Driver
 from stepladder.explore.episode import episode, watch_states
 from stepladder.pipeline import RunReport, run_recipe
-from stepladder.pipeline.recipe import Recipe, load_recipe
+from stepladder.pipeline.agent_config import users_recipe
+from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.resources import ORACLE, RunContext
 from stepladder.reporting.report import write_report
 from stepladder.reporting.run_tables import print_report
@@ -51,9 +52,9 @@ def demo_command(
 ) -> None:
     """Train a small model to search on this machine: a generated encyclopedia, an oracle, scores after each stage."""
     changes = [f"seed={seed}", *(options.overrides or ())]
-    recipe = load_recipe(RECIPES[size], changes)
+    recipe = users_recipe(RECIPES[size], changes)
     if minutes is not None:
-        recipe = load_recipe(RECIPES[size], [*changes, *_time_limit(minutes, recipe)])
+        recipe = users_recipe(RECIPES[size], [*changes, *_time_limit(minutes, recipe)])
     with interruptible():
         run_demo(OUT, recipe, folder, **options.updating())
 

@@ -8,7 +8,7 @@ import typer
 
 from stepladder.cli.agent_options import say_upper_bound
 from stepladder.cli.declarations import OptionGroup, Typed, given, option, path_option, print_json, say, takes_groups
-from stepladder.cli.options import NewRunOptions, StageOptions
+from stepladder.cli.options import ExtendOptions, NewRunOptions, StageOptions
 from stepladder.cli.recipes import add_stage, extend_recipe, find_stage, new_recipe, output_of, run_and_print
 from stepladder.core.errors import StepladderError
 from stepladder.judges.llm.config import LLMJudgeConfig
@@ -86,11 +86,12 @@ def explore_command(
         raise StepladderError(f"--out: {folder} is a run already; --run {folder} adds the stage to it")
     if run is None:
         recipe = new_recipe(name, entry, start, stage.overrides)
-    elif typed := start.typed():
-        flag = next(iter(typed)).replace("_", "-")
-        raise StepladderError(f"--{flag} was set when the run {run} was started: leave it out")
     else:
-        recipe = extend_recipe(run, name, entry, stage.overrides)
+        typed = start.typed()
+        named = given(agent=typed.pop("agent", None), trust_agent=typed.pop("trust_agent", None))
+        for flag in typed:
+            raise StepladderError(f"--{flag.replace('_', '-')} was set when the run {run} was started: leave it out")
+        recipe = extend_recipe(run, name, entry, stage.overrides, named=named)
     policy = find_stage(recipe, name).inputs[POLICY]
     oracle = (recipe.shared.policy if policy == BASE else policy) == ORACLE
     say_upper_bound(oracle=oracle, advice="For a model, leave out policy=oracle")
@@ -126,7 +127,7 @@ def pairs_command(
         {"mode": "Question to the model: CHOICES.", "order": "Order of steps in the prompt: CHOICES."},
     ],
     judge_options: JudgeOptions,
-    stage: StageOptions,
+    stage: ExtendOptions,
 ) -> None:
     """Make preference pairs from a run's trees: two steps from the same state, one better than the other."""
     llm = judge_options.settings(**asking)
@@ -138,7 +139,8 @@ def pairs_command(
         add_stage(run, "pairs", settings, stage)
         return
     name = stage.name or "pairs"
-    chosen = find_stage(extend_recipe(run, name, {"kind": "pairs", **settings}, stage.overrides), name)
+    recipe = extend_recipe(run, name, {"kind": "pairs", **settings}, stage.overrides, named=stage.named())
+    chosen = find_stage(recipe, name)
     assert isinstance(chosen.settings, PairConfig)
     trees = output_of(run, TREES, chosen.inputs[TREES])
     _print_estimate(dry_run(chosen.settings, trees, run / name), stage.as_json)

@@ -1,4 +1,4 @@
-"""`index build`, `index search`, `index info`."""
+"""`index build`, `index search`, `index info`, `index check`."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -12,17 +12,19 @@ from stepladder.cli.declarations import OUT, argument, given, listed, option, pa
 from stepladder.cli.options import AsJson, Rerank, TopK, WorldSeed
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
+from stepladder.core.memory import parse_bytes
 from stepladder.core.trace import Passage
 from stepladder.core.trace_printer import printable
+from stepladder.core.unicode import replace_surrogates
 from stepladder.data import DATA_SETS, PUBLISHED, is_dataset_name, load_dataset
 from stepladder.driver.progress import Phases
 from stepladder.pipeline.recipe import override
 from stepladder.retrieval.factory import load_retriever, retriever_info
 from stepladder.retrieval.index.build import build_index
-from stepladder.retrieval.index.manifest import IndexInfo
-from stepladder.retrieval.index.registry import INDEX_KINDS, parse_bytes
+from stepladder.retrieval.index.manifest import IndexInfo, check_index
+from stepladder.retrieval.index.registry import INDEX_KINDS
 
-app = typer.Typer(help="Build an index from a corpus, search it, inspect it.", no_args_is_help=True)
+app = typer.Typer(help="Build an index from a corpus, search it, inspect it, check its files.", no_args_is_help=True)
 
 IndexLocation = Annotated[str, argument("INDEX", "Index folder, or URLs of search servers joined by commas.")]
 
@@ -98,7 +100,7 @@ def index_search(
 ) -> None:
     """Show the best passages for a query."""
     with closing(load_retriever(location, rerank=rerank)) as retriever:
-        (found,) = retriever.search([query], topk)
+        (found,) = retriever.search([replace_surrogates(query)], topk)
     if as_json:
         print_json([asdict(passage) for passage in found])
         return
@@ -117,6 +119,17 @@ def index_show(location: IndexLocation, as_json: AsJson = False) -> None:
     if info is None:
         raise StepladderError(f"{location} has no /info, or one of another format")
     _print_info(info, location, as_json)
+
+
+@app.command("check")
+def index_check(folder: Annotated[Path, argument("DIR", "Index folder.")], as_json: AsJson = False) -> None:
+    """Read all files of an index and compare them with what was built."""
+    with Phases() as watch:
+        info = check_index(expand_path(folder), watch)
+    if as_json:
+        print_json({"files": len(info.files), "bytes": info.size, "damaged": []})
+    else:
+        say(f"{printable(str(folder))}: {len(info.files)} files, {info.size / 1e6:,.1f} MB, all as they were built")
 
 
 def _print_info(info: IndexInfo, location: str | Path, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from stepladder.agents import AGENTS
-from stepladder.cli.declarations import ERR, OptionGroup, listed, option, path_option, say
+from stepladder.cli.declarations import ERR, OptionGroup, given, listed, option, path_option, say
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace_printer import printable
 from stepladder.data import DATA_SETS, PUBLISHED
@@ -29,6 +29,10 @@ _WORLD_SEED = "Seed of the generated Atlas world."
 _DATA = f"{listed((*DATA_SETS, *PUBLISHED))}, a folder of question files, or a question file; join several with +."
 
 AgentName = Annotated[str | None, option("NAME", f"Prompt format and actions: {AGENTS_HELP}.", DEFAULTS.agent)]
+TrustAgent = Annotated[
+    bool | None,
+    typer.Option("--trust-agent", help="With --agent FILE: remember its content, so that it runs without --agent."),
+]
 RunPath = Annotated[
     Path | None, path_option("DIR", "Use the policy of a run with its agent, data, index and limits.", "no run")
 ]
@@ -101,6 +105,21 @@ class StageOptions(RunOptions):
 
 
 @dataclass(frozen=True, slots=True)
+class ExtendOptions(StageOptions):
+    """Options of every command that adds a stage to an existing run."""
+
+    agent: Annotated[
+        str | None,
+        option("FILE", "The run's agent, if it is a Python file that you have not trusted.", "not needed"),
+    ] = None
+    trust_agent: TrustAgent = None
+
+    def named(self) -> dict[str, Any]:
+        """The run's agent file, as far as the user named it."""
+        return given(agent=self.agent, trust_agent=self.trust_agent)
+
+
+@dataclass(frozen=True, slots=True)
 class NewRunOptions(OptionGroup):
     """Model, agent and data of a new run."""
 
@@ -108,6 +127,7 @@ class NewRunOptions(OptionGroup):
 
     model: Annotated[str | None, option("NAME", f"Initial policy: {MODELS_HELP}.", DEFAULTS.policy)] = None
     agent: AgentName = None
+    trust_agent: TrustAgent = None
     data: DataName = None
     dev: Annotated[Path | None, path_option("FILE", "Dev questions, if --data is a question file.", "none")] = None
     index: IndexName = None

@@ -18,8 +18,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from stepladder.agents import is_agent_file
 from stepladder.cli.declarations import ERR, OUT, argument, given, print_json, say
-from stepladder.cli.options import AsJson, NewRunOptions, RunOptions, StageOptions
+from stepladder.cli.options import AsJson, ExtendOptions, NewRunOptions, RunOptions
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import expand_path
 from stepladder.core.trace_printer import printable
@@ -74,10 +75,11 @@ def interruptible() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def add_stage(run: Path, kind: str, settings: Mapping[str, Any], options: StageOptions, **more: Any) -> None:
+def add_stage(run: Path, kind: str, settings: Mapping[str, Any], options: ExtendOptions, **more: Any) -> None:
     """Add a stage to a run and run it. Its name is its kind unless --name is given."""
     name = options.name or kind
-    recipe = extend_recipe(run, name, {"kind": kind, **settings}, options.overrides, **more)
+    entry = {"kind": kind, **settings}
+    recipe = extend_recipe(run, name, entry, options.overrides, named=options.named(), **more)
     run_and_print(recipe, run, options, only=name)
 
 
@@ -119,15 +121,22 @@ def extend_recipe(
     entry: Mapping[str, Any],
     overrides: list[str] | None,
     *,
+    named: Mapping[str, Any] | None = None,
     sources: Mapping[str, Any] | None = None,
     alternative: str = "",
 ) -> Recipe:
     """The recipe of a run with one more stage, which replaces a stage of the same name.
 
-    `sources` are stages to insert before it. `alternative` ends the error about a missing input.
+    `named`: the run's agent file, if the user named it (`agent`, `trust_agent`). `sources` are stages to insert before
+    it. `alternative` ends the error about a missing input.
     """
     folder = RunFolder.open(run)
     plain = folder.recipe().plain()
+    agent = (named or {}).get("agent", plain["agent"])
+    if agent != plain["agent"] and not (is_agent_file(agent) and is_agent_file(plain["agent"])):
+        raise StepladderError(f"--agent {agent}: the agent was set when the run {run} was started: leave it out")
+    if named:
+        plain["agent"] = with_settings({}, named).agent
     kind = plain["stages"].get(name, entry)["kind"]
     if kind != entry["kind"]:
         raise StepladderError(f"the run {run} already has a stage '{name}' of kind {kind}: choose another --name")

@@ -10,9 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from stepladder.cli.declarations import Typed, argument, listed, option, path_option, takes_groups
-from stepladder.cli.options import AGENTS_HELP, NewRunOptions, RunOptions, RunOut, RunToExtend, StageOptions, TopK
+from stepladder.cli.options import (
+    AGENTS_HELP,
+    ExtendOptions,
+    NewRunOptions,
+    RunOptions,
+    RunOut,
+    RunToExtend,
+    TopK,
+    TrustAgent,
+)
 from stepladder.cli.recipes import add_stage, new_recipe, run_and_print, stages_before
-from stepladder.pipeline.recipe import load_recipe, shipped
+from stepladder.pipeline.agent_config import users_recipe
+from stepladder.pipeline.recipe import shipped
 from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import PAIRS, TREES
@@ -31,6 +41,7 @@ app = typer.Typer(help="Train with one stage: sft starts a run, the others exten
 _QUESTIONS = {"questions": "Number of questions to use."}
 _GENERATIONS = {"num_generations": "Episodes per question."}
 _TRACKERS = (f"Report to experiment trackers: {listed(TRACKERS)}. Repeatable.", "none")
+_RUN_SETTINGS = {"agent": (f"Agent: {AGENTS_HELP}.", "as the recipe says"), "report_to": _TRACKERS}
 
 
 def _training(config: type[TrainingConfig]) -> dict[str, str | tuple[str, str]]:
@@ -50,12 +61,14 @@ def run_command(
     *,
     recipe: Annotated[str, argument("RECIPE", f"A recipe file (.yaml), or one of: {listed(shipped())}.")],
     folder: RunOut,
-    settings: Annotated[Typed, SharedConfig, {"report_to": _TRACKERS}],
+    trust_agent: TrustAgent = None,
+    settings: Annotated[Typed, SharedConfig, _RUN_SETTINGS],
     options: RunOptions,
 ) -> None:
     """Run a recipe. The same command resumes an interrupted run. `stepladder recipes` lists the built-in ones."""
     typed = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
-    run_and_print(load_recipe(recipe, [*typed, *(options.overrides or ())]), folder, options)
+    chosen = users_recipe(recipe, [*typed, *(options.overrides or ())], trust_agent=bool(trust_agent))
+    run_and_print(chosen, folder, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,7 @@ def _adds_stage(
         *,
         run: RunToExtend,
         settings: Annotated[Typed, config, {**texts, **_training(config)}],
-        stage: StageOptions,
+        stage: ExtendOptions,
     ) -> None:
         add_stage(run, kind, settings, stage, alternative=otherwise)
 
@@ -167,7 +180,7 @@ def train_dpo_command(
             **_training(DPOConfig),
         },
     ],
-    stage: StageOptions,
+    stage: ExtendOptions,
 ) -> None:
     """Direct preference optimization (DPO) on step pairs. --set changes any other setting of the stage."""
     sources = {}
@@ -186,7 +199,7 @@ def prm_command(
         PRMEvalConfig,
         {"split": "Split of the questions: test, dev or train.", **_QUESTIONS, **_GENERATIONS},
     ],
-    stage: StageOptions,
+    stage: ExtendOptions,
 ) -> None:
     """Evaluate a run's reward model: against the gold judge, on held-out pairs, on corrupted trajectories."""
     earlier = stages_before(run, stage.name or "prm-eval").values()

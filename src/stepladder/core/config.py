@@ -12,6 +12,8 @@ from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from stepladder.core.errors import StepladderError, nearest
+from stepladder.core.io.masking import hide
+from stepladder.core.unicode import without_surrogates
 from stepladder.core.unused_settings import UnusedSetting, UnusedValue, refuse_unused, without_setting
 
 
@@ -52,6 +54,14 @@ class Config(BaseModel):
                     raise _WrongField(name, f"expected a number, found {str(value).lower()}")
         return data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _hide_secrets(cls, data: Any) -> Any:
+        # Whatever shows, stores or fingerprints settings must not see a password.
+        if not isinstance(data, Mapping):
+            return data
+        return {name: hide(value) if isinstance(value, str) else value for name, value in data.items()}
+
     def inert(self) -> frozenset[str]:
         """Names of settings that do not change the result. A stage's fingerprint leaves them out."""
         return frozenset()
@@ -85,7 +95,7 @@ class Config(BaseModel):
                 f"{where or cls.__name__}: expected settings as `name: value`, found {_preview(data)}"
             )
         try:
-            return cls.model_validate(dict(data))
+            return cls.model_validate(without_surrogates(dict(data)))
         except ValidationError as error:
             message, first = _explain(error, cls, where), error.errors()[0]
             if isinstance(problem := first.get("ctx", {}).get("error"), UnusedValue):
@@ -152,6 +162,7 @@ _REWORDINGS = (
     (r"\ba integer", "an integer"),
     (r"^String should have ", "a string with "),
     (r"^Keys should be strings$", "a string as key"),
+    (r"^could not (parse value and unit from byte string|interpret byte unit: .*)$", "an amount such as 500MB or 2GB"),
 )
 
 

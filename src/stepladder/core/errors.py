@@ -4,9 +4,17 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from stepladder.core.io.masking import masked
+
 
 class StepladderError(Exception):
-    """An error in the input or the setup. The command line prints its message without a traceback."""
+    """An error in the input or the setup. The command line prints its message without a traceback.
+
+    Secrets in the message are masked: it may be printed, logged, stored and sent to clients.
+    """
+
+    def __init__(self, *values: object) -> None:
+        super().__init__(*masked(values))
 
 
 class UnknownName(StepladderError):

@@ -12,13 +12,15 @@ All other modules produce or consume these frozen records (io/records.py reads a
     Pair, Side             two steps from the same state, one preferred
 
 The step is the unit: rewards, advantages, preference pairs and scores attach to steps. The token ids in a segment
-are those that the engine consumed or produced. They are never decoded and re-encoded.
+are those that the engine consumed or produced. They are never decoded and re-encoded. The texts of questions, passages,
+segments and actions can always be written: lone surrogates in them become U+FFFD.
 """
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from stepladder.core.display import Showable, shortened
+from stepladder.core.unicode import repair
 
 
 class TraceError(ValueError):
@@ -36,6 +38,9 @@ class Hop:
     #: Other accepted forms of the answer.
     aliases: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        repair(self, "question", "answer", "passages", "aliases")
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Question:
@@ -50,6 +55,9 @@ class Question:
     gold_passages: tuple[tuple[str, ...], ...] = ()
     #: Question type in its data set: bridge, comparison, ...
     kind: str = ""
+
+    def __post_init__(self) -> None:
+        repair(self, "id", "text", "answers", "gold_passages", "kind")
 
     @property
     def searches_needed(self) -> int:
@@ -72,6 +80,9 @@ class Passage:
     title: str
     text: str
     score: float | None = None
+
+    def __post_init__(self) -> None:
+        repair(self, "id", "title", "text")
 
 
 class Author(StrEnum):
@@ -100,6 +111,7 @@ class Segment:
     vocabulary: str = ""
 
     def __post_init__(self) -> None:
+        repair(self, "text")
         if self.logprobs and len(self.logprobs) != len(self.tokens):
             raise TraceError(f"a segment has {len(self.tokens)} tokens but {len(self.logprobs)} log-probs")
 
@@ -123,6 +135,9 @@ class Action:
     thought: str = ""
     #: For malformed actions only: what is wrong.
     problem: str = ""
+
+    def __post_init__(self) -> None:
+        repair(self, "content", "thought", "problem")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ else:
 from collections.abc import Iterable, Iterator
 
 from stepladder.core.errors import BackendDown
+from stepladder.core.memory import cache_bytes
 from stepladder.core.requests import Generate, Job, Result, Retrieve, Score
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import StopReason
@@ -41,7 +42,8 @@ class Driver:
         retrieval_cache: int = 65_536,
         generation_cache: int = 0,
     ) -> None:
-        """At most `in_flight` jobs are open at once; the caches hold this many searches and generations.
+        """At most `in_flight` jobs are open at once; the caches hold this many searches and generations, within their
+        share of the memory for caches (core/memory.py).
 
         Cached generations are valid only while the weights stay the same: use no cache during training.
         """
@@ -52,9 +54,9 @@ class Driver:
         self.scorer = scorer
         self.in_flight = in_flight
         self.caches = {
-            Retrieve: RequestCache(retrieval_cache),
-            Score: RequestCache(0),
-            Generate: RequestCache(generation_cache),
+            Retrieve: RequestCache(retrieval_cache, cache_bytes("searches")),
+            Score: RequestCache(0, 0),
+            Generate: RequestCache(generation_cache, cache_bytes("generations")),
         }
         self.counts = Counts()
 

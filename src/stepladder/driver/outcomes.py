@@ -7,6 +7,7 @@ from typing import Any, Generic
 
 from stepladder.core.requests import Result
 from stepladder.core.trace import StopReason, Usage
+from stepladder.core.unicode import repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,9 @@ class Failure:
     stop: StopReason
     reason: str
     traceback: str = ""
+
+    def __post_init__(self) -> None:
+        repair(self, "reason", "traceback")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from logging import getLogger
 from typing import Any
 
 from stepladder.core.errors import BackendDown, StepladderError
+from stepladder.core.memory import out_of_memory, release_caches
 from stepladder.core.requests import Request, Retrieve, Score
 from stepladder.core.step_scorer import StepScorer
 from stepladder.driver.request_cache import Key, RequestCache
@@ -90,8 +91,11 @@ class RequestQueue:
         if self.max_batch < before:
             log.warning("out of memory with %d rows: the batch size is %d from now on", rows, self.max_batch)
 
-    def answer(self, batch: list[PendingRequest]) -> list[Any]:
-        """One reply or error per request. Only `BackendDown` and Ctrl-C are raised."""
+    def answer(self, batch: list[PendingRequest], *, again: bool = True) -> list[Any]:
+        """One reply or error per request. Only `BackendDown` and Ctrl-C are raised.
+
+        A single request that runs out of memory is tried `again` when the caches have been emptied.
+        """
         requests = [pending.request for pending in batch]
         try:
             replies = list(self.call(self.backend, requests))
@@ -105,6 +109,11 @@ class RequestQueue:
         except Exception as error:  # noqa: BLE001 - a failed call fails its requests, not the run
             failure = error
         # Outside of the handler, so that the memory held by the failed call is released.
+        if out_of_memory(failure) and self.pool is None:  # the caches belong to the driver's thread
+            failure.__traceback__ = None
+            release_caches()
+            if again and len(batch) == 1:
+                return self.answer(batch, again=False)
         if len(batch) == 1:
             return [failure]
         failure.__traceback__ = None

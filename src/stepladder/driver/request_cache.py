@@ -5,14 +5,16 @@ alike: same tokens, sampling and seed, whatever the log-probs that came with the
 """
 
 import marshal
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from hashlib import blake2b
 from typing import Any
 
+from stepladder.core.memory import SizedCache
 from stepladder.core.requests import Generate, Generation, Request, Retrieve
-from stepladder.core.trace import Segment
+from stepladder.core.trace import Passage, Segment
 
 #: A digest, because transcripts are long and keys are kept.
 Key = bytes
@@ -48,26 +50,49 @@ def key_of(request: Request) -> Key:
     return digest.digest()
 
 
-class RequestCache:
-    """The most recently used replies, at most `size` of them."""
+class RequestCache(SizedCache):
+    """The most recently used replies, at most `size` of them, and at most `capacity` bytes."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, capacity: int) -> None:
+        super().__init__(capacity)
         self.size = size
-        self.replies: OrderedDict[Key, Any] = OrderedDict()
+        #: Replies with their sizes.
+        self.replies: OrderedDict[Key, tuple[Any, int]] = OrderedDict()
 
     def get(self, key: Key, request: Request) -> Any | None:
         """The cached reply to a request, or None."""
         if key not in self.replies:
             return None
         self.replies.move_to_end(key)
-        return restore_context(self.replies[key], request)
+        return restore_context(self.replies[key][0], request)
 
     def put(self, key: Key, request: Request, reply: Any) -> None:
-        """Store the reply to a request and evict the oldest one if the cache is full."""
+        """Store the reply to a request and evict the oldest ones while the cache is full."""
         if self.size:
-            self.replies[key] = drop_context(reply, request)
-        if len(self.replies) > self.size:
-            self.replies.popitem(last=False)
+            kept = drop_context(reply, request)
+            size = _size_of(kept)
+            self.bytes += size - self.replies.get(key, (None, 0))[1]
+            self.replies[key] = kept, size
+        while len(self.replies) > self.size or self.overfull():
+            self.bytes -= self.replies.popitem(last=False)[1][1]
+
+    def clear(self) -> None:
+        """Evict everything."""
+        self.replies.clear()
+        self.bytes = 0
+
+
+#: Python's memory overhead of an entry, of a passage, and of a token with its log-prob, in bytes.
+_ENTRY_BYTES, _PASSAGE_BYTES, _TOKEN_BYTES = 500, 150, 72
+
+
+def _size_of(reply: Any) -> int:
+    """The approximate memory of a reply, in bytes."""
+    if isinstance(reply, Generation):
+        segments = (*reply.context, reply.written)
+        return _ENTRY_BYTES + sum(sys.getsizeof(each.text) + _TOKEN_BYTES * len(each.tokens) for each in segments)
+    passages: Sequence[Passage] = reply if isinstance(reply, tuple) else ()
+    return _ENTRY_BYTES + sum(_PASSAGE_BYTES + sys.getsizeof(each.text) for each in passages)
 
 
 def drop_context(reply: Any, request: Request) -> Any:

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic
 
 from stepladder.core.errors import BackendDown, StepladderError
+from stepladder.core.io.masking import mask
 from stepladder.core.requests import (
     Algorithm,
     AnyRequest,
@@ -258,7 +259,7 @@ def _failure(error: Exception) -> Failure:
         reason = str(error) if isinstance(error, StepladderError) else f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - an exception whose text cannot be formatted
         reason = type(error).__name__
-    return Failure(StopReason.FAILED, reason, "".join(traceback.format_exception(error)))
+    return Failure(StopReason.FAILED, mask(reason), mask("".join(traceback.format_exception(error))))
 
 
 def _close(job: _RunningJob[Any]) -> None:

@@ -21,6 +21,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NoReturn
 from urllib.parse import urlsplit
@@ -28,6 +29,7 @@ from urllib.parse import urlsplit
 import openai
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
+from stepladder.core.io.masking import MASK, hide, mask, reveal
 from stepladder.core.io.retries import retry_wait
 from stepladder.core.requests import Generate, Generation, empty_generation
 from stepladder.core.trace import Author, Segment
@@ -46,6 +48,10 @@ _TOO_LONG = re.compile(
     r"|(prompt|input) is too long|inputs.? tokens"
 )
 _UNSUPPORTED = re.compile(r"unsupported|not supported|does not support", re.IGNORECASE)
+
+
+#: Whether the newest request of this task has left for the server. One that has not is certainly not billed.
+SENT: ContextVar[bool] = ContextVar("sent", default=False)
 
 
 class OpenAIEngine(Engine):
@@ -80,7 +86,7 @@ class OpenAIEngine(Engine):
             raise BackendDown(f"concurrency is {concurrency}; expected at least 1")
         if max_retries < 0:
             raise BackendDown(f"max_retries is {max_retries}; expected 0 or more")
-        url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+        url = hide(base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
         host = _host(url)
         key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
         if not key and host == "api.openai.com":
@@ -98,15 +104,17 @@ class OpenAIEngine(Engine):
         self._timeout, self._max_retries, self._backoff = timeout, max_retries, backoff
         self._context_limit, self._extra_body = context_limit, extra_body
         self._key = key
-        self._url = re.sub(r"//[^/@]*@", "//***@", url)  # for messages: without a password
+        self._url = url
         self._max_tokens_name = "max_tokens"
         self._reached = False
         self._consecutive_failures = 0
         self._client = openai.AsyncOpenAI(
-            base_url=url,
+            base_url=reveal(url),
             api_key=key or "none",
             max_retries=0,  # retries are done here: counted, cancellable, with delays above the client's 8 seconds
             timeout=openai.Timeout(timeout, connect=min(timeout / 2, 10.0)),
+            # A redirect is a second call that nobody has agreed to pay for, maybe at another server.
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"request": [_trace]}),
         )
         endpoint = self._client.chat.completions if api == "chat" else self._client.completions
         self._create: Callable[..., Awaitable[Any]] = endpoint.with_raw_response.create
@@ -177,9 +185,12 @@ class OpenAIEngine(Engine):
 
     async def _complete(self, request: Generate) -> Generation | BackendError:
         async with self._semaphore:
-            attempts = 0
+            attempts, renamed = 0, False
             while True:
                 reply = await self._call(request)
+                if not renamed and _wants_other_limit(reply):
+                    self._max_tokens_name, renamed = "max_completion_tokens", True
+                    continue
                 attempts += 1
                 self._reached |= isinstance(reply, bytes | openai.APIStatusError)
                 if isinstance(reply, bytes):
@@ -201,13 +212,12 @@ class OpenAIEngine(Engine):
 
         Errors are returned, not raised, so that no error of ours is chained to one that contains the request's headers.
         """
-        max_tokens_name = self._max_tokens_name
         payload: dict[str, Any] = {
             "model": self.model,
             "temperature": request.sampling.temperature,
             "top_p": request.sampling.top_p,
             "seed": request.seed & 0x7FFFFFFF,  # many servers accept at most 31 bits
-            max_tokens_name: request.sampling.max_tokens,
+            self._max_tokens_name: request.sampling.max_tokens,
             "extra_body": self._extra_body,
         }
         if request.stop:
@@ -221,16 +231,7 @@ class OpenAIEngine(Engine):
                 response = await self._create(**payload)
                 return bytes(response.http_response.content)
         except (openai.APIError, TimeoutError) as error:
-            failure = error
-        if (
-            max_tokens_name == "max_tokens"  # newer OpenAI models have another name for it
-            and isinstance(failure, openai.BadRequestError)
-            and _rejects(failure, "max_tokens")
-            and "max_completion_tokens" in str(failure.body)
-        ):
-            self._max_tokens_name = "max_completion_tokens"
-            return await self._call(request)
-        return failure
+            return error
 
     def _retry_delay(self, error: Exception, attempts: int) -> float | None:
         """Seconds to wait before the next attempt; None if a retry is useless."""
@@ -260,6 +261,9 @@ class OpenAIEngine(Engine):
                 f"{self._url} has no model {self.model!r} or no {self.api} API (404: {detail}). Compare the model name "
                 f"with {self._url}/models; its URL usually ends in /v1."
             )
+        if 300 <= status < 400:
+            target = error.response.headers.get("location", "an unknown place")
+            self._fail(f"{self._url} redirects to {target} ({status}), which is not followed. Correct the URL.")
         if error.code == "insufficient_quota":
             self._fail(f"the account at {self._url} has no credit left ({status}: {detail}).")
         if status in (400, 413, 422):
@@ -286,7 +290,7 @@ class OpenAIEngine(Engine):
         return self._redact(f"{type(cause).__name__}: {cause}".removesuffix(": "))
 
     def _redact(self, text: str) -> str:
-        return text.replace(self._key, "***") if self._key else text
+        return mask(text.replace(self._key, MASK) if self._key else text)
 
     # --- Parsing a reply --------------------------------------------------------------------------------
 
@@ -324,18 +328,39 @@ def build(options: EngineOptions) -> OpenAIEngine:
     return OpenAIEngine(options.model, options.base_url, api=options.api, concurrency=options.concurrency)
 
 
+async def _trace(request: Any) -> None:
+    """Watch an HTTP request: `SENT` becomes true when its first byte is written."""
+
+    async def note(event: str, _: object) -> None:
+        if event.endswith("send_request_headers.started"):
+            SENT.set(True)
+
+    SENT.set(False)
+    request.extensions["trace"] = note
+
+
 def _rejects(error: openai.APIStatusError, parameter: str) -> bool:
     named = error.param == parameter or re.search(rf"['\"`]{parameter}['\"`]", str(error.body))
     return bool(named) and bool(_UNSUPPORTED.search(f"{error.code} {error.body}"))
+
+
+def _wants_other_limit(reply: object) -> bool:
+    """Whether a server rejected `max_tokens`: newer OpenAI models have another name for it."""
+    if not isinstance(reply, openai.BadRequestError):
+        return False
+    return _rejects(reply, "max_tokens") and "max_completion_tokens" in str(reply.body)
 
 
 def _host(url: str) -> str:
     """The host of a URL; raises `BackendDown` for an invalid one."""
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
     except ValueError:  # an invalid port
         usable = False
     if not usable:
-        raise BackendDown(f"the server's URL is {url!r}; expected one such as http://localhost:8000/v1")
+        raise BackendDown(
+            f"the server's URL is {url!r}; expected one such as http://localhost:8000/v1, without a query. The key is "
+            "read from the environment variable OPENAI_API_KEY"
+        )
     return str(parts.hostname)

@@ -14,6 +14,9 @@ CONTINUE_PROMPT = "Go on with the next step."
 #: OpenAI accepts at most this many stop strings; the engine checks for the others itself.
 MAX_STOPS = 4
 
+#: More tokens than any model reads or writes in one call.
+MAX_COUNT = 100_000_000
+
 _ROLES = {Author.PROMPT: "user", Author.POLICY: "assistant", Author.ENVIRONMENT: "user"}
 _CLOSING_TAG = re.compile(r"</([^<>/\s]+)>")
 
@@ -54,7 +57,18 @@ def finished_text(text: str, stops: Sequence[str], finish: str, choice: Mapping[
 
 
 def usage_of(counts: object) -> Usage:
-    """The token counts reported by a server; 0 for missing ones."""
+    """The token counts reported by a server; 0 for missing ones and for what is no count.
+
+    Some servers report the tokens of reasoning in the total only.
+
+    >>> usage_of({"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 61}), usage_of({"prompt_tokens": True})
+    (Usage(read=9, written=52), Usage(read=0, written=0))
+    """
     reported = counts if isinstance(counts, dict) else {}
-    prompt, completion = reported.get("prompt_tokens"), reported.get("completion_tokens")
-    return Usage(prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0)
+    prompt, completion, total = (_count(reported.get(f"{name}_tokens")) for name in ("prompt", "completion", "total"))
+    return Usage(prompt, max(completion, total - prompt) if prompt and completion else completion)
+
+
+def _count(value: object) -> int:
+    # Not `isinstance`: a bool is an int.
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0

@@ -25,7 +25,7 @@ from stepladder.engines.transformers.in_process import InProcessEngine
 from stepladder.engines.transformers.token_sampler import GREEDY_BELOW, Row
 from stepladder.models.adapters import is_adapter
 from stepladder.models.gpu_memory import gpu_share
-from stepladder.models.loading import context_limit_of, end_tokens, quiet_libraries
+from stepladder.models.loading import NO_CODE, context_limit_of, end_tokens, reason_of, wrap_library_errors
 from stepladder.models.resolve import resolve_full_model, resolve_model
 
 #: Set before vLLM is imported: the engine core stays in this process (its weights are accessible), no telemetry.
@@ -78,9 +78,9 @@ class VLLMEngine(InProcessEngine):
         if adapter is not None:
             max_lora_rank = max(max_lora_rank or 0, _lora_rank(Path(adapter)))
         name = str(path)
-        with quiet_libraries():
-            config = AutoConfig.from_pretrained(name).get_text_config()
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(tokenizer_source or name)
+        with wrap_library_errors(lambda e: StepladderError(f"model '{model}' could not be loaded: {reason_of(e)}")):
+            config = AutoConfig.from_pretrained(name, **NO_CODE).get_text_config()
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(tokenizer_source or name, **NO_CODE)
         self.context_limit = context_limit or context_limit_of(config)
         self.max_batch = max_batch
         self.seeded = seeded
@@ -93,6 +93,7 @@ class VLLMEngine(InProcessEngine):
         self._num_requests = 0
         arguments: dict[str, Any] = {
             "tokenizer": tokenizer_source or name,
+            **NO_CODE,
             "dtype": _DTYPES[dtype],
             "max_model_len": self.context_limit,
             "max_num_seqs": max_batch,

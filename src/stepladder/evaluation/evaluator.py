@@ -22,6 +22,7 @@ from stepladder.core.answer_metrics import QuestionScore, failed_score, score
 from stepladder.core.display import Showable
 from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.io.files import atomic_folder
+from stepladder.core.io.masking import masked
 from stepladder.core.io.records import write_records
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
@@ -95,7 +96,8 @@ class Evaluation(Showable):
 
     def as_json(self, settings: dict[str, Any]) -> dict[str, Any]:
         """The summary as plain data, after the settings of the evaluation."""
-        return {**settings, "upper_bound": self.upper_bound, **self.summary().as_json()}
+        plain: dict[str, Any] = masked({**settings, "upper_bound": self.upper_bound, **self.summary().as_json()})
+        return plain
 
     def save(self, folder: Path, settings: dict[str, Any], *, overwrite: bool = False) -> None:
         """Write summary, rows and trajectories atomically."""

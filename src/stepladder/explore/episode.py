@@ -26,7 +26,6 @@ from stepladder.core.requests import (
 )
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Action, ActionKind, Question, Segment, Step, StopReason, Trajectory, Usage
-from stepladder.core.unicode import replace_surrogates
 from stepladder.driver.gather import gather, successes
 
 
@@ -82,8 +81,6 @@ def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, 
     if reply.finish is Finish.CONTEXT_FULL and not reply.text:
         return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
     action = agent.parse(reply.text, trajectory)
-    # JSON escapes can produce lone surrogates, which cannot be written to a file.
-    action = replace(action, content=replace_surrogates(action.content), thought=replace_surrogates(action.thought))
     read, restarts = new_segments(trajectory, reply.context)
     step = Step(read, reply.written, action, restarts=restarts, usage=reply.usage)
     if action.kind is ActionKind.ANSWER:

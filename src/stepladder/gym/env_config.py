@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, InstanceOf, model_validator
 
-from stepladder.agents import make_agent
+from stepladder.agents import make_agent, name_agent
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError, nearest
 from stepladder.core.requests import Algorithm, Result
@@ -83,6 +83,7 @@ class EnvBackend:
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self.settings = settings = EnvConfig.read(arguments, ENV_ID)
+        name_agent(settings.agent)
         self.agent = make_agent(settings.agent, check_agent)
         self.limits = EpisodeConfig(settings.max_steps, settings.k)
         #: Whether questions need gold answers, and whether steps are scored.

@@ -32,6 +32,9 @@ log = getLogger(__name__)
 #: The end of a sentence or line before a capital letter.
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\s*\n\s*(?=[A-Z])")
 
+#: Argument of every library call that loads a model: code from its files is never run. Without it, transformers asks.
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -53,7 +56,7 @@ def load_tokenizer(model: str | Path) -> PreTrainedTokenizerBase:
         if isinstance(source, Path) and is_adapter(source) and not (source / "tokenizer_config.json").exists():
             source = resolve_full_model(source)
     with wrap_library_errors(lambda error: _not_loaded(model, source, error)):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(source))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(source), **NO_CODE)
     return tokenizer
 
 
@@ -72,12 +75,12 @@ def load_pretrained(
     name = str(source)
     loaded: nn.Module
     with wrap_library_errors(lambda error: _not_loaded(model, source, error)):
-        expect(model, AutoConfig.from_pretrained(name))
+        expect(model, AutoConfig.from_pretrained(name, **NO_CODE))
         loaded, loading_info = kind.from_pretrained(
-            name, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True
+            name, dtype=dtype or "auto", output_loading_info=True, ignore_mismatched_sizes=True, **NO_CODE
         )
         _expect_all_weights(model, loading_info)
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, **NO_CODE)
     return loaded, tokenizer
 
 
@@ -97,6 +100,8 @@ def reason_of(error: Exception, max_characters: int = 300) -> str:
     "No such file: a.b. Get it at 'http://c.d/e'"
     """
     message = str(error).strip() or type(error).__name__
+    if "trust_remote_code" in message:  # the library's advice is to run the code
+        return "it needs Python code from its own files, which is never run. Use a model that transformers includes"
     first, *others = (" ".join(each.split()).rstrip(".,:") for each in _SENTENCE_END.split(message))
     kept = shorten(first, max_characters, placeholder=" ...")
     for sentence in others:
@@ -122,7 +127,7 @@ def _load_adapted(
     base, own_tokenizer = load_model(base_models(folder)[0], tokenizer, None)
     with wrap_library_errors(not_merged):
         if tokenizer is None and (folder / "tokenizer_config.json").is_file():
-            own_tokenizer = AutoTokenizer.from_pretrained(str(folder))
+            own_tokenizer = AutoTokenizer.from_pretrained(str(folder), **NO_CODE)
         model = merged(base, folder)
     model.name_or_path = str(folder.absolute())  # an adapter trained on top of it names this adapter, not its base
     return model.to(dtype or model.dtype), own_tokenizer

@@ -1,19 +1,21 @@
-"""Shared settings of an agent that answers questions outside of a recipe: `ask`, `eval`, `serve-agent`, `load_policy`.
+"""Settings that the user gives: of an agent outside of a recipe (`ask`, `eval`, `load_policy` ...), or of a recipe.
 
 In: a run or a model, and the settings that the user gave. Out: `SharedConfig`. A run supplies all settings, an adapter
-its agent; what the user gave takes precedence.
+its agent; what the user gave takes precedence. An agent file that the user gave may be executed (`name_agent`); one
+that only a recipe file, a run or an adapter names may not.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from stepladder.agents import is_agent_file
+from stepladder.agents import is_agent_file, name_agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
 from stepladder.models.adapters import agent_of
 from stepladder.pipeline.fingerprint import agent_content
-from stepladder.pipeline.recipe import with_value
+from stepladder.pipeline.recipe import Recipe, load_recipe, with_value
 from stepladder.pipeline.resources import SharedConfig
 from stepladder.pipeline.run_folder import RunFolder
 
@@ -30,6 +32,7 @@ KEYS = {
     "device": "device",
     "dtype": "dtype",
     "batch_size": "batch_size",
+    "memory": "memory",
 }
 
 
@@ -48,7 +51,8 @@ def agent_config(run: RunFolder | None, model: str | None, given: Mapping[str, A
 
 
 def with_settings(plain: object, given: Mapping[str, Any]) -> SharedConfig:
-    """Settings as plain data, with those that were given."""
+    """Settings as plain data, with those that were given. `trust_agent` among them: remember the agent file."""
+    name_agent(given.get("agent"), trust=bool(given.get("trust_agent")))
     if given.get("data") is not None:  # replaces the question files of the run
         for key in ("train", "dev", "test"):
             plain = with_value(plain, ["data", key], None)
@@ -59,6 +63,18 @@ def with_settings(plain: object, given: Mapping[str, Any]) -> SharedConfig:
             value = given[name]
             plain = with_value(plain, key.split("."), str(value) if isinstance(value, os.PathLike) else value)
     return SharedConfig.read(plain)
+
+
+def users_recipe(
+    source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, trust_agent: bool = False
+) -> Recipe:
+    """`load_recipe` for a user, who names the agent in the overrides or in a recipe as plain data, not in a file."""
+    overrides = tuple(overrides)
+    recipe = load_recipe(source, overrides)
+    keys = [change.partition("=")[0].strip() for change in overrides]
+    named = "agent" in (*keys, *(source if isinstance(source, Mapping) else ()))
+    name_agent(recipe.shared.agent if named else None, trust=trust_agent)
+    return recipe
 
 
 def _check_agent_unchanged(run: RunFolder) -> None:

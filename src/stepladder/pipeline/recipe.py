@@ -16,6 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from stepladder.core.config import Config, key_path, unknown_key
 from stepladder.core.errors import StepladderError, UnknownName, nearest, unknown_name
 from stepladder.core.io.files import expand_path
+from stepladder.core.io.masking import masked
 from stepladder.core.seeding import seed_of
 from stepladder.core.unused_settings import UnusedSetting, without_setting
 from stepladder.pipeline.resources import BASE, ORACLE, SharedConfig
@@ -122,7 +123,7 @@ class Recipe:
 
     def as_yaml(self) -> str:
         """The text of a recipe file equal to this recipe."""
-        text: str = yaml.safe_dump(self.plain(), sort_keys=False, allow_unicode=True)
+        text: str = yaml.safe_dump(masked(self.plain()), sort_keys=False, allow_unicode=True)
         return text
 
 

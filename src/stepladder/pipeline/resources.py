@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ByteSize, Field, model_validator
 from rich.console import Console
 
 from stepladder import agents
@@ -19,6 +19,7 @@ from stepladder.agents import Agent, is_agent_file, make_agent
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
+from stepladder.core.memory import set_cache_limit
 from stepladder.core.requests import Sampling
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
@@ -146,6 +147,8 @@ class SharedConfig(Config):
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     #: Largest generation batch of a local model.
     batch_size: int = Field(default=64, ge=1)
+    #: Main memory of all caches together, such as 2GB; null is an eighth of the free memory, at most 4 GiB.
+    memory: ByteSize | None = None
     #: Experiment trackers of all training stages: tensorboard, wandb, trackio, mlflow. A stage may name its own.
     report_to: ReportTo = ()
 
@@ -157,10 +160,11 @@ class RunContext:
         self.settings = settings
         self.console = console or Console(stderr=True)
         self._announced: set[str] = set()
+        set_cache_limit(settings.memory)
 
     @cached_property
     def agent(self) -> Agent:
-        """The agent. An agent file is executed here."""
+        """The agent. An agent file is executed here, if the user named or trusted it (`agents/agent_trust.py`)."""
         return make_agent(self.settings.agent, check_agent)
 
     @cached_property

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
+from stepladder.core.io.masking import masked
 from stepladder.core.version import __version__
 from stepladder.pipeline.recipe import Recipe, read_yaml
 from stepladder.pipeline.stages import get_stage
@@ -251,5 +252,5 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     with atomic_file(path) as file:
-        json.dump(data, file, indent=2, ensure_ascii=False)
+        json.dump(masked(dict(data)), file, indent=2, ensure_ascii=False)
         file.write("\n")

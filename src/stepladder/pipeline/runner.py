@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.masking import mask
 from stepladder.core.trace_printer import printable
 from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
 from stepladder.pipeline.policy_choice import PolicyChoice, Regression, choose_policy, regressions, score_policies
@@ -245,4 +246,4 @@ def _brief(summary: dict[str, Any]) -> str:
 
 
 def _print(console: Console, line: str) -> None:
-    console.print(printable(line), highlight=False, soft_wrap=True)
+    console.print(printable(mask(line)), highlight=False, soft_wrap=True)

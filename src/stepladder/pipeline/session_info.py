@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from stepladder.core.io.masking import mask_command
 from stepladder.core.version import __version__
 from stepladder.pipeline.recipe import Recipe
 
@@ -20,7 +21,7 @@ def describe_session(recipe: Recipe) -> dict[str, Any]:
     """Describe the current process. Raises if the requested device does not exist."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
+        "command": mask_command(sys.argv),
         "name": recipe.name,
         "seed": recipe.seed,
         "versions": {

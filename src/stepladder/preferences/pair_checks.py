@@ -20,7 +20,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepladder.agents.base import Agent, neutralize
+from stepladder.agents.base import Agent, one_line, question_line
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import read_records
 from stepladder.core.trace import Author, Pair, Question, Segment, Trajectory
@@ -122,7 +122,7 @@ class PairCheck:
         prompt = pair.context[0].text
         # A pair stores neither the history of a prompt per step nor the passages found before the first step.
         if (pair.depth and len(pair.context) == 1) or self.agent.opening_query(question) is not None:
-            return neutralize(question.text) in prompt
+            return any(shown(question.text) in prompt for shown in (question_line, one_line))
         return self.agent.render(Trajectory(question, self.agent.name))[0].text == prompt
 
     def _encoded(self, pair: Pair) -> Pair:

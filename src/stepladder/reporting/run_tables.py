@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stepladder.agents import is_agent_file
 from stepladder.core.trace_printer import printable
 from stepladder.evaluation.evaluator import compare, load_scores
 from stepladder.evaluation.statistics import Comparison, Interval, interval_text, signed_text
@@ -136,7 +137,9 @@ def _print_choice(console: Console, report: RunReport) -> None:
         say(console, f"{each.stage} ended {each}", style="red")
     assert report.choice is not None
     say(console, f"{report.choice}: {report.choice.path}")
-    say(console, f"next: stepladder ask --run {shlex.quote(str(report.folder))}    # uses {report.choice.stage}")
+    agent = report.recipe.shared.agent
+    named = f" --agent {shlex.quote(agent)}" if is_agent_file(agent) else ""
+    say(console, f"next: stepladder ask --run {shlex.quote(str(report.folder))}{named}    # uses {report.choice.stage}")
 
 
 def evaluations(report: RunReport) -> list[StageRecord]:

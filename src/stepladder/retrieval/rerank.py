@@ -16,7 +16,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.io.files import expand_path
 from stepladder.core.trace import Passage
-from stepladder.models.loading import pick_device, pick_dtype, reason_of, wrap_library_errors
+from stepladder.models.loading import NO_CODE, pick_device, pick_dtype, reason_of, wrap_library_errors
 from stepladder.retrieval.base import Retriever, check_search
 
 #: Candidates from the inner retriever; at least k.
@@ -62,7 +62,7 @@ class RerankedRetriever(Retriever):
                 str(folder if folder.is_dir() else model),
                 device=str(where),
                 local_files_only=folder.is_dir(),
-                trust_remote_code=False,
+                **NO_CODE,
                 model_kwargs={"dtype": pick_dtype(dtype, where)},
                 # A sigmoid would saturate and create ties; the order is the same without.
                 activation_fn=torch.nn.Identity(),

@@ -11,9 +11,17 @@ from stepladder.retrieval.remote.protocol import MAX_QUERY_CHARACTERS
 class HTTPConfig(Config):
     """Subclass it with the limits of a server."""
 
+    #: Open connections. Above it, those that have waited longest for their clients are closed.
+    max_connections: int = Field(default=2000, ge=1)
+    #: Bytes of the request line and headers.
+    max_header_bytes: int = Field(default=2**16, ge=1)
+    #: Seconds to receive the headers of a request, and for a new connection to send anything.
+    header_seconds: float = Field(default=10.0, gt=0)
+    #: Seconds between requests on a connection: longer than clients keep it, so that none is closed during a request.
+    idle_seconds: float = Field(default=75.0, gt=0)
     #: Bytes per request.
     max_body_bytes: int = Field(default=2**20, ge=1)
-    #: Seconds to receive the body of a request.
+    #: Seconds to receive the body of a request, and for clients to read a response.
     body_seconds: float = Field(default=30.0, gt=0)
     #: Seconds for requests in progress when the server shuts down.
     drain_seconds: float = Field(default=30.0, ge=0)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from stepladder.agents import AGENTS, Agent, make_agent
+from stepladder.agents import AGENTS, Agent, make_agent, name_agent
+from stepladder.agents.agent_file import Check
 from stepladder.agents.base import PROMPTS
 from stepladder.agents.prompted import State
 from stepladder.agents.react import ReAct
@@ -227,13 +228,18 @@ def test_numbers_are_answers_too() -> None:
 # --- agents of one's own -------------------------------------------------------------------------------------
 
 
+def own_agent(path: Path, check: Check | None = None) -> Agent:
+    name_agent(path)
+    return make_agent(str(path), check)
+
+
 def test_the_example_is_short_and_keeps_the_contract() -> None:
     path = EXAMPLES / "self_ask.py"
     assert len(path.read_text().splitlines()) < 100
-    agent = make_agent(str(path), check_agent)
+    agent = own_agent(path, check_agent)
     assert agent.name == "self-ask"
     assert played(agent).answer == "Velm"
-    assert make_agent(str(path), check_agent) is agent  # the file is run once
+    assert own_agent(path, check_agent) is agent  # the file is run once
 
 
 @pytest.mark.parametrize(
@@ -259,12 +265,12 @@ def test_a_file_that_holds_no_agent_says_why(tmp_path: Path, source: str, messag
     path = tmp_path / "mine.py"
     path.write_text(source)
     with pytest.raises(StepladderError, match=message):
-        make_agent(str(path), check_agent)
+        own_agent(path, check_agent)
 
 
 def test_an_agent_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StepladderError, match="cannot be read: No such file"):
-        make_agent(str(tmp_path / "none.py"))
+        own_agent(tmp_path / "none.py")
 
 
 def test_mistakes_in_an_agent_file_name_the_line(tmp_path: Path) -> None:
@@ -283,9 +289,9 @@ def test_mistakes_in_an_agent_file_name_the_line(tmp_path: Path) -> None:
     ):
         path.write_text(source)
         with pytest.raises(StepladderError, match=message):
-            make_agent(str(path), check_agent)
+            own_agent(path, check_agent)
     path.write_text(f"{head}class A(CoT): pass\nAlias = A")
-    assert make_agent(str(path)).name == "cot"
+    assert own_agent(path).name == "cot"
 
 
 def test_reading_a_recipe_does_not_execute_its_agent_file(tmp_path: Path) -> None:
@@ -295,7 +301,7 @@ def test_reading_a_recipe_does_not_execute_its_agent_file(tmp_path: Path) -> Non
     assert recipe.shared.agent == str(path)
     assert not (tmp_path / "ran").exists()
     with pytest.raises(StepladderError, match="found 0"):
-        make_agent(recipe.shared.agent)
+        own_agent(path)
     assert (tmp_path / "ran").exists()
 
 
@@ -306,6 +312,7 @@ def test_a_run_is_not_played_with_another_agent_than_it_was_made_with(
     path.write_text((EXAMPLES / "self_ask.py").read_text())
     shared = {"agent": str(path), "data": {"name": "atlas-small"}}
     recipe = Recipe.read({**shared, "stages": {"oracle": {"kind": "eval", "policy": "oracle", "limit": 2}}})
+    name_agent(path)
     run_recipe(recipe, tmp_path / "run")
     ask = ["ask", "--run", str(tmp_path / "run"), "--engine", "oracle"]
     assert main(ask) == 0
@@ -326,6 +333,7 @@ def test_a_run_is_not_played_with_another_agent_than_it_was_made_with(
     ],
 )
 def test_a_turn_that_ends_without_a_line_break_gets_one(agent: str, text: str, line: str) -> None:
+    name_agent(agent)
     chosen = make_agent(agent)
     start = Trajectory(QUESTION, chosen.name)
     step = Step(chosen.render(start), Segment(Author.POLICY, text), chosen.parse(text, start), PASSAGES[:1])

@@ -99,17 +99,24 @@ def test_a_failure_keeps_what_was_there(tmp_path: Path, failure: BaseException) 
     [
         OSError(errno.ENOSPC, "No space left on device"),
         OSError("5000 requested and 1024 written"),  # what NumPy says about a full disk
+        Exception("Error while serializing: I/O error: No space left on device (os error 28)"),  # safetensors
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"),  # PyTorch
     ],
 )
-def test_a_full_disk_is_explained(tmp_path: Path, full: OSError) -> None:
+def test_a_full_disk_is_explained(tmp_path: Path, full: Exception) -> None:
     with pytest.raises(WriteError) as caught, atomic_folder(tmp_path / "ix", what="index"):
         raise full
     message = str(caught.value)
     assert message.startswith(f"could not write the index {tmp_path / 'ix'}: ")
-    assert (full.strerror or str(full)) in message
+    assert (getattr(full, "strerror", None) or str(full)) in message
     assert "MB are free on that disk" in message
     assert message.endswith("No partial files remain.")
     assert names(tmp_path) == []
+
+
+def test_other_errors_of_libraries_are_not_called_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="out of memory"), atomic_folder(tmp_path / "ix", what="index"):
+        raise RuntimeError("CUDA out of memory")
 
 
 def test_a_failed_rename_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,9 +120,18 @@ def test_what_is_not_a_record_is_refused_with_the_reason(line: str, message: str
         loads(line, Question)
 
 
-def test_text_that_unicode_cannot_hold_is_refused_not_mangled() -> None:
-    with pytest.raises(TraceError, match="cannot be written"):
-        dumps(Question("q", "lone \ud800 surrogate", ("a",)))
+@pytest.mark.parametrize(
+    ("lone", "repaired"),
+    [
+        (Question("\ud800", "\udfff?", ("a\ud800",)), Question("\ufffd", "\ufffd?", ("a\ufffd",))),
+        (Hop("\ud800", "\udcff", ("\ud800",), ("\ud800",)), Hop("\ufffd", "\ufffd", ("\ufffd",), ("\ufffd",))),
+        (Passage("\ud83d\ude00", "\ud800", "Zürich \udcff"), Passage("\U0001f600", "\ufffd", "Zürich \ufffd")),
+        (Segment(Author.PROMPT, "\ud800"), Segment(Author.PROMPT, "\ufffd")),
+        (Action(ActionKind.QUERY, "\ud800", "\ud801"), Action(ActionKind.QUERY, "\ufffd", "\ufffd")),
+    ],
+)
+def test_what_unicode_cannot_hold_is_replaced_in_every_record(lone: object, repaired: object) -> None:
+    assert lone == repaired
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

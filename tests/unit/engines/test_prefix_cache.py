@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -291,18 +292,27 @@ def test_memory_stays_within_its_bound_and_the_oldest_goes_first() -> None:
     assert engine.prefix_cache.bytes == 0
 
 
-def test_a_batch_that_does_not_fit_makes_room_and_raises() -> None:
+NO_MEMORY = (torch.OutOfMemoryError, partial(RuntimeError, "DefaultCPUAllocator: can't allocate memory"), MemoryError)
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
+def test_a_batch_that_does_not_fit_makes_room_and_raises(error: Any) -> None:
     engine = TransformersEngine("tiny", device="cpu")
+    forward, full = engine.model.forward, False
+
+    def limited(*args: Any, **inputs: Any) -> Any:
+        if full:
+            raise error()
+        return forward(*args, **inputs)
+
+    engine.model.forward = limited
     generate(engine, Generate((Segment(Author.PROMPT, QUESTIONS[1]),), sampling=Sampling(max_tokens=2)))
-    assert engine.prefix_cache.bytes > 0
-
-    def full(*args: Any, **inputs: Any) -> Any:
-        raise torch.OutOfMemoryError
-
-    engine.model.forward = full
-    with pytest.raises(torch.OutOfMemoryError):
+    held, full = engine.prefix_cache.bytes, True
+    assert held > 0
+    with pytest.raises((RuntimeError, MemoryError)):
         engine.generate([Generate((Segment(Author.PROMPT, "Who?"),))])
     assert engine.prefix_cache.bytes == 0, "the driver tries halves of the batch next"
+    assert 0 < engine.prefix_cache.capacity < held, "and it does not grow to the same size again"
     assert engine.model.config._attn_implementation == "sdpa"
 
 

@@ -254,20 +254,23 @@ def test_where_memory_is_short_sessions_have_fewer_rows_from_then_on(caplog: pyt
     ("before", "running", "after"), [(64, 64, 32), (64, 40, 20), (64, 3, 16), (64, 1, 64), (1, 1, 1)]
 )
 def test_few_rows_that_were_too_long_say_little_about_the_others(before: int, running: int, after: int) -> None:
-    queue = RequestQueue(Generate, ScriptedEngine(lambda _: "", max_batch=before), lambda *_: [], RequestCache(0))
+    queue = RequestQueue(Generate, ScriptedEngine(lambda _: "", max_batch=before), lambda *_: [], RequestCache(0, 0))
     queue.running = {bytes([number]): PendingRequest(b"", ask("a"), 0) for number in range(running)}
     queue.reduce_batch()
     assert queue.max_batch == after
 
 
-def test_memory_that_runs_out_in_a_session_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no more"), RuntimeError("can't allocate memory: no more"), MemoryError("no more")]
+)
+def test_memory_that_runs_out_in_a_session_is_told_as_such(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     engine = TransformersEngine("tiny", device="cpu")
     session = engine.open_session()
     assert session is not None
     session.add({0: ask("abc")})
 
     def full(*_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("no more")
+        raise error
 
     monkeypatch.setattr(engine.model, "forward", full)
     with pytest.raises(EngineOutOfMemory, match="no more"):

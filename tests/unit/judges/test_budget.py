@@ -194,13 +194,14 @@ def test_a_budget_of_nothing_buys_nothing(server: Server, tmp_path: Path) -> Non
     ("trouble", "lost"),
     [
         (lambda server: fails(429, "slow down", headers={"Retry-After": "0.01"}), 0),
-        (lambda server: fails(500, "oops"), 0),
-        (lambda server: fails(503, "overloaded"), 0),
+        (lambda server: fails(503, "overloaded", headers={"Retry-After": "0.01"}), 0),
+        (lambda server: fails(503, "overloaded"), 1),
+        (lambda server: fails(500, "oops"), 1),
         (lambda server: fails(504, "upstream is slow"), 1),
         (lambda server: Answer(200, {"choices": []}, breaks_off=True), 1),
         (lambda server: server.hang(), 1),
     ],
-    ids=["429", "500", "503", "504", "breaks off", "hangs"],
+    ids=["429", "503 and when to come back", "503", "500", "504", "breaks off", "hangs"],
 )
 def test_an_attempt_without_a_reply_is_charged_if_it_may_have_been_billed(
     server: Server, tmp_path: Path, trouble: Callable[[Server], Answer], lost: int

@@ -487,7 +487,7 @@ def test_a_run_through_all_kinds_of_trouble(server: Server, tmp_path: Path) -> N
     found = run("100ktok", 10, jobs[:-1])
     assert found == [kept, [], kept, kept, [], [], kept, kept]
     assert judge.counts == JudgeCounts(asked=8, repaired=1, refused=1, failed=1, kept=5, none=1)
-    assert (spends[0].calls, spends[0].lost) == (9, 1)
+    assert (spends[0].calls, spends[0].lost) == (9, 4), "three answers of 500 may have been billed, too"
     assert sum(billed) <= spends[0].tokens_read + spends[0].tokens_written <= 100_000
 
     assert run("100ktok", 0.3, jobs[-1:]) == [[]]
@@ -498,7 +498,7 @@ def test_a_run_through_all_kinds_of_trouble(server: Server, tmp_path: Path) -> N
     assert again == found
     assert sent - asked == {"broken": 2}  # errors are not kept; all else is
     assert spends[2].cached == 9
-    assert (spends[2].calls, spends[2].tokens_read) == (spends[1].calls, spends[1].tokens_read)
+    assert (spends[2].calls, spends[2].lost) == (spends[1].calls, spends[1].lost + 2)
 
 
 def test_finish_reasons_reach_the_judge_over_http(server: Server, tmp_path: Path) -> None:

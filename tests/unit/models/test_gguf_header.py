@@ -82,6 +82,28 @@ HOSTILE: dict[str, tuple[bytes, int, bytes, str]] = {
     "tokens as a number": (b"tokenizer.ggml.tokens", 4, struct.pack("<I", 7), "tokens is 7, expected list"),
     "tokens as numbers": (b"tokenizer.ggml.tokens", 9, struct.pack("<IQII", 4, 2, 5, 6), "could not be unpacked"),
     "an id as text": (b"tokenizer.ggml.eos_token_id", 8, struct.pack("<Q1s", 1, b"2"), "is '2', expected int"),
+    "layers without tensors": (
+        b"llama.block_count",
+        4,
+        struct.pack("<I", 2**31),
+        "is 2147483648, expected",
+    ),
+    "fewer than no layers": (
+        b"llama.block_count",
+        5,
+        struct.pack("<i", -1),
+        "block_count is -1, expected",
+    ),
+    "a width beyond tensors": (b"llama.embedding_length", 10, struct.pack("<Q", 2**62), "expected a number from 0 to"),
+    "a width as text": (
+        b"llama.embedding_length",
+        8,
+        struct.pack("<Q1s", 1, b"2"),
+        "length is '2', expected",
+    ),
+    "widths as texts": (b"llama.feed_forward_length", 9, struct.pack("<IQQ1s", 8, 1, 1, b"2"), r"is \['2'\], expected"),
+    "a base that is none": (b"llama.rope.freq_base", 6, struct.pack("<f", float("nan")), "is nan, expected a number"),
+    "scaling by number": (b"llama.rope.scaling.type", 4, struct.pack("<I", 7), "scaling.type is 7, expected a name"),
     "a type that is none": (b"x", 77, b"", "is not a valid GGUFValueType"),
     "a name twice": (b"general.architecture", 8, struct.pack("<Q5s", 5, b"llama"), "Duplicate general.architecture"),
 }
@@ -93,13 +115,13 @@ def test_a_hostile_header_is_refused_in_one_line(attack: str, tmp_path: Path, mo
     name, kind, value, message = HOSTILE[attack]
     file = write_gguf(
         tmp_path / "hostile.gguf",
-        {"token_embd.weight": np.zeros((4, 32), np.float32)},
+        as_gguf(small_llama()),
         without=(name.decode(), "tokenizer.ggml.token_type", "tokenizer.ggml.merges"),
     )
     data = file.read_bytes()
     (settings,) = struct.unpack_from("<Q", data, 16)
     added = struct.pack(f"<Q{len(name)}sI", len(name), name, kind) + value
-    file.write_bytes(data[:16] + struct.pack("<Q", settings + 1) + added + data[24:] + bytes(64))
+    file.write_bytes(data[:16] + struct.pack("<Q", settings + 1) + added + data[24:] + bytes(4096))
     with pytest.raises(StepladderError, match=message) as told:
         load_model(file, None, None)
     assert "\n" not in str(told.value)
@@ -120,7 +142,7 @@ def test_a_hostile_header_is_refused_in_one_line(attack: str, tmp_path: Path, mo
 )
 def test_files_of_other_kinds_are_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="gguf is not installed")
-    file = write_gguf(tmp_path / "other.gguf", {"token_embd.weight": np.zeros((4, 32), np.float32)}, **changed)
+    file = write_gguf(tmp_path / "other.gguf", as_gguf(small_llama()), **changed)
     with pytest.raises(StepladderError, match=message):
         load_model(file, None, None)
 

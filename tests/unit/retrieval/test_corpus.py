@@ -187,9 +187,9 @@ def test_a_corpus_in_many_files_is_read_in_order_of_names(tmp_path: Path) -> Non
     expected = [Passage("a", "One", "one"), Passage("b", "", "two"), Passage("7", "Three", "three")]
     corpus = read_corpus(tmp_path)
     assert list(corpus) == expected
-    assert ([file.name for file in corpus.files], corpus.skipped) == (
+    assert ([file.name for file in corpus.files], corpus.left_out) == (
         ["part-1.tsv", "part-2.jsonl", "part-0.PARQUET"],
-        1,
+        {"other files": 1},
     )
     assert list(read_corpus(str(tmp_path / "part-*"))) == expected[:2]
     assert list(read_corpus(tmp_path / "**" / "*.[Pp]*")) == expected[2:]
@@ -225,7 +225,7 @@ def test_texts_in_folders(tmp_path: Path) -> None:
         Passage("b/deep/guide.md#2", "guide: Set-up > On C#", "Run it."),
     ]
     assert list(corpus) == expected
-    assert (corpus.passages, corpus.blank, corpus.skipped) == (4, 1, 1)
+    assert (corpus.passages, corpus.left_out) == (4, {"blank passages": 1, "other files": 1})
     # Ids depend on the file alone.
     assert list(read_corpus(tmp_path / "*" / "**" / "*.md")) == expected[2:]
     assert [passage.id for passage in read_corpus(tmp_path / "b" / "deep" / "guide.md")] == ["guide.md#1", "guide.md#2"]

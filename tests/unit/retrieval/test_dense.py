@@ -340,7 +340,7 @@ def test_a_damaged_graph_is_named(models: Path, tmp_path: Path) -> None:
     build_index(TOWNS, tmp_path / "ix", "hnsw", encoder=str(models / "plain"), device="cpu")
     with (tmp_path / "ix" / "vectors.faiss").open("r+b") as file:
         file.write(b"XXXXXXXX")
-    with pytest.raises(StepladderError, match=r"is damaged: FAISS cannot read vectors.faiss"):
+    with pytest.raises(StepladderError, match=r"is damaged: vectors.faiss has other content"):
         open_index(tmp_path / "ix")
 
 

@@ -250,12 +250,12 @@ def test_passages_are_read_once_and_one_at_a_time(tmp_path: Path) -> None:
     assert build_index(passages(), tmp_path / "ix").passages == 3
 
 
-def test_damage_that_keeps_the_size_is_named_when_it_is_met(tmp_path: Path) -> None:
+def test_damage_to_an_open_index_is_named_when_it_is_met(tmp_path: Path) -> None:
     build_index([Passage("1", "Orm", "a tower"), Passage("2", "Velm", "a city")], tmp_path / "index")
-    lines = tmp_path / "index" / "passages.jsonl"
+    opened, lines = open_index(tmp_path / "index"), tmp_path / "index" / "passages.jsonl"
     lines.write_bytes(b"\x00" * lines.stat().st_size)
     with pytest.raises(StepladderError, match="the index is damaged: passage 1"):
-        open_index(tmp_path / "index").search(["city"], 1)
+        opened.search(["city"], 1)
 
 
 def test_a_manifest_with_nonsense_in_it_is_refused(tmp_path: Path) -> None:

@@ -357,7 +357,7 @@ def test_a_server_that_comes_back_is_used_again() -> None:
         ("http://", "not the URL of a search server"),
         ("http://localhost:80o0", "not the URL of a search server"),
         ("ftp://localhost/x", "not the URL of a search server"),
-        ("http://me:secret@localhost:8000", "the token given separately"),
+        ("http://me:secret@localhost:8000?k=3", "a query"),
         ("http://localhost:8000?k=3", "a query"),
         (["http://a:1", "http://a:1/retrieve"], "http://a:1 is listed twice"),
     ],

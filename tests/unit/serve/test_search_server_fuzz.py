@@ -69,7 +69,7 @@ def test_an_answer_of_another_shape_is_found_out(index: BM25Index, monkeypatch: 
 def test_a_limit_that_is_not_kept_is_found_out(index: BM25Index, limit: str, by: int) -> None:
     kept = ServerConfig.read({**LIMITS, limit: LIMITS[limit] - by})
     with running(index, **LIMITS) as server:
-        server.server.gate._api._main_model = SearchRequest.within(kept)
+        server.server.gate.api._main_model = SearchRequest.within(kept)
         found = fuzz(server, examples=1)
     wrong = "Valid data should have been accepted" if by > 0 else "Invalid data should have been rejected"
     assert any(wrong in problem for problem in found.problems), found

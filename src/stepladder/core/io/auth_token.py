@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.masking import remember
 
 #: Environment variable with the token, for servers and clients.
 TOKEN_VARIABLE = "STEPLADDER_TOKEN"
@@ -14,6 +15,7 @@ def validate_token(token: str) -> str:
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise StepladderError("the token is empty or contains a space, a line break or a non-ASCII character")
+    remember(token)
     return token
 
 

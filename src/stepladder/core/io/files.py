@@ -33,6 +33,12 @@ _HOST = re.sub(r"[^A-Za-z0-9]", "", platform.node()) or "host"
 _SCRATCH = "unfinished"
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+#: The same in the words of libraries that report it without an errno: NumPy, safetensors, PyTorch.
+_CUT_SHORT = re.compile(
+    r"\d requested and \d+ written"
+    rf"|I/O error: .*\(os error ({'|'.join(map(str, _DISK_FULL))})\)"
+    r"|inline_container.*unexpected pos|PytorchStreamWriter"
+)
 
 
 class WriteError(StepladderError):
@@ -188,19 +194,43 @@ def _temporary_sibling(path: Path, what: str) -> Iterator[Path]:
 @contextmanager
 def _write_errors(path: Path, what: str, *, only_full_disk: bool = False) -> Iterator[None]:
     """Raise an `OSError` inside the block as `WriteError`; `only_full_disk`: the block also reads."""
+    with full_disk_errors(path, what):
+        try:
+            yield
+        except OSError as error:
+            if only_full_disk or _is_full_disk(error):
+                raise
+            raise _write_error(path, what, error) from error
+
+
+@contextmanager
+def full_disk_errors(path: Path, what: str, afterwards: str | None = None) -> Iterator[None]:
+    """Raise what a full disk does to a writer inside the block, a library's among them, as `WriteError`.
+
+    `afterwards`: the end of the message, what is left at the path.
+    """
     try:
         yield
-    except OSError as error:
-        # NumPy reports a short write without an errno, as "N requested and M written".
-        full = error.errno in _DISK_FULL or (error.errno is None and " requested and " in str(error))
-        if only_full_disk and not full:
+    except Exception as error:
+        if not _is_full_disk(error):
             raise
-        target = path.resolve()
-        free = shutil.disk_usage(next(parent for parent in target.parents if os.access(parent, os.F_OK))).free / 1e6
-        raise WriteError(
-            f"could not write the {what} {path}: {error.strerror or error}. {free:,.1f} MB are free on that disk. "
-            + ("The previous content is unchanged." if os.access(target, os.F_OK) else "No partial files remain.")
-        ) from error
+        raise _write_error(path, what, error, afterwards) from error
+
+
+def _is_full_disk(error: Exception) -> bool:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _DISK_FULL
+    return not isinstance(error, StepladderError) and _CUT_SHORT.search(str(error)) is not None
+
+
+def _write_error(path: Path, what: str, error: Exception, afterwards: str | None = None) -> WriteError:
+    target = path.resolve()
+    free = shutil.disk_usage(next(parent for parent in target.parents if os.access(parent, os.F_OK))).free / 1e6
+    cause = (error.strerror or str(error)) if isinstance(error, OSError) else f"the disk took only a part ({error})"
+    if afterwards is None:
+        unchanged = os.access(target, os.F_OK)
+        afterwards = "The previous content is unchanged." if unchanged else "No partial files remain."
+    return WriteError(f"could not write the {what} {path}: {cause}. {free:,.1f} MB are free on that disk. {afterwards}")
 
 
 def _replace_folder(new: Path, target: Path) -> None:

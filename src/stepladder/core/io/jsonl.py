@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.unicode import replace_surrogates
+from stepladder.core.unicode import without_surrogates
 
 T = TypeVar("T")
 
@@ -110,14 +110,3 @@ def text_lines(path: Path, error: type[StepladderError]) -> Iterator[str]:
         raise error(message) from problem
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror or problem}") from problem
-
-
-def without_surrogates(value: Any) -> Any:
-    """A JSON value whose strings can be encoded as UTF-8."""
-    if isinstance(value, str):
-        return replace_surrogates(value)
-    if isinstance(value, list):
-        return [without_surrogates(each) for each in value]
-    if isinstance(value, dict):
-        return {key: without_surrogates(each) for key, each in value.items()}
-    return value

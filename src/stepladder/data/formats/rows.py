@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.jsonl import Line, preview, read_objects, text_lines, without_surrogates
+from stepladder.core.io.jsonl import Line, preview, read_objects, text_lines
+from stepladder.core.unicode import without_surrogates
 
 
 class QuestionFileError(StepladderError):

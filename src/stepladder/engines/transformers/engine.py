@@ -26,6 +26,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
+from stepladder.core.memory import out_of_memory, release_caches
 from stepladder.core.requests import Generate, Generation
 from stepladder.engines.base import EngineOptions, EngineOutOfMemory, Replies, Session
 from stepladder.engines.paged.cuda_graphs import GraphRunner
@@ -74,8 +75,8 @@ class TransformersEngine(InProcessEngine):
         `device`: auto, cpu, cuda, cuda:1 ... `dtype`: fp32, bf16 or auto (bf16 on CUDA, else fp32). `chat`: apply the
         tokenizer's chat template to prompts (default: if it has one). `chat_template_kwargs`: variables of that
         template, such as `{"enable_thinking": False}`. `context_limit`: the context length, if the model's config has
-        none. `prefix_bytes`: memory for cached prefixes; 0 disables the cache. Default: 1/8 of main memory; on a GPU,
-        what running rows leave of 3/8 of its memory.
+        none. `prefix_bytes`: memory for cached prefixes; 0 disables the cache. Default: its share of the memory for
+        caches (core/memory.py); on a GPU, what running rows leave of 3/8 of its memory.
         """
         if isinstance(model, str | Path):
             target_device = pick_device(device)
@@ -176,9 +177,10 @@ class TransformersEngine(InProcessEngine):
                 return
             except PackingUnsupported:  # raised by the first layer of the first pass: nothing was generated yet
                 self._can_pack = False
-            except torch.OutOfMemoryError:
-                decoding.close()
-                self.shrink_cache()  # the smaller batches that follow need the memory
+            except (RuntimeError, MemoryError) as error:
+                if _is_out_of_memory(error):
+                    decoding.close()
+                    self.shrink_cache()  # the smaller batches that follow need the memory
                 raise
             finally:
                 decoding.close()
@@ -211,6 +213,8 @@ class TransformersEngine(InProcessEngine):
         """Out of memory: drop cached prefixes and allocate a smaller cache from now on."""
         if isinstance(self.prefix_cache, PagedKVCache):
             self.prefix_cache.shrink()
+        else:
+            release_caches()
         self.reset_prefix_cache()
 
     def reset_prefix_cache(self) -> None:
@@ -244,6 +248,10 @@ class TransformersEngine(InProcessEngine):
             closing = (token for token, piece in enumerate(self._token_texts) if not ends.isdisjoint(piece))
             self._closing_tokens[stops] = frozenset(closing)
         return self._closing_tokens[stops]
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or out_of_memory(error)
 
 
 def build(options: EngineOptions) -> TransformersEngine:
@@ -295,10 +303,9 @@ class _Session(Session):
         """On an error, release the rows; when out of memory, the prefix cache too: a retry needs the memory."""
         try:
             yield
-        except torch.OutOfMemoryError as error:
+        except BaseException as error:
             self.decoding.close()
+            if not _is_out_of_memory(error):
+                raise
             self.engine.shrink_cache()
             raise EngineOutOfMemory(str(error)) from None
-        except BaseException:
-            self.decoding.close()
-            raise

@@ -8,7 +8,6 @@ Caches are evicted whole, least recently used first. They are valid for the weig
 `weights_fingerprint` detects changes.
 """
 
-import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from stepladder.core.memory import SizedCache, cache_bytes
 from stepladder.engines.transformers.packed_attention import DenseKVCache
 
 #: Prefixes are hashed at multiples of this many tokens; from there, tokens are compared.
 STRIDE = 16
-#: Default limit: a share of main memory, and at most this many bytes.
-MEMORY_SHARE, MAX_BYTES = 1 / 8, 4 * 2**30
 #: Integer dtypes by size in bytes.
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -36,20 +34,17 @@ class PrefixMatch:
     length: int
 
 
-class PrefixCache:
+class PrefixCache(SizedCache):
     """KV caches by the prefixes of their rows. With a capacity of 0 bytes it stays empty."""
 
     def __init__(self, capacity: int | None = None) -> None:
-        """`capacity` in bytes; by default 1/8 of main memory, at most 4 GiB."""
-        if capacity is None:
-            capacity = min(MAX_BYTES, int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE))
-        self.capacity = capacity
+        """`capacity` in bytes; by default its share of the memory for caches."""
+        super().__init__(cache_bytes("prefixes") if capacity is None else capacity)
         #: Least recently used first; for each cache, the tokens of its readable rows by row index.
         self._caches: OrderedDict[DenseKVCache, dict[int, Sequence[int]]] = OrderedDict()
         self._index: dict[int, tuple[DenseKVCache, int]] = {}
-        #: Bytes of each cache when a row was last added, and their sum (recomputing it is slow).
+        #: Bytes of each cache when a row was last added; recomputing their sum is slow.
         self._sizes: dict[DenseKVCache, int] = {}
-        self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._caches)
@@ -78,7 +73,7 @@ class PrefixCache:
         for row, tokens in rows.items():
             for key in _keys(tokens):
                 self._index[key] = (kv_cache, row)
-        while self.bytes > self.capacity:
+        while self.overfull():
             self._drop(next(iter(self._caches)))
 
     def _drop(self, kv_cache: DenseKVCache) -> None:

@@ -1,22 +1,29 @@
 """Tokenization of segments.
 
 In: a tokenizer of transformers. Out: segments with token ids. Prompts are put into the chat template, if there is one.
-Text that continues other text gets no leading space. Documents stay plain text, even if they spell a control token. A
-segment with token ids keeps them; ids of another vocabulary are an error.
+Text that continues other text gets no leading space. Documents stay plain text, even if they spell a control token:
+special tokens, and added tokens in brackets that agents do not neutralize, are read as text. A segment with token ids
+keeps them; ids of another vocabulary are an error.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
+from stepladder.agents.base import neutralize
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.trace import Author, Segment
 from stepladder.models.loading import fingerprint
 
 #: Placeholder for the message, to find its position in the chat template.
 _MESSAGE = "STEPLADDER-MESSAGE"
+#: Added tokens that may be control tokens, special or not. Others are words, spaces, tags of a grammar.
+_IN_BRACKETS = re.compile(r"[\[({<].*[\])}>]", re.DOTALL)
 
 
 class Encoding:
@@ -34,6 +41,7 @@ class Encoding:
         `chat_template_kwargs`: variables of that template.
         """
         self.tokenizer = tokenizer
+        self._plain = _with_control_tokens_as_special(tokenizer)
         self.vocabulary = fingerprint(tokenizer)
         self._adds_space = self._decode(list(self._encode_text("x"))) != "x" or self._first_token("x").startswith("▁")
         in_chat = tokenizer.chat_template is not None if chat is None else chat
@@ -49,7 +57,8 @@ class Encoding:
         if segment.tokens or not segment.text:
             return segment
         starts_text = segment.author is Author.PROMPT and self._chat_affixes is None
-        tokens = self._encode_text(segment.text, continuation=not starts_text, split_special_tokens=True)
+        tokenizer = self.tokenizer if segment.author is Author.POLICY else self._plain
+        tokens = self._encode_text(segment.text, tokenizer, continuation=not starts_text, split_special_tokens=True)
         if starts_text:
             tokens = self._with_bos(tokens)
         elif segment.author is Author.PROMPT and self._chat_affixes is not None:
@@ -74,11 +83,19 @@ class Encoding:
         starts_text = self.tokenizer("")["input_ids"][:1]
         return (*starts_text, *tokens) if starts_text and starts_text[0] == self.tokenizer.bos_token_id else tokens
 
-    def _encode_text(self, text: str, *, continuation: bool = False, **options: bool) -> tuple[int, ...]:
+    def _encode_text(
+        self,
+        text: str,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        continuation: bool = False,
+        **options: bool,
+    ) -> tuple[int, ...]:
         """Token ids of a text; `continuation`: it follows other text, so no space is put before it."""
+        tokenize: Any = tokenizer or self.tokenizer
 
         def encode(text: str) -> tuple[int, ...]:
-            return tuple(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+            return tuple(tokenize(text, add_special_tokens=False, **options)["input_ids"])
 
         if not continuation or not self._adds_space:
             return encode(text)
@@ -100,3 +117,17 @@ class Encoding:
                 f"the tokenizer's chat template shows a message {len(after)} times, expected once; use chat=False"
             )
         return self._encode_text(before), self._encode_text(after[0], continuation=True)
+
+
+def _with_control_tokens_as_special(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer, or a copy in which the added tokens that `neutralize` leaves in a document are special."""
+    names = [
+        token.content
+        for token in tokenizer.added_tokens_decoder.values()
+        if not token.special and _IN_BRACKETS.fullmatch(token.content) and neutralize(token.content) == token.content
+    ]
+    if not names:
+        return tokenizer
+    copied = deepcopy(tokenizer)
+    copied.add_tokens([AddedToken(name, special=True, normalized=False) for name in names], special_tokens=True)
+    return copied

@@ -23,6 +23,7 @@ from stepladder.engines.transformers.tokenization import Encoding
 from stepladder.judges.prm.prm_inputs import PRMInput, PRMInputBuilder
 from stepladder.models.length_batches import context_window, padded_width
 from stepladder.models.loading import (
+    NO_CODE,
     context_limit_of,
     load_model,
     load_pretrained,
@@ -159,7 +160,7 @@ def with_scalar_head(causal: nn.Module, tokenizer: PreTrainedTokenizerBase, name
         text.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     try:
         with torch.device("meta"):  # all weights but the head's come from the causal model
-            scoring: Any = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
+            scoring: Any = AutoModelForSequenceClassification.from_config(config, **NO_CODE)  # type: ignore[no-untyped-call]
     except ValueError as error:
         raise StepladderError(f"transformers has no scalar head for a {config.model_type} ('{name}')") from error
     weights = next(model.parameters())

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from stepladder.core.errors import StepladderError
 from stepladder.models.gguf.header import GGUF, read_gguf
 from stepladder.models.gguf.tokenizer import end_ids, tokenizer_of
-from stepladder.models.loading import reason_of, wrap_library_errors
+from stepladder.models.loading import NO_CODE, reason_of, wrap_library_errors
 
 log = getLogger(__name__)
 
@@ -36,8 +36,8 @@ def unpack(path: Path, folder: Path) -> None:
     with wrap_library_errors(lambda error: StepladderError(f"{problem}: {reason_of(error)}")):
         tokenizer = tokenizer_of(header)
         model = _load(header)
-    _tie_if_equal(model)
-    model.generation_config = _generation(header)
+        _tie_if_equal(model)
+        model.generation_config = _generation(header)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -45,7 +45,7 @@ def unpack(path: Path, folder: Path) -> None:
 def _load(header: GGUF) -> Any:
     from transformers import GgufConfig
 
-    source = {"pretrained_model_name_or_path": str(header.path.parent), "gguf_file": str(header.path)}
+    source = {"pretrained_model_name_or_path": str(header.path.parent), "gguf_file": str(header.path), **NO_CODE}
     config = AutoConfig.from_pretrained(**source)
     _fix_config(config, header)
     with redirect_stderr(StringIO()):  # suppress its progress bar

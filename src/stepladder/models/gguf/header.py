@@ -4,6 +4,8 @@ In: a file. Out: `GGUF`, its settings and tensors; or an error that says what is
 parses the header; weights are mapped into memory, not read.
 """
 
+import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,17 @@ _TYPES: dict[str, type] = {
     **dict.fromkeys((f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")), int),
     **dict.fromkeys((f"tokenizer.ggml.{name}_token_id" for name in ("unknown", "padding")), int),
 }
+
+#: Settings of the architecture that are sizes of its tensors. Some architectures have a list, one size per layer.
+_SIZES = (
+    *("embedding_length", "feed_forward_length", "expert_feed_forward_length", "vocab_size", "expert_count"),
+    *("expert_used_count", "rope.dimension_count"),
+    *(f"attention.{name}" for name in ("head_count", "head_count_kv", "key_length", "value_length")),
+)
+#: Those that are real numbers.
+_REAL = ("rope.freq_base", "rope.scaling.factor", "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+#: More than any model reads.
+_MAX_CONTEXT = 2**31
 
 #: Architecture names that transformers' list of supported architectures spells differently.
 _TRANSFORMERS_NAMES = {
@@ -74,6 +87,7 @@ def read_gguf(path: Path) -> GGUF:
             f"GGUF file {path} is damaged or incomplete: {reason_of(error)}. Download it again"
         ) from error
     _expect_language_model(header)
+    _expect_sizes(header)
     return header
 
 
@@ -127,6 +141,35 @@ def _expect_magic(path: Path) -> None:
     if not start.startswith(b"GGUF"):
         pointer = ". It looks like a git-lfs pointer: download the file itself" if start[:8] == b"version " else ""
         raise StepladderError(f"{path} is not a GGUF file: it begins with {start[:4]!r}, not b'GGUF'{pointer}")
+
+
+def _expect_sizes(header: GGUF) -> None:
+    """Refuse numbers that the tensors do not bear out: a model of that size would be built in memory."""
+    widest = max((int(side) for tensor in header.tensors.values() for side in tensor.shape), default=0)
+    limits = {
+        **dict.fromkeys(_SIZES, widest),
+        "block_count": len(header.tensors),
+        "context_length": _MAX_CONTEXT,
+        "rope.scaling.original_context_length": _MAX_CONTEXT,
+    }
+    for name, limit in limits.items():
+        found = header.architecture_setting(name)
+        for value in found if isinstance(found, list) else [0 if found is None else found]:
+            if type(value) is not int or not 0 <= value <= limit:
+                raise _wrong(header, name, found, f"a number from 0 to {limit:,}")
+    if not isinstance(kind := header.architecture_setting("rope.scaling.type") or "", str):
+        raise _wrong(header, "rope.scaling.type", kind, "a name")
+    for name in _REAL:
+        value = header.architecture_setting(name)
+        if value is not None and not (type(value) in (int, float) and math.isfinite(value)):
+            raise _wrong(header, name, value, "a number")
+
+
+def _wrong(header: GGUF, name: str, found: object, expected: str) -> StepladderError:
+    return StepladderError(
+        f"GGUF file {header.path}: {header.architecture}.{name} is {reprlib.repr(found)}, expected {expected}. "
+        "The file is damaged: download it again"
+    )
 
 
 def _expect_language_model(header: GGUF) -> None:

@@ -18,7 +18,8 @@ from stepladder.core.io.files import expand_path
 from stepladder.core.trace import Pair, Tree
 from stepladder.evaluation.statistics import Interval, interval_text
 from stepladder.explore.tree_store import read_trees
-from stepladder.pipeline.recipe import Recipe, load_recipe
+from stepladder.pipeline.agent_config import users_recipe
+from stepladder.pipeline.recipe import Recipe
 from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.runner import RunReport, run_recipe
 from stepladder.pipeline.stage import PAIRS, TREES
@@ -148,7 +149,7 @@ def run(
     if isinstance(overrides, Mapping):
         overrides = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     folder = expand_path(str(out))
-    run_recipe(load_recipe(recipe, overrides), folder, update=update)
+    run_recipe(users_recipe(recipe, overrides), folder, update=update)
     return Run(folder)
 
 

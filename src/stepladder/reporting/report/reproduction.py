@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepladder.core.io.masking import mask_command
 from stepladder.reporting.report.run_data import RunData
 
 #: Program names of Stepladder's own command.
@@ -77,5 +78,6 @@ def command_text(arguments: list[str]) -> str:
     >>> command_text(["/usr/bin/stepladder", "run", "prorag-nano", "--out", "my run"])
     "stepladder run prorag-nano --out 'my run'"
     """
+    arguments = mask_command(arguments)  # runs of older versions have stored passwords
     program = Path(arguments[0]).name if arguments else ""
     return shlex.join(["stepladder", *arguments[1:]] if program in _OWN_PROGRAMS else arguments)

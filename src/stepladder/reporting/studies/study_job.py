@@ -4,6 +4,7 @@
 study runs. When it closes for any reason, the job is interrupted cleanly: no job outlives its study.
 """
 
+import json
 import os
 import runpy
 import shutil
@@ -11,15 +12,17 @@ import signal
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 from rich.console import Console
 
+from stepladder.agents.agent_trust import name_agent, named_agents
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
+from stepladder.core.io.masking import mask, mask_process, revealed
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
 
@@ -46,6 +49,8 @@ class Job:
     #: Each group of jobs has a maximum number of jobs at a time.
     group: str = "runs"
     title: str = ""
+    #: Agent files that the user named in the process of the study.
+    agents: tuple[str, ...] = field(default_factory=named_agents)
 
     @property
     def name(self) -> str:
@@ -58,12 +63,14 @@ class Job:
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def to_json(self) -> str:
-        """One line of JSON."""
-        return TypeAdapter(Job).dump_json(self).decode() + "\n"
+        """One line of JSON for another process, with the passwords of URLs."""
+        return json.dumps(revealed(TypeAdapter(Job).dump_python(self, mode="json"))) + "\n"
 
 
 def run_job(job: Job) -> None:
     """Run or resume the job. A new run starts as a copy of its origin."""
+    for agent in job.agents:
+        name_agent(agent)
     if job.arguments:
         sys.argv = ["stepladder", *job.arguments]
         runpy.run_module("stepladder", run_name="__main__")
@@ -86,6 +93,7 @@ def _interrupt_at_eof() -> None:
 def main() -> int:
     """Run the job from stdin; returns the exit status."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    mask_process()  # its output is a file
     job = TypeAdapter(Job).validate_json(sys.stdin.readline())
     try:
         threading.Thread(target=_interrupt_at_eof, daemon=True).start()
@@ -97,8 +105,8 @@ def main() -> int:
         print(f"{ERROR}{error}", flush=True)
         return 1
     except Exception as error:  # noqa: BLE001 - logged and reported to the study, whose other jobs continue
-        traceback.print_exc(file=sys.stdout)
-        print(f"{ERROR}{type(error).__name__}: {error}", flush=True)
+        print(mask("".join(traceback.format_exception(error))))
+        print(mask(f"{ERROR}{type(error).__name__}: {error}"), flush=True)
         return 1
     return 0
 

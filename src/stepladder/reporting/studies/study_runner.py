@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from stepladder.agents import name_agent
 from stepladder.core.errors import StepladderError
 from stepladder.pipeline.recipe import Recipe, load_recipe
 from stepladder.reporting.run_tables import say
@@ -26,8 +27,8 @@ from stepladder.reporting.studies.study_job import ERROR, Job
 from stepladder.reporting.studies.study_spec import Study
 
 SHARED = "shared"
-#: Command that runs a job.
-COMMAND = (sys.executable, "-m", "stepladder.reporting.studies.study_job")
+#: Command that runs a job. -P: modules in the current folder, which may be downloaded, are not imported.
+COMMAND = (sys.executable, "-P", "-m", "stepladder.reporting.studies.study_job")
 #: Seconds between polls, and until a run that should stop is killed.
 _POLL_INTERVAL, _STOP_TIMEOUT = 0.2, 30.0
 #: Environment variables for the number of threads and the share of GPU memory of a process.
@@ -80,7 +81,10 @@ def recipe_of(study: Study, seed: int, arm: str | None, overrides: Iterable[str]
                 "to choose the value, use `stepladder run` with your own recipe"
             )
     own = [*(study.arms[arm] if arm else ()), f"seed={seed}"]
-    return load_recipe(study.recipe, own, defaults=[*study.overrides, *overrides])  # some may be for some arms only
+    recipe = load_recipe(study.recipe, own, defaults=[*study.overrides, *overrides])  # some may be for some arms only
+    if any(each.partition("=")[0].strip() == "agent" for each in overrides):
+        name_agent(recipe.shared.agent)
+    return recipe
 
 
 def run_folder(folder: Path, seed: int, arm: str) -> Path:

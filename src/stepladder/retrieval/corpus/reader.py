@@ -8,8 +8,9 @@ of their paths:
     .tsv .tsv.gz        the same as columns, with a header line and csv quoting: DPR's id, text, title
     .txt .md            split by splitting.py; the ids are "folder/file.md#1", "folder/file.md#2", ...
 
-Out: `Passage`s, one at a time. Blank and duplicate passages are skipped and counted. Invalid passages are errors that
-name the file and the line or row.
+Out: `Passage`s, one at a time. Blank and duplicate passages are skipped and counted, and so are links that lead out of
+the folder and files that are not regular ones (a pipe would be read forever). Invalid passages are errors that name the
+file and the line or row.
 """
 
 import os
@@ -17,6 +18,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -36,8 +38,8 @@ class Corpus:
     files: tuple[Path, ...]
     #: Passage ids of text files start with the file's path relative to this folder.
     root: Path
-    #: Number of files of other kinds, which are skipped.
-    skipped: int
+    #: Numbers of files that are skipped, by reason.
+    skipped: dict[str, int]
     #: Maximum words per passage of a text, and the words it shares with the previous passage.
     words: int
     overlap: int
@@ -51,7 +53,7 @@ class Corpus:
     @property
     def left_out(self) -> dict[str, int]:
         """Counts of what was skipped, by reason."""
-        counts = {"blank passages": self.blank, "duplicates": self.duplicates, "other files": self.skipped}
+        counts = {"blank passages": self.blank, "duplicates": self.duplicates, **self.skipped}
         return {name: count for name, count in counts.items() if count}
 
     def signature(self) -> str:
@@ -103,20 +105,24 @@ def read_corpus(path: str | Path, *, words: int = 100, overlap: int = 20) -> Cor
     if path.is_file():
         if not _kind(path):
             raise CorpusError(f"{path}: unsupported file type; known kinds: {_KNOWN}")
-        return Corpus(path, (path,), path.parent, 0, words, overlap)
+        return Corpus(path, (path,), path.parent, {}, words, overlap)
     root = path if path.is_dir() else next((parent for parent in path.parents if not _is_pattern(parent)), path)
-    found = _find(path, root)
+    found, skipped = _find(path, root)
     files = tuple(found[name] for name in sorted(found) if _kind(found[name]))
     tables = [file for file in files if _kind(file) in TABLES]
     texts = [file for file in files if _kind(file) in _TEXT_FILES]
     if not files:
-        raise CorpusError(f"{path}: no file of a known kind, {len(found)} others; known kinds: {_KNOWN}")
+        counts = {"others": len(found), **skipped}
+        others = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count or reason == "others")
+        copy = f"; to index files elsewhere, copy them: cp -rL {path} NEW" if skipped[_OUTSIDE] else ""
+        raise CorpusError(f"{path}: no file of a known kind, {others}; known kinds: {_KNOWN}{copy}")
     if tables and texts:  # most often a README next to the parts of a corpus, which should not be indexed
         raise CorpusError(
             f"{path}: there are tables of passages ({tables[0].name}) and texts ({texts[0].name}); select the corpus "
             f"with a pattern such as '{path if path.is_dir() else path.parent}/**/*{_kind(tables[0])}'"
         )
-    return Corpus(path, files, root, len(found) - len(files), words, overlap)
+    skipped["other files"] = len(found) - len(files)
+    return Corpus(path, files, root, skipped, words, overlap)
 
 
 def check_unique_ids(passages: Iterable[Passage]) -> Iterator[Passage]:
@@ -179,16 +185,32 @@ def _is_pattern(path: Path) -> bool:
     return not {"*", "?", "["}.isdisjoint(str(path))
 
 
-def _find(path: Path, root: Path) -> dict[str, Path]:
-    """The files of a folder or pattern, by their paths relative to the root, without hidden files."""
+def _find(path: Path, root: Path) -> tuple[dict[str, Path], dict[str, int]]:
+    """The files of a folder or pattern, by their paths relative to the root, and counts of what is skipped.
+
+    Hidden files are neither found nor counted.
+    """
+    if path.exists() and not path.is_dir():
+        raise CorpusError(f"{path}: not a regular file; write the passages to a file first")
     if not path.is_dir() and not _is_pattern(path):
         raise CorpusError(f"{path}: no such file or folder")
     try:
         found = list(root.glob("**/*" if path.is_dir() else str(path.relative_to(root))))
     except ValueError as error:
         raise CorpusError(f"{path}: invalid glob pattern: {error}") from error
-    files = {file.relative_to(root).as_posix(): file for file in found if not file.is_dir()}
-    return {name: file for name, file in files.items() if not any(part.startswith(".") for part in name.split("/"))}
+    files, skipped = dict[str, Path](), {_OUTSIDE: 0, _SPECIAL: 0}
+    inside, real = os.path.realpath(root), cache(os.path.realpath)  # cached: for folders, which have many files
+    for file in found:
+        name = file.relative_to(root).as_posix()
+        if any(part.startswith(".") for part in name.split("/")):
+            continue
+        if not Path(os.path.realpath(file) if file.is_symlink() else real(file.parent)).is_relative_to(inside):
+            skipped[_OUTSIDE] += 1
+        elif file.is_file():
+            files[name] = file
+        elif not file.is_dir():
+            skipped[_SPECIAL] += 1
+    return files, skipped
 
 
 def _kind(file: Path) -> str:
@@ -200,4 +222,6 @@ _TEXT_FILES: dict[str, Callable[[Iterable[str], int, int], Iterator[Chunk]]] = {
     ".txt": split_text,
     ".md": split_markdown,
 }
+#: Reasons to skip a file.
+_OUTSIDE, _SPECIAL = "links out of the folder", "pipes, sockets, devices or broken links"
 _KNOWN = f"{', '.join((*TABLES, *_TEXT_FILES))}, or a folder of them"

@@ -1,7 +1,7 @@
 """Build an index folder from a corpus, and open it for search.
 
 In: a corpus or passages, and an index kind (registry.py). Out: a folder with the passages (passage_store.py), the files
-of the kind and a manifest (manifest.py).
+of the kind, their checksums and a manifest (manifest.py).
 
 The folder is written atomically. An interrupted build of files resumes when started again with the same settings, and
 gives the same index. The checksum covers the passages only, so equal corpora have equal checksums.
@@ -26,6 +26,7 @@ from stepladder.retrieval.corpus.passage_store import PassageStore, PassageWrite
 from stepladder.retrieval.corpus.reader import Corpus, check_unique_ids, read_corpus
 from stepladder.retrieval.hybrid import HybridRetriever
 from stepladder.retrieval.index.manifest import (
+    CHECKSUMS,
     MANIFEST,
     IndexFolderError,
     IndexInfo,
@@ -33,6 +34,7 @@ from stepladder.retrieval.index.manifest import (
     check_files,
     check_overwrite,
     index_info,
+    write_checksums,
     write_manifest,
 )
 from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind, parse_kinds, split_settings
@@ -101,8 +103,11 @@ def build_index(
     with resumable_folder(folder, plan, what="index", keep=is_resumable) as partial:
         stats = _read_passages(passages, partial, progress)
         details = _build_parts(kinds, configs, partial, memory, progress)
-        (partial.folder / MANIFEST).unlink(missing_ok=True)  # from an attempt that failed at the very end
+        for name in (MANIFEST, CHECKSUMS):
+            (partial.folder / name).unlink(missing_ok=True)  # from an attempt that failed at the very end
         files = [each for each in partial.folder.rglob("*") if each.is_file() and partial.scratch not in each.parents]
+        write_checksums(partial.folder, [each.relative_to(partial.folder).as_posix() for each in sorted(files)])
+        files.append(partial.folder / CHECKSUMS)
         info = IndexInfo(
             kind=kind,
             passages=stats.passages,

@@ -22,7 +22,7 @@ from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
 from stepladder.core.trace import Passage
 from stepladder.models import is_model_folder
-from stepladder.models.loading import pick_device, pick_dtype, quiet_libraries
+from stepladder.models.loading import NO_CODE, pick_device, pick_dtype, quiet_libraries, reason_of
 from stepladder.retrieval.index.dense_config import EncoderConfig, card_of
 
 if TYPE_CHECKING:
@@ -106,14 +106,14 @@ def _load(settings: EncoderConfig, device: torch.device) -> "tuple[SentenceTrans
             from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
             local = is_model_folder(source)
-            model = SentenceTransformer(source, device=str(device), local_files_only=local)
+            model = SentenceTransformer(source, device=str(device), local_files_only=local, **NO_CODE)
     except ImportError as error:
         raise StepladderError(
             f"embedding indexes need sentence-transformers and FAISS ({error}): {install_command('dense')}"
         ) from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise EncoderError(
-            f"the encoder '{settings.encoder}' cannot be loaded: {error}. Use minilm, a folder with a "
+            f"the encoder '{settings.encoder}' cannot be loaded: {reason_of(error)}. Use minilm, a folder with a "
             "sentence-transformers or transformers model, or a hub name"
         ) from error
     card = card_of(settings.encoder)

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
+from stepladder.core.memory import format_bytes
 from stepladder.retrieval.base import ProgressCallback
 from stepladder.retrieval.index.dense_config import Layout
 from stepladder.retrieval.index.encoder import Vectors
-from stepladder.retrieval.index.registry import format_bytes
 from stepladder.retrieval.index.vectors import StoredVectors, open_vectors
 
 Positions = npt.NDArray[np.int64]

@@ -1,24 +1,30 @@
-"""The manifest of an index folder, `index.json`: what the index contains and how it was built.
+"""The manifest of an index folder, `index.json`: what the index contains and how it was built; checks of its files.
 
 {"stepladder_index": 1, "kind": "bm25", "passages": 20805, "settings": {"k1": 1.2, ...},
  "source": "corpus.jsonl.gz", "created": "2026-01-31T12:00:00+00:00", "checksum": "...",
  "files": {"passages.jsonl": 9113904, ...}}
+
+`checksums.json` has two hashes of every other file: of a few blocks, compared whenever the index is opened, and of all
+bytes, compared by `check_index`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.checksums import checksum, difference, quick_checksum
+from stepladder.retrieval.base import ProgressCallback, no_progress
 from stepladder.retrieval.corpus.reader import read_corpus
 from stepladder.retrieval.corpus.tables import CorpusError
 
 INDEX_VERSION = 1
 
 MANIFEST = "index.json"
+CHECKSUMS = "checksums.json"
 _VERSION_KEY = "stepladder_index"
 
 #: How an index was built: parameters and libraries.
@@ -56,6 +62,7 @@ class IndexInfo:
 
 
 _FIELDS = TypeAdapter(IndexInfo)
+_CHECKSUMS = TypeAdapter(dict[str, tuple[str, str]])
 
 
 def write_manifest(folder: Path, info: IndexInfo) -> None:
@@ -98,18 +105,51 @@ def read_info(data: object) -> IndexInfo | None:
         return None
 
 
+def write_checksums(folder: Path, names: Iterable[str]) -> None:
+    """Write the hashes of these files, of a few blocks and of all bytes, into the folder."""
+    found = {name: [quick_checksum(folder / name), checksum(folder / name)] for name in names}
+    (folder / CHECKSUMS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def check_files(folder: Path, info: IndexInfo) -> None:
-    """Raise if a file of the index is missing or truncated."""
+    """Raise if a file of the index is missing, truncated or visibly overwritten. Reads little of large files."""
+    checksums = _checksums(folder, info)
     for name, size in info.files.items():
         file = folder / name
         if file.suffix == ".json" and file.is_file():  # validated when opened; users may correct a path in it
             continue
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found:,} bytes"
-            raise IndexFolderError(
-                f"{folder} is damaged: {name} {state}, expected {size:,} bytes. {build_hint(folder)}"
-            )
+        if (problem := difference(file, size, checksums.get(name, (None, None))[0])) is not None:
+            raise IndexFolderError(f"{folder} is damaged: {name} {problem}. {build_hint(folder)}")
+
+
+def check_index(folder: Path, progress: ProgressCallback = no_progress) -> IndexInfo:
+    """Read all files of an index; raises with the names of those that are not as they were built."""
+    info = index_info(folder)
+    checksums = _checksums(folder, info)
+    if CHECKSUMS not in info.files:
+        raise IndexFolderError(f"{folder} was built without checksums; build it again to have it checked")
+    damaged: list[str] = []
+    for number, (name, size) in enumerate(info.files.items()):
+        progress("Checking files", number, len(info.files))
+        problem = difference(folder / name, size, None)
+        if problem is None and name in checksums and checksum(folder / name) != checksums[name][1]:
+            problem = "has other content than was written"
+        if problem is not None:
+            damaged.append(f"{name} {problem}")
+    if damaged:
+        raise IndexFolderError(f"{folder} is damaged: {'; '.join(damaged)}. {build_hint(folder)}")
+    return info
+
+
+def _checksums(folder: Path, info: IndexInfo) -> dict[str, tuple[str, str]]:
+    """The hashes of the files by name; empty for an index of an older version, which has none."""
+    if CHECKSUMS not in info.files:
+        return {}
+    try:
+        return _CHECKSUMS.validate_json((folder / CHECKSUMS).read_bytes())
+    except (OSError, ValidationError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "it does not list the hashes of files"
+        raise IndexFolderError(f"{folder} is damaged: {CHECKSUMS}: {problem}. {build_hint(folder)}") from error
 
 
 def check_overwrite(folder: Path, overwrite: bool) -> None:

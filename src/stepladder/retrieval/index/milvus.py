@@ -24,6 +24,7 @@ import numpy as np
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import PartialFolder, atomic_file
 from stepladder.core.io.retries import retry_wait
+from stepladder.core.memory import format_bytes
 from stepladder.retrieval.base import ProgressCallback, no_progress
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.dense import DenseIndex, write_description
@@ -32,7 +33,7 @@ from stepladder.retrieval.index.encoder import Encoder, Vectors
 from stepladder.retrieval.index.faiss_index import Positions, VectorIndex
 from stepladder.retrieval.index.manifest import BuildDetails
 from stepladder.retrieval.index.milvus_server import ANSWER_SECONDS, WORK_SECONDS, Milvus, MilvusError
-from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind, format_bytes
+from stepladder.retrieval.index.registry import DEFAULT_MEMORY, IndexKind
 from stepladder.retrieval.index.vectors import StoredVectors, encode_passages
 
 _DESCRIPTION = "milvus.json"

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import PartialFolder
@@ -71,27 +69,3 @@ def split_settings(kinds: Mapping[str, IndexKind], settings: Mapping[str, object
         name: kind.config.read({each: settings[each] for each in kind.config.model_fields if each in settings})
         for name, kind in kinds.items()
     }
-
-
-def parse_bytes(text: str) -> int:
-    """Parse an amount of memory.
-
-    >>> parse_bytes("4GB"), parse_bytes("500 M")
-    (4000000000, 500000000)
-    """
-    try:
-        found = int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        found = 0
-    if not found:
-        raise StepladderError(f"'{text}' is not an amount of memory; write it as 500MB or 4GB")
-    return found
-
-
-def format_bytes(count: float) -> str:
-    """Format an amount of memory.
-
-    >>> format_bytes(3_500_000_000)
-    '3.5 GB'
-    """
-    return ByteSize(count).human_readable(decimal=True, separator=" ")

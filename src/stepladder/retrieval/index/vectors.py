@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file, sync
+from stepladder.core.memory import format_bytes
 from stepladder.retrieval.base import ProgressCallback
 from stepladder.retrieval.corpus.passage_store import Passages
 from stepladder.retrieval.index.encoder import Encoder, Vectors
-from stepladder.retrieval.index.registry import format_bytes
 
 VECTORS = "vectors.npy"
 _CHECKPOINT = "encoded.txt"

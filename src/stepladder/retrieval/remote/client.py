@@ -23,6 +23,7 @@ import httpx2
 
 from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.io.auth_token import validate_token
+from stepladder.core.io.masking import reveal
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_search
 from stepladder.retrieval.remote.load_balancer import Host, LoadBalancer, validate_urls
@@ -68,6 +69,8 @@ class RemoteRetriever(Retriever):
         #: Number of retried calls so far, for progress displays.
         self.retries = 0
         self._balancer = LoadBalancer(validate_urls(urls), backoff)
+        for url in self._balancer.urls:
+            reveal(url)  # an error now if its password is missing
         self._max_retries, self._timeout = retries, timeout
         self._reached = False
         self._max_queries, self._max_characters = max_batch, MAX_QUERY_CHARACTERS
@@ -141,7 +144,7 @@ class RemoteRetriever(Retriever):
         while True:
             host = self._acquire_host()
             try:
-                reply = self._client.request(method, host.url + path, content=body)
+                reply = self._client.request(method, reveal(host.url) + path, content=body)
             except httpx2.TransportError as error:
                 problem, headers = self._describe(error), {}
             else:

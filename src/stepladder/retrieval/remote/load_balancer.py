@@ -11,6 +11,7 @@ from itertools import count
 from urllib.parse import urlsplit
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.masking import hide
 from stepladder.core.io.retries import retry_wait
 
 #: The backoff stops growing after this many consecutive failures: 16 to 32 s with a base of 0.5 s.
@@ -103,7 +104,7 @@ def validate_urls(urls: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _validate(url: str) -> str:
-    url = url.strip()
+    url = hide(url.strip())
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -112,9 +113,9 @@ def _validate(url: str) -> str:
     if not usable:
         hint = "" if "://" in url else f" Did you mean 'http://{url}'?"
         raise StepladderError(f"{url!r} is not the URL of a search server; expected http://localhost:8000.{hint}")
-    if parts.username is not None or parts.query or parts.fragment:
+    if parts.query or parts.fragment:
         raise StepladderError(
-            f"the URL of the search server at {parts.hostname} contains a user, a query or a fragment; expected one "
-            "such as http://localhost:8000, with the token given separately"
+            f"the URL of the search server at {parts.hostname} contains a query or a fragment; expected one such as "
+            "http://localhost:8000, with the token in the environment variable STEPLADDER_TOKEN"
         )
     return url.rstrip("/").removesuffix("/retrieve").rstrip("/")

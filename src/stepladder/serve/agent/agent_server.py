@@ -6,15 +6,15 @@ In: an agent and limits. Out: an application (`make_agent_app`), or a server tha
     POST /v1/chat/completions   a question, see chat_request.py; the answer, see chat.py
     GET  /v1/models             the served model; also /v1/models/NAME
     POST /mcp                   the Model Context Protocol, if the extra `mcp` is installed
-    GET  /health                {"status": "ok"}, or 503 when the engine is down; needs no token
+    GET  /health                {"status": "ok"}, or 503 when the engine is down or all answers fail; needs no token
     GET  /info                  the agent, the rules, the limits, the version
     GET  /metrics               for Prometheus
     GET  /openapi.json          the OpenAPI schema
 
-Errors are JSON in OpenAI's format, {"error": {"message": ..., "type": ..., "code": ...}}: 401 without the token, 404
-for another model, 408 for a body that is not received, 413 and 422 for invalid requests, 429 with Retry-After when the
-queue is full, 500 when the agent failed, 503 when the engine is down or the server is shutting down, 504 when the
-answer takes too long. On SIGTERM or Ctrl-C, running requests are finished first.
+Errors are JSON in OpenAI's format, {"error": {"message": ..., "type": ..., "code": ...}}: 400 for what is not HTTP, 401
+without the token, 404 for another model, 408 for headers or a body that are not received, 413, 422 and 431 for invalid
+requests, 429 with Retry-After when the queue is full, 500 when the agent failed, 503 when the engine is down or the
+server is shutting down, 504 when the answer takes too long. On SIGTERM or Ctrl-C, running requests are finished first.
 """
 
 import time
@@ -67,10 +67,6 @@ def make_agent_app(agent: ServedAgent, config: AgentServerConfig, *, local: bool
             yield
             scheduler.close()
 
-    def check_health() -> None:
-        if scheduler.down:
-            raise HTTPError(503, "the engine is down; see the log", fields={"status": "down"})
-
     async def models() -> dict[str, object]:
         """The served models."""
         return {"object": "list", "data": [model]}
@@ -91,7 +87,7 @@ def make_agent_app(agent: ServedAgent, config: AgentServerConfig, *, local: bool
         lifespan=lifespan,
         error_model=OpenAIError,
         error_fields=openai_error,
-        check_health=check_health,
+        check_health=scheduler.check_health,
     )
     declared = {
         "response_model": ChatCompletion,

@@ -38,12 +38,14 @@ HEARTBEAT = b": still running\n\n"
 
 #: OpenAI's type and code of an error, by status.
 _ERRORS = {
+    400: ("invalid_request_error", "bad_request"),
     401: ("authentication_error", "invalid_api_key"),
     404: ("not_found_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
     408: ("timeout_error", "request_timeout"),
     413: ("invalid_request_error", "request_too_large"),
     422: ("invalid_request_error", "invalid_request"),
+    431: ("invalid_request_error", "headers_too_large"),
     429: ("rate_limit_error", "too_many_requests"),
     503: ("server_error", "unavailable"),
     504: ("timeout_error", "answer_timeout"),

@@ -4,8 +4,10 @@ In: calls of `answer_question` and `search`. Out: results with structured conten
 (`serve_stdio`), as desktop clients start it, or inside an HTTP server (`mcp_over_http`). Needs the extra `mcp`.
 """
 
+import asyncio
 import reprlib
-from contextlib import aclosing
+import signal
+from contextlib import aclosing, suppress
 from typing import Any
 
 import mcp_types as types
@@ -13,6 +15,7 @@ from mcp import MCPError
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from sse_starlette.sse import AppStatus  # a dependency of mcp
 
 from stepladder.agents.base import render_passages
 from stepladder.core.trace import Trajectory
@@ -25,6 +28,9 @@ from stepladder.serve.http.http_errors import HTTPError
 from stepladder.serve.server_configs import AgentServerConfig
 
 Context = ServerRequestContext[Any]
+
+#: Seconds between looks at the running calls at SIGTERM, and for writing the last result.
+_POLL_SECONDS, _WRITE_SECONDS = 0.02, 0.5
 
 ANSWER, SEARCH = "answer_question", "search"
 
@@ -82,6 +88,8 @@ async def serve_stdio(agent: ServedAgent, scheduler: Scheduler, config: AgentSer
     """Serve one client over standard input and output until it closes them. Other output must go to stderr."""
     server = make_mcp(agent, scheduler, config)
     scheduler.start()
+    with suppress(NotImplementedError):  # on Windows
+        _delay_sigterm(scheduler, config.drain_seconds)
     try:
         async with stdio_server() as (reader, writer):
             await server.run(reader, writer, server.create_initialization_options())
@@ -89,8 +97,27 @@ async def serve_stdio(agent: ServedAgent, scheduler: Scheduler, config: AgentSer
         scheduler.close()
 
 
+def _delay_sigterm(scheduler: Scheduler, seconds: float) -> None:
+    """Let running calls finish at SIGTERM, up to so many seconds; a second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+
+    async def finish() -> None:
+        loop.remove_signal_handler(signal.SIGTERM)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while scheduler.busy:
+                    await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(_WRITE_SECONDS)
+        signal.raise_signal(signal.SIGTERM)
+
+    tasks: list[asyncio.Task[None]] = []  # the loop itself keeps no reference
+    loop.add_signal_handler(signal.SIGTERM, lambda: tasks.append(loop.create_task(finish())))
+
+
 def mcp_over_http(agent: ServedAgent, scheduler: Scheduler, config: AgentServerConfig) -> StreamableHTTPSessionManager:
     """MCP over streamable HTTP, stateless: there are no sessions. The server's gate checks who may connect."""
+    # Otherwise it ends all streams at SIGTERM; the HTTP server lets them finish, and cancels them after its drain time.
+    AppStatus.enable_automatic_graceful_drain = False
     server = make_mcp(agent, scheduler, config)
     return StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=config.max_body_bytes)
 

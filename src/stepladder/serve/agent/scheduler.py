@@ -20,6 +20,7 @@ from stepladder.core.requests import Algorithm, Job
 from stepladder.core.trace import Step, StopReason, Trajectory, Usage
 from stepladder.driver import Driver, Failure, Outcome
 from stepladder.explore.episode import Cost, metered, watch_states
+from stepladder.serve.http.answer_health import AnswerHealth
 from stepladder.serve.http.http_errors import HTTPError, QueueFull
 from stepladder.serve.http.server_metrics import Metrics
 
@@ -94,6 +95,7 @@ class Scheduler:
         self._driver, self._max_waiting, self._metrics, self._live = driver, max_waiting, metrics, live
         #: Whether the engine or the retriever was down at the last attempt.
         self.down = False
+        self._health = AnswerHealth()
         #: Protects the following attributes, which the thread shares with the event loop.
         self._condition = threading.Condition()
         self._waiting: deque[QueuedRequest] = deque()
@@ -103,6 +105,11 @@ class Scheduler:
         self._mean_seconds = 0.0
         metrics.gauge("waiting", "Questions in the queue.", lambda: len(self._waiting))
         metrics.gauge("running", "Running questions.", lambda: len(self._running))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a question waits or runs."""
+        return bool(self._waiting or self._running)
 
     def start(self) -> None:
         """Start the thread."""
@@ -144,6 +151,12 @@ class Scheduler:
         with self._condition, suppress(ValueError):  # already started
             self._waiting.remove(request)
 
+    def check_health(self) -> None:
+        """Raise `HTTPError` while questions cannot be answered."""
+        if self.down:
+            raise HTTPError(503, "the engine is down; see the log", fields={"status": "down"})
+        self._health.check()
+
     async def events(
         self, request: QueuedRequest, seconds: float, heartbeat: float = 15.0
     ) -> AsyncGenerator[tuple[Step, ...] | Finished, None]:
@@ -164,7 +177,12 @@ class Scheduler:
                         event = await request.events.get()
                 if isinstance(event, HTTPError):
                     raise event
+                if isinstance(event, Finished):
+                    self._health.count(failed=False)
                 yield event
+        except HTTPError:
+            self._health.count(failed=True)
+            raise
         finally:
             self.cancel(request)
 

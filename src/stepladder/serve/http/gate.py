@@ -10,6 +10,7 @@ import hmac
 import logging
 import re
 from collections.abc import Callable
+from http import HTTPStatus
 from time import perf_counter
 from typing import Any
 
@@ -24,7 +25,11 @@ from stepladder.serve.server_configs import HTTPConfig
 log = logging.getLogger(__name__)
 
 #: Of a body that is too long, this many times the limit is read and discarded: clients read the response afterwards.
-_DISCARD_FACTOR = 8
+DISCARD_FACTOR = 8
+#: Bodies of full length that may be in memory while they are received, of all clients together.
+_MAX_BODIES = 32
+#: Characters of a library's error that are sent.
+_ERROR_CHARACTERS = 500
 #: Seconds after which the connection of a request is watched: most responses are faster.
 _WATCH_AFTER_SECONDS = 1.0
 #: Seconds between two checks of what is due.
@@ -41,7 +46,9 @@ class Gate:
         #: Set at shutdown: new requests are rejected.
         self.draining = False
         self.in_flight = 0
-        self._api, self._config, self._metrics = api, config, metrics
+        self.api, self.config, self.metrics = api, config, metrics
+        #: Bytes of the bodies that are being received.
+        self._receiving = 0
         self._watchdog = _Watchdog()
         token = validate_token(config.token.get_secret_value()) if config.token else None
         self._expected_auth = f"bearer {token}".encode() if token else None
@@ -49,7 +56,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await self._api(scope, receive, send)
+            return await self.api(scope, receive, send)
         started, status = perf_counter(), 0
         self.in_flight += 1
 
@@ -61,20 +68,22 @@ class Gate:
 
         try:
             await self._respond(scope, receive, send_and_note)
+            if not status:
+                raise HTTPError(499, "the request ended without a response")
         except Exception as error:
             if not isinstance(error, HTTPError):
                 log.exception("%s %s failed", scope["method"], scope["path"])
                 error = crashed()
             if not status:
-                await self._api.error_response(error)(scope, receive, send_and_note)
+                await self.api.error_response(error)(scope, receive, send_and_note)
         except asyncio.CancelledError:  # the drain time is over
             if not status:
-                await self._api.error_response(shutting_down())(scope, receive, send_and_note)
+                await self.api.error_response(shutting_down())(scope, receive, send_and_note)
         finally:
             self.in_flight -= 1
-            self._metrics.count_request(status)
-            if scope["path"] == self._api.main_path:
-                self._metrics.seconds.observe(perf_counter() - started)
+            self.metrics.count_request(status)
+            if scope["path"] == self.api.main_path:
+                self.metrics.seconds.observe(perf_counter() - started)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.draining:
@@ -86,7 +95,7 @@ class Gate:
             elif self._checks_origin:
                 _check_local(scope)
         body = await self._read_body(receive)
-        if path == self._api.main_path and method == "POST":
+        if path == self.api.main_path and method == "POST":
             return await self._call_main(body, scope, receive, send)
         message: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
@@ -99,7 +108,27 @@ class Gate:
 
         if method == "HEAD":  # as GET; the HTTP server drops the body
             scope = {**scope, "method": "GET"}
-        await self._api(scope, receive_body_first, send)
+        await self.api(scope, receive_body_first, self._with_json_errors(scope, receive, send))
+
+    def _with_json_errors(self, scope: Scope, receive: Receive, send: Send) -> Send:
+        """Send errors of libraries, which may be text or empty, as JSON."""
+        status, text = 0, b""
+
+        async def send_json(message: Message) -> None:
+            nonlocal status, text
+            if message["type"] == "http.response.start" and message["status"] >= HTTPStatus.BAD_REQUEST:
+                headers = dict(message.get("headers", ()))
+                if not headers.get(b"content-type", b"").startswith(b"application/json"):
+                    status = message["status"]
+                    return
+            if not status:
+                return await send(message)
+            text += message.get("body", b"")
+            if not message.get("more_body", False):
+                detail = text.decode("utf-8", "replace")[:_ERROR_CHARACTERS] or HTTPStatus(status).phrase
+                await self.api.error_response(HTTPError(status, detail))(scope, receive, send)
+
+        return send_json
 
     async def _call_main(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the main endpoint, and cancel it when the client disconnects."""
@@ -112,7 +141,7 @@ class Gate:
 
         self._watchdog.set(task, _WATCH_AFTER_SECONDS, watch)
         try:
-            response = await self._api.call_main(body)
+            response = await self.api.call_main(body)
             await response(scope, receive, send)
         except asyncio.CancelledError:
             if disconnect is None or not disconnect.done():
@@ -126,12 +155,12 @@ class Gate:
 
     async def _read_body(self, receive: Receive) -> bytes:
         """The body of a request, within its limits of time and size."""
-        limit, seconds = self._config.max_body_bytes, self._config.body_seconds
+        limit, seconds = self.config.max_body_bytes, self.config.body_seconds
         parts: list[bytes] = []
         length, task = 0, _current_task()
         self._watchdog.set(task, seconds, task.cancel)
         try:
-            while length <= _DISCARD_FACTOR * limit:
+            while length <= DISCARD_FACTOR * limit:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise HTTPError(499, "the client disconnected")
@@ -139,6 +168,10 @@ class Gate:
                 length += len(part)
                 if length <= limit:
                     parts.append(part)
+                    self._receiving += len(part)
+                    if self._receiving > _MAX_BODIES * limit:
+                        headers = {"retry-after": "1", "connection": "close"}
+                        raise HTTPError(503, "too many requests are being received: try again in 1 s", headers)
                 if not message.get("more_body", False):
                     break
         except asyncio.CancelledError:
@@ -149,6 +182,7 @@ class Gate:
             raise HTTPError(408, detail, {"connection": "close"}) from None
         finally:
             self._watchdog.clear(task)
+            self._receiving -= sum(map(len, parts))
         if length > limit:
             raise HTTPError(413, f"the body is longer than {limit:,} bytes: send less at once", {"connection": "close"})
         return b"".join(parts)

@@ -9,19 +9,21 @@ import asyncio
 import math
 import socket
 from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 from time import perf_counter
 from types import FrameType
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import uvicorn
 
 from stepladder.core.errors import StepladderError
+from stepladder.serve.http.client_connection import ClientConnection
 from stepladder.serve.http.gate import Gate
 from stepladder.serve.server_configs import HTTPConfig
 
-#: Longer than clients keep idle connections, so that none is closed during a request.
-_KEEP_ALIVE_SECONDS = 75
+#: Files that a server opens besides its connections, at most.
+_OTHER_FILES = 100
 #: uvloop accepts one connection per iteration and listening socket. On a busy server iterations are long, and hundreds
 #: of clients would wait for seconds: it listens on this many copies of the socket.
 _ACCEPTS_PER_ITERATION = 16
@@ -46,7 +48,7 @@ class DrainingServer(uvicorn.Server):
             access_log=access_log,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            http=partial(ClientConnection, app, allow_files(app.config.max_connections)),  # type: ignore[arg-type]
         )
         super().__init__(config)
         self.gate = app
@@ -68,6 +70,14 @@ class DrainingServer(uvicorn.Server):
         self._socket_copies = [each.dup() for each in sockets or [] for _ in range(_ACCEPTS_PER_ITERATION - 1)]
         await super().startup([*(sockets or []), *self._socket_copies])
         self._on_start()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Every 0.1 s: end the connections whose clients have no time left."""
+        now = asyncio.get_running_loop().time()
+        connections = cast(set[ClientConnection], self.server_state.connections)
+        for each in [each for each in connections if each.due <= now]:
+            each.expire()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for the running requests, up to the drain time, then shut uvicorn down."""
@@ -115,6 +125,21 @@ def run(
     url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     server = DrainingServer(app, config.drain_seconds, access_log=access_log, on_start=lambda: announce(url))
     server.run(sockets=[listener])
+
+
+def allow_files(connections: int) -> int:
+    """Raise this process's limit of open files for so many connections; returns how many of them it allows."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft in (resource.RLIM_INFINITY, -1) or soft >= wanted:
+        return connections
+    allowed = wanted if hard in (resource.RLIM_INFINITY, -1) else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, soft), hard))
+    return max(allowed - _OTHER_FILES, 1)
 
 
 def is_loopback(host: str) -> bool:

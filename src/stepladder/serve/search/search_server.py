@@ -4,13 +4,14 @@ In: a retriever, limits, and the index information for `/info`. Out: an ASGI app
 server (`serve`).
 
     POST /retrieve       the search, see remote/protocol.py
-    GET  /health         {"status": "ok"}, for load balancers; needs no token
+    GET  /health         {"status": "ok"}, or 503 while all searches fail; for load balancers, needs no token
     GET  /info           index, limits and version
     GET  /metrics        Prometheus metrics
     GET  /openapi.json   the OpenAPI schema, with the limits of this server
 
-Errors are JSON, {"detail": "..."}: 401 without the token, 408 if the body is late, 413 and 422 for invalid requests,
-429 with Retry-After when the queue is full, 503 during shutdown. SIGTERM and Ctrl-C finish requests in progress first.
+Errors are JSON, {"detail": "..."}: 400 for what is not HTTP, 401 without the token, 408 if headers or body are late,
+413, 422 and 431 for invalid requests, 429 with Retry-After when the queue is full, 500 when the search failed, 503
+during shutdown. SIGTERM and Ctrl-C finish requests in progress first.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.remote.protocol import write_reply
+from stepladder.serve.http.answer_health import AnswerHealth
 from stepladder.serve.http.api import POST_ERRORS, WHOLE, JSONBytes, RequestBody, ServerAPI
 from stepladder.serve.http.gate import Gate
 from stepladder.serve.http.http_errors import HTTPError
@@ -83,7 +85,7 @@ class Problem(BaseModel):
 def make_app(retriever: Retriever, config: ServerConfig, info: Mapping[str, object], *, local: bool = False) -> Gate:
     """The server as an ASGI application; `info` describes the index. `local`: reject requests from web pages."""
     metrics = SearchMetrics()
-    batcher = SearchBatcher(retriever, config, metrics)
+    batcher, health = SearchBatcher(retriever, config, metrics), AnswerHealth()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -99,6 +101,7 @@ def make_app(retriever: Retriever, config: ServerConfig, info: Mapping[str, obje
                 await pending.ready
             finally:
                 batcher.cancel(pending)
+            health.count(failed=pending.results is None)
         results = pending.results
         if results is None:
             raise HTTPError(500, "the search failed; see the server's log")
@@ -112,6 +115,7 @@ def make_app(retriever: Retriever, config: ServerConfig, info: Mapping[str, obje
         lifespan=lifespan,
         error_model=Problem,
         error_fields=lambda error: {"detail": error.detail},
+        check_health=health.check,
     )
     declared = {"response_model": SearchReply, **api.declared(*POST_ERRORS)}
     api.add_main("/retrieve", retrieve, SearchRequest.within(config), declared)

@@ -39,13 +39,18 @@ from stepladder.train.grpo.rollback import rollback_checkpoint
 from stepladder.train.grpo.rollouts import Rollouts
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer, out_of_time
 from stepladder.train.loop.base_trainer import BaseTrainer
-from stepladder.train.loop.checkpoints import Checkpoints
 from stepladder.train.loop.context import TrainingContext
 from stepladder.train.loop.metrics_log import MetricsLog, Row
 from stepladder.train.loop.policy_session import open_policy
 from stepladder.train.loop.policy_weights import peft_config
 from stepladder.train.loop.public_trainer import PublicTrainer
-from stepladder.train.loop.training_loop import TrainingReport, best_checkpoint, run_training, training_numbers
+from stepladder.train.loop.training_loop import (
+    TrainingReport,
+    best_checkpoint,
+    run_training,
+    training_numbers,
+    usable_checkpoints,
+)
 
 #: The most batches of episodes between checkpoints: what a kill loses, and the granularity of a rollback.
 _SAVE_EVERY = 5
@@ -107,8 +112,8 @@ def train_grpo(
                 peft_config=None if config.lora is None else peft_config(config.lora, "CAUSAL_LM"),
             )
 
+        checkpoints = usable_checkpoints(context.folder, session.compute, context.folder / ALARMS)
         alarms = read_alarms(context.folder / ALARMS)
-        checkpoints = Checkpoints(context.folder / "checkpoints")
         metrics = MetricsLog(context.folder / "curves.jsonl", last_step=max(checkpoints.complete, default=0))
         if checkpoints.complete and (any(alarm.stopped for alarm in alarms) or out_of_time(metrics, config)):
             # An earlier call reached this end and was killed after it.

@@ -240,7 +240,8 @@ class BaseTrainer(Trainer):
 
     def _save_checkpoint(self, *arguments: Any) -> None:
         """Mark a written checkpoint as complete and remove older ones. The metrics log first: it has all its rows."""
-        super()._save_checkpoint(*arguments)
+        with self.hooks.checkpoints.saving(self.state.global_step):
+            super()._save_checkpoint(*arguments)
         if self.is_world_process_zero():
             self.hooks.metrics.save()
             best = self.hooks.metrics.best

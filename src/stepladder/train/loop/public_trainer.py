@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
-from stepladder.agents import Agent, make_agent
+from stepladder.agents import Agent, make_agent, name_agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.step_scorer import StepScorer
 from stepladder.core.trace import Question
@@ -73,7 +73,11 @@ class PublicTrainer(ABC, Generic[SomeConfig, Report]):
     def _context(self, stack: ExitStack) -> TrainingContext:
         if self.output_dir is None:
             self.output_dir = _new_folder(self.kind)
-        agent = self.agent if isinstance(self.agent, Agent) else make_agent(os.fspath(self.agent), check_agent)
+        if isinstance(self.agent, Agent):
+            agent = self.agent
+        else:
+            name_agent(self.agent)
+            agent = make_agent(os.fspath(self.agent), check_agent)
         data = self.data if isinstance(self.data, DataSet) else load_dataset(os.fspath(self.data))
         dev_questions = getattr(self._config, "dev_questions", 0)
         if dev_questions and "dev" not in data.questions:

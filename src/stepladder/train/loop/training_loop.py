@@ -3,10 +3,11 @@
 In: settings and a function that makes a `BaseTrainer` from transformers' arguments. Out: the metrics log and the folder
 of the selected checkpoint: the best by dev score, or the last without dev data. With `eval_on_start` the initial model
 is evaluated too; if no checkpoint is as good, none is selected. After a kill the same call resumes from the newest
-checkpoint and ends with the same weights.
+checkpoint whose files are all there, and ends with the same weights.
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -82,9 +83,7 @@ def run_training(
     assert updates is not None
     assert updates_per_epoch is not None
     folder = context.folder
-    checkpoints = Checkpoints(folder / "checkpoints")
-    with compute.processes.main_process_first():
-        checkpoints.remove_incomplete()
+    checkpoints = usable_checkpoints(folder, compute)
     done = max(checkpoints.complete, default=0)
     is_writer = compute.processes.is_main_process
     # Without a checkpoint training starts again, including the evaluation of the initial model.
@@ -127,6 +126,22 @@ def run_training(
                 trainer.add_callback(callback)
             trainer.train(resume_from_checkpoint=str(checkpoints.at(done)) if done else None)
     return metrics, best_checkpoint(checkpoints, metrics)
+
+
+def usable_checkpoints(folder: Path, compute: Compute, *later: Path) -> Checkpoints:
+    """The checkpoints in a folder that training can resume from; the others are removed.
+
+    If one of them was damaged, the files `later`, which tell of updates after it, are removed too.
+    """
+    checkpoints = Checkpoints(folder / "checkpoints")
+    with compute.processes.main_process_first():
+        if (damage := checkpoints.remove_unusable()) is not None:
+            for file in later:
+                file.unlink(missing_ok=True)
+            newest = max(checkpoints.complete, default=0)
+            how = f"resumes from update {newest:,}" if newest else "starts again"
+            print(f"{damage}. Training {how}; the result will be the same", file=sys.stderr)
+    return checkpoints
 
 
 def best_checkpoint(checkpoints: Checkpoints, metrics: MetricsLog) -> Path | None:

@@ -3,16 +3,19 @@
 In: a budget such as `5usd` or `2Mtok`, prices, and the ledger of a folder. Out: `BudgetEngine`, an OpenAI engine that
 sends a call only if the spend so far plus the maximum cost of this call and of those in flight fits into the budget.
 The maximum is one token per byte of the messages, an allowance for the chat template, and `max_tokens`. The server's
-own token count replaces it when the response arrives; without such a count the maximum is charged.
+own token count replaces it when the response arrives. Without a count, or with one that cannot be true (a boolean, a
+negative number, fewer tokens than the text has words), the maximum is charged.
 
 A call that does not fit waits for those in flight, which usually cost less than reserved. If it still does not fit when
 they have ended, it raises `BudgetExhausted`: the run stops, and every paid response is in the cache.
 
-Every attempt counts as a call. Attempts that the server rejected or never received are free. Attempts that may have
-been billed without a response (cancelled, timed out, disconnected, lost by a gateway) are charged their maximum.
+Every attempt counts as a call. Attempts that the server never received or refused (4xx, or 503 with Retry-After) are
+free. All others that end without a count (cancelled, timed out, disconnected, 5xx) may have been billed: they are
+charged their maximum.
 
-A server that counts more than the maximum (its own system prompt, an ignored limit) can exceed the budget once by the
-difference. From the first response on the difference is added to every reservation.
+A server that counts more than the maximum (its own system prompt, an ignored limit) can exceed the budget by the
+difference, for each call that is sent before the first such count arrives. From then on the difference is added to
+every reservation. The first call of a folder is sent alone, so that it shows how the server counts.
 
 `open_judge_engine` adds the response cache. Its folder holds the responses (`replies.jsonl`) and the calls
 (`spend.jsonl`): a resumed run repeats no call, and earlier spending counts.
@@ -34,9 +37,10 @@ from typing import Any, ClassVar, NoReturn
 import openai
 
 from stepladder.core.errors import BackendDown
+from stepladder.core.io.masking import hide
 from stepladder.core.requests import Generate
 from stepladder.core.trace import Usage
-from stepladder.engines.openai import OpenAIEngine
+from stepladder.engines.openai import SENT, OpenAIEngine
 from stepladder.engines.openai_protocol import chat_messages, usage_of
 from stepladder.judges.llm.spend.ledger import Ledger
 from stepladder.judges.llm.spend.prices import Budget, PriceTable
@@ -48,8 +52,8 @@ TEMPLATE_PER_MESSAGE, TEMPLATE_PER_CALL = 16, 256
 #: Name of the ledger in the folder.
 SPEND = "spend.jsonl"
 
-#: HTTP errors of gateways that may hide a billed response.
-_GATEWAY_ERRORS = frozenset({408, 502, 504, *range(520, 528)})
+#: Bytes of the longest plausible token. A server that counts fewer tokens has not counted.
+_MAX_BYTES_PER_TOKEN = 32
 
 
 class BudgetExhausted(BackendDown):
@@ -81,10 +85,10 @@ class SpendLimiter:
         if budget is not None and budget.unit == "usd":
             for each in (model, *ledger.totals):
                 prices.need(each)
+        #: Why the server was given up. Later calls, and those that wait at that moment, are not sent.
+        self.failure = ""
         self._in_flight = 0
         self._ended = asyncio.Event()
-        #: Tokens that the server counted beyond the maximum.
-        self._excess = Usage()
         self._exhausted: str | None = None
 
     def spent(self) -> Decimal:
@@ -102,38 +106,36 @@ class SpendLimiter:
     @asynccontextmanager
     async def reserve(self, maximum: Usage) -> AsyncIterator[Reservation]:
         """Reserve the maximum cost of the call that the block makes; raises `BudgetExhausted` if it does not fit."""
-        while not self._fits(reserved := maximum + self._excess):
-            if not self._in_flight or self._exhausted:
+        while self.budget is not None:
+            if self.failure:
+                raise BackendDown(self.failure)
+            reserved = maximum + self.ledger.excess.get(self.model, Usage())
+            fits = self.spent() + self._amount(self.model, reserved) <= self.budget.limit and not self._exhausted
+            if fits and (self.ledger.paid or not self._in_flight):  # the first call alone: it shows how calls count
+                break
+            if self._exhausted or not self._in_flight:
                 self._raise_exhausted(reserved)
             await self._ended.wait()
-        call, reservation = self.ledger.reserve(self.model, reserved), Reservation()
+        call, reservation = self.ledger.reserve(self.model, maximum), Reservation()
         self._in_flight += 1
         try:
             yield reservation
         finally:
             self._in_flight -= 1
-            if reservation.cost is not None:
-                self.ledger.settle(call, reservation.cost)
-                self._excess = Usage(
-                    max(self._excess.read, reservation.cost.read - maximum.read),
-                    max(self._excess.written, reservation.cost.written - maximum.written),
-                )
             self._ended.set()
             self._ended = asyncio.Event()
-
-    def _fits(self, reserved: Usage) -> bool:
-        if self.budget is None:
-            return True
-        return not self._exhausted and self.spent() + self._amount(self.model, reserved) <= self.budget.limit
+            if reservation.cost is not None:
+                self.ledger.settle(call, reservation.cost)
 
     def _raise_exhausted(self, reserved: Usage) -> NoReturn:
         """Raise, now and for every later call: smaller calls must not continue while the run stops."""
         assert self.budget is not None
-        amount = self.budget.format
+        amount, lost = self.budget.format, self.ledger.open - self._in_flight
+        uncounted = f" ({lost:,} calls that may have been billed count with their maximum)" if lost else ""
         self._exhausted = self._exhausted or (
-            f"the budget of {self.budget} is spent: {amount(self.spent())} so far, and the next call may cost "
-            f"{amount(self._amount(self.model, reserved))}. All responses are saved next to {self.ledger.path}: run "
-            "the same command with a larger budget to resume"
+            f"the budget of {self.budget} is spent: {amount(self.spent())} so far{uncounted}, and the next call may "
+            f"cost {amount(self._amount(self.model, reserved))}. All responses are saved next to {self.ledger.path}: "
+            "run the same command with a larger budget to resume"
         )
         raise BudgetExhausted(self._exhausted)
 
@@ -152,47 +154,72 @@ class BudgetEngine(OpenAIEngine):
         """`options` are those of `OpenAIEngine`."""
         super().__init__(limiter.model, base_url, **options)
         self.limiter = limiter
-        self._reserved: set[object] = set()
 
     def close(self) -> None:
         """Cancel the calls in flight and close the ledger."""
         super().close()
         self.limiter.ledger.close()
 
+    def _fail(self, message: str) -> NoReturn:
+        self.limiter.failure = message
+        super()._fail(message)
+
     async def _call(self, request: Generate) -> bytes | openai.APIError | TimeoutError:
-        task = asyncio.current_task()
-        if task in self._reserved:
-            # A recursive call with the other name of `max_tokens`: the server rejected the first, so the same
-            # reservation covers this one.
-            return await super()._call(request)
         maximum = max_usage(request)
         async with self.limiter.reserve(maximum) as reservation:
-            self._reserved.add(task)
+            SENT.set(False)
             try:
                 response = await super()._call(request)
-            finally:
-                self._reserved.discard(task)
-            reservation.cost = _cost(response, maximum)
+            except BaseException:  # cancelled
+                reservation.cost = None if SENT.get() else Usage()
+                raise
+            reservation.cost = _cost(response, maximum) if SENT.get() else Usage()
         return response
 
 
 def _cost(response: bytes | Exception, maximum: Usage) -> Usage | None:
-    """The cost of an attempt; None if it is unknown whether it was billed."""
+    """The cost of an attempt that was sent; None if it may have been billed and the server has not counted it."""
     if isinstance(response, bytes):
-        try:
-            body = json.loads(response.decode("utf-8", "replace"))
-        except (ValueError, RecursionError):
-            body = None
-        counted = usage_of(body.get("usage")) if isinstance(body, dict) else Usage()
-        return Usage(
-            counted.read if counted.read > 0 else maximum.read,
-            counted.written if counted.written > 0 else maximum.written,
-        )
+        return _counted(_json(response), maximum) or maximum
     if isinstance(response, openai.APIStatusError):
-        return None if response.status_code in _GATEWAY_ERRORS else Usage()
-    # By class name: the HTTP library depends on the version of the client.
-    never_sent = type(response.__cause__).__name__ in ("ConnectError", "ConnectTimeout", "PoolTimeout")
-    return Usage() if never_sent else None
+        counted = _counted(_json(response.response.content), maximum)
+        return counted or (Usage() if _refused(response) else None)
+    return None
+
+
+def _refused(error: openai.APIStatusError) -> bool:
+    """Whether a server refused a request before it did any work. Content filters run after the prompt was read."""
+    if error.status_code == 503:
+        return "retry-after" in error.response.headers
+    return 400 <= error.status_code < 500 and error.status_code not in (408, 499) and "filter" not in str(error.code)
+
+
+def _counted(body: object, maximum: Usage) -> Usage | None:
+    """The server's count of a call, or None; what cannot be true is replaced by the maximum."""
+    usage = body.get("usage") if isinstance(body, dict) else None
+    if not isinstance(usage, dict) or not any(usage.values()):
+        return None
+    counted = usage_of(usage)
+    least_read = max((maximum.read - TEMPLATE_PER_CALL) // _MAX_BYTES_PER_TOKEN, 1)
+    least_written = max(len(_reply_text(body).encode("utf-8", "replace")) // _MAX_BYTES_PER_TOKEN, 1)
+    return Usage(
+        counted.read if counted.read >= least_read else maximum.read,
+        counted.written if counted.written >= least_written else maximum.written,
+    )
+
+
+def _json(data: bytes) -> object:
+    try:
+        return json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _reply_text(body: Any) -> str:
+    try:
+        return str(body["choices"][0]["message"]["content"] or "")
+    except (LookupError, TypeError):
+        return ""
 
 
 def open_judge_engine(
@@ -214,6 +241,6 @@ def open_judge_engine(
         limiter = SpendLimiter(ledger, model, PriceTable(prices), budget)
         engine = BudgetEngine(limiter, url, **options)
         opened.callback(engine.close)
-        cached = CachedEngine(engine, folder / RESPONSES, f"{model} at {url}", limiter.spend)
+        cached = CachedEngine(engine, folder / RESPONSES, f"{model} at {url and hide(url)}", limiter.spend)
         opened.pop_all()
         return cached

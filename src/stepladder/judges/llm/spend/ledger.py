@@ -1,12 +1,14 @@
 """The ledger of a folder: every call on disk, so that a budget holds across restarts.
 
 In: the file of a ledger. Every call is recorded before it is sent, with the maximum tokens it may cost, and again when
-its cost is known. Out: totals by model. A call without a recorded end (killed process, broken connection) may have been
-billed: it counts with its maximum.
+its cost is known. Out: totals by model. A call without a recorded end (killed process, broken connection, error of the
+server) may have been billed: it counts with its maximum.
 
 The file is locked: two processes at a time could each spend the budget.
 """
 
+import errno
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +46,15 @@ class Ledger:
         self.totals: dict[str, Usage] = {}
         #: The number of paid calls, and of calls without a recorded end.
         self.paid, self.open = 0, 0
+        #: By model: tokens that its server counted beyond the maximum. They are added to later reservations.
+        self.excess: dict[str, Usage] = {}
         self._calls: list[_Line] = []
+        #: Of each call: the excess that its reservation includes.
+        self._included: list[Usage] = []
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            self._file = path.open("a+b", buffering=0)
         except OSError as error:
             raise StepladderError(f"{path} cannot be opened: {error.strerror or error}") from error
         try:
@@ -59,10 +65,10 @@ class Ledger:
             raise
 
     def reserve(self, model: str, max_usage: Usage) -> int:
-        """Record a call before it is sent; returns its number."""
+        """Record a call before it is sent; returns its number. The known excess is added to its maximum."""
         with self._lock:
-            call = len(self._calls)
-            self._write(_Line(call, model, max_usage.read, max_usage.written, final=False))
+            call, most = len(self._calls), max_usage + self.excess.get(model, Usage())
+            self._write(_Line(call, model, most.read, most.written, final=False))
             return call
 
     def settle(self, call: int, usage: Usage) -> None:
@@ -75,19 +81,33 @@ class Ledger:
         self._file.close()
 
     def _write(self, line: _Line) -> None:
+        data = _LINE.dump_json(line) + b"\n"
         try:
-            self._file.write(_LINE.dump_json(line) + b"\n")
-            self._file.flush()
+            end = self._file.seek(0, os.SEEK_END)
+            try:
+                if self._file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                self._file.truncate(end)  # no part of a line stays behind
+                raise
         except (OSError, ValueError) as error:  # ValueError: the file was closed while a call was in flight
             raise BackendDown(f"{self.path}: the spend could not be recorded: {error}") from error
         self._apply(line)
 
     def _apply(self, line: _Line) -> None:
         """Update the totals by a line: a new call, or the end of an earlier one."""
+        excess = self.excess.get(line.model, Usage())
         if line.call == len(self._calls):
             self._calls.append(line)
+            self._included.append(excess)
         else:
-            self._count(self._calls[line.call], -1)
+            before, included = self._calls[line.call], self._included[line.call]
+            if line.final:
+                self.excess[line.model] = Usage(
+                    max(excess.read, line.read - before.read + included.read),
+                    max(excess.written, line.written - before.written + included.written),
+                )
+            self._count(before, -1)
             self._calls[line.call] = line
         self._count(line, 1)
 

@@ -1,0 +1,170 @@
+"""What a judge's server may have billed counts, whatever it says; what it surely has not billed is given back."""
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepladder.core.errors import BackendDown, StepladderError
+from stepladder.core.requests import Generation
+from stepladder.core.trace import Usage
+from stepladder.engines.openai_protocol import usage_of
+from stepladder.judges.llm.spend.budget import BudgetExhausted
+from stepladder.judges.llm.spend.ledger import Ledger
+from stepladder.judges.llm.spend.prices import Budget
+from tests.support import ROOT, openai_server
+from tests.support.openai_server import Answer, Server, fails, says
+from tests.support.paid_calls import MOST, Till, ask, calls, opened, question, run
+
+server = openai_server.server
+
+_FILTERED = fails(400, "filtered", code="content_filter")
+_COUNTED = Answer(429, {"error": {"message": "no"}, "usage": {"prompt_tokens": 400, "completion_tokens": 20}})
+
+
+@pytest.mark.parametrize(
+    "last",
+    [fails(500), fails(501), fails(502), fails(503), fails(408), Answer(500, b"<html>"), _FILTERED, _COUNTED],
+    ids=["500", "501", "502", "503", "408", "HTML", "filtered", "429 with a count"],
+)
+def test_a_server_that_bills_and_then_fails_cannot_pass_the_budget(
+    server: Server, tmp_path: Path, last: Answer
+) -> None:
+    till = Till()
+
+    def answer(body: dict[str, Any], n: int) -> Answer:
+        till.usage(body)
+        return last
+
+    server.answer = answer
+    for _ in range(3):
+        with (
+            closing(opened(server, tmp_path, calls(5), concurrency=1)) as engine,
+            pytest.raises(BudgetExhausted) as stopped,
+        ):
+            run(engine, 9)
+    assert "calls that may have been billed count with their maximum" in str(stopped.value) or last is _COUNTED
+    assert 0 < till.tokens <= calls(5).limit
+
+
+@pytest.mark.parametrize("count", [True, -500, "1", 0.5, 10**30, 1, [1], {"tokens": 1}, None])
+def test_a_count_that_cannot_be_true_is_the_maximum(server: Server, tmp_path: Path, count: object) -> None:
+    server.answer = lambda body, n: says("because " * 20, usage={"prompt_tokens": count, "completion_tokens": count})
+    with closing(opened(server, tmp_path, concurrency=1)) as engine:
+        engine.generate([request := ask("Which of these is the better step? " * 10)])
+    spend = engine.spend()
+    assert spend.calls == 1
+    assert spend.tokens_read > len(request.context[0].text)
+    assert spend.tokens_written == 20
+
+
+def test_reasoning_that_only_the_total_counts_is_paid_for() -> None:
+    assert usage_of({"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 61}) == Usage(9, 52)
+    assert usage_of({"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 3}) == Usage(9, 2)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        fails(401, "who?"),
+        fails(403, "no"),
+        fails(404, "where?"),
+        fails(429, "slow down", headers={"Retry-After": "0.001"}),
+        fails(503, "later", headers={"Retry-After": "0.001"}),
+        Answer(400, {"error": {"message": "bad"}, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}),
+    ],
+    ids=["401", "403", "404", "429", "503 and when to come back", "400, counted as 0"],
+)
+def test_refusals_do_not_use_the_budget_up(server: Server, tmp_path: Path, refusal: Answer) -> None:
+    """Also not those that wait while the first is refused: they are not sent."""
+    server.answer = lambda body, n: refusal
+    for _ in range(3):
+        with closing(opened(server, tmp_path, calls(1), concurrency=4)) as engine:
+            try:
+                run(engine, 4)
+            except BudgetExhausted:
+                raise
+            except BackendDown:
+                pass
+        assert (engine.spend().lost, engine.spend().tokens_read) == (0, 0)
+    server.answer = lambda body, n: says("fine")
+    with closing(opened(server, tmp_path, calls(1))) as engine:
+        assert isinstance(engine.generate([question(0)])[0], Generation)
+
+
+def test_a_redirect_is_not_followed_and_not_paid_twice(server: Server, tmp_path: Path) -> None:
+    server.answer = lambda body, n: Answer(307, {}, {"Location": "/v1/chat/completions"})
+    with closing(opened(server, tmp_path, calls(3))) as engine, pytest.raises(BackendDown, match="redirects to /v1"):
+        engine.generate([question(0)])
+    assert len(server.requests) == 1
+    assert engine.spend().lost == 1
+
+
+def test_what_a_server_counts_beyond_the_maximum_is_known_after_a_restart(server: Server, tmp_path: Path) -> None:
+    """Four at once: the first alone shows the hidden prompt, the next process reserves for it from the start."""
+    till = Till()
+
+    def answer(body: dict[str, Any], n: int) -> Answer:
+        usage = till.usage(body)
+        till.tokens += 1_000
+        return says("fine", usage={**usage, "prompt_tokens": usage["prompt_tokens"] + 1_000})
+
+    server.answer = answer
+    each = MOST.read + MOST.written + 1_000
+    budget = Budget(Decimal(int(3.5 * each)), "tok")
+    with closing(opened(server, tmp_path, budget, concurrency=4)) as engine:
+        run(engine, 2)
+    for _ in range(2):
+        with (
+            closing(opened(server, tmp_path, budget, concurrency=4)) as engine,
+            pytest.raises(BudgetExhausted, match=f"may cost {each:,} tokens"),
+        ):
+            run(engine, 9)
+    assert till.tokens == 3 * each <= budget.limit
+
+
+def test_half_a_line_on_a_full_disk_leaves_a_ledger_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Ledger(tmp_path / "spend.jsonl")) as ledger:
+        first = ledger.reserve("m", Usage(100, 10))
+        real = ledger._file
+
+        class Full:
+            def write(self, data: bytes) -> int:
+                return real.write(data[:7])
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(real, name)
+
+        monkeypatch.setattr(ledger, "_file", Full())
+        with pytest.raises(BackendDown, match=r"could not be recorded.*No space"):
+            ledger.settle(first, Usage(1, 1))
+        monkeypatch.setattr(ledger, "_file", real)
+        ledger.reserve("m", Usage(5, 5))
+    with closing(Ledger(tmp_path / "spend.jsonl")) as ledger:
+        assert (ledger.totals, ledger.open) == ({"m": Usage(105, 15)}, 2)
+
+
+def test_two_processes_cannot_each_spend_the_budget(server: Server, tmp_path: Path) -> None:
+    with closing(opened(server, tmp_path, calls(3))), pytest.raises(StepladderError, match="in use by another"):
+        opened(server, tmp_path, calls(3))
+
+
+@pytest.mark.slow
+def test_the_limit_holds_over_restarts_kills_and_two_processes() -> None:
+    modes = ["booleans", "bills, then 500", "bills, then hangs", "401, not billed", "every second call 500"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "checks/judge_servers.py", *modes],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 servers, 3 restarts each: 0 wrong" in done.stdout
