@@ -16,6 +16,7 @@ them.
 
 import asyncio
 import json
+import math
 import os
 import re
 import threading
@@ -29,7 +30,9 @@ from urllib.parse import urlsplit
 import openai
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
+from stepladder.core.io.known_servers import name_servers, server_key, withheld
 from stepladder.core.io.masking import MASK, hide, mask, reveal
+from stepladder.core.io.reply_size import PLAIN, LongReply, limit_reply
 from stepladder.core.io.retries import retry_wait
 from stepladder.core.requests import Generate, Generation, empty_generation
 from stepladder.core.trace import Author, Segment
@@ -38,8 +41,11 @@ from stepladder.engines.base import Engine, EngineOptions
 from stepladder.engines.openai_protocol import MAX_STOPS, chat_messages, finished_text, usage_of
 
 OPENAI_URL = "https://api.openai.com/v1"
+_KEY_VARIABLE = "OPENAI_API_KEY"
 #: Attempts for a server that has never responded: it is more likely absent than busy.
 FIRST_ATTEMPTS = 3
+#: Maximum bytes of a reply.
+MAX_REPLY = 8 * 2**20
 #: After this many consecutive requests that failed despite all retries, the server is considered down.
 MAX_CONSECUTIVE_FAILURES = 10
 
@@ -52,6 +58,10 @@ _UNSUPPORTED = re.compile(r"unsupported|not supported|does not support", re.IGNO
 
 #: Whether the newest request of this task has left for the server. One that has not is certainly not billed.
 SENT: ContextVar[bool] = ContextVar("sent", default=False)
+
+
+#: The body of a server's response, or the error.
+Response = bytes | openai.APIError | TimeoutError | LongReply
 
 
 class OpenAIEngine(Engine):
@@ -86,9 +96,10 @@ class OpenAIEngine(Engine):
             raise BackendDown(f"concurrency is {concurrency}; expected at least 1")
         if max_retries < 0:
             raise BackendDown(f"max_retries is {max_retries}; expected 0 or more")
+        name_servers([OPENAI_URL, os.environ.get("OPENAI_BASE_URL")])
         url = hide(base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
         host = _host(url)
-        key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
+        key = (api_key or server_key(_KEY_VARIABLE, url)).strip()
         if not key and host == "api.openai.com":
             raise BackendDown(
                 f"{url} needs a key: set the environment variable OPENAI_API_KEY, or name another server (--base-url; "
@@ -114,7 +125,9 @@ class OpenAIEngine(Engine):
             max_retries=0,  # retries are done here: counted, cancellable, with delays above the client's 8 seconds
             timeout=openai.Timeout(timeout, connect=min(timeout / 2, 10.0)),
             # A redirect is a second call that nobody has agreed to pay for, maybe at another server.
-            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"request": [_trace]}),
+            http_client=openai.DefaultAsyncHttpxClient(
+                follow_redirects=False, headers=PLAIN, event_hooks={"request": [_trace], "response": [_limit_size]}
+            ),
         )
         endpoint = self._client.chat.completions if api == "chat" else self._client.completions
         self._create: Callable[..., Awaitable[Any]] = endpoint.with_raw_response.create
@@ -207,7 +220,7 @@ class OpenAIEngine(Engine):
                 self.retries += 1
                 await asyncio.sleep(delay)
 
-    async def _call(self, request: Generate) -> bytes | openai.APIError | TimeoutError:
+    async def _call(self, request: Generate) -> Response:
         """The body of the server's response, or the error.
 
         Errors are returned, not raised, so that no error of ours is chained to one that contains the request's headers.
@@ -230,11 +243,13 @@ class OpenAIEngine(Engine):
             async with asyncio.timeout(self._timeout):
                 response = await self._create(**payload)
                 return bytes(response.http_response.content)
-        except (openai.APIError, TimeoutError) as error:
-            return error
+        except (openai.APIError, TimeoutError, LongReply) as error:
+            return error.__cause__ if isinstance(error.__cause__, LongReply) else error
 
     def _retry_delay(self, error: Exception, attempts: int) -> float | None:
         """Seconds to wait before the next attempt; None if a retry is useless."""
+        if isinstance(error, LongReply):  # the next one would be as long, and may be billed as well
+            return None
         if not isinstance(error, openai.APIStatusError):
             return retry_wait(attempts, {}, self._backoff)
         if error.code == "insufficient_quota" or (error.status_code not in (408, 429) and error.status_code < 500):
@@ -244,6 +259,8 @@ class OpenAIEngine(Engine):
     def _classify(self, request: Generate, error: Exception, attempts: int) -> Generation | BackendError:
         """Map a failure to an empty generation (context too long), a `BackendError`, or raise `BackendDown`."""
         detail, after = self._error_text(error), f"after {attempts} attempts" if attempts > 1 else "first attempt"
+        if isinstance(error, LongReply):
+            return BackendError(f"{self._url}: {error}")
         if not isinstance(error, openai.APIStatusError):
             # Compared by name: the client's HTTP library depends on its version.
             if type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout"):
@@ -253,9 +270,8 @@ class OpenAIEngine(Engine):
             return BackendError(f"the connection to {self._url} failed ({after}: {detail})")
         status = error.status_code
         if status in (401, 403):
-            self._fail(
-                f"{self._url} rejected the key ({status}: {detail}). Correct the environment variable OPENAI_API_KEY."
-            )
+            advice = withheld(_KEY_VARIABLE, self._url) or f" Correct the environment variable {_KEY_VARIABLE}."
+            self._fail(f"{self._url} rejected the key ({status}: {detail}).{advice}")
         if status == 404:
             self._fail(
                 f"{self._url} has no model {self.model!r} or no {self.api} API (404: {detail}). Compare the model name "
@@ -337,6 +353,10 @@ async def _trace(request: Any) -> None:
 
     SENT.set(False)
     request.extensions["trace"] = note
+
+
+async def _limit_size(response: Any) -> None:
+    limit_reply(response, MAX_REPLY, math.inf)  # `_call` limits the time
 
 
 def _rejects(error: openai.APIStatusError, parameter: str) -> bool:

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
+from stepladder.core.io.known_servers import servers_from_files
 from stepladder.core.io.masking import masked
 from stepladder.core.version import __version__
 from stepladder.pipeline.recipe import Recipe, read_yaml
@@ -86,7 +87,9 @@ class RunFolder:
         path = self.path / _RECIPE
         if not path.is_file():
             raise StepladderError(f"the run {self.path} has no {_RECIPE}: repeat the command that created the run")
-        return Recipe.read(read_yaml(path), str(path), leave_out=lambda key: True)  # noqa: ARG005 # checked before
+        data = read_yaml(path)
+        servers_from_files(data)  # the run may be somebody else's
+        return Recipe.read(data, str(path), leave_out=lambda key: True)  # noqa: ARG005 # checked before
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Write the recipe with every value."""

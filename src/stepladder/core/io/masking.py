@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -118,21 +119,24 @@ def revealed(data: Any) -> Any:
 def mask_process() -> None:
     """Mask what this process shows of itself: its command line, its logs and tracebacks. For command line programs."""
     sys.argv[:] = mask_command(sys.argv)
-    logging.setLogRecordFactory(_masked_record)
+    logging.setLogRecordFactory(_MaskedRecord)
     sys.excepthook = _print_masked
+    threading.excepthook = lambda error: _print_masked(*error[:3])
 
 
 def _print_masked(*error: Any) -> None:
     print(mask("".join(traceback.format_exception(*error))), file=sys.stderr)
 
 
-def _masked_record(*values: Any, **named: Any) -> logging.LogRecord:
-    record = logging.LogRecord(*values, **named)
-    record.msg = masked(record.msg)
-    record.args = masked(record.args)
-    if record.exc_info and record.exc_info[0] is not None:
-        record.exc_text = mask("".join(traceback.format_exception(*record.exc_info)).rstrip())
-    return record
+class _MaskedRecord(logging.LogRecord):
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.args = masked(self.args)  # some formatters read them
+        if self.exc_info and self.exc_info[0] is not None:
+            self.exc_text = mask("".join(traceback.format_exception(*self.exc_info)).rstrip())
+
+    def getMessage(self) -> str:
+        return mask(super().getMessage())  # also what objects such as URLs and errors become as text
 
 
 def _revealed(url: str) -> str:

@@ -10,8 +10,8 @@ A call that does not fit waits for those in flight, which usually cost less than
 they have ended, it raises `BudgetExhausted`: the run stops, and every paid response is in the cache.
 
 Every attempt counts as a call. Attempts that the server never received or refused (4xx, or 503 with Retry-After) are
-free. All others that end without a count (cancelled, timed out, disconnected, 5xx) may have been billed: they are
-charged their maximum.
+free. All others that end without a count (cancelled, timed out, disconnected, too long, 5xx) may have been billed: they
+are charged their maximum.
 
 A server that counts more than the maximum (its own system prompt, an ignored limit) can exceed the budget by the
 difference, for each call that is sent before the first such count arrives. From then on the difference is added to
@@ -40,7 +40,7 @@ from stepladder.core.errors import BackendDown
 from stepladder.core.io.masking import hide
 from stepladder.core.requests import Generate
 from stepladder.core.trace import Usage
-from stepladder.engines.openai import SENT, OpenAIEngine
+from stepladder.engines.openai import SENT, OpenAIEngine, Response
 from stepladder.engines.openai_protocol import chat_messages, usage_of
 from stepladder.judges.llm.spend.ledger import Ledger
 from stepladder.judges.llm.spend.prices import Budget, PriceTable
@@ -119,6 +119,9 @@ class SpendLimiter:
         call, reservation = self.ledger.reserve(self.model, maximum), Reservation()
         self._in_flight += 1
         try:
+            reservation.cost = Usage()  # not sent, unless the record is on the disk
+            await asyncio.get_running_loop().run_in_executor(None, self.ledger.sync)
+            reservation.cost = None
             yield reservation
         finally:
             self._in_flight -= 1
@@ -164,7 +167,7 @@ class BudgetEngine(OpenAIEngine):
         self.limiter.failure = message
         super()._fail(message)
 
-    async def _call(self, request: Generate) -> bytes | openai.APIError | TimeoutError:
+    async def _call(self, request: Generate) -> Response:
         maximum = max_usage(request)
         async with self.limiter.reserve(maximum) as reservation:
             SENT.set(False)
