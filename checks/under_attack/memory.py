@@ -13,8 +13,8 @@ from under_attack.clients import MCP, agent, answers, ask, call, chat
 from under_attack.fake import answering
 from under_attack.version import NotRun, Version, attack
 
-#: Questions before the limit, questions under it, and the MB that they may take.
-WARM_UP, QUESTIONS, ROOM = 8, 96, 160
+#: Questions before the limit, half of the questions under it, and the MB that they may take.
+WARM_UP, QUESTIONS, ROOM = 8, 64, 96
 PASSAGES, PASSAGE_BYTES, SEARCHES = 40, 260_000, 120
 
 
@@ -43,9 +43,13 @@ def server_memory(version: Version, _: Path) -> str | None:
                 raise NotRun("the server did not answer")
             limit(process.pid, ROOM)
             codes = Counter(pool.map(question, range(QUESTIONS)))
+            half = memory_of(process.pid, "VmRSS") if process.poll() is None else 0
+            codes += Counter(pool.map(question, range(QUESTIONS, 2 * QUESTIONS)))
         health = ask(where, "GET", "/health")
-    failed = QUESTIONS - codes[200]
-    return f"{failed} of {QUESTIONS} questions failed, /health: {health[0]} {health[2].strip()}" if failed else None
+        grown = 0 if process.poll() is not None else (memory_of(process.pid, "VmRSS") - half) // 2**20
+    if failed := 2 * QUESTIONS - codes[200]:
+        return f"{failed} of {2 * QUESTIONS} questions failed, /health: {health[0]} {health[2].strip()}"
+    return f"{QUESTIONS} more questions took {grown} MB and kept them" if grown > ROOM else None
 
 
 @attack("long passages")

@@ -224,6 +224,13 @@ def _is_full_disk(error: Exception) -> bool:
     return not isinstance(error, StepladderError) and _CUT_SHORT.search(str(error)) is not None
 
 
+def reserve_space(path: Path) -> None:
+    """Reserve the disk space of a sparse file that will be mapped: a full disk is an error now, not a dead process."""
+    if reserve := getattr(os, "posix_fallocate", None):  # not on macOS
+        with path.open("r+b") as file:
+            reserve(file.fileno(), 0, path.stat().st_size)
+
+
 def write_error(path: Path, what: str, error: Exception, afterwards: str | None = None) -> WriteError:
     """The error for a failed write, with the free space of the disk. `afterwards`: the end of the message."""
     target = path.resolve()
