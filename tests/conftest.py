@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -61,6 +62,8 @@ def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(masking, "_values", masking._values.copy())
     monkeypatch.setattr(known_servers, "_named", known_servers._named.copy())
     monkeypatch.setattr(known_servers, "_from_files", known_servers._from_files.copy())
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     factory, hook, thread_hook = logging.getLogRecordFactory(), sys.excepthook, threading.excepthook
     yield
     logging.setLogRecordFactory(factory)

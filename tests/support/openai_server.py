@@ -50,6 +50,7 @@ class Server:
     requests: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     #: Bytes that were sent without end.
     sent: int = 0
     in_flight: int = 0
@@ -67,6 +68,7 @@ class Server:
             self.requests.append(body)
             self.paths.append(handler.path)
             self.keys.append(handler.headers["Authorization"])
+            self.headers.append(dict(handler.headers))
             self.in_flight += 1
             self.peak = max(self.peak, self.in_flight)
             self.lock.notify_all()

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 import openai
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
-from stepladder.core.io.known_servers import name_servers, server_key, withheld
+from stepladder.core.io.known_servers import is_stranger, name_servers, server_key, withheld
 from stepladder.core.io.masking import MASK, hide, mask, reveal
 from stepladder.core.io.reply_size import PLAIN, LongReply, limit_reply
 from stepladder.core.io.retries import retry_wait
@@ -119,6 +119,7 @@ class OpenAIEngine(Engine):
         self._max_tokens_name = "max_tokens"
         self._reached = False
         self._consecutive_failures = 0
+        hooks = [_trace, *([] if api_key or not is_stranger(_KEY_VARIABLE, url) else [_drop_secrets])]
         self._client = openai.AsyncOpenAI(
             base_url=reveal(url),
             api_key=key or "none",
@@ -126,7 +127,7 @@ class OpenAIEngine(Engine):
             timeout=openai.Timeout(timeout, connect=min(timeout / 2, 10.0)),
             # A redirect is a second call that nobody has agreed to pay for, maybe at another server.
             http_client=openai.DefaultAsyncHttpxClient(
-                follow_redirects=False, headers=PLAIN, event_hooks={"request": [_trace], "response": [_limit_size]}
+                follow_redirects=False, headers=PLAIN, event_hooks={"request": hooks, "response": [_limit_size]}
             ),
         )
         endpoint = self._client.chat.completions if api == "chat" else self._client.completions
@@ -323,6 +324,8 @@ class OpenAIEngine(Engine):
             return BackendError(f"{self._url} returned an invalid completion ({problem}): {start!r}")
         if finish == "content_filter":
             return BackendError(f"{self._url} withheld the reply (content filter)")
+        if self._key and isinstance(content, str):
+            content = content.replace(self._key, MASK)  # a server may repeat it, and replies are stored
         if not isinstance(content, str):
             refusal = choice["message"].get("refusal") if self.api == "chat" else None
             return BackendError(
@@ -353,6 +356,14 @@ async def _trace(request: Any) -> None:
 
     SENT.set(False)
     request.extensions["trace"] = note
+
+
+async def _drop_secrets(request: Any) -> None:
+    """Remove what the client adds from the environment: a server that only a file names must not have it."""
+    custom = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
+    for name in ("OpenAI-Organization", "OpenAI-Project", *(line.partition(":")[0].strip() for line in custom)):
+        if name in request.headers:
+            del request.headers[name]
 
 
 async def _limit_size(response: Any) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -19,7 +20,7 @@ from mcp import Client
 from transformers import TrainerCallback
 
 from stepladder.core.errors import BackendError
-from stepladder.core.io.masking import hide, mask_process, reveal
+from stepladder.core.io.masking import hide, mask, mask_process, reveal
 from stepladder.core.requests import Generate, Generation
 from stepladder.core.trace import Passage
 from stepladder.driver import Driver
@@ -75,6 +76,24 @@ def test_logs_of_libraries_are_masked_however_they_are_formatted(
     logging.getLogger("httpx2").warning(message, *values)
     assert "***" in caplog.messages[0]
     assert not secrets_in(caplog.text)
+
+
+def test_warnings_and_errors_that_nobody_catches_are_masked(capsys: pytest.CaptureFixture[str]) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            raise ValueError(f"cannot close {URL}")
+
+    del (dropped := [Dropped()])[:]
+    assert not dropped
+    said = capsys.readouterr().err + warnings.formatwarning(f"deprecated: {URL}", UserWarning, "here.py", 1)
+    assert "cannot close" in said
+    assert "deprecated" in said
+    assert not secrets_in(said)
+
+
+@pytest.mark.parametrize("name", ["X-Amz-Signature", "jwt", "pass", "sig"])
+def test_signed_urls_are_masked(name: str) -> None:
+    assert "hidden99" not in mask(f"GET https://node/x?{name}=hidden99&n=1")
 
 
 def test_the_access_log_of_a_server_is_masked() -> None:

@@ -19,7 +19,7 @@ from stepladder.pipeline.run_folder import RunFolder
 from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index import milvus
 from tests.support import openai_server
-from tests.support.openai_server import Server, fails
+from tests.support.openai_server import Server, fails, says
 from tests.support.paid_calls import ask
 
 server = openai_server.server
@@ -89,6 +89,43 @@ def test_a_server_that_the_user_has_named_is_known_from_then_on(server: Server, 
     user_list("known_servers.json").chmod(0o666)
     with pytest.raises(StepladderError, match="can be changed by other users"):
         call(server.url)
+
+
+def test_other_secrets_in_the_environment_are_not_sent_either(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {"OPENAI_ORG_ID": "org-mine", "OPENAI_PROJECT_ID": "proj-mine"}
+    secrets["OPENAI_CUSTOM_HEADERS"] = "X-Gateway-Key: gateway-mine\nX-Team: team-mine"
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    servers_from_files(server.url)
+    call(server.url)
+    assert "mine" not in str(server.headers)
+    name_servers(server.url)
+    call(server.url)
+    assert all(value in str(server.headers[1]) for value in ("org-mine", "proj-mine", "gateway-mine", "team-mine"))
+
+
+def test_a_server_that_got_one_key_gets_no_other(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPLADDER_TOKEN", "of-the-search-server")
+    assert server_key("STEPLADDER_TOKEN", server.url) == "of-the-search-server"
+    _forget()
+    servers_from_files(server.url)
+    assert server_key("STEPLADDER_TOKEN", server.url) == "of-the-search-server"
+    assert server_key("OPENAI_API_KEY", server.url) == ""
+
+
+def test_a_server_that_repeats_the_key_does_not_bring_it_into_files(server: Server) -> None:
+    server.answer = lambda body, n: says(f"your key is {KEY}", usage={"prompt_tokens": 1, "completion_tokens": 1})
+    name_servers(server.url)
+    with closing(OpenAIEngine("big", server.url, max_retries=0)) as engine:
+        (reply,) = engine.generate([ask("x")])
+    assert KEY not in str(reply)
+    assert "your key is ***" in str(reply)
+
+
+def test_a_typed_url_needs_no_home_folder(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
+    name_servers(server.url)
+    assert server_key("OPENAI_API_KEY", server.url) == KEY
 
 
 def test_the_run_of_ones_own_recipe_has_the_key_also_after_it_was_stored(server: Server, tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ configuration folder: the user's own runs and indexes can be used without naming
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from stepladder.core.io.files import WriteError
+from stepladder.core.errors import StepladderError
+from stepladder.core.io.masking import remember
 from stepladder.core.io.user_lists import read_list, write_list
 
 _FILE, _AGAIN = "known_servers.json", "type the URLs of your servers again"
@@ -37,21 +38,31 @@ def server_key(variable: str, url: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not key or withheld(variable, url):
         return ""
-    known, now = read_list(_FILE, _AGAIN), dict.fromkeys(_servers(url), True)
-    if not now.keys() <= known.keys():
-        with suppress(OSError, WriteError):  # without a writable home folder the user names them again
+    remember(key)  # the server may repeat it
+    now = dict.fromkeys(_entries(variable, _servers(url)), True)
+    with suppress(OSError, StepladderError):  # without a home folder the user names them again
+        if not now.keys() <= (known := read_list(_FILE, _AGAIN)).keys():
             write_list(_FILE, known | now)
     return key
 
 
 def withheld(variable: str, url: str) -> str:
     """Why a server gets no key although there is one, as the end of an error message; else empty."""
-    servers = set(_servers(url))
-    strangers = (servers & _from_files) - _named
-    if not os.environ.get(variable) or (servers and strangers <= read_list(_FILE, _AGAIN).keys()):
+    if not os.environ.get(variable) or not is_stranger(variable, url):
         return ""
     how = "If it is yours, type its URL once, as in `--judge-url URL` or `stepladder index search URL QUERY`"
     return f" {variable} was not sent to it: only a file of a run or an index names it. {how}"
+
+
+def is_stranger(variable: str, url: str) -> bool:
+    """Whether a server must not have the secrets that belong to an environment variable."""
+    servers = set(_servers(url))
+    strangers = (servers & _from_files) - _named
+    return not servers or bool(strangers and not _entries(variable, strangers) <= read_list(_FILE, _AGAIN).keys())
+
+
+def _entries(variable: str, servers: Iterable[str]) -> set[str]:
+    return {f"{variable} {server}" for server in servers}
 
 
 def _servers(data: Any) -> Iterator[str]:

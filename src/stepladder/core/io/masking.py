@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -22,12 +23,13 @@ MASK = "***"
 _SHORTEST = 6
 
 _NAMES = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|(?<![a-z])token)"
+_SHORT_NAMES = "key|auth|pwd|pass|sig|jwt"
 _URL_SECRETS = (
     # User info, up to the last @ before the path. Quotes end a URL inside of a longer text.
     (re.compile(r"""(?<=://)[^\s/?#"'<>\\]*@"""), f"{MASK}@"),
     # A password with a character that belongs into a path: what follows the colon is not a port.
     (re.compile(r"""(?<=://)[\w.%+~$!*=-]*:(?!\d{1,5}(?:[/?#\s"',)\]]|$))\S*@"""), f"{MASK}@"),
-    (re.compile(rf"""(?i)([?&](?:[\w.-]*{_NAMES}|key|auth|pwd|sig|signature)=)[^\s&#"'<>]+"""), rf"\1{MASK}"),
+    (re.compile(rf"""(?i)([?&](?:[\w.-]*(?:{_NAMES}|signature)|{_SHORT_NAMES})=)[^\s&#"'<>]+"""), rf"\1{MASK}"),
 )
 _TEXT_SECRETS = (
     *_URL_SECRETS,
@@ -39,6 +41,8 @@ _TEXT_SECRETS = (
 _SECRET_OPTION = re.compile(rf"--?[\w-]*{_NAMES}", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD)")
 _URL_WITH_USER = re.compile(r"""://([^\s/?#"'<>\\]*)@([^\s/?#"'<>\\,@]+)""")
+
+_format_warning = warnings.formatwarning
 
 #: User info by host and port, and other secrets that this process has seen.
 _users: dict[str, str] = {}
@@ -122,10 +126,16 @@ def mask_process() -> None:
     logging.setLogRecordFactory(_MaskedRecord)
     sys.excepthook = _print_masked
     threading.excepthook = lambda error: _print_masked(*error[:3])
+    sys.unraisablehook = lambda error: _print_masked(error.exc_type, error.exc_value, error.exc_traceback)
+    warnings.formatwarning = _masked_warning
 
 
 def _print_masked(*error: Any) -> None:
     print(mask("".join(traceback.format_exception(*error))), file=sys.stderr)
+
+
+def _masked_warning(*values: Any, **named: Any) -> str:
+    return mask(_format_warning(*values, **named))
 
 
 class _MaskedRecord(logging.LogRecord):
