@@ -6,8 +6,8 @@ In: how long and which seed. Out: one line per fault and per result, then a tabl
 command ends in another way than it should, or an interrupt is lost.
 
 The jobs (`fault_jobs.py`) are a recipe with all stages, index builds, the unpacking of a GGUF file and an adapter. Each
-is run once without faults. Then jobs are drawn at random, and each is started again and again until it completes. Most
-starts meet a fault after a random time:
+is run once without faults. Then they take turns, and each is started again and again until it completes. Most starts
+meet a fault after a random time:
 
 kill        kill -9
 interrupt   SIGINT; the process must end within a minute with status 130
@@ -21,6 +21,7 @@ allowed. A scripted server judges pairs and counts its calls: the ledger of a ru
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import pkgutil
@@ -337,11 +338,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/faults"))
     parser.add_argument("--short", action="store_true", help="only what needs no trained policy")
+    parser.add_argument("--only", default="", metavar="NAMES", help="jobs with one of these in their names")
     arguments = parser.parse_args()
     if MOUNTED not in os.environ:
         mounted = shutil.which("unshare") is not None and can_mount()
         os.environ.update({MOUNTED: str(int(mounted)), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
-        os.environ.update({"NO_PROXY": "127.0.0.1", "STEPLADDER_OFFLINE": "1"})
+        os.environ.update({"NO_PROXY": "127.0.0.1", "XDG_CONFIG_HOME": str(arguments.out.absolute() / "config")})
         command = [sys.executable, *sys.argv]
         os.execvp("unshare" if mounted else command[0], [*_unshare(), *command] if mounted else command)
     out = arguments.out.absolute()
@@ -352,7 +354,8 @@ def main() -> int:
     check = Check(out, random.Random(arguments.seed), disk, judge)
     try:
         began = time.monotonic()
-        jobs = make_jobs(out / "inputs", judge.url, check.run, short=arguments.short)
+        made = make_jobs(out / "inputs", judge.url, check.run, short=arguments.short)
+        jobs = [job for job in made if any(each in job.name for each in arguments.only.split(","))]
         undisturbed = {}
         for job in jobs:
             folder, before = disk.folder / "undisturbed", time.monotonic()
@@ -365,11 +368,11 @@ def main() -> int:
         print(
             f"undisturbed: {time.monotonic() - began:.0f} s; disk: {'tmpfs' if disk.mounted else 'limit'}", flush=True
         )
-        number = 0
-        while time.monotonic() < until:
-            job = jobs[0] if number % 2 == 0 else check.rng.choice(jobs[1:])
+        for number in itertools.count():
+            if time.monotonic() > until:
+                break
+            job = jobs[number % len(jobs)]
             check.disturb(job, number, undisturbed[job.name], until)
-            number += 1
     finally:
         judge.close()
     check.print_table()
