@@ -14,8 +14,19 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar
 
-from stepladder.agents.base import malformed, neutralize, one_line, prompt_segment, question_line, render_passages
+from stepladder.agents.base import (
+    malformed,
+    neutralize,
+    one_line,
+    prompt_segment,
+    question_line,
+    render_passages,
+    with_note,
+)
+from stepladder.agents.formats.lenient import first_block
+from stepladder.agents.formats.step_grammars import THOUGHT, block_grammar
 from stepladder.agents.tags import TaggedAgent, read_blocks, write_block
+from stepladder.core.grammars.grammar import Grammar
 from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
 
 #: Tag around passages in prompts. The policy may not write it.
@@ -43,14 +54,16 @@ class PromptedAgent(TaggedAgent):
     """
 
     prompts: ClassVar[Prompts]
+    observation_openings: ClassVar[tuple[str, ...]] = (f"<{PASSAGES_TAG}>",)
     #: Most searches before an answer is required. An episode that uses them all has 2 x `iterations` + 1 steps.
     iterations: ClassVar[int] = 8
 
     def state(self, trajectory: Trajectory) -> State:
         """The state after these steps."""
-        if not trajectory.steps:
+        taken = [step for step in trajectory.steps if step.action.kind is not ActionKind.MALFORMED]
+        if not taken:
             return State.BEGIN_REASONING
-        if trajectory.steps[-1].action.kind is ActionKind.QUERY:
+        if taken[-1].action.kind is ActionKind.QUERY:
             return State.DOCUMENT_ANALYSIS
         return State.REASONING if len(trajectory.queries) < self.iterations else State.ANSWER_GENERATION
 
@@ -62,16 +75,45 @@ class PromptedAgent(TaggedAgent):
             {ActionKind.ANSWER} if state is State.ANSWER_GENERATION else {ActionKind.QUERY, ActionKind.ANSWER}
         )
 
+    def expected(self, trajectory: Trajectory) -> frozenset[ActionKind]:
+        """The kinds of action that are valid in the current state."""
+        return self.allowed(self.state(trajectory))
+
+    def grammar(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar:
+        """Free thought and one of the blocks that may follow."""
+        due = self.due(trajectory, forced=forced)
+        return block_grammar((THOUGHT,), [tag for kind, tag in self.tag_of.items() if kind in due])
+
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """The prompt of the state, as a single segment: the context restarts at every step."""
-        last = trajectory.steps[-1] if trajectory.steps else None
-        text = self.prompts[self.state(trajectory)].format(
+        return (prompt_segment(self._prompt(self.state(trajectory), trajectory)),)
+
+    def context(self, trajectory: Trajectory, *, forced: bool = False) -> tuple[Segment, ...]:
+        """As for other agents; a forced answer has a prompt of its own, with the passages that no step has read."""
+        if not forced:
+            return super().context(trajectory)
+        context: tuple[Segment, ...] = (prompt_segment(self._prompt(State.ANSWER_GENERATION, trajectory)),)
+        if trajectory.steps and (unread := trajectory.steps[-1].passages):
+            context = with_note(context, f"<{PASSAGES_TAG}>\n{render_passages(unread)}\n</{PASSAGES_TAG}>")
+        return self.opened(context, trajectory, forced=True)
+
+    def opening(self, trajectory: Trajectory, *, forced: bool) -> str:
+        """The tag of the only kind of action that may follow, or of a query after slips alone; else free thought."""
+        due = self.due(trajectory, forced=forced)
+        if trajectory.steps and trajectory.slips == len(trajectory.steps) and not forced:
+            due = frozenset({ActionKind.QUERY})
+        return "".join(f"<{self.tag_of[kind]}>" for kind in due) if self.play.prime and len(due) == 1 else ""
+
+    def _prompt(self, state: State, trajectory: Trajectory) -> str:
+        """The prompt of a state. Steps in which nothing was decided are not part of the history."""
+        taken = [step for step in trajectory.steps if step.action.kind is not ActionKind.MALFORMED]
+        last = taken[-1] if taken else None
+        return self.prompts[state].format(
             question=self.render_question(trajectory),
-            history="".join(self.render_action(step.action) for step in trajectory.steps),
+            history="".join(self.render_action(step.action) for step in taken),
             query=one_line(last.action.content) if last is not None else "",
             passages=render_passages(last.passages if last is not None else ()),
         )
-        return (prompt_segment(text),)
 
     def render_question(self, trajectory: Trajectory) -> str:
         """The question as prompts show it."""
@@ -104,6 +146,25 @@ class PromptedAgent(TaggedAgent):
             due = " or ".join(f"<{tag}>" for tag, each in kinds.items() if each in self.allowed(state))
             return malformed(text, f"<{action.tag}> where {due} is due ({state})")
         return Action(kind, action.content, text[: mark.start()].strip())
+
+    @property
+    def markup(self) -> tuple[str, ...]:
+        """All tags of the grammar."""
+        return (PASSAGES_TAG, *self.tag_of.values())
+
+    def find_action(self, text: str, trajectory: Trajectory) -> Action | None:
+        """The first block that fits the state, or else the first query or answer."""
+        due = tuple(self.tag_of[kind] for kind in self.tag_of if kind in self.expected(trajectory))
+        kinds = {tag: kind for kind, tag in self.tag_of.items()}
+        found = first_block(text, due, self.markup) if due != tuple(kinds) else None
+        if found is not None:
+            return Action(kinds[found.tag], found.content, found.thought)
+        return self.fitting(super().find_action(text, trajectory), trajectory)
+
+    def fitting(self, action: Action | None, trajectory: Trajectory) -> Action | None:
+        """The action, unless it summarizes passages where there are none."""
+        fits = action is not None and action.kind in {ActionKind.QUERY, ActionKind.ANSWER, *self.expected(trajectory)}
+        return action if fits else None
 
     def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
         """The thought, then the action in its tag on a line of its own."""

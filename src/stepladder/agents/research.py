@@ -11,19 +11,23 @@ trailing comma, a missing bracket) is repaired. What cannot be repaired is malfo
 """
 
 import json
-import math
-from typing import Any, ClassVar
-
-from json_repair import repair_json
+from typing import ClassVar
 
 from stepladder.agents.base import PROMPTS, brief, malformed, one_line
+from stepladder.agents.formats.json_action import json_action, read_object
+from stepladder.agents.formats.step_grammars import json_grammar
 from stepladder.agents.prompted import PromptedAgent, Prompts, State
+from stepladder.core.grammars.grammar import Grammar
 from stepladder.core.trace import Action, ActionKind, Trajectory
 
 UNKNOWN = "unknown"
-#: In characters. A step is far shorter, and repairing long text is slow.
-_MAX_REPAIR_LENGTH = 20_000
 
+#: The fields of each kind of object, in the order in which they are written.
+_FIELDS = {
+    ActionKind.QUERY: ("reasoning", "answer", "claim", "query"),
+    ActionKind.SUB_ANSWER: ("result",),
+    ActionKind.ANSWER: ("reasoning", "answer"),
+}
 _HISTORY_LINE = {ActionKind.QUERY: "Search: ", ActionKind.SUB_ANSWER: "Result: ", ActionKind.ANSWER: "Answer: "}
 
 
@@ -42,6 +46,12 @@ class ReSearch(PromptedAgent):
     #: JSON strings have no raw line breaks, so this ends an object, whether it has one line or several.
     stops: ClassVar[tuple[str, ...]] = ("}\n",)
     remembers_thoughts: ClassVar[bool] = False
+    answer_opening: ClassVar[str] = ""
+
+    def grammar(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar:
+        """An object with the fields of one of the actions that may follow."""
+        due = self.due(trajectory, forced=forced)
+        return json_grammar([fields for kind, fields in _FIELDS.items() if kind in due])
 
     def render_question(self, trajectory: Trajectory) -> str:
         """On one line, because the history has one entry per line."""
@@ -55,7 +65,7 @@ class ReSearch(PromptedAgent):
         """An action that is valid in the current state, or malformed."""
         if not text.strip():
             return malformed(text, "nothing was written")
-        fields = _read_object(text)
+        fields = read_object(text)
         if isinstance(fields, str):
             return malformed(text, fields)
         state = self.state(trajectory)
@@ -69,6 +79,17 @@ class ReSearch(PromptedAgent):
             thoughts.append(fields.get("claim", ""))
         return Action(kind, fields[self.tag_of[kind]], " ".join(filter(None, thoughts)))
 
+    def opening(self, trajectory: Trajectory, *, forced: bool) -> str:
+        """The beginning of an object."""
+        if not self.play.prime:
+            return ""
+        summarizes = not forced and self.state(trajectory) is State.DOCUMENT_ANALYSIS
+        return '{"result": "' if summarizes else '{"reasoning": "'
+
+    def find_action(self, text: str, trajectory: Trajectory) -> Action | None:
+        """The first object with an action, also by RAG-Gym's field names; a result only where one is due."""
+        return self.fitting(json_action(text), trajectory)
+
     def write(self, action: Action, trajectory: Trajectory) -> str:
         """An object on one line. While searching, the drafted answer is "unknown"."""
         fields: dict[str, str] = {}
@@ -80,33 +101,3 @@ class ReSearch(PromptedAgent):
 
 
 ReSearchBrief = brief(ReSearch, prompts=PROMPTS["research-brief"])
-
-
-def _read_object(text: str) -> dict[str, str] | str:
-    """The text fields of a JSON object, or a description of the problem."""
-    begin = text.find("{")
-    if begin < 0:  # repair_json would turn any text into an object
-        return "no JSON object"
-    try:
-        found, end = json.JSONDecoder().raw_decode(text, begin)
-        if "{" in text[end:]:
-            return "more than one JSON object"
-    except (ValueError, RecursionError):
-        if len(text) > _MAX_REPAIR_LENGTH:
-            return f"not JSON, and too long to repair: {len(text):,} characters"
-        try:
-            found = repair_json(text[begin:], return_objects=True, skip_json_loads=True)
-        except (ValueError, RecursionError) as error:
-            return f"not JSON, and beyond repair: {error}"
-    if not isinstance(found, dict):
-        return f"expected a JSON object, found {type(found).__name__}"
-    return {str(name): text for name, value in found.items() if (text := _text(value))}
-
-
-def _text(value: Any) -> str:
-    """A string or number as text; empty for all other JSON values."""
-    if isinstance(value, str):
-        return value.strip()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return ""
-    return str(value)

@@ -8,6 +8,10 @@ Simulations run in waves of `parallel`. The paths of a wave are selected one aft
 expanded and evaluated concurrently, so a single tree keeps an engine busy. The tree depends on its seed alone: random
 draws belong to positions in the tree, not to time or batches. A simulation that fails keeps its virtual loss, so that a
 state that cannot be continued does not attract all other simulations.
+
+With `keep_rollouts` the steps of a rollout become nodes. Every state on its way then has one child with a value, and
+needs a single expansion to have siblings that can be compared: about half the calls per group of siblings. A rollout
+that ended well is expanded from its end, where siblings are few steps from theirs; one that ended badly from its start.
 """
 
 import math
@@ -22,7 +26,7 @@ from stepladder.core.requests import Algorithm, Sampling, Score
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Node, Question, Rollout, StopReason, Trajectory, Tree
 from stepladder.driver.gather import gather
-from stepladder.explore.episode import EpisodeConfig, candidates, initial_state, run_to_end
+from stepladder.explore.episode import EpisodeConfig, action_key, candidates, initial_state, run_to_end
 
 Selection = Literal["uct", "puct", "puct-policy"]
 
@@ -57,6 +61,8 @@ class MCTSConfig:
     #: Early stopping: after so many simulations in which no value below the root changed by more than `tolerance`.
     patience: int | None = None
     tolerance: float = 0.01
+    #: Keep the steps of rollouts as nodes: fewer calls per group of siblings with values.
+    keep_rollouts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("simulations", "width", "depth", "parallel"):
@@ -99,6 +105,8 @@ class _SearchNode:
     position: tuple[int, ...] = ()
     prior: float = 1.0
     children: "list[_SearchNode]" = field(default_factory=list)
+    #: Whether its children were sampled; a node of a kept rollout has one child before that.
+    expanded: bool = False
     visits: int = 0
     total: float = 0.0
     #: Selected simulations that have not been backpropagated: virtual losses, visits with value 0.
@@ -126,6 +134,14 @@ class _SearchNode:
 
         return max(self.children, key=selection_score)
 
+    def new_child(self) -> "_SearchNode | None":
+        """A child without a visit, or None; first a terminal one, whose value takes no rollout."""
+        unvisited = [child for child in self.children if not child.visits + child.in_flight]
+        return min(unvisited, key=lambda child: child.reward is None, default=None)
+
+
+#: The lowest value of a state whose kept rollout ended well.
+_ENDED_WELL = 0.5
 
 #: The nodes of a simulation, from the root to a leaf.
 _Path = list[_SearchNode]
@@ -149,9 +165,9 @@ class _Search:
         expandable = list(dict.fromkeys(leaf for *_, leaf in paths if self._is_expandable(leaf)))
         expanded = yield from gather(self._expand(leaf) for leaf in expandable)
         broken = {leaf: error for leaf, error in zip(expandable, expanded) if error is not None}
-        paths = [self._select(path) for path in paths]
+        paths = [self._select(path, expanded=path[-1] in expandable) for path in paths]
         selected = [path for path in paths if path[-1] not in broken]
-        values = yield from gather(self._evaluate(leaf, index) for index, (*_, leaf) in enumerate(selected))
+        values = yield from gather(self._evaluate(path, index) for index, path in enumerate(selected))
         errors = [broken[leaf] for *_, leaf in paths if leaf in broken]
         for path, value in zip(selected, values):
             if isinstance(value, Exception):
@@ -160,13 +176,26 @@ class _Search:
                 self._backpropagate(path, value)
         return errors
 
-    def _select(self, path: _Path) -> _Path:
-        """Extend a path to a leaf; every node added to it gets a virtual loss."""
-        while path[-1].children:
-            child = path[-1].best_child(self.settings)
+    def _select(self, path: _Path, *, expanded: bool = False) -> _Path:
+        """Extend a path to a leaf; every node added to it gets a virtual loss. `expanded`: its last node just was."""
+        keeps = self.settings.keep_rollouts
+        while path[-1].expanded:
+            new = path[-1].new_child() if keeps and expanded else None
+            child = new or path[-1].best_child(self.settings)
             child.in_flight += 1
             path.append(child)
+            expanded = False
+        while keeps and (below := self._kept_below(path[-1])) is not None:
+            below.in_flight += 1
+            path.append(below)
         return path
+
+    def _kept_below(self, node: _SearchNode) -> _SearchNode | None:
+        """The next state of a kept rollout, if that is to be expanded before this one: the rollout ended well."""
+        if node.expanded or not node.children or node.value < _ENDED_WELL:
+            return None
+        below = node.children[0]
+        return None if below.expanded or not self._is_expandable(below) else below
 
     def _is_expandable(self, leaf: _SearchNode) -> bool:
         """Whether a leaf gets children: it is not terminal, and was evaluated before or is being evaluated."""
@@ -183,12 +212,24 @@ class _Search:
             leaf.trajectory = replace(leaf.trajectory, stop=StopReason.CONTEXT_LIMIT)
             leaf.reward = 0.0
             return
-        for index, (trajectory, prior) in enumerate(zip(sampled, self._priors(sampled), strict=True)):
-            child = _SearchNode(trajectory, len(self.nodes), leaf.number, (*leaf.position, index), prior)
-            if trajectory.stop is not None and settings.ends == "answer":
-                child.reward = outcome(trajectory)
-            leaf.children.append(child)
-            self.nodes.append(child)
+        known = {action_key(child.trajectory.steps[-1].action) for child in leaf.children}
+        new = [each for each in sampled if action_key(each.steps[-1].action) not in known]
+        priors = self._priors([*(child.trajectory for child in leaf.children), *new])
+        for trajectory in new:
+            self._add(leaf, trajectory)
+        for child, prior in zip(leaf.children, priors, strict=True):
+            child.prior = prior
+        leaf.expanded = True
+
+    def _add(self, parent: _SearchNode, trajectory: Trajectory) -> _SearchNode:
+        """A new child."""
+        position = (*parent.position, len(parent.children))
+        child = _SearchNode(trajectory, len(self.nodes), parent.number, position)
+        if trajectory.stop is not None and self.settings.ends == "answer":
+            child.reward = outcome(trajectory)
+        parent.children.append(child)
+        self.nodes.append(child)
+        return child
 
     def _priors(self, children: Sequence[Trajectory]) -> list[float]:
         """The prior probability of each child."""
@@ -204,8 +245,9 @@ class _Search:
         likelihoods = [math.exp(mean - max(means)) for mean in means]
         return [each / sum(likelihoods) for each in likelihoods]
 
-    def _evaluate(self, leaf: _SearchNode, index: int) -> Algorithm[float]:
-        """The value of a leaf, as seen from the leaf."""
+    def _evaluate(self, path: _Path, index: int) -> Algorithm[float]:
+        """The value of a leaf, as seen from the leaf; or from the end of its rollout, if that is added to the path."""
+        leaf = path[-1]
         if leaf.trajectory.stop is not None and leaf.reward is None:
             leaf.reward = (yield from self._score(leaf)) if leaf.trajectory.answer is not None else 0.0
         if leaf.reward is not None:
@@ -217,6 +259,12 @@ class _Search:
         end = yield from run_to_end(self.agent, leaf.trajectory, rollout, seed)
         assert end.stop is not None
         steps = len(end.steps) - len(leaf.trajectory.steps)
+        if self.settings.keep_rollouts and steps and not leaf.children:
+            for count in range(1, steps + 1):
+                state = end if count == steps else replace(end, steps=end.steps[: count - steps], stop=None)
+                path.append(self._add(path[-1], state))
+                path[-1].in_flight += 1
+            return self._discounted(path[-1], outcome(end), 0)
         leaf.rollouts.append(Rollout(outcome(end), steps, end.stop, end.answer))
         return self._discounted(leaf, outcome(end), steps)
 

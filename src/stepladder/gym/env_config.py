@@ -24,6 +24,7 @@ from stepladder.gym import ENV_ID
 from stepladder.gym.spaces import AnyText
 from stepladder.oracle.agent_check import check_agent
 from stepladder.oracle.step_judge import GoldScorer
+from stepladder.pipeline.resources import PromptingConfig
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.factory import load_retriever
 from stepladder.retrieval.index.bm25 import BM25Index
@@ -36,6 +37,19 @@ class EnvConfig(Config):
 
     #: The agent, which renders prompts and parses actions: a name, or a Python file.
     agent: PathStr = "prorag"
+    #: How actions are read: exactly in the agent's format, or leniently (`docs/agents.md`).
+    format: Literal["strict", "lenient"] = "strict"
+    #: Malformed actions that are answered with a hint, and whether the answer is asked for at a limit. Default: 0 and
+    #: false, or 2 and true if the format is lenient.
+    max_format_errors: int | None = Field(default=None, ge=0)
+    force_answer: bool | None = None
+    #: Searches per episode; then the answer is due. Default: no limit.
+    max_searches: int | None = Field(default=None, ge=1)
+    #: Whether observations end with the beginning of the next action (`<step>`).
+    prime: bool = False
+    #: Files that replace the agent's prompt, and its hint after a malformed action.
+    prompt: PathStr | None = None
+    hint: PathStr | None = None
     #: The name of a data set, or a question file. Default: `atlas-small`, unless `questions` is set.
     data: PathStr | None = None
     #: The split. Default: `train`, or all questions of a question file.
@@ -84,7 +98,9 @@ class EnvBackend:
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self.settings = settings = EnvConfig.read(arguments, ENV_ID)
         name_agent(settings.agent)
-        self.agent = make_agent(settings.agent, check_agent)
+        own = PromptingConfig.read(settings.model_dump(include=set(PromptingConfig.model_fields)), ENV_ID)
+        play = own.play(settings.agent)
+        self.agent = make_agent(settings.agent, check_agent, play=play, prompt=own.prompt, hint=own.hint)
         self.limits = EpisodeConfig(settings.max_steps, settings.k)
         #: Whether questions need gold answers, and whether steps are scored.
         self.uses_answers, self.uses_steps = settings.reward != "process", settings.reward != "outcome"

@@ -122,7 +122,7 @@ class EpisodeSlot:
             raise StepladderError(f"an action is the policy's text, a str; found {action!r}")
         if self._transition is None or self._transition.trajectory.stop is not None:
             raise StepladderError("no episode is running: call reset() before step()")
-        text, stopped = cut_at_stop(str(action), self.backend.agent.stops)  # converts numpy strings
+        text, stopped = cut_at_stop(str(action), self.backend.agent.stop_strings)  # converts numpy strings
         if len(text) > self.backend.settings.max_action:
             text, stopped = text[: self.backend.settings.max_action], False
         finish = Finish.STOP if stopped else Finish.END

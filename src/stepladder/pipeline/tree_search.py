@@ -13,7 +13,7 @@ from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
 from stepladder.explore.tree_store import Grow, explore, read_trees, throughput_note
 from stepladder.explore.values import monte_carlo
-from stepladder.pipeline.resources import RunContext
+from stepladder.pipeline.resources import RunContext, paid_by
 from stepladder.pipeline.search_config import TreeStageConfig
 from stepladder.pipeline.stage import POLICY, REWARD, TREES, StageResult, Task
 
@@ -24,8 +24,9 @@ _CACHED_GENERATIONS = 16_384
 
 
 def check_tree_stage(settings: TreeStageConfig, context: RunContext) -> None:
-    """Questions must have answers, there must be an index if the agent searches, and a price for a paid judge."""
+    """Questions must have answers, there must be an index if the agent searches, and prices for paid models."""
     context.expect_answers(settings.split)
+    context.check_server()
     if settings.llm is not None:
         settings.llm.check()
 
@@ -38,7 +39,7 @@ def grow_trees(
     questions = sample_questions(split, settings.questions or len(split), task.seed, balance=settings.balance)
     path = task.folder / FILE
     with ExitStack() as stack:
-        engine = stack.enter_context(context.engine(task.inputs[POLICY]))
+        engine = stack.enter_context(context.engine(task.inputs[POLICY], folder=task.folder))
         scores = None
         if scorer is not None:
             made = context.scorer(scorer, task.inputs.get(REWARD), llm=settings.llm, folder=task.folder)
@@ -54,6 +55,7 @@ def grow_trees(
         watch = stack.enter_context(Progress(task.name, len(questions), note=note))
         explored = explore(driver, questions, grow, path, seed=task.seed, watch=watch)
         judged = scores.summary() if scores is not None else {}
+        paid = paid_by(engine)
     if explored.failures.total() == len(questions):
         path.unlink()  # nothing to resume from
         raise StepladderError(f"{task.name}: every tree failed: {next(iter(explored.failures))}")
@@ -66,6 +68,7 @@ def grow_trees(
         "tokens_written": driver.counts.usage.written if explored.known == 0 else None,
         "shared": round(driver.counts.shared, 3),
         **judged,
+        **paid,
     }
     return StageResult(summary, {TREES: path})
 

@@ -13,10 +13,10 @@ import pytest
 from stepladder.core.errors import BackendDown, StepladderError
 from stepladder.core.requests import Generation
 from stepladder.core.trace import Usage
-from stepladder.engines.openai_protocol import usage_of
-from stepladder.judges.llm.spend.budget import BudgetExhausted
-from stepladder.judges.llm.spend.ledger import Ledger
-from stepladder.judges.llm.spend.prices import Budget
+from stepladder.engines.openai.openai_protocol import usage_of
+from stepladder.engines.spend.budget import BudgetExhausted
+from stepladder.engines.spend.ledger import Ledger
+from stepladder.engines.spend.prices import Budget
 from tests.support import ROOT, openai_server
 from tests.support.openai_server import Answer, Server, fails, says
 from tests.support.paid_calls import MOST, Till, ask, calls, opened, question, run

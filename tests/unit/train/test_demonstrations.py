@@ -11,13 +11,13 @@ import pytest
 from stepladder.agents import AGENTS, Agent, make_agent
 from stepladder.core.errors import BackendError, StepladderError
 from stepladder.core.requests import Finish, Generate, Generation, Sampling
-from stepladder.core.trace import Author, Hop, Question, Segment, Trajectory
+from stepladder.core.trace import UNKNOWN_TOKENS, Author, Hop, Question, Segment, Trajectory
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.engines.base import Engine
 from stepladder.engines.scripted import ScriptedEngine
+from stepladder.engines.spend.response_cache import CachedEngine
 from stepladder.explore.episode import EpisodeConfig, episode
-from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.oracle.agent_check import check_agent
 from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.base import Retriever
@@ -187,10 +187,9 @@ class Paid(Engine):
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         self.asked += len(requests)
+        written = Segment(Author.POLICY, RIGHT, vocabulary=UNKNOWN_TOKENS)  # as a server does
         return [
-            BackendError("no")
-            if request.seed == 13
-            else Generation(request.context, Segment(Author.POLICY, RIGHT), RIGHT, Finish.STOP)
+            BackendError("no") if request.seed == 13 else Generation(request.context, written, RIGHT, Finish.STOP)
             for request in requests
         ]
 

@@ -30,6 +30,10 @@ class SFTConfig(TranscriptTrainingConfig):
     #: Teacher, bootstrap and trees: minimum F1 of a correct answer.
     min_f1: Annotated[float, Field(gt=0, le=1)] = 1.0
 
+    #: Trees: train on text of a model behind a server, whose token ids are unknown: it is encoded with this model's
+    #: tokenizer.
+    reencode: bool = False
+
     @model_validator(mode="after")
     def _teacher_given(self) -> Self:
         if self.source == "teacher" and self.teacher_model is None:
@@ -43,13 +47,17 @@ class SFTConfig(TranscriptTrainingConfig):
             names += ["num_generations", "temperature", "keep"]
         if self.source in ("gold", "mined"):
             names.append("min_f1")
-        if self.source == "trees":
-            names += ["questions", "balance"]
+        names += ["questions", "balance"] if self.source == "trees" else ["reencode"]
         reasons = {
             "gold": "the oracle replays each gold decomposition once",
             "mined": "the oracle replays each decomposition once",
             "trees": "the best branch of each tree is used",
             "bootstrap": "the model itself writes the demonstrations",
+            "teacher": "the text of a teacher is always encoded here",
         }
         reason = f"with source: {self.source} ({reasons.get(self.source)})"
         return {**super().unused(), **dict.fromkeys(names, reason)}
+
+    def inert(self) -> frozenset[str]:
+        """`reencode` allows, and changes nothing."""
+        return super().inert() | {"reencode"}

@@ -18,6 +18,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stepladder.agents import Play
 from stepladder.agents.base import Agent
 from stepladder.core.answer_metrics import Miss, score
 from stepladder.core.errors import StepladderError
@@ -26,16 +27,17 @@ from stepladder.core.io.records import read_records, write_records
 from stepladder.core.trace import ActionKind, Question, Trajectory, Tree
 from stepladder.driver import Driver, Outcome, OutcomeCallback
 from stepladder.engines.base import Engine
-from stepladder.engines.openai import OpenAIEngine
+from stepladder.engines.openai.openai_engine import OpenAIEngine
+from stepladder.engines.spend.response_cache import CachedEngine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.ranked import best_branch
-from stepladder.judges.llm.spend.response_cache import CachedEngine
 from stepladder.oracle.engine import OracleEngine
 from stepladder.retrieval.base import Retriever
 from stepladder.train.loop.context import TrainingContext, Trees, iter_trees
 from stepladder.train.sft.config import SFTConfig
 from stepladder.train.sft.fewshot import FewShot
 from stepladder.train.transcripts.sampled_episodes import episode_jobs
+from stepladder.train.transcripts.tokenized import expect_token_ids
 
 _TRANSCRIPTS, _DROPPED, _RESPONSES = "transcripts.jsonl", "dropped.json", "teacher.jsonl"
 
@@ -105,7 +107,9 @@ def _make(
         case "trees":
             if trees is None:
                 raise StepladderError("source 'trees' needs search trees: run explore or rank first")
-            return tree_demonstrations(iter_trees(trees), config.min_f1)
+            made = tree_demonstrations(iter_trees(trees), config.min_f1)
+            expect_token_ids(made.kept, reencode=config.reencode)
+            return made
         case "gold" | "mined":
             return gold_demonstrations(
                 context.agent, questions, context.retriever, context.episode, seed=context.seed, watch=context.watch
@@ -131,6 +135,7 @@ def gold_demonstrations(
     """The oracle's episode of every question with a gold decomposition, if the search finds the passages it needs."""
     answerable = [question for question in questions if question.answers]
     playable = [question for question in answerable if question.hops or ActionKind.QUERY not in agent.kinds]
+    agent = agent.playing(Play())
     driver = Driver(OracleEngine(agent, seed), retriever)
     dropped = Counter(
         no_known_answer=len(questions) - len(answerable), no_decomposition=len(answerable) - len(playable)
@@ -150,7 +155,7 @@ def sampled_demonstrations(
     engine: Engine, context: TrainingContext, config: SFTConfig, questions: Sequence[Question]
 ) -> Demonstrations:
     """Samples of a model with a few-shot prompt: up to `keep` distinct, correct transcripts per question."""
-    few_shot = FewShot(context.agent)
+    few_shot = FewShot(context.agent.playing(Play()))
     playable = [question for question in questions if question.answers]
     dropped = Counter(no_known_answer=len(questions) - len(playable))
     episode = replace(context.episode, sampling=replace(context.episode.sampling, temperature=config.temperature))
@@ -192,6 +197,8 @@ def _wrong(outcome: Outcome[Trajectory], min_f1: float) -> str | None:
     if outcome.value is None:
         return "failed"
     row = score(outcome.value)
+    if row.prediction is not None and not outcome.value.is_strict:
+        return "outside_format"
     if row.em == 1 or row.f1 >= min_f1:
         return None
     if row.prediction is None:
