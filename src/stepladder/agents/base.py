@@ -142,9 +142,11 @@ class Agent(ABC):
     def context(self, trajectory: Trajectory, *, forced: bool = False) -> tuple[Segment, ...]:
         """What the policy reads next: the rendering; after a slip a hint; for a `forced` answer a demand for it.
 
-        It ends with the opening of the turn, if turns are primed.
+        A demand repeats the question, which long passages may have pushed far away. The context ends with the opening
+        of the turn, if turns are primed.
         """
-        note, times = (self.demand, 1) if forced else (self.hint, _newest_slips(trajectory))
+        demand = f"{self.demand} The question is: {question_line(trajectory.question.text)}"
+        note, times = (demand, 1) if forced else (self.hint, _newest_slips(trajectory))
         return self.opened(with_note(self.render(trajectory), note, times), trajectory, forced=forced)
 
     def opened(self, context: tuple[Segment, ...], trajectory: Trajectory, *, forced: bool) -> tuple[Segment, ...]:

@@ -5,8 +5,9 @@
     reasoning           question, history                                 -> query or answer
     answer_generation   question, history, after the last search allowed  -> answer
 
-The steps so far determine which prompt is next. Passages appear only in the prompt of the step that summarizes them,
-which keeps contexts short. A step is free thought and then exactly one block, whose tag gives the kind of action.
+The steps so far determine which prompt is next. Passages appear in the prompt of the step that summarizes them, which
+keeps contexts short, and once more where only the answer may follow, if its prompt has a slot for them. A step is free
+thought and then exactly one block, whose tag gives the kind of action.
 """
 
 import re
@@ -27,10 +28,12 @@ from stepladder.agents.formats.lenient import first_block
 from stepladder.agents.formats.step_grammars import THOUGHT, block_grammar
 from stepladder.agents.tags import TaggedAgent, read_blocks, write_block
 from stepladder.core.grammars.grammar import Grammar
-from stepladder.core.trace import Action, ActionKind, Segment, Trajectory
+from stepladder.core.trace import Action, ActionKind, Passage, Segment, Trajectory
 
 #: Tag around passages in prompts. The policy may not write it.
 PASSAGES_TAG = "retrieval"
+#: The most characters of passages that a prompt shows again.
+_SHOWN_AGAIN = 12_000
 
 
 class State(StrEnum):
@@ -43,7 +46,7 @@ class State(StrEnum):
 
 
 #: One prompt per state, by its name, with slots for `question`, `history`, `query` (the last) and `passages` (its
-#: results). A history ends with a line break.
+#: results where they are summarized, those of all searches elsewhere). A history ends with a line break.
 Prompts = Mapping[str, str]
 
 
@@ -89,11 +92,15 @@ class PromptedAgent(TaggedAgent):
         return (prompt_segment(self._prompt(self.state(trajectory), trajectory)),)
 
     def context(self, trajectory: Trajectory, *, forced: bool = False) -> tuple[Segment, ...]:
-        """As for other agents; a forced answer has a prompt of its own, with the passages that no step has read."""
+        """As for other agents; a forced answer has a prompt of its own.
+
+        It shows the passages of all searches or, if it has no slot for them, those that no step has read.
+        """
         if not forced:
             return super().context(trajectory)
         context: tuple[Segment, ...] = (prompt_segment(self._prompt(State.ANSWER_GENERATION, trajectory)),)
-        if trajectory.steps and (unread := trajectory.steps[-1].passages):
+        unread = trajectory.steps[-1].passages if trajectory.steps else ()
+        if unread and "{passages}" not in self.prompts[State.ANSWER_GENERATION]:
             context = with_note(context, f"<{PASSAGES_TAG}>\n{render_passages(unread)}\n</{PASSAGES_TAG}>")
         return self.opened(context, trajectory, forced=True)
 
@@ -112,7 +119,9 @@ class PromptedAgent(TaggedAgent):
             question=self.render_question(trajectory),
             history="".join(self.render_action(step.action) for step in taken),
             query=one_line(last.action.content) if last is not None else "",
-            passages=render_passages(last.passages if last is not None else ()),
+            passages=render_passages(
+                last.passages if last is not None and state is State.DOCUMENT_ANALYSIS else _found(trajectory)
+            ),
         )
 
     def render_question(self, trajectory: Trajectory) -> str:
@@ -173,3 +182,16 @@ class PromptedAgent(TaggedAgent):
     def _text(self, kind: ActionKind, content: str, thought: str) -> str:
         block = write_block(self.tag_of[kind], content, (PASSAGES_TAG, *self.tag_of.values()))
         return f"{thought}\n{block}" if thought else block
+
+
+def _found(trajectory: Trajectory) -> tuple[Passage, ...]:
+    """The passages of all searches, each once; of many only the newest."""
+    every = {passage.id: passage for step in trajectory.steps for passage in step.passages}
+    room = _SHOWN_AGAIN
+    newest: list[Passage] = []
+    for passage in reversed(every.values()):
+        room -= len(passage.text)
+        if newest and room < 0:
+            break
+        newest.append(passage)
+    return tuple(reversed(newest))

@@ -6,6 +6,7 @@ Every step is one JSON object:
     {"result": "what the passages answer to the query"}
     {"reasoning": "..", "answer": "the answer"}                   all claims have support: the end
 
+An action needs no more than its own field, "query", "result" or "answer"; prompts for small models leave the draft out.
 The history holds only queries and their results; every step reasons from scratch. Almost valid JSON (a code fence, a
 trailing comma, a missing bracket) is repaired. What cannot be repaired is malformed.
 """
@@ -22,11 +23,11 @@ from stepladder.core.trace import Action, ActionKind, Trajectory
 
 UNKNOWN = "unknown"
 
-#: The fields of each kind of object, in the order in which they are written.
-_FIELDS = {
-    ActionKind.QUERY: ("reasoning", "answer", "claim", "query"),
-    ActionKind.SUB_ANSWER: ("result",),
-    ActionKind.ANSWER: ("reasoning", "answer"),
+#: The fields of the objects of each kind, in the order in which they are written.
+_FIELDS: dict[ActionKind, tuple[tuple[str, ...], ...]] = {
+    ActionKind.QUERY: (("reasoning", "query"), ("reasoning", "answer", "claim", "query")),
+    ActionKind.SUB_ANSWER: (("result",),),
+    ActionKind.ANSWER: (("reasoning", "answer"),),
 }
 _HISTORY_LINE = {ActionKind.QUERY: "Search: ", ActionKind.SUB_ANSWER: "Result: ", ActionKind.ANSWER: "Answer: "}
 
@@ -51,7 +52,8 @@ class ReSearch(PromptedAgent):
     def grammar(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar:
         """An object with the fields of one of the actions that may follow."""
         due = self.due(trajectory, forced=forced)
-        return json_grammar([fields for kind, fields in _FIELDS.items() if kind in due])
+        objects = [fields for kind, every in _FIELDS.items() if kind in due for fields in every]
+        return json_grammar([*objects, ("answer",)] if due == {ActionKind.ANSWER} else objects)
 
     def render_question(self, trajectory: Trajectory) -> str:
         """On one line, because the history has one entry per line."""
@@ -83,8 +85,9 @@ class ReSearch(PromptedAgent):
         """The beginning of an object."""
         if not self.play.prime:
             return ""
-        summarizes = not forced and self.state(trajectory) is State.DOCUMENT_ANALYSIS
-        return '{"result": "' if summarizes else '{"reasoning": "'
+        due = self.due(trajectory, forced=forced)
+        field = "reasoning" if len(due) > 1 else self.tag_of[next(iter(due))]
+        return f'{{"{field}": "'
 
     def find_action(self, text: str, trajectory: Trajectory) -> Action | None:
         """The first object with an action, also by RAG-Gym's field names; a result only where one is due."""

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from stepladder.agents.base import Agent
+from stepladder.agents.formats.play import Format
 from stepladder.core.answer_metrics import normalize
 from stepladder.core.requests import (
     Algorithm,
@@ -95,14 +96,24 @@ def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, 
 
 
 def must_answer(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig) -> bool:
-    """Whether the agent is asked for its answer: after the last step, search or slip that is allowed."""
+    """Whether the agent is asked for its answer: after the last step, search or slip that is allowed.
+
+    Outside the strict format also after a search that was made before: a policy that repeats one repeats it for ever.
+    """
     play = agent.play
     searched_out = play.max_searches is not None and len(trajectory.queries) >= play.max_searches
     return play.force_answer and (
         len(trajectory.steps) >= settings.max_steps
         or trajectory.slips > play.max_format_errors
         or (searched_out and ActionKind.QUERY in agent.expected(trajectory))
+        or (play.format is not Format.STRICT and repeats_search(trajectory))
     )
+
+
+def repeats_search(trajectory: Trajectory) -> bool:
+    """Whether any search has the same words as an earlier one."""
+    searches = [action_key(step.action) for step in trajectory.steps if step.action.kind is ActionKind.QUERY]
+    return len(set(searches)) < len(searches)
 
 
 def _stop_reason(

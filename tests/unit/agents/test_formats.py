@@ -194,6 +194,31 @@ def test_a_strict_answer_can_be_forced_too_and_has_to_parse() -> None:
     assert play(agent, [SEARCH["search-r1"], "Velm"], max_steps=1).stop is StopReason.MALFORMED
 
 
+@pytest.mark.parametrize("name", SEARCHING)
+@pytest.mark.parametrize("play_format", ["lenient", "constrained"])
+def test_a_search_with_the_words_of_an_earlier_one_is_the_last(name: str, play_format: str) -> None:
+    contexts: list[str] = []
+
+    def policy(request: Generate) -> str:
+        assert request.trajectory is not None
+        contexts.append("".join(segment.text for segment in request.context))
+        (summary, *others) = make_agent(name).expected(request.trajectory)
+        searches = len(request.trajectory.queries)
+        if searches == 3:
+            return "Velm"
+        if not others:
+            return make_agent(name).write(Action(summary, "Nobody knows", "Hm."), request.trajectory)
+        return SEARCH[name].replace("Orm Tower", ["Orm Tower", "born in Velm", "the orm  tower!"][searches])
+
+    trajectory = play(make_agent(name, play=Play.of(play_format)), policy)
+    assert kinds(trajectory)[-2:] == ["query", "answer"]
+    assert (len(trajectory.queries), trajectory.answer, trajectory.stop) == (3, "Velm", StopReason.FORCED)
+    assert all(passage.text in contexts[-1] for passage in PASSAGES[:2])  # of all searches, whatever became of them
+    assert contexts[-1].endswith(f": {QUESTION.text}\n")  # right before the policy's turn
+    for other in (Play(), Play(force_answer=True), replace(Play.of(play_format), force_answer=False)):
+        assert play(make_agent(name, play=other), policy).stop is not StopReason.FORCED
+
+
 @pytest.mark.parametrize(
     ("name", "steps"),
     [("search-r1", ["query"] * 2), ("prorag", ["query", "sub_answer"] * 2), ("reasonrag", ["query", "evidence"] * 2)],
@@ -205,7 +230,7 @@ def test_searches_can_be_limited_as_papers_do(name: str, steps: list[str]) -> No
         return (
             "Ada Tarn"
             if len(taken) == len(steps) or (taken and taken[-1] == "query" and name != "search-r1")
-            else SEARCH[name]
+            else SEARCH[name].replace("Orm Tower", f"Orm Tower {len(taken)}")
         )
 
     trajectory = play(lenient(name, max_searches=2), policy)
@@ -260,8 +285,8 @@ def test_turns_can_be_begun_for_a_model(name: str, opening: str, written: str, a
         ("search-o1", ["", "<result>", "<answer>"], [SEARCH["search-o1"], "Ada Tarn</result>", "Velm</answer>"]),
         (
             "research",
-            ['{"reasoning": "', '{"result": "', '{"reasoning": "'],
-            ['Hm.", "answer": "unknown", "claim": "c", "query": "Orm"}\n', 'Ada Tarn"}\n', 'So.", "answer": "Velm"}\n'],
+            ['{"reasoning": "', '{"result": "', '{"answer": "'],
+            ['Hm.", "answer": "unknown", "claim": "c", "query": "Orm"}\n', 'Ada Tarn"}\n', 'Velm"}\n'],
         ),
     ],
 )

@@ -79,9 +79,10 @@ def test_a_forced_step_can_only_be_the_answer(name: str) -> None:
     for state in STATES[name]:
         grammar = agent.grammar(state, forced=True)
         assert grammar is not None
-        assert len(grammar.options) == 1
-        text = agent.write(Action(ActionKind.ANSWER, "Rome", "So it is."), Trajectory(QUESTION, agent.name))
-        assert re.fullmatch(grammar.regex(), text)
+        start = Trajectory(QUESTION, agent.name)
+        assert re.fullmatch(grammar.regex(), agent.write(Action(ActionKind.ANSWER, "Rome", "So it is."), start))
+        for kind in agent.kinds - {ActionKind.ANSWER}:
+            assert not re.fullmatch(grammar.regex(), agent.write(Action(kind, "Rome", "So it is."), start))
 
 
 def test_a_sub_answer_is_due_after_a_query_and_nowhere_else() -> None:
