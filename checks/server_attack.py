@@ -176,10 +176,12 @@ async def attack(host: str, port: int, connections: int, attacker: Attacker) -> 
 
 
 @contextmanager
-def started(command: list[str]) -> Iterator[tuple["subprocess.Popen[str]", str, int]]:
+def started(
+    command: list[str], env: dict[str, str] | None = None, folder: Path | None = None
+) -> Iterator[tuple["subprocess.Popen[str]", str, int]]:
     """A server in a process of its own, and its address."""
     whole = [sys.executable, "-m", "stepladder", *command, "--port", "0"]
-    with subprocess.Popen(whole, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(whole, stderr=subprocess.PIPE, text=True, env=env, cwd=folder) as process:
         try:
             assert process.stderr is not None
             lines = []

@@ -5,11 +5,13 @@ import logging
 import os
 import sys
 import tempfile
+import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
 
-from stepladder.core.io import masking
+from stepladder.core.io import known_servers, masking
 from stepladder.core.trace import Question
 from tests.support import ROOT
 from tests.support.atlas import cached_atlas
@@ -55,13 +57,17 @@ def retriever() -> WordRetriever:
 
 @pytest.fixture(autouse=True)
 def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget the secrets that a test showed to this process, and how a command masks its logs."""
+    """Forget the secrets and servers that a test showed to this process, and how a command masks its logs."""
     monkeypatch.setattr(masking, "_users", masking._users.copy())
     monkeypatch.setattr(masking, "_values", masking._values.copy())
-    factory, hook = logging.getLogRecordFactory(), sys.excepthook
+    monkeypatch.setattr(known_servers, "_named", known_servers._named.copy())
+    monkeypatch.setattr(known_servers, "_from_files", known_servers._from_files.copy())
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    factory, hook, thread_hook = logging.getLogRecordFactory(), sys.excepthook, threading.excepthook
     yield
     logging.setLogRecordFactory(factory)
-    sys.excepthook = hook
+    sys.excepthook, threading.excepthook = hook, thread_hook
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,6 +23,8 @@ class Answer:
     breaks_off: bool = False
     #: Send blanks for ever, as gateways do to keep a connection open.
     trickles: bool = False
+    #: Send the body again and again without end, as fast as the client takes it.
+    endless: bool = False
 
 
 def says(text: Any, finish: str | None = "stop", *, usage: Any = None, **choice: Any) -> Answer:
@@ -59,6 +61,9 @@ class Server:
     keys: list[str] = field(default_factory=list)
     #: A killed server: open connections break, new ones are refused.
     dead: bool = False
+    headers: list[dict[str, str]] = field(default_factory=list)
+    #: Bytes that were sent without end.
+    sent: int = 0
     in_flight: int = 0
     peak: int = 0
     lock: threading.Condition = field(default_factory=threading.Condition)
@@ -74,6 +79,7 @@ class Server:
             self.requests.append(body)
             self.paths.append(handler.path)
             self.keys.append(handler.headers["Authorization"])
+            self.headers.append(dict(handler.headers))
             self.in_flight += 1
             self.peak = max(self.peak, self.in_flight)
             self.lock.notify_all()
@@ -88,8 +94,12 @@ class Server:
         handler.send_response(answer.status)
         for name, value in {"Content-Type": "application/json", **answer.headers}.items():
             handler.send_header(name, value)
-        handler.send_header("Content-Length", str(len(payload) + 10_000 * answer.trickles))
+        if not answer.endless and "Content-Length" not in answer.headers:
+            handler.send_header("Content-Length", str(len(payload) + 10_000 * answer.trickles))
         handler.end_headers()
+        while answer.endless and not self.over.is_set():
+            handler.wfile.write(payload)
+            self.sent += len(payload)
         while answer.trickles and not self.over.wait(0.02):
             handler.wfile.write(b" ")
         handler.wfile.write(payload[: len(payload) // 2] if answer.breaks_off else payload)

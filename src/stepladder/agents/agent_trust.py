@@ -6,18 +6,19 @@ file before it is executed. A path in a recipe, a run folder or an adapter names
 a file at this path with this content may then be executed without being named.
 """
 
-import json
 import os
 from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import atomic_file, expand_path
+from stepladder.core.io.files import expand_path
+from stepladder.core.io.user_lists import read_list, write_list
 
 #: Largest agent file in bytes. A file that a run names is read before anybody has vouched for it.
 _MAX_BYTES = 1_000_000
 
+_FILE = "trusted_agents.json"
 _named: set[Path] = set()
 
 
@@ -68,32 +69,10 @@ def check_may_execute(path: Path, source: bytes) -> None:
         )
 
 
-def trust_file() -> Path:
-    """The file with the trusted agent files of this user."""
-    folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    return (folder if folder.is_absolute() else expand_path("~/.config")) / "stepladder" / "trusted_agents.json"
-
-
 def _trusted() -> dict[str, str]:
-    """SHA-256 by path. A file that others can write is not used."""
-    file = trust_file()
-    try:
-        with file.open(encoding="utf-8") as opened:
-            state = os.fstat(opened.fileno())
-            if os.name != "nt" and (state.st_uid != os.getuid() or state.st_mode & 0o022):
-                raise StepladderError(f"{file} can be changed by other users: delete it, and trust your agents again")
-            stored = json.load(opened)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise StepladderError(f"{file} cannot be read ({error}): delete it, and trust your agents again") from error
-    return stored if isinstance(stored, dict) else {}
+    """SHA-256 by path."""
+    return read_list(_FILE, "trust your agents again")
 
 
 def _remember(path: Path, source: bytes) -> None:
-    file = trust_file()
-    stored = {**_trusted(), str(path): sha256(source).hexdigest()}
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with atomic_file(file, what="list of trusted agents") as opened:
-        Path(opened.name).chmod(0o600)
-        opened.write(json.dumps(stored, indent=2, sort_keys=True) + "\n")
+    write_list(_FILE, {**_trusted(), str(path): sha256(source).hexdigest()})

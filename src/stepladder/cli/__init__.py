@@ -34,6 +34,8 @@ from stepladder.cli.serve import serve_agent_command, serve_command
 from stepladder.cli.train import app as train_app, prm_command, run_command
 from stepladder.cli.usage_errors import explain
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.interrupts import remembered_interrupts
+from stepladder.core.io.known_servers import name_servers
 from stepladder.core.io.masking import hide, mask, mask_process
 from stepladder.core.trace import TraceError
 from stepladder.core.trace_printer import printable
@@ -63,9 +65,11 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):  # print ? for characters that the terminal's encoding lacks
             stream.reconfigure(errors="replace")
     words = [hide(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    name_servers(words)
     mask_process()
     try:
-        code = app(words, prog_name="stepladder", standalone_mode=False)
+        with remembered_interrupts():
+            code = app(words, prog_name="stepladder", standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as end:  # nobody reads standard output any more
         return end.code if isinstance(end.code, int) else 1

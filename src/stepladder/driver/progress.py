@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from stepladder.core.io.interrupts import check_interrupt
 from stepladder.driver.outcomes import Outcome
 
 #: Seconds between two lines if there is no terminal.
@@ -129,6 +130,7 @@ class Phases:
 
     def __call__(self, doing: str, done: int, total: int) -> None:
         """Show the state of a phase."""
+        check_interrupt()
         if self.now is None or (self.now.label, bool(self.now.total)) != (doing, bool(total)):
             self.__exit__()
             self.now = Progress(doing, total, done=done, file=self.file, log_every=self.log_every).__enter__()

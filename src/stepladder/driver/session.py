@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic
 
 from stepladder.core.errors import BackendDown, StepladderError
+from stepladder.core.io.interrupts import check_interrupt
 from stepladder.core.io.masking import mask
 from stepladder.core.requests import (
     Algorithm,
@@ -85,6 +86,7 @@ class DriverSession(Generic[Result]):
 
     def outcomes(self) -> Iterator[Outcome[Result]]:
         while True:
+            check_interrupt()
             self._admit()
             if self.finished:
                 yield self.finished.popleft()

@@ -20,6 +20,7 @@ from pathlib import Path
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import WriteError, lock_file
 from stepladder.core.io.records import RecordError, dumps, loads
+from stepladder.core.memory import format_bytes
 from stepladder.core.requests import Algorithm
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Question, TraceError, Tree
@@ -28,6 +29,8 @@ from stepladder.driver import Counts, Driver, OutcomeCallback
 #: Trees are repetitive: a low level saves most of the space.
 _COMPRESSION_LEVEL = 3
 _CHUNK = 1 << 20
+#: Maximum bytes of a tree as JSON. A few MB of gzip can unpack to what fills the memory.
+_MAX_TREE = 1 << 30
 
 
 class TreeFile:
@@ -103,18 +106,21 @@ def _members(path: Path) -> Iterator[tuple[Tree, int]]:
         while True:
             unpacker = zlib.decompressobj(wbits=31)
             pieces = []
-            size = 0
+            size, room = 0, _MAX_TREE
             while not unpacker.eof:
                 chunk = rest or file.read(_CHUNK)
                 if not chunk:
                     return
                 try:
-                    pieces.append(unpacker.decompress(chunk))
+                    pieces.append(unpacker.decompress(chunk, room + 1))
                 except zlib.error as error:
                     raise RecordError(
                         f"{path}: damaged at byte {end:,}: {error}. The trees before that byte are complete: truncate "
                         "the file there, or delete it, and explore again"
                     ) from error
+                room -= len(pieces[-1])
+                if room < 0:
+                    raise RecordError(f"{path}: a tree of more than {format_bytes(_MAX_TREE)} at byte {end:,}")
                 rest = unpacker.unused_data
                 size += len(chunk) - len(rest)
             end += size

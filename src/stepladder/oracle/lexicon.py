@@ -16,10 +16,12 @@ _STEMMER = Stemmer.Stemmer("english")
 _TABLE = read_table(Path(__file__).with_suffix(".yaml"))
 
 
-@lru_cache(maxsize=65_536)
+_known_stem = lru_cache(maxsize=65_536)(_STEMMER.stemWord)
+
+
 def stem(word: str) -> str:
-    """The Snowball stem of a lower-case word."""
-    return str(_STEMMER.stemWord(word))
+    """The Snowball stem of a lower-case word. Long ones are not cached: policies may write anything."""
+    return str(_known_stem(word) if len(word) <= 40 else _STEMMER.stemWord(word))
 
 
 def _listed(text: str) -> frozenset[str]:

@@ -13,11 +13,12 @@ from typing import Any
 from stepladder.agents import is_agent_file, name_agent
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
+from stepladder.core.io.known_servers import name_servers, servers_from_files
 from stepladder.models.adapters import agent_of
 from stepladder.pipeline.fingerprint import agent_content
-from stepladder.pipeline.recipe import Recipe, load_recipe, with_value
+from stepladder.pipeline.recipe import Recipe, find_recipe, load_recipe, with_value
 from stepladder.pipeline.resources import SharedConfig
-from stepladder.pipeline.run_folder import RunFolder
+from stepladder.pipeline.run_folder import RunFolder, is_run
 
 #: Settings by the names that users give them, and the recipe keys that they set.
 KEYS = {
@@ -66,6 +67,7 @@ def agent_config(run: RunFolder | None, model: str | None, given: Mapping[str, A
 def with_settings(plain: object, given: Mapping[str, Any]) -> SharedConfig:
     """Settings as plain data, with those that were given. `trust_agent` among them: remember the agent file."""
     name_agent(given.get("agent"), trust=bool(given.get("trust_agent")))
+    name_servers(dict(given))
     if given.get("data") is not None:  # replaces the question files of the run
         for key in ("train", "dev", "test"):
             plain = with_value(plain, ["data", key], None)
@@ -86,6 +88,9 @@ def users_recipe(
     """`load_recipe` for a user, who names the agent in the overrides or in a recipe as plain data, not in a file."""
     overrides = tuple(overrides)
     recipe = load_recipe(source, overrides)
+    name_servers([*overrides, source])
+    if isinstance(source, str | Path) and is_run(find_recipe(source).parent):  # maybe somebody else's
+        servers_from_files(recipe.plain())
     keys = [change.partition("=")[0].strip() for change in overrides]
     named = "agent" in (*keys, *(source if isinstance(source, Mapping) else ()))
     name_agent(recipe.shared.agent if named else None, trust=trust_agent)

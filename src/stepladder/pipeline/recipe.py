@@ -185,6 +185,10 @@ def shipped() -> dict[str, Path]:
 # --- YAML -------------------------------------------------------------------------------------------------------
 
 
+#: In a recipe.
+_MOST_VALUES = 10_000
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """A safe loader that rejects duplicate keys, where YAML would keep the last."""
 
@@ -214,9 +218,17 @@ def read_yaml(path: Path) -> object:
 
 def _parse(text: str) -> object:
     try:
-        return yaml.load(text, _Loader)  # a SafeLoader
+        data = yaml.load(text, _Loader)  # a SafeLoader
     except (ValueError, RecursionError) as error:  # a date with a thirteenth month, thousands of brackets
         raise yaml.YAMLError(f"invalid value: {error}") from error
+    left, seen = [data], 0  # aliases can make a few lines endless
+    while left:
+        value = left.pop()
+        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        seen += 1
+        if seen + len(left) > _MOST_VALUES:
+            raise yaml.YAMLError(f"more than {_MOST_VALUES:,} values, counting those of aliases (*name) each time")
+    return data
 
 
 def override(data: object, change: str, within: Sequence[str] = ()) -> object:

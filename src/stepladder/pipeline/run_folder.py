@@ -18,6 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
+from stepladder.core.io.known_servers import servers_from_files
 from stepladder.core.io.masking import masked
 from stepladder.core.version import __version__
 from stepladder.pipeline.recipe import Recipe, read_yaml
@@ -78,6 +79,7 @@ class RunFolder:
         """The run in a folder; raises if there is none."""
         if not is_run(path):
             raise StepladderError(f"{path} is {_what_else(path)}")
+        _refuse_links(path)
         _check_version(path / _RUN)
         return cls(path)
 
@@ -86,7 +88,9 @@ class RunFolder:
         path = self.path / _RECIPE
         if not path.is_file():
             raise StepladderError(f"the run {self.path} has no {_RECIPE}: repeat the command that created the run")
-        return Recipe.read(read_yaml(path), str(path), leave_out=lambda key: True)  # noqa: ARG005 # checked before
+        data = read_yaml(path)
+        servers_from_files(data)  # the run may be somebody else's
+        return Recipe.read(data, str(path), leave_out=lambda key: True)  # noqa: ARG005 # checked before
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Write the recipe with every value."""
@@ -183,12 +187,24 @@ def claim(path: Path) -> Iterator[RunFolder]:
             f"{path} contains other files ({', '.join(others[:3])}) and is not a run; choose another --out"
         )
     path.mkdir(parents=True, exist_ok=True)
+    _refuse_links(path)
     with _locked(path):
         if (path / _RUN).exists():
             _check_version(path / _RUN)
         for left in path.glob(f".*{_OUTDATED}"):
             shutil.rmtree(left)
         yield RunFolder(path)
+
+
+def _refuse_links(path: Path) -> None:
+    """Raise if a link leads out of a run: it may be somebody else's, and writing into it would change other files."""
+    root = path.resolve()
+    for folder, folders, files in os.walk(path):
+        for each in (Path(folder, name) for name in (*folders, *files)):
+            if each.is_symlink() and not each.resolve().is_relative_to(root):
+                raise StepladderError(
+                    f"{each} is a link out of the run, to {each.readlink()}: replace it by a copy, or delete it"
+                )
 
 
 @contextmanager

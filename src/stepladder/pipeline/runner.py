@@ -14,6 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.io.interrupts import check_interrupt
+from stepladder.core.io.known_servers import name_servers
 from stepladder.core.io.masking import mask
 from stepladder.core.trace_printer import printable
 from stepladder.pipeline.fingerprint import Ingredients, all_ingredients, changes, content, fingerprint
@@ -102,6 +104,7 @@ def run_recipe(
     `console`.
     """
     console = console or Console(stderr=True)
+    name_servers(recipe.plain(), new=True)
     ingredients = all_ingredients(recipe)
     with claim(folder) as run, closing(RunContext(recipe.shared, console)) as context:
         stale = _stale(run, recipe, ingredients)
@@ -128,6 +131,7 @@ def run_recipe(
             _print(console, f"without effect beside --set, left out: {', '.join(recipe.left_out)}")
         records, skipped = [], []
         for stage in recipe.stages:
+            check_interrupt()
             record = run.done(stage.name)
             if record is None and stage.name not in left:
                 _print(console, f"{stage.name}: not done, unchanged")

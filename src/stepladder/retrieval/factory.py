@@ -4,13 +4,13 @@ In: the location ("wiki-index", "http://node1:8000,http://node2:8000") and an op
 Out: a retriever, or the manifest of its index.
 """
 
-import os
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepladder.core.io.auth_token import TOKEN_VARIABLE
 from stepladder.core.io.files import expand_path
+from stepladder.core.io.known_servers import server_key
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.index.build import open_index
 from stepladder.retrieval.index.manifest import IndexInfo, index_info, read_info
@@ -61,4 +61,4 @@ def _servers(urls: str) -> "RemoteRetriever":
     from stepladder.retrieval.remote.client import RemoteRetriever
 
     separate = [url.strip() for url in urls.split(",") if url.strip()]
-    return RemoteRetriever(separate, token=os.environ.get(TOKEN_VARIABLE))
+    return RemoteRetriever(separate, token=server_key(TOKEN_VARIABLE, urls) or None)

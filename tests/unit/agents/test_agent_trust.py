@@ -16,9 +16,9 @@ import torch
 
 import stepladder as sl
 from stepladder.agents import agent_trust, make_agent, name_agent
-from stepladder.agents.agent_trust import trust_file
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.records import write_records
+from stepladder.core.io.user_lists import user_list
 from stepladder.core.trace import Node, Tree
 from stepladder.explore.tree_store import TreeFile
 from stepladder.models.tiny import tiny_model, tiny_tokenizer
@@ -150,18 +150,19 @@ def test_trust_is_in_one_path_with_one_content(agent: Path, monkeypatch: pytest.
 
 def test_the_list_of_trusted_files_belongs_to_the_user_alone(agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name_agent(agent, trust=True)
-    assert json.loads(trust_file().read_text()) == {str(agent): sha256(agent.read_bytes()).hexdigest()}
-    assert stat.S_IMODE(trust_file().stat().st_mode) == 0o600
+    stored = json.loads(user_list("trusted_agents.json").read_text())
+    assert stored == {str(agent): sha256(agent.read_bytes()).hexdigest()}
+    assert stat.S_IMODE(user_list("trusted_agents.json").stat().st_mode) == 0o600
     another_process(monkeypatch)
-    trust_file().chmod(0o666)
+    user_list("trusted_agents.json").chmod(0o666)
     with pytest.raises(StepladderError, match="can be changed by other users: delete it"):
         make_agent(str(agent))
-    trust_file().chmod(0o600)
-    trust_file().write_text('{"x": ')
+    user_list("trusted_agents.json").chmod(0o600)
+    user_list("trusted_agents.json").write_text('{"x": ')
     with pytest.raises(StepladderError, match=r"cannot be read .*: delete it"):
         make_agent(str(agent))
     monkeypatch.setenv("XDG_CONFIG_HOME", ".")  # would be a list in a downloaded folder
-    assert trust_file() == Path("~/.config/stepladder/trusted_agents.json").expanduser()
+    assert user_list("trusted_agents.json") == Path("~/.config/stepladder/trusted_agents.json").expanduser()
 
 
 @pytest.mark.parametrize("words", [["--trust-agent"], ["--agent", "rag", "--trust-agent"]])

@@ -101,6 +101,9 @@ def test_a_failure_keeps_what_was_there(tmp_path: Path, failure: BaseException) 
         OSError("5000 requested and 1024 written"),  # what NumPy says about a full disk
         Exception("Error while serializing: I/O error: No space left on device (os error 28)"),  # safetensors
         RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"),  # PyTorch
+        RuntimeError(
+            "Error in write_HNSW: write error in ix/vectors.faiss: 989 != 6000 (No space left on device)"
+        ),  # FAISS
     ],
 )
 def test_a_full_disk_is_explained(tmp_path: Path, full: Exception) -> None:

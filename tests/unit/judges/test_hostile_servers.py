@@ -1,20 +1,23 @@
 """What a judge's server may have billed counts, whatever it says; what it surely has not billed is given back."""
 
+import gzip
 import os
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepladder.core.errors import BackendDown, StepladderError
+from stepladder.core.errors import BackendDown, BackendError, StepladderError
 from stepladder.core.requests import Generation
 from stepladder.core.trace import Usage
+from stepladder.engines.openai.http_client import MAX_REPLY
 from stepladder.engines.openai.openai_protocol import usage_of
-from stepladder.engines.spend.budget import BudgetExhausted
+from stepladder.engines.spend.budget import BudgetEngine, BudgetExhausted
 from stepladder.engines.spend.ledger import Ledger
 from stepladder.engines.spend.prices import Budget
 from tests.support import ROOT, openai_server
@@ -97,6 +100,29 @@ def test_refusals_do_not_use_the_budget_up(server: Server, tmp_path: Path, refus
         assert isinstance(engine.generate([question(0)])[0], Generation)
 
 
+@pytest.mark.parametrize("status", [200, 400, 500])
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        (Answer(body=b" " * 65_536, endless=True), "too long; expected at most 8.4 MB"),
+        (Answer(body=b"{", headers={"Content-Length": "1000000000"}), "too long; expected at most 8.4 MB"),
+        (Answer(body=gzip.compress(b" " * 10**6), headers={"Content-Encoding": "gzip"}), r"compressed \(gzip\)"),
+    ],
+    ids=["without end", "1 GB", "compressed"],
+)
+def test_a_reply_of_any_size_is_one_line_and_may_have_been_billed(
+    server: Server, tmp_path: Path, reply: Answer, problem: str, status: int
+) -> None:
+    server.answer = lambda body, n: replace(reply, status=status)
+    with closing(opened(server, tmp_path, calls(3), max_retries=3)) as engine:
+        (found,) = engine.generate([question(0)])
+    with pytest.raises(BackendError, match=problem):
+        raise found if isinstance(found, BackendError) else AssertionError(found)
+    assert len(server.requests) == 1  # another one might be billed too
+    assert engine.spend().lost == 1
+    assert server.sent < 3 * MAX_REPLY  # what is in the buffers of the network, and no more
+
+
 def test_a_redirect_is_not_followed_and_not_paid_twice(server: Server, tmp_path: Path) -> None:
     server.answer = lambda body, n: Answer(307, {}, {"Location": "/v1/chat/completions"})
     with closing(opened(server, tmp_path, calls(3))) as engine, pytest.raises(BackendDown, match="redirects to /v1"):
@@ -128,27 +154,74 @@ def test_what_a_server_counts_beyond_the_maximum_is_known_after_a_restart(server
     assert till.tokens == 3 * each <= budget.limit
 
 
+class Full:
+    """A file on a disk with room for 7 more bytes."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, data: bytes) -> int:
+        return int(self.file.write(data[:7]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
 def test_half_a_line_on_a_full_disk_leaves_a_ledger_that_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(Ledger(tmp_path / "spend.jsonl")) as ledger:
         first = ledger.reserve("m", Usage(100, 10))
         real = ledger._file
-
-        class Full:
-            def write(self, data: bytes) -> int:
-                return real.write(data[:7])
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(real, name)
-
-        monkeypatch.setattr(ledger, "_file", Full())
-        with pytest.raises(BackendDown, match=r"could not be recorded.*No space"):
+        monkeypatch.setattr(ledger, "_file", Full(real))
+        with pytest.raises(BackendDown, match=r"write the ledger .*spend.jsonl: No space left.* MB are free"):
             ledger.settle(first, Usage(1, 1))
         monkeypatch.setattr(ledger, "_file", real)
         ledger.reserve("m", Usage(5, 5))
     with closing(Ledger(tmp_path / "spend.jsonl")) as ledger:
         assert (ledger.totals, ledger.open) == ({"m": Usage(105, 15)}, 2)
+
+
+def test_a_call_is_on_the_disk_before_it_is_sent(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power failure then cannot forget it."""
+    on_disk, real = [0], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == "spend.jsonl":
+            on_disk[0] = (tmp_path / "spend.jsonl").read_bytes().count(b"\n")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    recorded = []
+
+    def answer(body: dict[str, Any], n: int) -> Answer:
+        recorded.append(on_disk[0])
+        return says("fine")
+
+    server.answer = answer
+    with closing(opened(server, tmp_path, calls(9), concurrency=1)) as engine:
+        run(engine, 3)
+    assert recorded == [1, 3, 5]  # each call, and the ends of those before it
+
+
+@pytest.mark.parametrize("fails_at", ["write", "fsync"])
+def test_nothing_is_sent_if_the_disk_of_the_ledger_is_full(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
+) -> None:
+    """Some file systems notice only when the data has to be on the disk."""
+    with closing(opened(server, tmp_path, calls(9))) as engine, monkeypatch.context() as patch:
+        assert isinstance(engine.engine, BudgetEngine)
+        ledger = engine.engine.limiter.ledger
+        if fails_at == "write":
+            patch.setattr(ledger, "_file", Full(ledger._file))
+        else:
+            patch.setattr(os, "fsync", lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+        for _ in range(2):
+            with pytest.raises(BackendDown, match=r"ledger .*spend.jsonl: No space left.*No call is sent"):
+                engine.generate([question(0)])
+    assert server.requests == []
 
 
 def test_two_processes_cannot_each_spend_the_budget(server: Server, tmp_path: Path) -> None:

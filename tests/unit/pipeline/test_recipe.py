@@ -1,5 +1,6 @@
 """Recipes: read from YAML, changed from the command line, and refused where they cannot be meant."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,12 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, changes: list[str], m
         ("a: [1\nb: 2\n", ":2: not YAML: "),
         ("seed: 1\npolicy: tiny\nseed: 2\n", ":3: not YAML: the key 'seed' is given twice"),
         ("name: x\nseed: 2024-13-45\n", "not YAML: invalid value: month must be in 1..12"),
+        ("stages: &s {a: *s}\n", "not YAML: more than 10,000 values, counting those of aliases"),
+        (
+            "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+            + "".join(f"{c}: &{c} [{', '.join([f'*{p}'] * 10)}]\n" for p, c in pairwise("abcdefghij")),
+            "not YAML: more than 10,000 values",
+        ),
         ("x: !!python/object:os.system {}\n", ":1: not YAML: could not determine a constructor"),
         ("- a\n", "expected settings as `name: value`, found ['a']"),
         ("", "expected settings as `name: value`, found nothing"),

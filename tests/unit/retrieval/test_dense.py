@@ -1,6 +1,8 @@
 """Encoders are used as their cards say, and indexes of embeddings find what is nearest, however they were built."""
 
+import errno
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,7 +13,7 @@ import torch
 from transformers import BertModel, BertTokenizerFast
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import PartialFolder
+from stepladder.core.io.files import PartialFolder, WriteError
 from stepladder.core.trace import Passage
 from stepladder.models.loading import pick_dtype
 from stepladder.retrieval.base import check_retriever
@@ -211,6 +213,20 @@ def test_what_does_not_fit_into_the_memory_is_said_before_the_work() -> None:
 def test_encoding_respects_the_memory(models: Path, tmp_path: Path) -> None:
     with pytest.raises(StepladderError, match=r"encoding needs about .* raise it \(--memory\)"):
         build_index(TOWNS, tmp_path / "ix", "flat", encoder=str(models / "plain"), memory=10**6)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves no disk space")
+def test_a_full_disk_is_told_before_vectors_are_written(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors are written through memory: without space, the process would die of SIGBUS."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(WriteError, match="No space left on device"):
+        build_index(TOWNS, tmp_path / "ix", "flat", encoder=str(models / "plain"), device="cpu")
 
 
 def test_another_encoder_than_the_indexs_own_is_noticed(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def make(folder: Path) -> Path:
 
 def edit_manifest(folder: Path, **changes: object) -> None:
     path = folder / "index.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "manifest_checksum": None, **changes}))
 
 
 def test_from_a_corpus_file_to_results(tmp_path: Path) -> None:
@@ -260,8 +260,7 @@ def test_damage_to_an_open_index_is_named_when_it_is_met(tmp_path: Path) -> None
 
 def test_a_manifest_with_nonsense_in_it_is_refused(tmp_path: Path) -> None:
     build_index([Passage("1", "Orm", "a tower")], tmp_path / "index")
-    path = tmp_path / "index" / "index.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "files": None}))
+    edit_manifest(tmp_path / "index", files=None)
     with pytest.raises(IndexFolderError, match="files: Input should be a valid dictionary"):
         index_info(tmp_path / "index")
 

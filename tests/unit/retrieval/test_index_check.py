@@ -1,5 +1,6 @@
 """Files of an index that changed after it was built: found when it is opened, or else by `index check`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,33 @@ def test_opening_finds_what_it_can_without_reading_everything(index: Path) -> No
             open_index(index)
         flip(passages, position)
     open_index(index)
+
+
+def test_every_changed_byte_of_the_manifest_is_found(index: Path) -> None:
+    manifest = index / "index.json"
+    before, information = manifest.read_bytes(), index_info(index)
+    for position in range(len(before) - 1):  # not the newline at the end
+        flip(manifest, position)
+        for use in (index_info, check_index):
+            try:
+                found = use(index)
+            except IndexFolderError:
+                continue
+            # Blanks, which change nothing, or another spelling of the same value.
+            assert found == information, before[position - 20 : position + 20]
+        manifest.write_bytes(before)
+    manifest.write_text(before.decode().replace('"Orm', '"Omr').replace('"passages": 1000', '"passages": 1001'))
+    for opened in (open_index, check_index):
+        with pytest.raises(IndexFolderError, match=r"is damaged: index.json has other content than was written"):
+            opened(index)
+
+
+def test_an_index_of_an_older_version_opens(index: Path) -> None:
+    manifest = json.loads((index / "index.json").read_text())
+    del manifest["manifest_checksum"]
+    (index / "index.json").write_text(json.dumps(manifest))
+    assert len(open_index(index).search(["word1"], 3)[0]) == 3
+    check_index(index)
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"passages.jsonl": 5}'])

@@ -36,6 +36,8 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     #: Seconds before the answer.
     after: float = 0.0
+    #: Send the body again and again, with this many seconds between.
+    endless: float | None = None
 
 
 def found(*documents: dict[str, Any]) -> Answer:
@@ -51,6 +53,8 @@ class Scripted:
     url: str
     #: When each request came, and what it asked for.
     times: list[float] = field(default_factory=list)
+    #: Bytes that were sent without end.
+    sent: int = 0
     requests: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
 
 
@@ -73,9 +77,14 @@ def scripted(answer: Callable[[int], Answer]) -> Iterator[Scripted]:
             content = told.body if isinstance(told.body, bytes) else json.dumps(told.body).encode()
             with suppress(OSError):  # clients do not wait for ever
                 self.send_response(told.status)
-                for name, value in {"Content-Length": str(len(content)), **told.headers}.items():
+                length = {"Content-Length": str(len(content))} if told.endless is None else {}
+                for name, value in {**length, **told.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
+                while told.endless is not None:
+                    self.wfile.write(content)
+                    here.sent += len(content)
+                    time.sleep(told.endless)
                 self.wfile.write(content)
 
         do_GET = do_POST = handle_one
@@ -139,6 +148,31 @@ def test_the_token_goes_along_and_a_wrong_one_ends_the_run() -> None:
 
 
 # --- Servers of others --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (Answer(body=b" " * 65_536, endless=0.0), "too long; expected at most 8.4 MB"),
+        (Answer(body=b"{", headers={"Content-Length": "1000000000"}), "too long; expected at most 8.4 MB"),
+        (Answer(500, b" " * 65_536, endless=0.0), "too long; expected at most 8.4 MB"),
+        (Answer(body=b"x", headers={"Content-Encoding": "br"}), r"compressed \(br\); expected identity"),
+        (Answer(body=b" ", endless=0.02), "has not ended after 0.2 s"),
+    ],
+    ids=["without end", "1 GB", "an error without end", "compressed", "slow, without end"],
+)
+def test_a_reply_of_any_size_is_one_line(answer: Answer, problem: str) -> None:
+    timeout = 0.2 if answer.endless else 20
+    with scripted(lambda _: answer) as server, remote(server.url, retries=0, timeout=timeout) as retriever:
+        with pytest.raises(StepladderError, match=problem):
+            retriever.search([TOWER], 3)
+        assert server.sent < 24 * 2**20  # what is in the buffers of the network, and no more
+
+
+def test_long_passages_of_many_queries_are_read() -> None:
+    long = Passage("long", "Orm", "word " * 200_000)
+    with running(BM25Index.from_passages([long])) as server, remote(server.url, max_batch=12) as retriever:
+        assert [found.text for (found,) in retriever.search(["word"] * 12, 1)] == [long.text] * 12
 
 
 def test_what_other_servers_answer_is_read_too() -> None:

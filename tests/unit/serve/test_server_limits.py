@@ -218,13 +218,16 @@ def test_answers_that_are_not_read_are_given_up() -> None:
         assert len(server.ask("a", topk=30).content) > 30 * 10**6, "those who read have the time they need"
 
 
-def test_requests_that_do_not_wait_for_answers_are_limited(quick: RunningServer) -> None:
+def test_requests_that_do_not_wait_for_answers_are_limited(
+    quick: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with connected(quick) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
         assert heard(connection).count(b"HTTP/1.1 200") < 20
     with connected(quick) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5)
         assert heard(connection).count(b"HTTP/1.1 200") == 5
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(

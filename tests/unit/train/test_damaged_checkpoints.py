@@ -1,5 +1,8 @@
 """Checkpoints that lost a file, or a part of one, are not used: training resumes from the one before, and says so."""
 
+import errno
+import json
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -9,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from stepladder.core.errors import StepladderError
+from stepladder.core.io import checksums
+from stepladder.core.io.checksums import quick_checksum
 from stepladder.core.io.files import WriteError
 from stepladder.driver import Outcome
 from stepladder.train.loop.checkpoints import Checkpoints
@@ -50,7 +56,14 @@ def test_whole_checkpoints_stay(kept: Checkpoints) -> None:
     assert not kept.at(8).exists()
 
 
-@pytest.mark.parametrize("damage", [remove, truncate, zero])
+def change_a_byte(path: Path) -> None:
+    """One that a checksum of a few blocks would miss in a large file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) * 45 // 100] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [remove, truncate, zero, change_a_byte])
 @pytest.mark.parametrize("name", [*FILES, "complete"])
 def test_any_damage_is_found(kept: Checkpoints, name: str, damage: Callable[[Path], None]) -> None:
     damage(kept.at(6) / name)
@@ -84,7 +97,30 @@ def test_what_tells_of_later_updates_goes_with_a_damaged_checkpoint(
     compute: Any = SimpleNamespace(processes=SimpleNamespace(main_process_first=nullcontext))
     assert usable_checkpoints(tmp_path, compute, alarms).complete == ([] if damaged else [2])
     assert alarms.exists() is not damaged
-    assert ("Training starts again" in capsys.readouterr().err) is damaged
+    told = "optimizer.pt is missing. It was removed. Training starts again; the result will be the same"
+    assert (told in capsys.readouterr().err) is damaged
+
+
+def test_checkpoints_of_older_versions_are_used(kept: Checkpoints) -> None:
+    """They have checksums of a few blocks."""
+    for step in kept.complete:
+        folder = kept.at(step)
+        listed = {name: [(folder / name).stat().st_size, quick_checksum(folder / name)] for name in FILES}
+        (folder / "complete").write_text(json.dumps(listed))
+    assert kept.remove_unusable() is None
+    zero(kept.at(6) / "optimizer.pt")
+    assert "optimizer.pt has other content" in str(kept.remove_unusable())
+
+
+def test_nothing_is_removed_while_the_disk_cannot_be_read(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, "_whole_checksum", broken)
+        with pytest.raises(StepladderError, match="checkpoint-3 cannot be read: Input/output error"):
+            kept.remove_unusable()
+    assert kept.complete == [3, 6]
 
 
 class Stop(Exception):
@@ -112,7 +148,8 @@ def test_a_resumed_run_ends_with_the_same_bytes(
     remove(checkpoints.at(4) / "optimizer.pt")
     steps: list[int] = []
     resumed = train(tmp_path / "cut", settings, watch=lambda outcome: steps.append(outcome.index + 1))
-    assert "checkpoint-4 is damaged: optimizer.pt is missing. Training resumes from update 2" in capsys.readouterr().err
+    told = "checkpoint-4 is damaged: optimizer.pt is missing. It was removed. Training resumes from update 2"
+    assert told in capsys.readouterr().err
     assert steps == [3, 4, 5, 6]
     for folder in ("policy", "checkpoints/checkpoint-6"):
         one, other = (each / folder / "model.safetensors" for each in (whole.policy.parent, resumed.policy.parent))

@@ -1,1 +1,1 @@
-"""I/O: atomic files, JSON lines, trace records, retry backoff and auth tokens."""
+"""I/O: atomic files, JSON lines, trace records, retry backoff, auth tokens, interrupts."""

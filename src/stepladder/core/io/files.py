@@ -33,11 +33,12 @@ _HOST = re.sub(r"[^A-Za-z0-9]", "", platform.node()) or "host"
 _SCRATCH = "unfinished"
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-#: The same in the words of libraries that report it without an errno: NumPy, safetensors, PyTorch.
+#: The same in the words of libraries that report it without an errno: NumPy, safetensors, PyTorch, FAISS.
 _CUT_SHORT = re.compile(
     r"\d requested and \d+ written"
     rf"|I/O error: .*\(os error ({'|'.join(map(str, _DISK_FULL))})\)"
     r"|inline_container.*unexpected pos|PytorchStreamWriter"
+    r"|write error in .*: \d+ != \d+"
 )
 
 
@@ -200,7 +201,7 @@ def _write_errors(path: Path, what: str, *, only_full_disk: bool = False) -> Ite
         except OSError as error:
             if only_full_disk or _is_full_disk(error):
                 raise
-            raise _write_error(path, what, error) from error
+            raise write_error(path, what, error) from error
 
 
 @contextmanager
@@ -214,7 +215,7 @@ def full_disk_errors(path: Path, what: str, afterwards: str | None = None) -> It
     except Exception as error:
         if not _is_full_disk(error):
             raise
-        raise _write_error(path, what, error, afterwards) from error
+        raise write_error(path, what, error, afterwards) from error
 
 
 def _is_full_disk(error: Exception) -> bool:
@@ -223,7 +224,15 @@ def _is_full_disk(error: Exception) -> bool:
     return not isinstance(error, StepladderError) and _CUT_SHORT.search(str(error)) is not None
 
 
-def _write_error(path: Path, what: str, error: Exception, afterwards: str | None = None) -> WriteError:
+def reserve_space(path: Path) -> None:
+    """Reserve the disk space of a sparse file that will be mapped: a full disk is an error now, not a dead process."""
+    if reserve := getattr(os, "posix_fallocate", None):  # not on macOS
+        with path.open("r+b") as file:
+            reserve(file.fileno(), 0, path.stat().st_size)
+
+
+def write_error(path: Path, what: str, error: Exception, afterwards: str | None = None) -> WriteError:
+    """The error for a failed write, with the free space of the disk. `afterwards`: the end of the message."""
     target = path.resolve()
     free = shutil.disk_usage(next(parent for parent in target.parents if os.access(parent, os.F_OK))).free / 1e6
     cause = (error.strerror or str(error)) if isinstance(error, OSError) else f"the disk took only a part ({error})"

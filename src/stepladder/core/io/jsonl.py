@@ -9,16 +9,20 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.memory import format_bytes
 from stepladder.core.unicode import without_surrogates
 
 T = TypeVar("T")
+
+#: Maximum bytes of a line. A few MB of gzip can unpack to one that fills the memory.
+MAX_LINE = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,9 @@ def text_lines(path: Path, error: type[StepladderError]) -> Iterator[str]:
     number, raw = 0, b""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
+            for number, raw in enumerate(iter(partial(file.readline, MAX_LINE), b""), start=1):
+                if len(raw) == MAX_LINE:
+                    raise error(f"{path}:{number}: a line of more than {format_bytes(MAX_LINE)}; expected JSON Lines")
                 yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except FileNotFoundError:
         raise error(f"{path}: no such file") from None

@@ -10,7 +10,9 @@ import logging
 import os
 import re
 import sys
+import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -21,12 +23,13 @@ MASK = "***"
 _SHORTEST = 6
 
 _NAMES = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|(?<![a-z])token)"
+_SHORT_NAMES = "key|auth|pwd|pass|sig|jwt"
 _URL_SECRETS = (
     # User info, up to the last @ before the path. Quotes end a URL inside of a longer text.
     (re.compile(r"""(?<=://)[^\s/?#"'<>\\]*@"""), f"{MASK}@"),
     # A password with a character that belongs into a path: what follows the colon is not a port.
     (re.compile(r"""(?<=://)[\w.%+~$!*=-]*:(?!\d{1,5}(?:[/?#\s"',)\]]|$))\S*@"""), f"{MASK}@"),
-    (re.compile(rf"""(?i)([?&](?:[\w.-]*{_NAMES}|key|auth|pwd|sig|signature)=)[^\s&#"'<>]+"""), rf"\1{MASK}"),
+    (re.compile(rf"""(?i)([?&](?:[\w.-]*(?:{_NAMES}|signature)|{_SHORT_NAMES})=)[^\s&#"'<>]+"""), rf"\1{MASK}"),
 )
 _TEXT_SECRETS = (
     *_URL_SECRETS,
@@ -38,6 +41,8 @@ _TEXT_SECRETS = (
 _SECRET_OPTION = re.compile(rf"--?[\w-]*{_NAMES}", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD)")
 _URL_WITH_USER = re.compile(r"""://([^\s/?#"'<>\\]*)@([^\s/?#"'<>\\,@]+)""")
+
+_format_warning = warnings.formatwarning
 
 #: User info by host and port, and other secrets that this process has seen.
 _users: dict[str, str] = {}
@@ -118,21 +123,30 @@ def revealed(data: Any) -> Any:
 def mask_process() -> None:
     """Mask what this process shows of itself: its command line, its logs and tracebacks. For command line programs."""
     sys.argv[:] = mask_command(sys.argv)
-    logging.setLogRecordFactory(_masked_record)
+    logging.setLogRecordFactory(_MaskedRecord)
     sys.excepthook = _print_masked
+    threading.excepthook = lambda error: _print_masked(*error[:3])
+    sys.unraisablehook = lambda error: _print_masked(error.exc_type, error.exc_value, error.exc_traceback)
+    warnings.formatwarning = _masked_warning
 
 
 def _print_masked(*error: Any) -> None:
     print(mask("".join(traceback.format_exception(*error))), file=sys.stderr)
 
 
-def _masked_record(*values: Any, **named: Any) -> logging.LogRecord:
-    record = logging.LogRecord(*values, **named)
-    record.msg = masked(record.msg)
-    record.args = masked(record.args)
-    if record.exc_info and record.exc_info[0] is not None:
-        record.exc_text = mask("".join(traceback.format_exception(*record.exc_info)).rstrip())
-    return record
+def _masked_warning(*values: Any, **named: Any) -> str:
+    return mask(_format_warning(*values, **named))
+
+
+class _MaskedRecord(logging.LogRecord):
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.args = masked(self.args)  # some formatters read them
+        if self.exc_info and self.exc_info[0] is not None:
+            self.exc_text = mask("".join(traceback.format_exception(*self.exc_info)).rstrip())
+
+    def getMessage(self) -> str:
+        return mask(super().getMessage())  # also what objects such as URLs and errors become as text
 
 
 def _revealed(url: str) -> str:

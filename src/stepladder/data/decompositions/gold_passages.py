@@ -79,7 +79,7 @@ def without_suffix(title: str) -> str:
     return _SUFFIX.sub("", title).strip() or title.strip()
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)  # few, because texts may be long
 def words(text: str) -> tuple[str, ...]:
     """The words of a text in lower case, without accents."""
     if not text.isascii():

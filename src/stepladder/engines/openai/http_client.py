@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from stepladder.core.io.reply_size import PLAIN, check_plain, too_long
+
 #: Whether the newest call of this task has left for the server. One that has not is certainly not billed.
 SENT: ContextVar[bool] = ContextVar("sent", default=False)
 
-_MAX_HEAD, _MAX_BODY = 1 << 18, 1 << 28
+#: Maximum bytes of the head and of the body of a response.
+MAX_HEAD, MAX_REPLY = 1 << 18, 8 << 20
 
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -56,7 +59,7 @@ class HTTPClient:
         bypassed = not proxy or proxy_bypass(self._parts.netloc.rpartition("@")[2])
         self._proxy = None if bypassed else urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         self._tls = _tls_context() if self._parts.scheme == "https" else None
-        fields = {"Host": self._parts.netloc.rpartition("@")[2], "Accept-Encoding": "identity", **headers}
+        fields = {"Host": self._parts.netloc.rpartition("@")[2], **PLAIN, **headers}
         if self._parts.username is not None:
             fields["Authorization"] = _basic(self._parts)
         if self._proxy is not None and self._proxy.username is not None and self._tls is None:
@@ -64,7 +67,7 @@ class HTTPClient:
         self._fields = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
 
     async def post(self, path: str, body: bytes) -> HTTPResponse:
-        """Send a JSON body to a path below the URL. Raises `CallError`."""
+        """Send a JSON body to a path below the URL. Raises `CallError`, and `LongReply` for a response without end."""
         SENT.set(False)
         connection = self._take_idle() or await self._connect()
         reader, writer = connection
@@ -115,10 +118,10 @@ class HTTPClient:
     async def _open(self) -> _Connection:
         host, port = str(self._parts.hostname), self._parts.port or (443 if self._tls else 80)
         if self._proxy is None:
-            return await asyncio.open_connection(host, port, ssl=self._tls, limit=_MAX_HEAD)
+            return await asyncio.open_connection(host, port, ssl=self._tls, limit=MAX_HEAD)
         secure = _tls_context() if self._proxy.scheme == "https" else None
         address = str(self._proxy.hostname), self._proxy.port or (443 if secure else 80)
-        reader, writer = await asyncio.open_connection(*address, ssl=secure, limit=_MAX_HEAD)
+        reader, writer = await asyncio.open_connection(*address, ssl=secure, limit=MAX_HEAD)
         if self._tls is None:
             return reader, writer
         try:
@@ -139,16 +142,17 @@ async def _read_response(reader: asyncio.StreamReader) -> tuple[HTTPResponse, bo
     status = 100
     while status < 200:  # 1xx: the response follows
         status, headers, version = _parse_head(await reader.readuntil(b"\r\n\r\n"))
+    check_plain(headers)
     wishes = headers.get("connection", "").lower()
     kept = "close" not in wishes if version == "HTTP/1.1" else "keep-alive" in wishes
     if "chunked" in headers.get("transfer-encoding", "").lower():
         body = await _read_chunks(reader)
     elif "content-length" in headers:
-        body = await reader.readexactly(_checked(int(headers["content-length"])))
+        body = await reader.readexactly(_length(int(headers["content-length"])))
     elif status in (204, 304):
         body = b""
     else:
-        body, kept = await reader.read(_MAX_BODY), False
+        body, kept = await _read_to_end(reader), False
     return HTTPResponse(status, headers, body), kept
 
 
@@ -156,7 +160,7 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
     chunks: list[bytes] = []
     total = 0
     while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
-        total = _checked(total + size)
+        total = _length(total + size)
         chunks.append((await reader.readexactly(size + 2))[:-2])
     while (await reader.readuntil(b"\r\n")) != b"\r\n":  # trailers
         pass
@@ -173,9 +177,20 @@ def _parse_head(head: bytes) -> tuple[int, dict[str, str], str]:
     return int(rest[:3]), headers, version
 
 
-def _checked(length: int) -> int:
-    if not 0 <= length <= _MAX_BODY:
-        raise ValueError(f"a response of {length:,} bytes; at most {_MAX_BODY:,} are read")
+async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
+    parts: list[bytes] = []
+    total = 0
+    while part := await reader.read(1 << 16):
+        total = _length(total + len(part))
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _length(length: int) -> int:
+    if length < 0:
+        raise ValueError(f"a response of {length} bytes")
+    if length > MAX_REPLY:
+        raise too_long(MAX_REPLY)
     return length
 
 

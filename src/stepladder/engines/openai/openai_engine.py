@@ -30,11 +30,14 @@ from logging import getLogger
 from typing import Any, ClassVar, Literal, NoReturn
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
+from stepladder.core.io.known_servers import name_servers, server_key, withheld
 from stepladder.core.io.masking import MASK, hide, mask, reveal
+from stepladder.core.io.reply_size import LongReply
 from stepladder.core.io.retries import retry_wait
 from stepladder.core.requests import Finish, Generate, Generation, empty_generation
 from stepladder.core.unicode import replace_surrogates
 from stepladder.engines.base import Engine, EngineOptions
+from stepladder.engines.openai.credentials import KEY_VARIABLE, server_headers
 from stepladder.engines.openai.http_client import CallError, HTTPClient
 from stepladder.engines.openai.openai_protocol import (
     MAX_STOPS,
@@ -59,7 +62,7 @@ MAX_CONSECUTIVE_FAILURES = 10
 MAX_SAMPLES = 16
 
 #: The end of an attempt: the body of a completion, or why there is none.
-Attempt = bytes | RefusedCall | CallError | TimeoutError
+Attempt = bytes | RefusedCall | CallError | TimeoutError | LongReply
 #: One reply per request.
 Replies = list[Generation | BackendError]
 
@@ -102,12 +105,14 @@ class OpenAIEngine(Engine):
         named = [base_url] if isinstance(base_url, str) else list(base_url or ())
         urls = [hide(url).rstrip("/") for url in named or [os.environ.get("OPENAI_BASE_URL") or OPENAI_URL]]
         hosts = [host_of(url) for url in urls]
-        key = (api_key or os.environ.get("OPENAI_API_KEY") or "").strip()
-        if not key and "api.openai.com" in hosts:
+        name_servers([OPENAI_URL, os.environ.get("OPENAI_BASE_URL")])
+        keys = {url: (api_key or server_key(KEY_VARIABLE, url)).strip() for url in urls}
+        if any(host == "api.openai.com" and not keys[url] for host, url in zip(hosts, urls)):
             raise BackendDown(
                 f"{OPENAI_URL} needs a key: set the environment variable OPENAI_API_KEY, or name another server "
                 "(--base-url; of a judge --judge-url, of a teacher --teacher-url)"
             )
+        key = max(keys.values())
         if not (key.isascii() and key.isprintable()):
             raise BackendDown("the API key contains a line break or a non-ASCII character; copy it again")
         if twice := next((url for number, url in enumerate(urls) if url in urls[:number]), None):
@@ -121,12 +126,9 @@ class OpenAIEngine(Engine):
         self._context_limit, self._extra_body = context_limit, dict(extra_body or {})
         self._grammar_kind, self._grammar_kept = grammar_kind, False
         self._key = key
-        headers = {"Authorization": f"Bearer {key or 'none'}", "User-Agent": "stepladder"}
-        for name, variable in (("OpenAI-Organization", "OPENAI_ORG_ID"), ("OpenAI-Project", "OPENAI_PROJECT_ID")):
-            if os.environ.get(variable):
-                headers[name] = os.environ[variable]
+        headers = {url: server_headers(url, keys[url], known=api_key is not None) for url in urls}
         connect = min(timeout / 2, 10.0)
-        self._servers = Servers([Server(url, HTTPClient(reveal(url), headers, connect)) for url in urls], backoff)
+        self._servers = Servers([Server(url, HTTPClient(reveal(url), headers[url], connect)) for url in urls], backoff)
         self._consecutive_failures = 0
         #: Samples that the servers return per call, as far as known; and whether any text has come yet.
         self._samples, self._has_written = MAX_SAMPLES, False
@@ -261,7 +263,7 @@ class OpenAIEngine(Engine):
         try:
             async with asyncio.timeout(self._timeout):
                 response = await server.client.post(path, body)
-        except (CallError, TimeoutError) as error:
+        except (CallError, TimeoutError, LongReply) as error:
             return error
         return response.body if response.status == 200 else RefusedCall.of(response)
 
@@ -298,6 +300,8 @@ class OpenAIEngine(Engine):
 
     def _retry_delay(self, error: Attempt, attempts: int) -> tuple[bool, float | None]:
         """Whether the problem may pass, and the seconds to wait before the next attempt; None if that is useless."""
+        if isinstance(error, LongReply):  # the next one would be as long, and may be billed as well
+            return False, None
         if not isinstance(error, RefusedCall):
             return True, retry_wait(attempts, {}, self._backoff)
         if error.code == "insufficient_quota" or (error.status not in (408, 429) and error.status < 500):
@@ -310,6 +314,8 @@ class OpenAIEngine(Engine):
         """What a failure means: an empty generation (context too long), a failed request, or that none can succeed."""
         url, detail = server.url, self._error_text(error)
         after = f"after {attempts} attempts" if attempts > 1 else "first attempt"
+        if isinstance(error, LongReply):
+            return BackendError(f"{url}: {error}")
         if not isinstance(error, RefusedCall):
             if isinstance(error, CallError) and not error.connected:
                 places = " or ".join([url, *(each.url for each in self._servers.all if each is not server)])
@@ -320,7 +326,8 @@ class OpenAIEngine(Engine):
         if error.status in (400, 413, 422) and error.is_too_long:
             return empty_generation(request.context)
         where = f"{self.api} API of model {self.model!r}"
-        hopeless = error.hopeless(url, detail, where, grammar=request.grammar is not None)
+        advice = withheld(KEY_VARIABLE, url) or f" Correct the environment variable {KEY_VARIABLE}."
+        hopeless = error.hopeless(url, detail, where, grammar=request.grammar is not None, advice=advice)
         return (
             BackendDown(hopeless)
             if hopeless
@@ -341,9 +348,8 @@ class OpenAIEngine(Engine):
 
     def _parse(self, requests: Sequence[Generate], body: bytes, server: Server) -> Replies:
         """The replies in a response; fewer than the requests if it has fewer choices."""
-        replies = read_choices(
-            requests, body, chat=self.api == "chat", context_limit=self._context_limit, redact=self._redact
-        )
+        limit, chat = self._context_limit, self.api == "chat"
+        replies = read_choices(requests, body, chat=chat, context_limit=limit, redact=self._redact, key=self._key)
         if isinstance(replies, BackendError):
             return [BackendError(self._redact(f"{server.url} {replies}")) for _ in requests]
         if len(replies) < len(requests):

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stepladder.core.errors import BackendDown, BackendError
+from stepladder.core.io.masking import MASK
 from stepladder.core.requests import Finish, Generate, Generation, empty_generation
 from stepladder.core.trace import UNKNOWN_TOKENS, Author, Segment, Usage
 from stepladder.core.unicode import replace_surrogates
@@ -101,11 +102,11 @@ class RefusedCall:
         """Whether the server refuses several samples in one call (`n`)."""
         return self.status in (400, 422) and (self.rejects("n") or "one completion choice" in self.message.lower())
 
-    def hopeless(self, url: str, detail: str, api: str, *, grammar: bool) -> str:
-        """Why no request can succeed at this server, and what to do; empty if others may."""
+    def hopeless(self, url: str, detail: str, api: str, *, grammar: bool, advice: str) -> str:
+        """Why no request can succeed at this server, and what to do; empty if others may. `advice`: about keys."""
         status = self.status
         if status in (401, 403):
-            return f"{url} rejected the key ({status}: {detail}). Correct the environment variable OPENAI_API_KEY."
+            return f"{url} rejected the key ({status}: {detail}).{advice}"
         if status == 404:
             return (
                 f"{url} has no {api} (404: {detail}). Compare the model name with {url}/models; its URL usually ends "
@@ -136,15 +137,17 @@ def read_choices(
     chat: bool,
     context_limit: int | None,
     redact: Callable[[str], str],
+    key: str = "",
 ) -> list[Generation | BackendError] | BackendError:
     """The choices of a completion, one per request; fewer if the server returned fewer. Or why it cannot be used.
 
     Errors are the end of a sentence that begins with the server. The prompt of several samples was read once: the first
-    one has the tokens read, and the tokens written are divided by the length of the texts.
+    one has the tokens read, and the tokens written are divided by the length of the texts. `key`: removed from the
+    texts; a server may repeat it, and replies are stored.
     """
     try:
         reply = json.loads(body.decode("utf-8", "replace"))
-        choices = [_Choice.of(choice, chat=chat) for choice in reply["choices"][: len(requests)]]
+        choices = [_Choice.of(choice, key, chat=chat) for choice in reply["choices"][: len(requests)]]
         usage = usage_of(reply.get("usage"))
         if not choices:
             raise IndexError("list index out of range")
@@ -166,8 +169,9 @@ class _Choice:
     fields: Mapping[str, object]
 
     @classmethod
-    def of(cls, choice: Any, *, chat: bool) -> "_Choice":
+    def of(cls, choice: Any, key: str, *, chat: bool) -> "_Choice":
         content = choice["message"]["content"] if chat else choice["text"]
+        content = content.replace(key, MASK) if key and isinstance(content, str) else content
         refusal = choice["message"].get("refusal") if chat else None
         return cls(content, choice["finish_reason"], refusal, choice)
 

@@ -10,8 +10,8 @@ A call that does not fit waits for those in flight, which usually cost less than
 they have ended, it raises `BudgetExhausted`: the run stops, and every paid response is in the cache.
 
 Every attempt counts as a call. Attempts that the server never received or refused (4xx, or 503 with Retry-After) are
-free. All others that end without a count (cancelled, timed out, disconnected, 5xx) may have been billed: they are
-charged their maximum.
+free. All others that end without a count (cancelled, timed out, disconnected, too long, 5xx) may have been billed: they
+are charged their maximum.
 
 A server that counts more than the maximum (its own system prompt, an ignored limit) can exceed the budget by the
 difference, for each call that is sent before the first such count arrives. From then on the difference is added to
@@ -122,6 +122,9 @@ class SpendLimiter:
         call, reservation = self.ledger.reserve(self.model, maximum), Reservation()
         self._in_flight += 1
         try:
+            reservation.cost = Usage()  # not sent, unless the record is on the disk
+            await asyncio.get_running_loop().run_in_executor(None, self.ledger.sync)
+            reservation.cost = None
             yield reservation
         finally:
             self._in_flight -= 1

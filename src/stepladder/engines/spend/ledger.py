@@ -2,7 +2,7 @@
 
 In: the file of a ledger. Every call is recorded before it is sent, with the maximum tokens it may cost, and again when
 its cost is known. Out: totals by model. A call without a recorded end (killed process, broken connection, error of the
-server) may have been billed: it counts with its maximum.
+server) may have been billed: it counts with its maximum. After `sync`, not even a power failure forgets a call.
 
 The file is locked: two processes at a time could each spend the budget.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from stepladder.core.errors import BackendDown, StepladderError
-from stepladder.core.io.files import lock_file
+from stepladder.core.io.files import lock_file, sync, write_error
 from stepladder.core.trace import Usage
 
 
@@ -48,9 +48,9 @@ class Ledger:
         self.paid, self.open = 0, 0
         #: By model: tokens that its server counted beyond the maximum. They are added to later reservations.
         self.excess: dict[str, Usage] = {}
-        self._calls: list[_Line] = []
-        #: Of each call: the excess that its reservation includes.
-        self._included: list[Usage] = []
+        #: The number of calls; and those without a recorded end, each with the excess that its reservation includes.
+        self._calls = 0
+        self._unsettled: dict[int, tuple[_Line, Usage]] = {}
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +60,7 @@ class Ledger:
         try:
             lock_file(self._file, path)
             self._read()
+            sync(path.parent)  # a new file is in its folder also after a power failure
         except BaseException:
             self._file.close()
             raise
@@ -67,14 +68,21 @@ class Ledger:
     def reserve(self, model: str, max_usage: Usage) -> int:
         """Record a call before it is sent; returns its number. The known excess is added to its maximum."""
         with self._lock:
-            call, most = len(self._calls), max_usage + self.excess.get(model, Usage())
+            call, most = self._calls, max_usage + self.excess.get(model, Usage())
             self._write(_Line(call, model, most.read, most.written, final=False))
             return call
 
     def settle(self, call: int, usage: Usage) -> None:
         """Record the actual cost of a call."""
         with self._lock:
-            self._write(_Line(call, self._calls[call].model, usage.read, usage.written, final=True))
+            self._write(_Line(call, self._unsettled[call][0].model, usage.read, usage.written, final=True))
+
+    def sync(self) -> None:
+        """Wait until all calls recorded so far are on the disk."""
+        try:
+            os.fsync(self._file.fileno())
+        except (OSError, ValueError) as error:
+            raise self._failed(error) from error
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -90,25 +98,31 @@ class Ledger:
             except OSError:
                 self._file.truncate(end)  # no part of a line stays behind
                 raise
-        except (OSError, ValueError) as error:  # ValueError: the file was closed while a call was in flight
-            raise BackendDown(f"{self.path}: the spend could not be recorded: {error}") from error
+        except (OSError, ValueError) as error:  # ValueError: the file was closed
+            raise self._failed(error) from error
         self._apply(line)
+
+    def _failed(self, error: Exception) -> BackendDown:
+        if isinstance(error, ValueError):
+            return BackendDown(f"{self.path} was closed while a call was in flight")
+        after = "No call is sent that is not recorded: the same command resumes when there is room."
+        return BackendDown(str(write_error(self.path, "ledger", error, after)))
 
     def _apply(self, line: _Line) -> None:
         """Update the totals by a line: a new call, or the end of an earlier one."""
         excess = self.excess.get(line.model, Usage())
-        if line.call == len(self._calls):
-            self._calls.append(line)
-            self._included.append(excess)
+        if line.call == self._calls:
+            self._calls += 1
         else:
-            before, included = self._calls[line.call], self._included[line.call]
+            before, included = self._unsettled.pop(line.call)
             if line.final:
                 self.excess[line.model] = Usage(
                     max(excess.read, line.read - before.read + included.read),
                     max(excess.written, line.written - before.written + included.written),
                 )
             self._count(before, -1)
-            self._calls[line.call] = line
+        if not line.final:
+            self._unsettled[line.call] = line, excess
         self._count(line, 1)
 
     def _count(self, line: _Line, sign: int) -> None:
@@ -117,14 +131,16 @@ class Ledger:
         self.totals[line.model] = self.totals.get(line.model, Usage()) + Usage(sign * line.read, sign * line.written)
 
     def _read(self) -> None:
-        self._file.seek(0)
-        complete, newline, incomplete = self._file.read().rpartition(b"\n")
-        if incomplete:  # the call was never sent, or its end is unknown
-            self._file.truncate(len(complete) + len(newline))
-        for number, text in enumerate(complete.split(b"\n") if complete else (), start=1):
-            try:
-                self._apply(_LINE.validate_json(text))
-            except (ValidationError, IndexError) as error:
-                raise StepladderError(
-                    f"{self.path}:{number}: not a line of a ledger. Restore the file: it records what was spent"
-                ) from error
+        end = 0
+        with self.path.open("rb") as file:
+            for number, text in enumerate(file, start=1):
+                if not text.endswith(b"\n"):  # the call was never sent, or its end is unknown
+                    self._file.truncate(end)
+                    return
+                end += len(text)
+                try:
+                    self._apply(_LINE.validate_json(text))
+                except (ValidationError, KeyError) as error:
+                    raise StepladderError(
+                        f"{self.path}:{number}: not a line of a ledger. Restore the file: it records what was spent"
+                    ) from error

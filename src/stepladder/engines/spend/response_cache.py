@@ -2,7 +2,8 @@
 
 In: an engine and a file. Out: an engine that answers known requests from the file and forwards the others; equal
 requests in flight are forwarded once. Every response is one line, on disk before it is returned; an incomplete last
-line is requested again. Errors and token ids are not cached: the text is parsed, never trained on.
+line is requested again. Errors and token ids are not cached: the text is parsed, never trained on. Texts stay on disk;
+the memory holds a hash and a position per response.
 """
 
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepladder.core.errors import BackendDown, BackendError, StepladderError
+from stepladder.core.io.files import write_error
 from stepladder.core.requests import Finish, Generate, Generation
 from stepladder.core.trace import UNKNOWN_TOKENS, Author, Segment, Usage
 from stepladder.engines.base import Engine
@@ -53,25 +55,36 @@ class ResponseCache:
     def __init__(self, path: Path, model_name: str) -> None:
         self.path = path
         self.model_name = model_name
-        #: The responses by key. `_complete`: length of the complete lines, if an incomplete one follows them.
-        self.rows, self._complete = _read(path)
+        #: The number of responses, and the sum of their tokens.
+        self.count, self.usage = 0, Usage()
+        #: The positions of the responses in the file, by key.
+        self._positions: dict[bytes, int] = {}
+        #: Length of the complete lines, if a killed process left an incomplete one after them.
+        self._complete: int | None = None
+        self._read()
 
     def __contains__(self, request: object) -> bool:
-        return isinstance(request, Generate) and self.key(request) in self.rows
+        return isinstance(request, Generate) and self.key(request) in self._positions
 
-    def key(self, request: Generate) -> str:
+    def key(self, request: Generate) -> bytes:
         """The cache key of a request."""
         texts = [(segment.author.value, segment.text) for segment in request.context]
         parts: tuple[Any, ...] = (self.model_name, texts, request.stop, astuple(request.sampling), request.seed)
         parts += () if request.grammar is None else (request.grammar,)
-        return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        return blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
-    def get(self, key: str, request: Generate) -> Generation | None:
+    def get(self, key: bytes, request: Generate) -> Generation | None:
         """The cached response to a request, or None."""
-        row = self.rows.get(key)
-        if row is None:
+        if key not in self._positions:
             return None
-        usage = Usage(row["read"], row["written"])
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._positions[key])
+                found, row, usage = _read_row(file.readline())
+            if found != key:
+                raise ValueError("another response")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BackendDown(f"{self.path} was changed while it was used: run the same command again") from error
         return Generation(
             request.context,
             Segment(Author.POLICY, row["text"], vocabulary=UNKNOWN_TOKENS),
@@ -80,10 +93,10 @@ class ResponseCache:
             usage,
         )
 
-    def add(self, key: str, response: Generation) -> None:
+    def add(self, key: bytes, response: Generation) -> None:
         """Append a response. When this returns the operating system has it: killing this process cannot lose it."""
         row = {
-            "key": key,
+            "key": key.hex(),
             "text": response.text,
             "finish": response.finish.value,
             "read": response.usage.read,
@@ -94,12 +107,39 @@ class ResponseCache:
             with self.path.open("ab") as file:
                 if self._complete is not None:  # remove the incomplete last line
                     file.truncate(self._complete)
-                self._complete = file.seek(0, os.SEEK_END)
+                self._complete = position = file.seek(0, os.SEEK_END)
                 file.write(json.dumps(row).encode() + b"\n")
             self._complete = None
         except OSError as error:
-            raise BackendDown(f"{self.path}: a paid response could not be saved: {error.strerror or error}") from error
-        self.rows[key] = row
+            raise BackendDown(str(write_error(self.path, "paid response", error, "The ledger counts it."))) from error
+        self._note(key, position, response.usage)
+
+    def _note(self, key: bytes, position: int, usage: Usage) -> None:
+        self._positions[key] = position
+        self.count, self.usage = self.count + 1, self.usage + usage
+
+    def _read(self) -> None:
+        if not self.path.exists():
+            return
+        position = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    self._complete = position
+                    return
+                try:
+                    key, _, usage = _read_row(line)
+                except (ValueError, KeyError, TypeError) as error:
+                    problem = f"{self.path}:{number}: not a cached response ({error}); delete the line"
+                    raise StepladderError(problem) from error
+                self._note(key, position, usage)
+                position += len(line)
+
+
+def _read_row(line: bytes) -> tuple[bytes, dict[str, str], Usage]:
+    row = json.loads(line)
+    texts = {name: row[name] for name in ("text", "finish")}
+    return bytes.fromhex(row["key"]), texts, Usage(row["read"], row["written"])
 
 
 class CachedEngine(Engine):
@@ -115,12 +155,12 @@ class CachedEngine(Engine):
         self.responses = ResponseCache(path, model_name)
         #: Requests answered without a call: from the file, or by an equal request in flight.
         self.cached = 0
-        self._in_flight: dict[str, _Pending] = {}
+        self._in_flight: dict[bytes, _Pending] = {}
         self._changed = threading.Condition()
 
     def generate(self, requests: Sequence[Generate]) -> list[Generation | BackendError]:
         """Answer every request, in order; cached ones without a call."""
-        new: dict[str, Generate] = {}
+        new: dict[bytes, Generate] = {}
         found: list[Generation | _Pending] = []
         with self._changed:
             for request in requests:
@@ -144,9 +184,8 @@ class CachedEngine(Engine):
         """What the responses in the file took, over all runs."""
         if self._paid is not None:
             return self._paid(self.cached)
-        rows = list(self.responses.rows.values())
-        read, written = (sum(row[name] for row in rows) for name in ("read", "written"))
-        return Spend(len(rows), 0, read, written, 0.0, self.cached)
+        usage = self.responses.usage
+        return Spend(self.responses.count, 0, usage.read, usage.written, 0.0, self.cached)
 
     def cancel(self) -> None:
         self.engine.cancel()
@@ -157,9 +196,9 @@ class CachedEngine(Engine):
             self._changed.wait_for(lambda: not self._in_flight)
         self.engine.close()
 
-    def _forward(self, requests: dict[str, Generate]) -> None:
+    def _forward(self, requests: dict[bytes, Generate]) -> None:
         """Send requests to the engine, save the responses, and resolve everything that waits for them."""
-        responses: Mapping[str, Generation | BaseException] = {}
+        responses: Mapping[bytes, Generation | BaseException] = {}
         try:
             responses = dict(zip(requests, self.engine.generate(list(requests.values())), strict=True))
             with self._changed:
@@ -178,18 +217,3 @@ class CachedEngine(Engine):
                     else:
                         pending.set_exception(response)
                 self._changed.notify_all()
-
-
-def _read(path: Path) -> tuple[dict[str, dict[str, Any]], int | None]:
-    """The responses in a file; and the length of its complete lines, if a killed process left an incomplete one."""
-    if not path.exists():
-        return {}, None
-    complete, newline, incomplete = path.read_bytes().rpartition(b"\n")
-    known: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(complete.split(b"\n") if complete else (), start=1):
-        try:
-            row = json.loads(line)
-            known[row["key"]] = {name: row[name] for name in ("key", "text", "finish", "read", "written")}
-        except (ValueError, KeyError, TypeError) as error:
-            raise StepladderError(f"{path}:{number}: not a cached response ({error}); delete the line") from error
-    return known, len(complete) + len(newline) if incomplete else None

@@ -35,6 +35,9 @@ Mode = Literal["choice", "ranking", "score", "value"]
 Order = Literal["made", "reversed", "both"]
 Verdict = TypeVar("Verdict")
 
+#: Problems that are counted by message: a server may find ever new words.
+_MAX_PROBLEMS = 1_000
+
 
 @dataclass(slots=True)
 class JudgeCounts:
@@ -250,7 +253,8 @@ class LLMJudge:
         return str(problem)
 
     def _no_verdict(self, problem: str) -> NoVerdict:
-        self.problems[problem] += 1
+        known = problem in self.problems or len(self.problems) < _MAX_PROBLEMS
+        self.problems[problem if known else "others"] += 1
         return NoVerdict(problem)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from stepladder.core.errors import StepladderError, unknown_name
 from stepladder.core.io.files import atomic_folder
+from stepladder.core.io.masking import mask
 from stepladder.core.registry import Registry
 from stepladder.core.trace import Pair
 from stepladder.preferences.export import llama_factory, rag_proguide, trl
@@ -60,7 +61,7 @@ def export(
     `pairs` are by split: `train` is required, `dev` is optional; each is read once. `source` is named in the card.
     `model` is the model to train, for formats with a training configuration.
     """
-    form, splits = EXPORTS.get(format), _splits(pairs)
+    form, splits, source = EXPORTS.get(format), _splits(pairs), mask(source)
     _check_free(folder)
     counts: dict[str, int] = {}
     rows: dict[str, int] = {}

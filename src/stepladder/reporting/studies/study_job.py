@@ -22,6 +22,7 @@ from rich.console import Console
 from stepladder.agents.agent_trust import name_agent, named_agents
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_folder
+from stepladder.core.io.interrupts import remembered_interrupts
 from stepladder.core.io.masking import mask, mask_process, revealed
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
@@ -97,7 +98,8 @@ def main() -> int:
     job = TypeAdapter(Job).validate_json(sys.stdin.readline())
     try:
         threading.Thread(target=_interrupt_at_eof, daemon=True).start()
-        run_job(job)
+        with remembered_interrupts():
+            run_job(job)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
         return 130

@@ -106,7 +106,8 @@ def tokenize(text: str) -> list[str]:
     >>> tokenize("The bridges of Orléans, in 1760")
     ['bridg', 'orlean', '1760']
     """
-    return list(filter(None, map(_stem, _words(text))))
+    # Of long words nothing is cached: queries may contain anything.
+    return list(filter(None, ((_stem if len(word) <= 40 else _stem.__wrapped__)(word) for word in _words(text))))
 
 
 class BM25Config(Config):

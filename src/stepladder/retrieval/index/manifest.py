@@ -2,16 +2,19 @@
 
 {"stepladder_index": 1, "kind": "bm25", "passages": 20805, "settings": {"k1": 1.2, ...},
  "source": "corpus.jsonl.gz", "created": "2026-01-31T12:00:00+00:00", "checksum": "...",
- "files": {"passages.jsonl": 9113904, ...}}
+ "files": {"passages.jsonl": 9113904, ...}, "manifest_checksum": "..."}
 
+`manifest_checksum` is the hash of the rest, compared whenever the manifest is read; older indexes have none.
 `checksums.json` has two hashes of every other file: of a few blocks, compared whenever the index is opened, and of all
 bytes, compared by `check_index`.
 """
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,7 +28,7 @@ INDEX_VERSION = 1
 
 MANIFEST = "index.json"
 CHECKSUMS = "checksums.json"
-_VERSION_KEY = "stepladder_index"
+_VERSION_KEY, _CHECKSUM_KEY = "stepladder_index", "manifest_checksum"
 
 #: How an index was built: parameters and libraries.
 BuildDetails = Mapping[str, str | int | float]
@@ -67,8 +70,14 @@ _CHECKSUMS = TypeAdapter(dict[str, tuple[str, str]])
 
 def write_manifest(folder: Path, info: IndexInfo) -> None:
     """Write the manifest into a folder."""
-    text = json.dumps({_VERSION_KEY: INDEX_VERSION, **asdict(info)}, indent=2, ensure_ascii=False)
+    plain = asdict(info)
+    manifest = {_VERSION_KEY: INDEX_VERSION, **plain, _CHECKSUM_KEY: _checksum_of(plain)}
+    text = json.dumps(manifest, indent=2, ensure_ascii=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _checksum_of(manifest: dict[str, Any]) -> str:
+    return blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def index_info(folder: str | Path) -> IndexInfo:
@@ -88,6 +97,13 @@ def index_info(folder: str | Path) -> IndexInfo:
         raise IndexFolderError(
             f"{folder} is an index of version {found}, this Stepladder reads version {INDEX_VERSION}: rebuild it. "
             f"{build_hint(folder)}"
+        )
+    stored = manifest.pop(_CHECKSUM_KEY, None)
+    unknown = set(manifest) - {each.name for each in fields(IndexInfo)}
+    if unknown or (stored is not None and stored != _checksum_of(manifest)):
+        raise IndexFolderError(
+            f"{folder} is damaged: {MANIFEST} has other content than was written. {build_hint(folder)}. If you have "
+            f"edited it yourself, delete its line {_CHECKSUM_KEY}"
         )
     try:
         return _FIELDS.validate_python(manifest)

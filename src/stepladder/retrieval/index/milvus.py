@@ -23,6 +23,7 @@ import numpy as np
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import PartialFolder, atomic_file
+from stepladder.core.io.known_servers import servers_from_files
 from stepladder.core.io.retries import retry_wait
 from stepladder.core.memory import format_bytes
 from stepladder.retrieval.base import ProgressCallback, no_progress
@@ -109,6 +110,7 @@ def build_milvus(
 def open_milvus(folder: Path, passages: Passages, device: str = "cpu") -> DenseIndex:
     """The index in a folder written by `build_milvus`, with its passages; queries are encoded on the device."""
     info = _Collection(**json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8")))
+    servers_from_files(info.uri)
     milvus = info.connect(folder)
     try:
         _check_collection(milvus, info, len(passages), f"Rebuild {folder}, or restore the collection")

@@ -17,6 +17,7 @@ from typing import Any
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.extras import install_command
+from stepladder.core.io.known_servers import server_key, withheld
 
 TOKEN = "STEPLADDER_MILVUS_TOKEN"
 
@@ -36,7 +37,7 @@ class Milvus:
         self._embedded = None if uri else _start(folder)
         self.where = f"Milvus at {uri}" if uri else f"Milvus in {folder}"
         address = self._embedded.address if self._embedded else uri
-        token = os.environ.get(TOKEN, "") if uri else ""
+        token = server_key(TOKEN, uri) if uri else ""
         try:
             with self.wrap_errors():
                 # dedicated: pymilvus would reuse the connection of an earlier server at the same port.
@@ -44,7 +45,8 @@ class Milvus:
         except MilvusError as error:
             self._release()
             hint = f"check the token in {TOKEN}" if token else f"set {TOKEN} if it requires a token"
-            raise MilvusError(f"{error}. Check that it is running and the address is right, and {hint}") from error
+            advice = f"Check that it is running and the address is right, and {hint}"
+            raise MilvusError(f"{error}. {withheld(TOKEN, uri or '').strip() or advice}") from error
 
     @contextmanager
     def wrap_errors(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepladder.core.errors import StepladderError
-from stepladder.core.io.files import atomic_file, sync
+from stepladder.core.io.files import atomic_file, reserve_space, sync
 from stepladder.core.memory import format_bytes
 from stepladder.retrieval.base import ProgressCallback
 from stepladder.retrieval.corpus.passage_store import Passages
@@ -54,6 +54,7 @@ def encode_passages(
     done = _done(file, checkpoint, passages, encoder)
     if not done:
         np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=(len(passages), encoder.dimensions))  # type: ignore[no-untyped-call]
+    reserve_space(file)
     vectors = np.load(file, mmap_mode="r+")
     progress("Encoding passages", done, len(passages))
     for start in range(done, len(passages), SHARD):

@@ -22,8 +22,10 @@ from typing import Any
 import httpx2
 
 from stepladder.core.errors import BackendDown, StepladderError
-from stepladder.core.io.auth_token import validate_token
+from stepladder.core.io.auth_token import TOKEN_VARIABLE, validate_token
+from stepladder.core.io.known_servers import withheld
 from stepladder.core.io.masking import reveal
+from stepladder.core.io.reply_size import PLAIN, LongReply, limit_reply
 from stepladder.core.trace import Passage
 from stepladder.retrieval.base import Retriever, check_search
 from stepladder.retrieval.remote.load_balancer import Host, LoadBalancer, validate_urls
@@ -35,6 +37,8 @@ FIRST_ATTEMPTS = 3
 _CONNECT_SECONDS = 5.0
 #: Status codes that are worth a retry: the server is busy or restarts, or a gateway in front of it cannot reach it.
 _RETRYABLE = {429, 502, 503, 504}
+#: Maximum bytes of a reply per passage that it may contain, but at least and at most in all.
+_PASSAGE_BYTES, _LEAST_BYTES, _MOST_BYTES = 2**20, 8 * 2**20, 256 * 2**20
 
 
 class SearchDown(BackendDown):
@@ -76,11 +80,12 @@ class RemoteRetriever(Retriever):
         self._max_queries, self._max_characters = max_batch, MAX_QUERY_CHARACTERS
         self._closed = threading.Event()
         self._client = httpx2.Client(
-            headers={"content-type": "application/json"}
+            headers={"content-type": "application/json", **PLAIN}
             | ({"authorization": f"Bearer {validate_token(token)}"} if token is not None else {}),
             timeout=httpx2.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS)),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=concurrency),
             trust_env=False,
+            event_hooks={"response": [lambda reply: limit_reply(reply, reply.request.extensions["limit"], timeout)]},
         )
 
     def __repr__(self) -> str:
@@ -92,7 +97,7 @@ class RemoteRetriever(Retriever):
         found: list[tuple[Passage, ...]] = []
         while len(found) < len(queries):
             batch = [query[: self._max_characters] for query in queries[len(found) : len(found) + self._max_queries]]
-            host, reply = self._call("POST", "/retrieve", write_request(batch, k))
+            host, reply = self._call("POST", "/retrieve", write_request(batch, k), len(batch) * k)
             if reply.status_code == HTTPStatus.UNPROCESSABLE_ENTITY and self._adopt_limits():
                 continue
             if reply.status_code != HTTPStatus.OK:
@@ -127,7 +132,7 @@ class RemoteRetriever(Retriever):
             raise self._error(host, reply)
         try:
             info = json.loads(reply.content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadReply(f"{host.url}/info: the reply is not JSON: {error}") from error
         return info if isinstance(info, dict) else None
 
@@ -138,13 +143,16 @@ class RemoteRetriever(Retriever):
 
     # --- Calls ------------------------------------------------------------------------------------------
 
-    def _call(self, method: str, path: str, body: bytes | None = None) -> tuple[Host, httpx2.Response]:
-        """The first reply that is not worth a retry, and its server."""
+    def _call(self, method: str, path: str, body: bytes = b"", passages: int = 0) -> tuple[Host, httpx2.Response]:
+        """The first reply that is not worth a retry, and its server. `passages`: the most that it may contain."""
+        limit = {"limit": min(max(passages * _PASSAGE_BYTES, _LEAST_BYTES), _MOST_BYTES)}
         attempts = 0
         while True:
             host = self._acquire_host()
             try:
-                reply = self._client.request(method, reveal(host.url) + path, content=body)
+                reply = self._client.request(method, reveal(host.url) + path, content=body, extensions=limit)
+            except LongReply as error:
+                raise BadReply(f"{host.url}{path}: {error}") from error
             except httpx2.TransportError as error:
                 problem, headers = self._describe(error), {}
             else:
@@ -189,9 +197,8 @@ class RemoteRetriever(Retriever):
     def _error(self, host: Host, reply: httpx2.Response) -> StepladderError:
         status, message = reply.status_code, _message(reply)
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return SearchDown(
-                f"{host.url} rejected the token ({status}: {message}). Use the one the server was started with."
-            )
+            advice = withheld(TOKEN_VARIABLE, host.url) or " Use the one the server was started with."
+            return SearchDown(f"{host.url} rejected the token ({status}: {message}).{advice}")
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) or reply.is_redirect:
             return SearchDown(
                 f"{host.url} has no POST /retrieve ({status}: {message}). Is it the URL of a search server?"
@@ -204,6 +211,6 @@ def _message(reply: httpx2.Response) -> str:
     try:
         body = json.loads(reply.content)
         message = body["detail"] if isinstance(body, dict) and "detail" in body else body
-    except ValueError:
+    except (ValueError, RecursionError):
         message = reply.text
     return (message if isinstance(message, str) else json.dumps(message))[:500] or "no message"

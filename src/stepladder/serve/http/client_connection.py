@@ -54,6 +54,7 @@ class ClientConnection(HttpToolsProtocol):
         self._left = self._limits.max_header_bytes
         self._unsent: float = math.inf
         self._refusal: HTTPError | None = None
+        self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -115,6 +116,10 @@ class ClientConnection(HttpToolsProtocol):
         self._left = self._limits.max_header_bytes
 
     # --- Responses --------------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """As uvicorn's, without a timer per response."""
@@ -182,10 +187,11 @@ class ClientConnection(HttpToolsProtocol):
         self._gate.metrics.count_request(error.status_code)
         self.pipeline.clear()
         partial = False
-        if (cycle := self._open_cycle) is not None:
-            partial = cycle.response_started
-            cycle.disconnected = True
-            cycle.message_event.set()
+        for cycle in (self._running, self._open_cycle):  # the oldest request and the newest
+            if cycle is not None and not cycle.response_complete:
+                partial = partial or cycle.response_started
+                cycle.disconnected = True
+                cycle.message_event.set()
         if partial or self.transport.is_closing():
             self.transport.close()
         else:

@@ -19,6 +19,7 @@ from itertools import islice
 from time import perf_counter
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.memory import SizedCache
 from stepladder.retrieval.base import Retriever
 from stepladder.retrieval.remote.protocol import EncodedHits, encode_hits
 from stepladder.serve.http.http_errors import QueueFull
@@ -76,18 +77,17 @@ class PendingSearch:
         return found if len(found) == len(self.searches) else None
 
 
-class _Cache:
+class _Cache(SizedCache):
     """Finished searches by query and k, limited by entries and bytes; 0 of either disables it.
 
     The least recently used are evicted first.
     """
 
     def __init__(self, entries: int, capacity: int) -> None:
-        self._entries, self._capacity = entries, capacity
+        super().__init__(capacity)
+        self._entries = entries
         #: Most recently used last, each with its size.
         self._items: OrderedDict[tuple[str, int], tuple[_Search, int]] = OrderedDict()
-        #: Approximate memory of all, in bytes.
-        self.size = 0
 
     def get(self, query: str, k: int) -> _Search | None:
         """The search, which becomes the most recently used; None if it is not cached."""
@@ -101,13 +101,18 @@ class _Cache:
         """Cache a search that found this, unless it exceeds the capacity on its own."""
         content = sum(len(document) + len(score) for document, score in found)
         size = _RESULT_BYTES + 4 * len(search.query) + len(found) * _PASSAGE_BYTES + content
-        if size > self._capacity:
+        if size > self.capacity:
             return
         self._items[search.query, search.k] = search, size
-        self.size += size
-        while len(self._items) > self._entries or self.size > self._capacity:
+        self.bytes += size
+        while self._items and (len(self._items) > self._entries or self.overfull()):
             _, (_, freed) = self._items.popitem(last=False)
-            self.size -= freed
+            self.bytes -= freed
+
+    def clear(self) -> None:
+        """Evict everything."""
+        self._items.clear()
+        self.bytes = 0
 
 
 class SearchBatcher:
@@ -127,7 +132,7 @@ class SearchBatcher:
         self._closed = False
         self._threads: list[threading.Thread] = []
         metrics.gauge("queue_length", "Queries waiting for a search.", lambda: len(self._waiting))
-        metrics.gauge("cache_bytes", "Size of the result cache in bytes.", lambda: self._cache.size)
+        metrics.gauge("cache_bytes", "Size of the result cache in bytes.", lambda: self._cache.bytes)
 
     def start(self) -> None:
         """Start the worker threads."""

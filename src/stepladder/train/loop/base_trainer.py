@@ -27,6 +27,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerContr
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import atomic_file
+from stepladder.core.io.interrupts import check_interrupt
 from stepladder.driver import Outcome, OutcomeCallback
 from stepladder.engines.paged.fused_norms import fuse_norms
 from stepladder.models.length_batches import LengthGroupedSampler
@@ -77,6 +78,7 @@ class BaseTrainer(Trainer):
     def attach(self, lengths: Sequence[int] | None, hooks: TrainerHooks) -> None:
         """Complete the trainer; `lengths` are those of its examples, if they exist before training."""
         self.remove_callback(PrinterCallback)
+        self.add_callback(_InterruptCallback)
         self.hooks = hooks
         assert isinstance(self.model, nn.Module)
         if self.args.bf16:
@@ -298,6 +300,13 @@ class TRLOverrides:
                 yield self.model
         else:
             yield self.ref_model
+
+
+class _InterruptCallback(TrainerCallback):
+    """Ends training after an interrupt that a library has dropped."""
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        check_interrupt()
 
 
 class _EpochCallback(TrainerCallback):

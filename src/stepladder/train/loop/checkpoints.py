@@ -1,9 +1,10 @@
 """Checkpoints of transformers' trainer that survive a kill at any moment, and are checked before they are used.
 
 The trainer writes a checkpoint file by file. When it is done, `keep` writes a marker file into the folder: the size and
-a checksum of every other file. A folder without a marker is incomplete; one whose files differ from it is damaged. Both
-are removed at the next start, which resumes from the newest that is left. A checkpoint that is not needed any more
-loses its marker first and then its files. The newest and the best checkpoints are kept.
+a checksum of every other file (of all bytes up to 1 GiB, of a few blocks of larger files). A folder without a marker is
+incomplete; one whose files differ from it is damaged. Both are removed at the next start, which resumes from the newest
+that is left. A checkpoint that is not needed any more loses its marker first and then its files. The newest and the
+best checkpoints are kept.
 """
 
 import json
@@ -12,6 +13,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stepladder.core.errors import StepladderError
 from stepladder.core.io.checksums import describe, difference
 from stepladder.core.io.files import WriteError, atomic_file, full_disk_errors, sync_all
 
@@ -74,7 +76,11 @@ class Checkpoints:
         try:
             files = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
             found = {name: difference(folder / name, size, quick) for name, (size, quick) in files.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+        except FileNotFoundError:
+            return f"its list of files, {_MARKER!r}, is missing"
+        except OSError as error:  # a disk that is not there now: nothing is removed
+            raise StepladderError(f"{folder} cannot be read: {error.strerror or error}") from error
+        except (ValueError, TypeError, AttributeError):
             return f"its list of files, {_MARKER!r}, cannot be read"
         return next((f"{name} {problem}" for name, problem in found.items() if problem is not None), None)
 

@@ -140,7 +140,7 @@ def usable_checkpoints(folder: Path, compute: Compute, *later: Path) -> Checkpoi
                 file.unlink(missing_ok=True)
             newest = max(checkpoints.complete, default=0)
             how = f"resumes from update {newest:,}" if newest else "starts again"
-            print(f"{damage}. Training {how}; the result will be the same", file=sys.stderr)
+            print(f"{damage}. It was removed. Training {how}; the result will be the same", file=sys.stderr)
     return checkpoints
 
 
