@@ -1,22 +1,30 @@
-"""Trees over an OpenAI-compatible server: sibling groups per second, calls per group, against a plain asyncio search.
+"""Trees over an OpenAI-compatible server: groups of siblings per second and calls per group, against a plain search.
 
-    python benchmarks/tree_concurrency.py
+    python benchmarks/tree_concurrency.py                       # the times; about 40 minutes
+    python benchmarks/tree_concurrency.py --counts              # calls per group for 16, 64 and 200 simulations
+    python benchmarks/tree_concurrency.py --record FILE         # resumes where it was interrupted
 
-Both grow trees of the same questions over the same scripted server, which answers every call after 20 ms or 200 ms,
-with the same numbers of simulations, children and calls in flight:
+All searches grow trees of the same questions over the same scripted server, which answers every call after 20 ms or
+200 ms, with the same simulations, children per state (5), depth (10) and calls in flight:
 
-- plain: the design of ProRAG's script, written anew. One coroutine per tree; a simulation selects a leaf by PUCT,
-  expands it with one call (n = 5), rolls one of the new children out greedily, and backpropagates. Samples with the
-  same text are one child.
-- Stepladder: `explore` with the preset `server`.
+- script: the design of ProRAG's script, written anew with the `openai` client. One coroutine per tree, as many trees at
+  once as calls in flight. A simulation selects a leaf by PUCT (c = 2.5), expands it with one call (n = 5), rolls one of
+  the new children out greedily, and backpropagates (gamma = 0.99). Samples with the same text are one child.
+- plain: the same search as a careful engineer would write it: the quick HTTP client of Stepladder, all trees open with
+  a limit on calls instead of trees, and no greedy call made twice.
+- server: `stepladder explore --preset server`.
 
-A group counts if two of its siblings have values that differ by 0.05 or more: those are the groups that preference
-pairs and reward models learn from. The value of a state is the mean of the simulations through it; that of a terminal
-state is its reward, visited or not, for both.
+A group counts if two of its siblings have values that differ by 0.05 or more: preference pairs and reward models learn
+from those. The value of a state is the mean of the simulations through it; that of a terminal state is its reward,
+visited or not, for all searches. `distinct` counts states that differ by the wording of thoughts alone as one: siblings
+of the plain search may be rewordings of one action, which Stepladder merges.
 
-The server is a process of its own. Its policy works on questions with two or three hops: every step has four variants
-of which some are wrong, an answer lacks one word for every wrong step, and thoughts vary freely. It depends on the text
-of the call alone.
+The server is a process of its own. Every step of its policy has four variants, some of them wrong, and thoughts vary
+freely. It depends on the text of the call alone. Three tasks, because the answer depends on the task:
+
+- multi-hop: two or three hops (4 or 6 steps and the answer); an answer lacks one word for every wrong step.
+- all-or-nothing: the same questions; one wrong step gives a wrong answer. Most states below it have equal values.
+- one-hop: 2 steps and the answer. The trees are small: with 32 simulations both searches expand almost every state.
 """
 
 import argparse
@@ -24,13 +32,17 @@ import asyncio
 import json
 import math
 import multiprocessing
+import os
 import random
 import re
-import sys
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,6 +53,7 @@ from stepladder.agents import make_agent
 from stepladder.core.answer_metrics import score_answer
 from stepladder.core.trace import Passage, Question, Tree
 from stepladder.driver import Driver
+from stepladder.engines.openai.http_client import HTTPClient
 from stepladder.engines.openai.openai_engine import OpenAIEngine
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.mcts import mcts_search
@@ -52,36 +65,41 @@ WIDTH, DEPTH, C, GAMMA = 5, 10, 2.5, 0.99
 DIFFERENT = 0.05
 GOLD = "red green blue grey"
 STOPS = ("</subquery>", "</subanswer>", "</answer>")
+TASKS = ("multi-hop", "all-or-nothing", "one-hop")
+SEARCHES = ("script", "plain", "server")
 
 # --- the scripted policy ------------------------------------------------------------------------------------------
 
-_QUESTION = re.compile(r"What is behind door (\d+)\?")
+_QUESTION = re.compile(r"([a-z-]+): what is behind door (\d+)\?")
 _STEP = re.compile(r"<sub(?:query|answer)>(.*?)</sub(?:query|answer)>")
+_THOUGHTS = ("So.", "First this.", "Now that.", "Let me see.")
 
 
-def questions(count: int) -> list[Question]:
-    return [Question(f"door-{number}", f"What is behind door {number}?", (GOLD,)) for number in range(count)]
+def questions(task: str, count: int) -> list[Question]:
+    return [Question(f"door-{number}", f"{task}: what is behind door {number}?", (GOLD,)) for number in range(count)]
 
 
 def write(prompt: str, temperature: float, seed: int, sample: int) -> str:
     """The next step: a query and its sub-answer for each hop, then the answer."""
-    number = int(_QUESTION.findall(prompt)[-1])
-    steps = _STEP.findall(prompt)
-    draw = random.Random(f"{prompt}|{seed}|{sample}")
-    variant = draw.choices(range(4), (55, 20, 15, 10))[0] if temperature else 0
-    thought = draw.choice(["First this.", "Now that.", "So.", "Let me see."]) if temperature else "So."
-    wrong = sum(not _is_right(number, steps[:index], step) for index, step in enumerate(steps))
-    if len(steps) < 2 * (2 + number % 2):
+    task, door = _QUESTION.findall(prompt)[-1]
+    steps = tuple(_STEP.findall(prompt))
+    draw = zlib.crc32(f"{prompt}|{seed}|{sample}".encode()) if temperature else 0
+    variant = sum(draw % 100 >= limit for limit in (55, 75, 90))
+    thought = _THOUGHTS[draw // 100 % 4]
+    hops = 1 if task == "one-hop" else 2 + int(door) % 2
+    if len(steps) < 2 * hops:
         tag = "subanswer" if len(steps) % 2 else "subquery"
-        return f"<step>{thought}</step><{tag}>{tag} {len(steps)} of door {number}, variant {variant}</{tag}>"
-    wrong += not _is_right(number, steps, f"answer, variant {variant}")
-    answer = " ".join(GOLD.split()[: max(4 - wrong, 0)]) or "nothing"
-    return f"<step>{thought}</step><answer>{answer}</answer>"
+        return f"<step>{thought}</step><{tag}>{tag} {len(steps)} of door {door}, variant {variant}</{tag}>"
+    path = (*steps, f"answer, variant {variant}")
+    wrong = sum(not _is_right(door, path[: index + 1]) for index in range(len(path)))
+    right_words = 4 - wrong if task != "all-or-nothing" or not wrong else 0
+    return f"<step>{thought}</step><answer>{' '.join(GOLD.split()[: max(right_words, 0)]) or 'nothing'}</answer>"
 
 
-def _is_right(number: int, before: Sequence[str], step: str) -> bool:
-    likely = 0.8 if step.endswith("variant 0") else 0.6
-    return random.Random(f"{number}|{'|'.join(before)}|{step}").random() < likely
+@lru_cache(1 << 16)
+def _is_right(door: str, path: tuple[str, ...]) -> bool:
+    likely = 0.8 if path[-1].endswith("variant 0") else 0.6
+    return random.Random(f"{door}|{'|'.join(path)}").random() < likely
 
 
 async def _serve(connection: Any, delay: float) -> None:
@@ -92,10 +110,9 @@ async def _serve(connection: Any, delay: float) -> None:
                 length = int(re.search(rb"content-length: (\d+)", head)[1])  # type: ignore[index]
                 body = json.loads(await reader.readexactly(length))
                 await asyncio.sleep(delay)
-                texts = [
-                    write(body["prompt"], body["temperature"], body.get("seed") or random.getrandbits(30), sample)
-                    for sample in range(body.get("n") or 1)
-                ]
+                seed = body.get("seed") or random.getrandbits(30)
+                samples = range(body.get("n") or 1)
+                texts = [write(body["prompt"], body["temperature"], seed, sample) for sample in samples]
                 choices = [
                     {"index": index, "text": text, "finish_reason": "stop", "stop_reason": None, "logprobs": None}
                     for index, text in enumerate(texts)
@@ -119,6 +136,19 @@ def _run_server(connection: Any, delay: float) -> None:
     asyncio.run(_serve(connection, delay))
 
 
+@contextmanager
+def scripted_server(delay: float) -> Iterator[str]:
+    """Its URL."""
+    ours_end, theirs_end = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=_run_server, args=(theirs_end, delay))
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{ours_end.recv()}/v1"
+    finally:
+        server.terminate()
+        server.join()
+
+
 class Doors(Retriever):
     """Finds one passage for every query."""
 
@@ -126,7 +156,12 @@ class Doors(Retriever):
         return [(Passage(query, "Door", f"What is known about {query}.", 1.0),) for query in queries]
 
 
+DOORS = Doors()
+
 # --- the plain search ---------------------------------------------------------------------------------------------
+
+#: The texts of one call: of a prompt, n samples, with a temperature.
+Complete = Callable[[str, int, float], Awaitable[list[str]]]
 
 
 @dataclass
@@ -148,11 +183,10 @@ class PlainNode:
 class PlainSearch:
     """One tree, one call at a time."""
 
-    def __init__(self, client: openai.AsyncOpenAI, question: Question, simulations: int, seed: int) -> None:
-        self.client, self.question, self.simulations = client, question, simulations
+    def __init__(self, complete: Complete, question: Question, simulations: int, seed: int) -> None:
+        self.complete, self.question, self.simulations = complete, question, simulations
         self.random = random.Random(seed)
         self.root = PlainNode(f"{question.text}\n")
-        self.calls = 0
 
     async def run(self) -> None:
         for _ in range(self.simulations):
@@ -170,15 +204,8 @@ class PlainSearch:
         mean = child.total / child.visits if child.visits else 0.0
         return mean + C * child.prior * math.sqrt(parent.visits) / (1 + child.visits)
 
-    async def _call(self, prompt: str, n: int, temperature: float) -> list[str]:
-        self.calls += 1
-        reply = await self.client.completions.create(
-            model="scripted", prompt=prompt, n=n, temperature=temperature, top_p=0.95, max_tokens=256, stop=list(STOPS)
-        )
-        return [choice.text for choice in reply.choices]
-
     async def _expand(self, leaf: PlainNode) -> None:
-        actions = list(dict.fromkeys(await self._call(leaf.state, WIDTH, 0.9)))
+        actions = list(dict.fromkeys(await self.complete(leaf.state, WIDTH, 0.9)))
         leaf.children = [
             PlainNode(self._after(leaf.state, each), each, leaf.depth + 1, leaf, 1 / len(actions)) for each in actions
         ]
@@ -186,7 +213,7 @@ class PlainSearch:
     async def _roll_out(self, node: PlainNode) -> float:
         state, action, depth = node.state, node.action, node.depth
         while not action.endswith("</answer>") and depth < DEPTH:
-            (action,) = await self._call(state, 1, 0.0)
+            (action,) = await self.complete(state, 1, 0.0)
             state, depth = self._after(state, action), depth + 1
         return self._reward(action)
 
@@ -206,18 +233,19 @@ class PlainSearch:
             node.total += reward
             node, reward = node.parent, reward * GAMMA
 
-    def groups(self) -> int:
-        """Groups of siblings with different values."""
+    def groups(self) -> list[str]:
+        """For each group of siblings with different values, the state they share, without its thoughts."""
 
         def value(node: PlainNode) -> float | None:
             if node.visits:
                 return node.total / node.visits
             return self._reward(node.action) if node.is_terminal else None
 
-        found, nodes = 0, [self.root]
+        found, nodes = [], [self.root]
         while nodes:
             node = nodes.pop()
-            found += differ([value(child) for child in node.children])
+            if differ([value(child) for child in node.children]):
+                found.append(re.sub(r"<step>.*?</step>", "", node.state))
             nodes += node.children
         return found
 
@@ -227,39 +255,88 @@ def differ(values: Sequence[float | None]) -> bool:
     return len(known) > 1 and max(known) - min(known) >= DIFFERENT
 
 
-DOORS = Doors()
+@dataclass(frozen=True)
+class Result:
+    """What a search found, and what it took."""
+
+    seconds: float
+    groups: int
+    distinct: int
+    calls: int
+    samples: int
+    #: CPU seconds of the process that searches.
+    cpu: float
 
 
-async def plain(url: str, asked: Sequence[Question], simulations: int, in_flight: int) -> tuple[int, int]:
-    """Groups and calls."""
+async def plain(url: str, asked: Sequence[Question], simulations: int, in_flight: int, *, quick: bool) -> Result:
     slots = asyncio.Semaphore(in_flight)
-    searches = []
-    async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
+    calls = samples = 0
+    fields = {"model": "scripted", "top_p": 0.95, "max_tokens": 256, "stop": list(STOPS)}
+    slow_client = openai.AsyncOpenAI(base_url=url, api_key="none")
+    quick_client = HTTPClient(url, {}, 5.0)
+    greedy: dict[str, list[str]] = {}
 
-        async def grow(number: int, question: Question) -> None:
-            search = PlainSearch(client, question, simulations, number)
-            searches.append(search)
-            async with slots:
-                await search.run()
+    async def complete_slowly(prompt: str, n: int, temperature: float) -> list[str]:
+        nonlocal calls, samples
+        calls, samples = calls + 1, samples + n
+        reply = await slow_client.completions.create(prompt=prompt, n=n, temperature=temperature, **fields)  # type: ignore[call-overload]
+        return [choice.text for choice in reply.choices]
 
-        await asyncio.gather(*[grow(number, question) for number, question in enumerate(asked)])
-    return sum(search.groups() for search in searches), sum(search.calls for search in searches)
+    async def complete_quickly(prompt: str, n: int, temperature: float) -> list[str]:
+        nonlocal calls, samples
+        if n == 1 and prompt in greedy:
+            return greedy[prompt]
+        body = json.dumps({**fields, "prompt": prompt, "n": n, "temperature": temperature}).encode()
+        async with slots:
+            calls, samples = calls + 1, samples + n
+            response = await quick_client.post("/completions", body)
+        texts = [choice["text"] for choice in json.loads(response.body)["choices"]]
+        if n == 1:
+            greedy[prompt] = texts
+        return texts
+
+    complete = complete_quickly if quick else complete_slowly
+    searches = [PlainSearch(complete, question, simulations, number) for number, question in enumerate(asked)]
+
+    async def grow_in_turn(search: PlainSearch) -> None:
+        async with slots:
+            await search.run()
+
+    started, cpu = time.perf_counter(), time.process_time()
+    async with slow_client:
+        await asyncio.gather(*[search.run() if quick else grow_in_turn(search) for search in searches])
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    quick_client.close()
+    groups = [group for search in searches for group in search.groups()]
+    return Result(seconds, len(groups), len(set(groups)), calls, samples, cpu)
 
 
 # --- ours ---------------------------------------------------------------------------------------------------------
 
 
-def ours(url: str, asked: Sequence[Question], simulations: int, in_flight: int, preset: str) -> tuple[int, int]:
-    """Groups and calls."""
+class CountingEngine(OpenAIEngine):
+    """Counts the calls that leave, and their samples."""
+
+    sent = samples = 0
+
+    async def _call(self, requests: Any, server: Any) -> Any:
+        self.sent, self.samples = self.sent + 1, self.samples + len(requests)
+        return await super()._call(requests, server)
+
+
+def ours(url: str, asked: Sequence[Question], simulations: int, in_flight: int, preset: str) -> Result:
     agent = make_agent("prorag-brief")
     search = ExploreConfig.read({"preset": preset, "simulations": simulations, "width": WIDTH, "depth": DEPTH})
     rules = search.search(EpisodeConfig(max_steps=DEPTH, k=1))
-    engine = OpenAIEngine("scripted", url, api="completions", concurrency=in_flight)
+    engine = CountingEngine("scripted", url, api="completions", concurrency=in_flight)
     with TemporaryDirectory() as folder, closing(engine):
         driver = Driver(engine, DOORS, in_flight=search.max_concurrent_trees, generation_cache=16_384)
         path = Path(folder) / "trees.jsonl.gz"
+        started, cpu = time.perf_counter(), time.process_time()
         explore(driver, asked, lambda question, seed: mcts_search(agent, question, rules, seed), path, seed=0)
-        return sum(map(tree_groups, read_trees(path))), driver.counts.calls["Generate"]
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        groups = sum(map(tree_groups, read_trees(path)))  # equal actions are one child: all groups are distinct
+    return Result(seconds, groups, groups, engine.sent, engine.samples, cpu)
 
 
 def tree_groups(tree: Tree) -> int:
@@ -272,45 +349,93 @@ def tree_groups(tree: Tree) -> int:
 # --- the comparison -----------------------------------------------------------------------------------------------
 
 
+def measure(search: str, url: str, task: str, count: int, simulations: int, in_flight: int) -> Result:
+    asked = questions(task, count)
+    if search in ("script", "plain"):
+        return asyncio.run(plain(url, asked, simulations, in_flight, quick=search == "plain"))
+    return ours(url, asked, simulations, in_flight, search)
+
+
+def measured(key: dict[str, Any], record: Path | None, run: Callable[[], Result]) -> Result:
+    """The recorded result of a measurement, or a new one."""
+    lines = record.read_text(encoding="utf-8").splitlines() if record and record.exists() else []
+    for line in map(json.loads, lines):
+        if line["key"] == key:
+            return Result(**line["result"])
+    result = run()
+    if record:
+        with record.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key, "result": vars(result), "load": os.getloadavg()[0]}) + "\n")
+    return result
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median and range."""
+    return f"{statistics.median(values):.1f} ({min(values):.1f}-{max(values):.1f})"
+
+
+COLUMNS = (
+    "task", "per call", "in flight", "simulations", "search", "seconds", "groups/s", "times script", "times plain",
+    "distinct groups/s, times plain", "calls per group", "per distinct group", "samples per group", "calls/s",
+    "CPU ms per group",
+)  # fmt: skip
+
+
+def rows(found: dict[str, list[Result]]) -> Iterator[list[str]]:
+    """One row per search, with medians and ranges over the rounds."""
+
+    def times(own: Sequence[Result], other: str, name: str) -> str:
+        if not found.get(other):
+            return ""
+        pairs = zip(own, found[other])
+        ratios = [getattr(one, name) / one.seconds / (getattr(two, name) / two.seconds) for one, two in pairs]
+        return spread(ratios) if own is not found[other] else "1"
+
+    for search, own in found.items():
+        yield [
+            search,
+            spread([each.seconds for each in own]),
+            spread([each.groups / each.seconds for each in own]),
+            times(own, "script", "groups"),
+            times(own, "plain", "groups"),
+            times(own, "plain", "distinct"),
+            f"{statistics.median(each.calls / each.groups for each in own):.2f}",
+            f"{statistics.median(each.calls / each.distinct for each in own):.2f}",
+            f"{statistics.median(each.samples / each.groups for each in own):.1f}",
+            f"{statistics.median(each.calls / each.seconds for each in own):,.0f}",
+            f"{statistics.median(1000 * each.cpu / each.groups for each in own):.1f}",
+        ]
+
+
 def main() -> None:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="*", default=TASKS, choices=TASKS)
     parser.add_argument("--milliseconds", type=int, nargs="*", default=[20, 200])
-    parser.add_argument("--in-flight", type=int, nargs="*", default=[16, 32, 128])
-    parser.add_argument("--questions", type=int, default=64)
-    parser.add_argument("--simulations", type=int, default=32)
-    parser.add_argument("--presets", nargs="*", default=["server"])
+    parser.add_argument("--in-flight", type=int, nargs="*", default=[16, 32])
+    parser.add_argument("--questions", type=int, default=48)
+    parser.add_argument("--simulations", type=int, nargs="*", default=[32])
+    parser.add_argument("--searches", nargs="*", default=SEARCHES, help="script, plain, presets of explore")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--record", type=Path, help="measurements are added to this file, and those in it reused")
+    parser.add_argument("--counts", action="store_true", help="calls per group alone: no delay, one round")
     given = parser.parse_args()
-    columns = ("ms per call", "in flight", "search", "seconds", "groups", "groups/s", "calls/s", "calls/group", "times")
-    print(" ".join(f"{name:>12}" for name in columns), flush=True)
-    asked = questions(given.questions)
-    for delay in given.milliseconds:
-        ours_end, theirs_end = multiprocessing.Pipe()
-        server = multiprocessing.get_context("spawn").Process(target=_run_server, args=(theirs_end, delay / 1000))
-        server.start()
-        url = f"http://127.0.0.1:{ours_end.recv()}/v1"
-        try:
-            for in_flight in given.in_flight:
-                searches: dict[str, Callable[[], tuple[int, int]]] = {
-                    "plain": lambda: asyncio.run(plain(url, asked, given.simulations, in_flight)),  # noqa: B023
-                    **{
-                        preset: lambda preset=preset: ours(url, asked, given.simulations, in_flight, preset)  # type: ignore[misc] # noqa: B023
-                        for preset in given.presets
-                    },
-                }
-                first = 0.0
-                for name, search in searches.items():
-                    started = time.perf_counter()
-                    groups, calls = search()
-                    seconds = time.perf_counter() - started
-                    speed = groups / seconds
-                    first = first or speed
-                    numbers = (seconds, groups, speed, calls / seconds, calls / groups, speed / first)
-                    shown = [f"{number:12,.2f}" for number in numbers]
-                    print(f"{delay:12} {in_flight:12} {name:>12}", *shown, flush=True)
-        finally:
-            server.terminate()
-            server.join()
+    if given.counts:
+        given.milliseconds, given.in_flight, given.questions, given.rounds = [0], [16], 16, 1
+        given.simulations = [16, 64, 200]
+    print("|", " | ".join(COLUMNS), "|\n" + "|---" * len(COLUMNS) + "|", flush=True)
+    for task, delay in product(given.tasks, given.milliseconds):
+        with scripted_server(delay / 1000) as url:
+            for simulations, in_flight in product(given.simulations, given.in_flight):
+                size = given.questions, simulations, in_flight
+                found: dict[str, list[Result]] = {search: [] for search in given.searches}
+                for number, search in product(range(given.rounds), given.searches):
+                    key = {"task": task, "ms": delay, "size": list(size), "search": search, "round": number}
+                    found[search].append(measured(key, given.record, partial(measure, search, url, task, *size)))
+                for row in rows(found):
+                    first = task, f"{delay} ms", str(in_flight), str(simulations)
+                    print("|", " | ".join((*first, *row)), "|", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

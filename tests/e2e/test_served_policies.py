@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from rich.console import Console
 
 from stepladder.core.errors import StepladderError
 from stepladder.core.trace import UNKNOWN_TOKENS
@@ -19,9 +21,12 @@ from stepladder.evaluation.evaluator import load_scores
 from stepladder.explore.tree_store import read_trees
 from stepladder.pipeline import run_recipe
 from stepladder.pipeline.recipe import Recipe
+from stepladder.reporting.studies.study_runner import run_study
+from stepladder.reporting.studies.study_spec import Study
 from tests.support import openai_server
 from tests.support.openai_server import Answer, Server
 from tests.support.served_policies import DATA, Player
+from tests.support.shell import Shell
 
 server, second_server = openai_server.server, openai_server.second_server
 
@@ -58,7 +63,7 @@ STAGES = {
 
 
 def result_of(folder: Path, stage: str) -> Any:
-    if stage == "eval":
+    if stage in ("eval", "after"):
         return [(row.question_id, row.prediction, row.searches) for row in load_scores(folder / stage / "evaluation")]
     trees = list(read_trees(folder / stage / "trees.jsonl.gz"))
     assert max(Counter(tree.question.id for tree in trees).values()) == 1
@@ -90,22 +95,24 @@ def test_a_spending_limit_holds_across_a_kill(server: Server, player: Player, tm
     killed = threading.Event()
 
     def answer(body: dict[str, Any], number: int) -> Answer:
-        return server.hang() if number >= 10 and not killed.is_set() else player.reply(body)
+        if number >= 10:
+            killed.wait()  # however slow the machine is
+        return player.reply(body)
 
     server.answer = answer
     run = tmp_path / "run"
     command = "explore --model scripted --agent search-r1 --data atlas-small -k 1 --questions 4 --simulations 12 --out"
-    limits = ["--set", "width=4", "--concurrency", "4", "--base-url", server.url, "--policy-budget"]
+    limits = ["--set", "width=4", "--concurrency", "4", "--timeout", "600", "--base-url", server.url, "--policy-budget"]
     words = [sys.executable, "-m", "stepladder", *command.split(), str(run), *limits]
     environment = os.environ | {"NO_PROXY": "127.0.0.1"}
     child = subprocess.Popen([*words, "30ktok"], env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         with server.lock:
-            assert server.lock.wait_for(lambda: len(server.requests) == 14, timeout=90)
+            assert server.lock.wait_for(lambda: len(server.requests) == 14, timeout=300)
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
-    killed.set()
+        killed.set()
     answered = (run / "explore" / "policy-replies.jsonl").read_text().splitlines()
     assert len(answered) >= 10
 
@@ -175,3 +182,60 @@ def test_a_model_behind_a_server_cannot_be_trained() -> None:
         Recipe.read({**DATA, "stages": {"eval": {"policy": "server"}}})
     with pytest.raises(StepladderError, match=r"engine: openai needs the server: server\.base_url"):
         Recipe.read({**DATA, "engine": "openai", "stages": {"eval": {}}})
+
+
+# --- every place where a policy plays -------------------------------------------------------------------
+
+
+def test_engine_openai_plays_explore_rank_and_eval(
+    server: Server, player: Player, tmp_path: Path, shell: Shell
+) -> None:
+    server.answer = player.reply
+    stages = {"explore": SEARCH, "rank": {"questions": 4, "n": 4}, "eval": {"limit": 6}}
+    shared = {**DATA, "policy": "scripted", "engine": "openai", "server": {"base_url": server.url}}
+    (tmp_path / "served.yaml").write_text(yaml.safe_dump({**shared, "stages": stages}, sort_keys=False))
+    shell("run", tmp_path / "served.yaml", "--out", tmp_path / "run")
+    assert {body["model"] for body in server.requests} == {"scripted"}
+    assert len(result_of(tmp_path / "run", "explore")) == SEARCH["questions"]
+    assert len(result_of(tmp_path / "run", "rank")) == 4
+    played = result_of(tmp_path / "run", "eval")
+    assert sum(prediction == "Nobody" for _, prediction, _ in played) < 6
+    assert {searches for _, _, searches in played} == {1}
+    calls = len(server.requests)
+    shell("run", tmp_path / "served.yaml", "--out", tmp_path / "run")
+    assert len(server.requests) == calls, "finished stages are not played again"
+
+
+@pytest.mark.slow
+def test_a_reward_model_is_examined_on_episodes_of_a_server(server: Server, player: Player, tmp_path: Path) -> None:
+    server.answer = player.reply
+    stages = {
+        "explore": {**SEARCH, "policy": "server"},
+        "prm": {"objective": "values", "policy": "base", "num_train_epochs": 1, "reencode": True},
+        "prm-eval": {"policy": "server", "questions": 12, "held_out_pairs": False, "retokenize": True},
+    }
+    settings = {**DATA, "policy": "tiny", "server": {"model": "scripted", "base_url": server.url, "budget": "900ktok"}}
+    report = run_recipe(Recipe.read({**settings, "stages": stages}), tmp_path / "run")
+    summary = report.stages[-1].summary
+    assert summary["questions"] == 12
+    assert summary["steps"] >= 24
+    assert (tmp_path / "run" / "prm-eval" / "policy-spend.jsonl").stat().st_size > 0
+    assert sum("policy-replies" in path.name for path in (tmp_path / "run").rglob("*.jsonl")) == 2
+
+
+@pytest.mark.slow
+def test_the_arms_of_a_study_are_played_by_a_model_behind_a_server(
+    server: Server, player: Player, tmp_path: Path
+) -> None:
+    server.answer = player.reply
+    stages = {"before": {"kind": "eval", "limit": 4}, "rank": {"questions": 2}, "after": {"kind": "eval", "limit": 4}}
+    shared = {**DATA, "policy": "scripted", "engine": "openai", "server": {"base_url": server.url}}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump({**shared, "stages": stages}, sort_keys=False))
+    arms = {"few": ("stages.rank.n=2",), "many": ("stages.rank.n=6",)}
+    study = Study("small", "how many samples", str(tmp_path / "small.yaml"), arms, "before", "rank", "after", {})
+    run_study(study, tmp_path / "study", seeds=[0], jobs=1, console=Console(quiet=True))
+    for arm in arms:
+        assert {searches for _, _, searches in result_of(tmp_path / "study" / "seed-0" / arm, "after")} == {1}
+    samples = Counter(body.get("n", 1) for body in server.requests)
+    assert samples.keys() == {1, 2, 6}
+    assert samples[1] == 3 * 4 * 2, "before, shared by the arms, and after in each: two calls per question"

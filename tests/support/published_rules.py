@@ -13,6 +13,11 @@ DIFFERENCES = {
     "invented": "text after an observation that the policy wrote itself is not read",
     "first": "the first complete action counts, not the last",
     "query": "text without any action is not a search query: the policy gets a hint",
+    "nothing": "an object without a query and an answer is not the answer 'None': the policy gets a hint",
+    "none": "the word None is no query",
+    "code": "nothing is evaluated as Python code",
+    "tags": "tags are no part of an answer",
+    "list": "a list of answers is not an answer: its first item is",
     "strict": "text that the strict format accepts is read the same in every format",
     "unread": "the summary of passages that were never retrieved is invented",
     "more": "the rule finds no action where the intention is clear",
@@ -44,6 +49,17 @@ def searched(agent: Agent) -> Trajectory:
     return start(agent.name).extend(step)
 
 
+def stopped(agent: Agent, text: str) -> str:
+    """The text as far as it is generated: up to the first stop string of the agent."""
+    ends = [place + len(stop) for stop in agent.stop_strings if (place := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
+def in_a_passage(agent: Agent, text: str) -> str:
+    """The text as part of an observation that the policy wrote itself."""
+    return f"Let me see.{agent.observation_openings[0]}\n[1] Orm: {text}\n"
+
+
 def compare(agent: Agent, state: Trajectory, case: Case, rule: Taken | None) -> None:
     action = agent.read_action(case.text, state)
     ours = None if action.kind is ActionKind.MALFORMED else Taken(action.kind.value, action.content)
@@ -51,7 +67,7 @@ def compare(agent: Agent, state: Trajectory, case: Case, rule: Taken | None) -> 
         assert DIFFERENCES[case.difference]
         assert ours != rule, "no difference"
         if ours is None:
-            assert case.difference in ("empty", "invented", "query", "unread")
+            assert case.difference in ("empty", "invented", "query", "unread", "nothing", "code")
         return
     assert (ours is None) == (rule is None), (ours, rule)
     if ours is not None and rule is not None:

@@ -125,7 +125,7 @@ class Agent(ABC):
 
         A policy that has only slipped so far is led to a search.
         """
-        if not self.play.prime:
+        if not self.play.opens_turns:
             return ""
         if forced:
             return self.answer_opening

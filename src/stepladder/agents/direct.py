@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from stepladder.agents.base import PROMPTS, Agent, malformed, prompt_segment, question_line, render_passages
+from stepladder.agents.formats.json_action import json_action
 from stepladder.agents.formats.lenient import first_block
 from stepladder.agents.formats.step_grammars import block_grammar, tagged_thought
 from stepladder.agents.tags import read_blocks, write_block
@@ -54,9 +55,12 @@ class Direct(Agent):
         return self.tags
 
     def find_action(self, text: str, trajectory: Trajectory) -> Action | None:  # noqa: ARG002
-        """The first answer in its tag."""
+        """The first answer in its tag, or else in RAG-Gym's JSON."""
         found = first_block(text, ("answer",), self.tags)
-        return None if found is None else Action(ActionKind.ANSWER, found.content, found.thought)
+        if found is not None:
+            return Action(ActionKind.ANSWER, found.content, found.thought)
+        action = json_action(text)
+        return action if action is not None and action.kind is ActionKind.ANSWER else None
 
     def write(self, action: Action, trajectory: Trajectory) -> str:  # noqa: ARG002
         """The thought, if any, and the answer in their tags."""

@@ -85,7 +85,8 @@ class PromptedAgent(TaggedAgent):
     def grammar(self, trajectory: Trajectory, *, forced: bool = False) -> Grammar:
         """Free thought and one of the blocks that may follow."""
         due = self.due(trajectory, forced=forced)
-        return block_grammar((THOUGHT,), [tag for kind, tag in self.tag_of.items() if kind in due])
+        thought = () if self.play.prime and len(due) == 1 else (THOUGHT,)
+        return block_grammar(thought, [tag for kind, tag in self.tag_of.items() if kind in due])
 
     def render(self, trajectory: Trajectory) -> tuple[Segment, ...]:
         """The prompt of the state, as a single segment: the context restarts at every step."""
@@ -105,11 +106,19 @@ class PromptedAgent(TaggedAgent):
         return self.opened(context, trajectory, forced=True)
 
     def opening(self, trajectory: Trajectory, *, forced: bool) -> str:
-        """The tag of the only kind of action that may follow, or of a query after slips alone; else free thought."""
+        """The tag of the only kind of action that may follow, or of a query after slips alone; else free thought.
+
+        After a slip, the beginning of a tag: the policy has thought already, and chooses the action.
+        """
+        if not self.play.opens_turns:
+            return ""
         due = self.due(trajectory, forced=forced)
         if trajectory.steps and trajectory.slips == len(trajectory.steps) and not forced:
             due = frozenset({ActionKind.QUERY})
-        return "".join(f"<{self.tag_of[kind]}>" for kind in due) if self.play.prime and len(due) == 1 else ""
+        if len(due) == 1:
+            return "".join(f"<{self.tag_of[kind]}>" for kind in due)
+        slipped = bool(trajectory.steps) and trajectory.steps[-1].action.kind is ActionKind.MALFORMED
+        return "<" if slipped else ""
 
     def _prompt(self, state: State, trajectory: Trajectory) -> str:
         """The prompt of a state. Steps in which nothing was decided are not part of the history."""

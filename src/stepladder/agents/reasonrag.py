@@ -12,7 +12,9 @@ from stepladder.agents.formats.lenient import without_tags
 from stepladder.agents.prompted import PromptedAgent, Prompts
 from stepladder.core.trace import Action, ActionKind, Trajectory
 
-_SENTENCE = re.compile(r"\bso the (next (?:query )?is|answer is)[ \t:]*(.*)$", re.IGNORECASE | re.MULTILINE)
+_SENTENCE = re.compile(
+    r"\b(?:so|thus|hence|therefore),? the (next (?:query )?is|answer is)[\s:]*(.*)$", re.IGNORECASE | re.MULTILINE
+)
 
 
 class ReasonRAG(PromptedAgent):

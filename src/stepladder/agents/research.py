@@ -17,7 +17,7 @@ from typing import ClassVar
 from stepladder.agents.base import PROMPTS, brief, malformed, one_line
 from stepladder.agents.formats.json_action import json_action, read_object
 from stepladder.agents.formats.step_grammars import json_grammar
-from stepladder.agents.prompted import PromptedAgent, Prompts, State
+from stepladder.agents.prompted import PASSAGES_TAG, PromptedAgent, Prompts, State
 from stepladder.core.grammars.grammar import Grammar
 from stepladder.core.trace import Action, ActionKind, Trajectory
 
@@ -67,6 +67,8 @@ class ReSearch(PromptedAgent):
         """An action that is valid in the current state, or malformed."""
         if not text.strip():
             return malformed(text, "nothing was written")
+        if f"<{PASSAGES_TAG}>" in text.partition("{")[0]:
+            return malformed(text, f"<{PASSAGES_TAG}> is not for the policy to write")
         fields = read_object(text)
         if isinstance(fields, str):
             return malformed(text, fields)
@@ -83,7 +85,7 @@ class ReSearch(PromptedAgent):
 
     def opening(self, trajectory: Trajectory, *, forced: bool) -> str:
         """The beginning of an object."""
-        if not self.play.prime:
+        if not self.play.opens_turns:
             return ""
         due = self.due(trajectory, forced=forced)
         field = "reasoning" if len(due) > 1 else self.tag_of[next(iter(due))]

@@ -23,6 +23,7 @@ from stepladder.cli.options import (
     Concurrency,
     DataName,
     FormatName,
+    GrammarKind,
     HintFile,
     IndexName,
     PolicyBudget,
@@ -30,6 +31,7 @@ from stepladder.cli.options import (
     PromptFile,
     SharedTopK,
     SharedWorldSeed,
+    Timeout,
     TrustAgent,
 )
 from stepladder.cli.recipes import output_of
@@ -52,7 +54,7 @@ from stepladder.pipeline.run_folder import RunFolder
 from stepladder.pipeline.stage import REWARD
 
 _LIMITS = DEFAULTS.episode
-_SERVER_OPTIONS = ("base_url", "api", "concurrency", "policy_budget", "prices")
+_SERVER_OPTIONS = ("base_url", "api", "concurrency", "timeout", "grammar", "policy_budget", "prices")
 PolicyStage = Annotated[
     str | None, option("NAME", "With --run: the stage whose policy is used.", "the best on dev questions")
 ]
@@ -74,7 +76,7 @@ class AgentOptions(OptionGroup):
         bool | None,
         typer.Option(
             "--force-answer/--no-force-answer",
-            help="Ask once for the answer where an episode would end without one. [default: unless strict]",
+            help="Ask once for the answer where an episode would end without one. (default: on, off if strict)",
         ),
     ] = None
     max_searches: Annotated[int | None, option("N", "Maximum searches; then the answer is due.", "none", min=1)] = None
@@ -82,7 +84,7 @@ class AgentOptions(OptionGroup):
         bool | None,
         typer.Option(
             "--prime/--no-prime",
-            help="Begin the model's turns for it, as in <step>. [default: if lenient, except with --base-url]",
+            help="Begin the model's turns for it, as in <step>. (default: on; off if strict or with --base-url)",
         ),
     ] = None
     prompt: PromptFile = None
@@ -122,6 +124,8 @@ class AgentOptions(OptionGroup):
         option("SIZE", "Main memory of all caches together, such as 2GB.", "1/8 of the free memory, at most 4 GiB"),
     ] = None
     concurrency: Concurrency = None
+    timeout: Timeout = None
+    grammar: GrammarKind = None
     data: DataName = None
     index: IndexName = None
     topk: SharedTopK = None
@@ -242,7 +246,7 @@ class AgentSetup:
         process = model if oracle else "with a server: it is a setting of models in this process"
         rules = (
             ("base_url", local, f"with --engine {self.engine}: leave out one of them"),
-            ("api concurrency policy_budget", not server, "without a server: add --base-url URL"),
+            ("api concurrency timeout grammar policy_budget", not server, "without a server: add --base-url URL"),
             ("max_tokens top_p format max_format_errors force_answer prime prompt hint chat_options", oracle, model),
             ("temperature", oracle and self.guide is None, model),
             ("batch_size", not local, process),

@@ -88,7 +88,7 @@ def explore_command(
     if (run is None) == (folder is None):
         raise StepladderError("give either --run DIR to extend a run, or --out DIR to start one")
     name = stage.name or "explore"
-    if folder is not None and is_run(folder) and name not in RunFolder.open(folder).stage_names():
+    if folder is not None and is_run(folder) and name not in _stages_of(RunFolder.open(folder)):
         raise StepladderError(f"--out: {folder} is a run already; --run {folder} adds the stage to it")
     if run is None:
         recipe = new_recipe(name, entry, start, stage.overrides, served)
@@ -112,6 +112,11 @@ def explore_command(
         run_and_print(recipe, run, stage, only=name)
     elif folder is not None:
         run_and_print(recipe, folder, stage)
+
+
+def _stages_of(run: RunFolder) -> set[str]:
+    """The stages of a run: those that were started, and those of its recipe, of which nothing may be left."""
+    return {*run.stage_names(), *(stage.name for stage in run.recipe().stages)}
 
 
 @takes_groups

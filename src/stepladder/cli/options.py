@@ -33,13 +33,18 @@ FormatName = Annotated[
     Literal["strict", "lenient", "constrained"] | None,
     option(
         "NAME",
-        "How the model's text is read: strict, lenient (text around an action is allowed, slips get a hint) or "
-        "constrained (decoding follows the agent's grammar).",
-        "strict for -brief agents, else lenient",
+        "How the model's text is read: strict, lenient (text around an action is allowed, a malformed step gets a "
+        "hint) or constrained (decoding follows the agent's grammar).",
+        "strict for agent files, and for -brief agents without --base-url; else lenient",
     ),
 ]
-PromptFile = Annotated[Path | None, path_option("FILE", "Replaces the agent's prompt.", "the agent's own")]
-HintFile = Annotated[Path | None, path_option("FILE", "Replaces the agent's hint after a slip.", "the agent's own")]
+PromptFile = Annotated[
+    Path | None,
+    path_option("FILE", "Your own prompt: a text with {question}, or YAML (docs/formats.md).", "the agent's own"),
+]
+HintFile = Annotated[
+    Path | None, path_option("FILE", "Your own hint: what the model reads after a malformed step.", "the agent's own")
+]
 TrustAgent = Annotated[
     bool | None,
     typer.Option("--trust-agent", help="With --agent FILE: remember its content, so that it runs without --agent."),
@@ -144,6 +149,15 @@ Api = Annotated[
     Literal["chat", "completions"] | None, option("NAME", "Endpoint of the server: chat or completions.", "chat")
 ]
 Concurrency = Annotated[int | None, option("N", "Maximum concurrent calls to the servers.", 32, min=1)]
+Timeout = Annotated[float | None, option("SECONDS", "Maximum duration of one call to the servers.", 60, min=0.1)]
+GrammarKind = Annotated[
+    Literal["auto", "vllm", "vllm<0.12", "sglang", "llama.cpp"] | None,
+    option(
+        "NAME",
+        "Whose fields carry the grammar of --format constrained: vllm, vllm<0.12, sglang or llama.cpp.",
+        "auto, those of all",
+    ),
+]
 PolicyBudget = Annotated[
     str | None,
     option("AMOUNT", "Hard spending limit of the server's model over all attempts: 5usd, 2Mtok.", "no limit"),
@@ -162,6 +176,8 @@ class ServerOptions(OptionGroup):
     base_url: BaseURL = None
     api: Api = None
     concurrency: Concurrency = None
+    timeout: Timeout = None
+    grammar: GrammarKind = None
     policy_budget: PolicyBudget = None
 
 

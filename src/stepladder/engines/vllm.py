@@ -170,9 +170,13 @@ class VLLMEngine(InProcessEngine):
         constraint = Constraint(grammar, row.max_new_tokens, "characters")
         row.grammar, row.regex = constraint.dumps(), constraint.regex
 
-    def _reply_from(self, row: Row, output: Any) -> Generation:
+    def _reply_from(self, row: Row, output: Any) -> Generation | BackendError:
         """The reply of a finished row."""
         (written,) = output.outputs
+        if written.finish_reason in ("abort", "error"):
+            if row.grammar:
+                raise BackendDown("vLLM cannot compile the grammar of format: constrained (see its log); use lenient")
+            return BackendError(f"vLLM ended the request without a reply ({written.finish_reason})")
         row.tokens = list(written.token_ids)
         row.logprobs = [min(at[token].logprob, 0.0) for token, at in zip(row.tokens, written.logprobs)]
         row.finish = (self.finish_of(row) if row.tokens else None) or Finish.END

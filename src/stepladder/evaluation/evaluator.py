@@ -223,16 +223,20 @@ def summarize(scores: Iterable[QuestionScore]) -> Summary:
     )
 
 
+#: The end of an error about episodes or trees.
+FULL_WINDOW = (
+    "filled the model's context window before its answer: use a model with a larger window, fewer or shorter passages "
+    "(--topk 1, in a recipe search.k), or an agent with a shorter prompt (-brief)"
+)
+
+
 def check_played(scores: Sequence[QuestionScore]) -> None:
     """Raise if no episode says anything about the policy: all have failed, or the context window is too small."""
     reached = [row for row in scores if row.stop is not StopReason.CANCELLED]
     if reached and all(row.stop is StopReason.FAILED for row in reached):
         raise StepladderError(f"every episode failed: {reached[0].failure}")
     if reached and all(row.stop is StopReason.CONTEXT_LIMIT for row in reached):
-        raise StepladderError(
-            "every episode filled the model's context window before its answer: use a model with a larger window, "
-            "fewer or shorter passages (--topk 1, in a recipe search.k), or an agent with a shorter prompt (-brief)"
-        )
+        raise StepladderError(f"every episode {FULL_WINDOW}")
 
 
 def compare(ours: Sequence[QuestionScore], theirs: Sequence[QuestionScore], metric: str = "f1") -> Comparison:

@@ -16,9 +16,11 @@ from typing import Any
 from stepladder.agents.base import Agent
 from stepladder.agents.formats.play import Format
 from stepladder.core.answer_metrics import normalize
+from stepladder.core.grammars.grammar import Grammar
 from stepladder.core.requests import (
     Algorithm,
     AnyRequest,
+    BestEffort,
     Finish,
     Generate,
     Generation,
@@ -78,21 +80,47 @@ def take_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, see
 
 def propose_step(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig, seed: int) -> Algorithm[Trajectory]:
     """Add one step as the policy wrote it. The passages of a query are not retrieved yet."""
-    forced = must_answer(agent, trajectory, settings)
-    rendered = agent.context(trajectory, forced=forced)
-    if settings.sampling.temperature == 0:
-        seed = 0  # greedy decoding: equal states make equal requests
-    grammar = agent.constraint(trajectory, forced=forced)
-    reply: Generation = yield Generate(rendered, agent.stop_strings, settings.sampling, seed, trajectory, grammar)
-    if reply.finish is Finish.CONTEXT_FULL and not reply.text:
-        return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
-    action = agent.read_action(reply.text, trajectory, forced=forced)
-    read, restarts = new_segments(trajectory, reply.context)
-    step = Step(read, reply.written, action, restarts=restarts, usage=reply.usage)
-    if action.kind is ActionKind.ANSWER:
-        return trajectory.extend(step, StopReason.FORCED if forced else StopReason.ANSWERED)
-    after = trajectory.extend(step)
-    return replace(after, stop=_stop_reason(agent, after, settings, reply.finish, forced=forced))
+    following = _NextStep.of(agent, trajectory, settings)
+    return following.read((yield following.request(seed)))
+
+
+@dataclass(frozen=True, slots=True)
+class _NextStep:
+    """The next step of a trajectory: how it is requested, and how a reply is read. All samples of it share this."""
+
+    agent: Agent
+    trajectory: Trajectory
+    settings: EpisodeConfig
+    #: Whether the agent is asked for its answer.
+    forced: bool
+    #: What the policy reads.
+    context: tuple[Segment, ...]
+    grammar: Grammar | None
+
+    @classmethod
+    def of(cls, agent: Agent, trajectory: Trajectory, settings: EpisodeConfig) -> "_NextStep":
+        forced = must_answer(agent, trajectory, settings)
+        context, grammar = agent.context(trajectory, forced=forced), agent.constraint(trajectory, forced=forced)
+        return cls(agent, trajectory, settings, forced, context, grammar)
+
+    def request(self, seed: int) -> Generate:
+        sampling = self.settings.sampling
+        if sampling.temperature == 0:
+            seed = 0  # greedy decoding: equal states make equal requests
+        return Generate(self.context, self.agent.stop_strings, sampling, seed, self.trajectory, self.grammar)
+
+    def read(self, reply: Generation) -> Trajectory:
+        """The trajectory with the step that was written."""
+        trajectory = self.trajectory
+        if reply.finish is Finish.CONTEXT_FULL and not reply.text:
+            return replace(trajectory, stop=StopReason.CONTEXT_LIMIT)
+        action = self.agent.read_action(reply.text, trajectory, forced=self.forced)
+        read, restarts = new_segments(trajectory, reply.context)
+        step = Step(read, reply.written, action, restarts=restarts, usage=reply.usage)
+        if action.kind is ActionKind.ANSWER:
+            return trajectory.extend(step, StopReason.FORCED if self.forced else StopReason.ANSWERED)
+        after = trajectory.extend(step)
+        return replace(after, stop=_stop_reason(self.agent, after, self.settings, reply.finish, forced=self.forced))
 
 
 def must_answer(agent: Agent, trajectory: Trajectory, settings: EpisodeConfig) -> bool:
@@ -178,8 +206,16 @@ def candidates(
 
     Failed samples are dropped; if all fail, the first error is raised.
     """
-    sample = take_step if retrieve else propose_step
-    sampled = yield from gather(sample(agent, state, settings, seed) for seed in seeds)
+    following = _NextStep.of(agent, state, settings)
+    replies = yield BestEffort([following.request(seed) for seed in seeds])
+
+    def read(reply: Generation | Exception) -> Algorithm[Trajectory]:
+        if isinstance(reply, Exception):
+            raise reply
+        proposed = following.read(reply)
+        return (yield from retrieve_passages(proposed, settings)) if retrieve else proposed
+
+    sampled = yield from gather(map(read, replies))
     equal: dict[tuple[str, str], list[Trajectory]] = {}
     for each in successes(sampled):
         key = action_key(each.steps[-1].action) if len(each.steps) > len(state.steps) else ("", "")

@@ -9,9 +9,10 @@ expanded and evaluated concurrently, so a single tree keeps an engine busy. The 
 draws belong to positions in the tree, not to time or batches. A simulation that fails keeps its virtual loss, so that a
 state that cannot be continued does not attract all other simulations.
 
-With `keep_rollouts` the steps of a rollout become nodes. Every state on its way then has one child with a value, and
-needs a single expansion to have siblings that can be compared: about half the calls per group of siblings. A rollout
-that ended well is expanded from its end, where siblings are few steps from theirs; one that ended badly from its start.
+With `keep_rollouts` a rollout expands every state on its way and continues with the action that was sampled most
+often. Its last states have siblings with values at once, the others need one more rollout: far fewer calls per group of
+siblings that can be compared, if samples of one state are one call. After a rollout that ended well the next one starts
+near its end, where the way to another end is short; after one that ended badly, at its start.
 """
 
 import math
@@ -26,7 +27,7 @@ from stepladder.core.requests import Algorithm, Sampling, Score
 from stepladder.core.seeding import seed_of
 from stepladder.core.trace import Node, Question, Rollout, StopReason, Trajectory, Tree
 from stepladder.driver.gather import gather
-from stepladder.explore.episode import EpisodeConfig, action_key, candidates, initial_state, run_to_end
+from stepladder.explore.episode import EpisodeConfig, candidates, initial_state, run_to_end
 
 Selection = Literal["uct", "puct", "puct-policy"]
 
@@ -61,7 +62,7 @@ class MCTSConfig:
     #: Early stopping: after so many simulations in which no value below the root changed by more than `tolerance`.
     patience: int | None = None
     tolerance: float = 0.01
-    #: Keep the steps of rollouts as nodes: fewer calls per group of siblings with values.
+    #: Rollouts expand the states on their way: fewer calls per group of siblings with values.
     keep_rollouts: bool = False
 
     def __post_init__(self) -> None:
@@ -105,8 +106,8 @@ class _SearchNode:
     position: tuple[int, ...] = ()
     prior: float = 1.0
     children: "list[_SearchNode]" = field(default_factory=list)
-    #: Whether its children were sampled; a node of a kept rollout has one child before that.
-    expanded: bool = False
+    #: Samples with this action when the parent was expanded.
+    samples: int = 1
     visits: int = 0
     total: float = 0.0
     #: Selected simulations that have not been backpropagated: virtual losses, visits with value 0.
@@ -134,13 +135,20 @@ class _SearchNode:
 
         return max(self.children, key=selection_score)
 
-    def new_child(self) -> "_SearchNode | None":
-        """A child without a visit, or None; first a terminal one, whose value takes no rollout."""
-        unvisited = [child for child in self.children if not child.visits + child.in_flight]
-        return min(unvisited, key=lambda child: child.reward is None, default=None)
+    def only_tried(self) -> "_SearchNode | None":
+        """The only child with a value or a simulation in flight; None if there are more of them or no other child."""
+        tried = [each for each in self.children if each.visits or each.in_flight or each.reward is not None]
+        return tried[0] if len(tried) == 1 < len(self.children) else None
+
+    def has_untried(self) -> bool:
+        """Whether a state on the only way that was tried from here, or this one, has a single child with a value."""
+        tried = [self]
+        while len(tried) == 1 and tried[0].only_tried() is None:
+            tried = [child for child in tried[0].children if child.visits]
+        return len(tried) == 1
 
 
-#: The lowest value of a state whose kept rollout ended well.
+#: The lowest value of a state whose rollout ended well.
 _ENDED_WELL = 0.5
 
 #: The nodes of a simulation, from the root to a leaf.
@@ -165,7 +173,7 @@ class _Search:
         expandable = list(dict.fromkeys(leaf for *_, leaf in paths if self._is_expandable(leaf)))
         expanded = yield from gather(self._expand(leaf) for leaf in expandable)
         broken = {leaf: error for leaf, error in zip(expandable, expanded) if error is not None}
-        paths = [self._select(path, expanded=path[-1] in expandable) for path in paths]
+        paths = [self._select(path) for path in paths]
         selected = [path for path in paths if path[-1] not in broken]
         values = yield from gather(self._evaluate(path, index) for index, path in enumerate(selected))
         errors = [broken[leaf] for *_, leaf in paths if leaf in broken]
@@ -176,26 +184,22 @@ class _Search:
                 self._backpropagate(path, value)
         return errors
 
-    def _select(self, path: _Path, *, expanded: bool = False) -> _Path:
-        """Extend a path to a leaf; every node added to it gets a virtual loss. `expanded`: its last node just was."""
-        keeps = self.settings.keep_rollouts
-        while path[-1].expanded:
-            new = path[-1].new_child() if keeps and expanded else None
-            child = new or path[-1].best_child(self.settings)
+    def _select(self, path: _Path) -> _Path:
+        """Extend a path to a leaf; every node added to it gets a virtual loss."""
+        while path[-1].children:
+            child = self._next_child(path[-1])
             child.in_flight += 1
             path.append(child)
-            expanded = False
-        while keeps and (below := self._kept_below(path[-1])) is not None:
-            below.in_flight += 1
-            path.append(below)
         return path
 
-    def _kept_below(self, node: _SearchNode) -> _SearchNode | None:
-        """The next state of a kept rollout, if that is to be expanded before this one: the rollout ended well."""
-        if node.expanded or not node.children or node.value < _ENDED_WELL:
-            return None
-        below = node.children[0]
-        return None if below.expanded or not self._is_expandable(below) else below
+    def _next_child(self, node: _SearchNode) -> _SearchNode:
+        """The best child; with `keep_rollouts` one without a value, if a single sibling has one."""
+        tried = node.only_tried() if self.settings.keep_rollouts else None
+        if tried is None:
+            return node.best_child(self.settings)
+        if tried.value >= _ENDED_WELL and tried.has_untried():
+            return tried
+        return next(child for child in node.children if child is not tried)
 
     def _is_expandable(self, leaf: _SearchNode) -> bool:
         """Whether a leaf gets children: it is not terminal, and was evaluated before or is being evaluated."""
@@ -207,29 +211,20 @@ class _Search:
         settings = self.settings
         seeds = [seed_of(self.seed, "child", *leaf.position, draw) for draw in range(settings.width)]
         found = yield from candidates(self.agent, leaf.trajectory, settings.episode, seeds)
+        if leaf.children:  # another rollout of the wave has passed here
+            return
         sampled = [each.trajectory for each in found]
         if any(len(each.steps) == len(leaf.trajectory.steps) for each in sampled):  # the context window is full
             leaf.trajectory = replace(leaf.trajectory, stop=StopReason.CONTEXT_LIMIT)
             leaf.reward = 0.0
             return
-        known = {action_key(child.trajectory.steps[-1].action) for child in leaf.children}
-        new = [each for each in sampled if action_key(each.steps[-1].action) not in known]
-        priors = self._priors([*(child.trajectory for child in leaf.children), *new])
-        for trajectory in new:
-            self._add(leaf, trajectory)
-        for child, prior in zip(leaf.children, priors, strict=True):
-            child.prior = prior
-        leaf.expanded = True
-
-    def _add(self, parent: _SearchNode, trajectory: Trajectory) -> _SearchNode:
-        """A new child."""
-        position = (*parent.position, len(parent.children))
-        child = _SearchNode(trajectory, len(self.nodes), parent.number, position)
-        if trajectory.stop is not None and self.settings.ends == "answer":
-            child.reward = outcome(trajectory)
-        parent.children.append(child)
-        self.nodes.append(child)
-        return child
+        for index, (each, prior) in enumerate(zip(found, self._priors(sampled), strict=True)):
+            position = (*leaf.position, index)
+            child = _SearchNode(each.trajectory, len(self.nodes), leaf.number, position, prior, samples=each.count)
+            if each.trajectory.stop is not None and settings.ends == "answer":
+                child.reward = outcome(each.trajectory)
+            leaf.children.append(child)
+            self.nodes.append(child)
 
     def _priors(self, children: Sequence[Trajectory]) -> list[float]:
         """The prior probability of each child."""
@@ -246,7 +241,9 @@ class _Search:
         return [each / sum(likelihoods) for each in likelihoods]
 
     def _evaluate(self, path: _Path, index: int) -> Algorithm[float]:
-        """The value of a leaf, as seen from the leaf; or from the end of its rollout, if that is added to the path."""
+        """The value of a leaf, as seen from the leaf. With `keep_rollouts` the path is first extended to its end."""
+        if self.settings.keep_rollouts and self.settings.evaluate == "rollout":
+            yield from self._extend(path)
         leaf = path[-1]
         if leaf.trajectory.stop is not None and leaf.reward is None:
             leaf.reward = (yield from self._score(leaf)) if leaf.trajectory.answer is not None else 0.0
@@ -259,14 +256,19 @@ class _Search:
         end = yield from run_to_end(self.agent, leaf.trajectory, rollout, seed)
         assert end.stop is not None
         steps = len(end.steps) - len(leaf.trajectory.steps)
-        if self.settings.keep_rollouts and steps and not leaf.children:
-            for count in range(1, steps + 1):
-                state = end if count == steps else replace(end, steps=end.steps[: count - steps], stop=None)
-                path.append(self._add(path[-1], state))
-                path[-1].in_flight += 1
-            return self._discounted(path[-1], outcome(end), 0)
         leaf.rollouts.append(Rollout(outcome(end), steps, end.stop, end.answer))
         return self._discounted(leaf, outcome(end), steps)
+
+    def _extend(self, path: _Path) -> Algorithm[None]:
+        """Expand the last state of a path and continue with its most frequent action, to the end of the episode."""
+        while path[-1].trajectory.stop is None and len(path[-1].position) < self.settings.depth:
+            if not path[-1].children:
+                yield from self._expand(path[-1])
+            if not path[-1].children:  # the context window is full
+                return
+            child = max(path[-1].children, key=lambda each: each.samples)
+            child.in_flight += 1
+            path.append(child)
 
     def _score(self, leaf: _SearchNode) -> Algorithm[float]:
         """The score of the newest step, requested once: leaves at the maximum depth are evaluated repeatedly."""

@@ -41,6 +41,8 @@ KEYS = {
     "base_url": "server.base_url",
     "api": "server.api",
     "concurrency": "server.concurrency",
+    "timeout": "server.timeout",
+    "grammar": "server.grammar",
     "policy_budget": "server.budget",
     "prices": "server.prices",
     "device": "device",

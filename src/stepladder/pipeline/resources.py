@@ -17,6 +17,7 @@ from rich.console import Console
 
 from stepladder import agents
 from stepladder.agents import Agent, Play, is_agent_file, make_agent
+from stepladder.agents.formats.play import Format
 from stepladder.core.config import Config
 from stepladder.core.errors import StepladderError
 from stepladder.core.io.files import expand_path
@@ -145,7 +146,9 @@ class PromptingConfig(Config):
     force_answer: bool | None = None
     #: Searches per episode; then the answer is due. null is no limit.
     max_searches: int | None = Field(default=None, ge=1)
-    #: Begin the model's turns for it (`<step>`, `Thought:`); null is true if lenient, except behind a chat server.
+    #: Lead a model that was not trained on the format: begin its turns for it (`<step>`, `Thought:`), or, constrained,
+    #: leave out the thought before the only possible action. null is true, except for: strict; lenient behind a chat
+    #: server; constrained with a -brief agent or an agent file.
     prime: bool | None = None
     #: A file that replaces the agent's prompt.
     prompt: AbsolutePath | None = None
@@ -162,12 +165,15 @@ class PromptingConfig(Config):
         built_in = not is_agent_file(agent)
         lenient = built_in and (not agent.endswith("-brief") if prompted is None else prompted)
         name = ("lenient" if lenient else "strict") if self.format == "auto" else self.format
+        led = {
+            "strict": False,
+            "lenient": not (bool(prompted) if remote is None else remote),
+            "constrained": built_in and not agent.endswith("-brief"),
+        }
         given = {
             "max_format_errors": self.max_format_errors,
             "force_answer": self.force_answer,
-            "prime": name == "lenient" and not (bool(prompted) if remote is None else remote)
-            if self.prime is None
-            else self.prime,
+            "prime": led[name] if self.prime is None else self.prime,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         return replace(Play.of(name), max_searches=self.max_searches, **changes)
@@ -290,6 +296,13 @@ class RunContext:
         """Raise if the recipe's server has a budget in dollars and its model no price."""
         if self.settings.server is not None:
             self.settings.server.check(self.settings.served_model)
+
+    def check_decoding(self, *, trains: bool) -> None:
+        """Raise if a model in process is to be constrained, or trained so, and the library for that is missing."""
+        if self.agent.play.format is Format.CONSTRAINED and (trains or self.settings.engine == "transformers"):
+            from stepladder.engines.transformers.constrained import import_llguidance
+
+            import_llguidance()
 
     def expect_answers(self, split: str) -> None:
         """Raise if no question of a split has an answer, or the agent searches and there is no index."""

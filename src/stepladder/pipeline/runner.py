@@ -118,6 +118,8 @@ def run_recipe(
                 own = getattr(stage.settings, "report_to", ())
                 check_trackers(recipe.shared.report_to if own is None else own)
                 get_stage(stage.kind).check(stage.settings, context)
+                if stage.inputs.get("policy") not in (None, ORACLE, SERVER):
+                    context.check_decoding(trains=stage.kind == "grpo")
         session = describe_session(recipe) if left else None
         if stale and confirm is not None:
             confirm(stale)

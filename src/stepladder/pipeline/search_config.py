@@ -89,7 +89,8 @@ class ExploreConfig(TreeStageConfig):
     rollout_temperature: float = Field(default=0.0, ge=0)
     #: Value of a leaf: a rollout to the end of the episode, or the score of its newest step.
     evaluate: Literal["rollout", "gold", "llm"] = "rollout"
-    #: Keep the steps of rollouts as nodes: fewer calls per group of siblings with values.
+    #: Rollouts expand the states on their way: fewer calls per group of siblings with values, where samples of one
+    #: state are one call.
     keep_rollouts: bool = False
     #: Concurrent simulations per tree.
     parallel: int = Field(default=4, ge=1)

@@ -8,9 +8,11 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from stepladder.core.errors import StepladderError
+from stepladder.core.trace import StopReason
 from stepladder.data.sampling import sample_questions
 from stepladder.driver import Driver
 from stepladder.driver.progress import Progress
+from stepladder.evaluation.evaluator import FULL_WINDOW
 from stepladder.explore.tree_store import Grow, explore, read_trees, throughput_note
 from stepladder.explore.values import monte_carlo
 from stepladder.pipeline.resources import RunContext, paid_by
@@ -59,6 +61,9 @@ def grow_trees(
     if explored.failures.total() == len(questions):
         path.unlink()  # nothing to resume from
         raise StepladderError(f"{task.name}: every tree failed: {next(iter(explored.failures))}")
+    if _window_is_too_small(path):
+        path.unlink()
+        raise StepladderError(f"{task.name}: every branch of every tree {FULL_WINDOW}")
     summary = {
         "trees": explored.made + explored.known,
         **tree_numbers(path),
@@ -71,6 +76,17 @@ def grow_trees(
         **paid,
     }
     return StageResult(summary, {TREES: path})
+
+
+def _window_is_too_small(path: Path) -> bool:
+    """Whether no branch of any tree ended otherwise than at the context limit."""
+    ended = False
+    for tree in read_trees(path):
+        stops = {node.stop for node in tree.nodes} | {end.stop for node in tree.nodes for end in node.rollouts}
+        if stops - {StopReason.CONTEXT_LIMIT, None}:
+            return False
+        ended |= StopReason.CONTEXT_LIMIT in stops
+    return ended
 
 
 def tree_numbers(path: Path) -> dict[str, float]:

@@ -320,6 +320,42 @@ def test_a_model_that_only_slips_is_led_to_a_search(name: str, opening: str, wri
     assert explained.answer == "Velm"
 
 
+@pytest.mark.parametrize(
+    ("name", "summary", "choice", "kind"),
+    [
+        ("reasonrag", "Ada Tarn</evidence>", "query>Ada Tarn</query>", "query"),
+        ("reasonrag", "Ada Tarn</evidence>", "answer>Velm</answer>", "answer"),
+        ("search-o1", "Ada Tarn</result>", "search>Ada Tarn", "query"),
+        ("search-o1", "Ada Tarn</result>", "answer>Velm</answer>", "answer"),
+    ],
+)
+def test_a_thought_without_an_action_is_followed_by_the_beginning_of_a_tag(
+    name: str, summary: str, choice: str, kind: str
+) -> None:
+    written = [SEARCH[name], summary, "She designed it.", choice, "Velm"]
+    trajectory = play(lenient(name, prime=True), written, max_steps=4)
+    assert kinds(trajectory)[2:4] == ["malformed", kind]
+    assert trajectory.steps[3].read[-1].text == "<"
+    unprimed = play(lenient(name), [*written[:3], f"<{choice}", "Velm"], max_steps=4)
+    assert kinds(unprimed)[2:4] == ["malformed", kind]
+    assert unprimed.steps[3].read[-1].text != "<"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Ada Tarn was born there. Therefore, the answer is Velm.", "Velm."),
+        ("She was born there. Thus the answer is: Velm", "Velm"),
+        ("Hence the answer is **Velm**", "**Velm**"),
+        ("I do not know what the answer is Velm or not", None),
+        ("Therefore, the answer is", None),
+    ],
+)
+def test_reasonrag_takes_the_sentence_that_states_the_answer(text: str, answer: str | None) -> None:
+    action = lenient("reasonrag").read_action(text, start("reasonrag"))
+    assert (action.content if action.kind is ActionKind.ANSWER else None) == answer
+
+
 @pytest.mark.parametrize("name", SINGLE)
 def test_answers_can_be_begun_for_a_model(name: str) -> None:
     agent = lenient(name, prime=True)

@@ -135,6 +135,37 @@ def test_texts_share_what_the_literals_leave_of_the_limit() -> None:
     assert grammar.max_tokens_of(Text(), 5) == 8, "a small limit leaves room for some tokens"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_negated_classes_have_ascii_characters_only(name: str) -> None:
+    """xgrammar, which vLLM uses, takes the bytes of other characters for characters, and fails."""
+    for state in STATES[name]:
+        grammar = make_agent(name).grammar(state)
+        assert grammar is not None
+        for negated in re.findall(r"\[\^((?:\\.|[^\]\\])*)\]", grammar.regex()):
+            assert negated.isascii(), negated
+            assert r"\u" not in negated, negated
+            assert all(int(code, 16) < 128 for code in re.findall(r"\\x(..)", negated)), negated
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("reasonrag", "<evidence>x</evidence>"), ("search-o1", "<result>x</result>")]
+)
+def test_a_model_that_is_led_has_no_free_thought_before_the_only_action(name: str, text: str) -> None:
+    start, analysis, *_ = STATES[name]
+    led = make_agent(name, play=Play(Format.CONSTRAINED, prime=True))
+    free = make_agent(name, play=Play(Format.CONSTRAINED))
+    for agent, allowed in ((led, False), (free, True)):
+        grammar = agent.grammar(analysis)
+        assert grammar is not None
+        assert re.fullmatch(grammar.regex(), text)
+        assert bool(re.fullmatch(grammar.regex(), f"Hm.\n{text}")) is allowed
+    choice = led.grammar(start)  # where there is something to decide, it may think
+    assert choice is not None
+    query = led.write(Action(ActionKind.QUERY, "Orm Tower", "Hm."), start)
+    assert re.fullmatch(choice.regex(), query)
+    assert led.context(analysis) == free.context(analysis)  # the grammar writes the tag, not the environment
+
+
 def test_an_agent_whose_grammar_forbids_what_it_writes_breaks_its_contract() -> None:
     class Shouting(Direct):
         name: ClassVar[str] = "shouting"

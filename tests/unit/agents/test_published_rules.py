@@ -3,18 +3,37 @@
 Each family's rule is written here as a small function, from what its code does. For every output below the lenient
 parser takes the action that the rule takes, and never one out of a passage. Where it deliberately differs, the row
 names the reason (`DIFFERENCES`), and the test expects the difference. RAG-Gym is in test_rag_gym_rules.py.
+
+    family     file of its code that holds the rule
+    Search-R1  search_r1/llm_agent/generation.py
+    ReasonRAG  pipeline/reasonrag_pipeline.py: one rule for inference, one for trees
+    ProRAG     inference.py; prorag/rl/rollout.py has the same
+    RAG-Gym    rag_gym/agents/react.py, search_o1.py, research.py; direct.py, cot.py, rag.py only answer
 """
 
 import re
 
 import pytest
 
-from tests.support.published_rules import Case, Taken, compare, lenient, searched, start
+from stepladder.core.trace import ActionKind
+from tests.support.published_rules import (
+    DIFFERENCES,
+    Case,
+    Taken,
+    compare,
+    in_a_passage,
+    lenient,
+    searched,
+    start,
+    stopped,
+)
 
-# --- Search-R1: the first <search> or <answer> block counts; no block: a hint, and the next turn ---------------
+# --- Search-R1: cut at the first </search>, else </answer>; the first whole block counts; none: a hint, and a new turn
 
 
 def search_r1_rule(text: str) -> Taken | None:
+    end = next((tag for tag in ("</search>", "</answer>") if tag in text), "")
+    text = text.partition(end)[0] + end if end else text
     match = re.search(r"<(search|answer)>(.*?)</\1>", text, re.DOTALL)
     return match and Taken({"search": "query", "answer": "answer"}[match[1]], match[2].strip())
 
@@ -56,6 +75,9 @@ SEARCH_R1 = [
     Case("<think>a</think><information>\n<search>Orm</search>\n</information>", "invented"),
     Case("<think>Known.</think><answer>Velm", "more"),
     Case("<Search>Orm</Search>", "more"),
+    Case("<answer>Velm <search>Orm</search> or not</answer>"),
+    Case("</search> <answer>Velm</answer>"),
+    Case("<answer>Velm</answer> I need no </search>"),
 ]
 
 
@@ -63,10 +85,10 @@ SEARCH_R1 = [
 def test_search_r1(case: Case) -> None:
     agent = lenient("search-r1")
     for state in (start("search-r1"), searched(agent)):
-        compare(agent, state, case, search_r1_rule(case.text))
+        compare(agent, state, case._replace(text=stopped(agent, case.text)), search_r1_rule(case.text))
 
 
-# --- ReasonRAG: the sentences that end a turn, tags removed, up to the end of the line -------------------------
+# --- ReasonRAG, inference: the sentences that end a turn, tags removed, up to the end of the line --------------
 
 
 def reasonrag_rule(text: str) -> Taken | None:
@@ -101,6 +123,9 @@ REASONRAG = [
     Case("So the answer is Velm</answer>"),
     Case("So the answer is <answer>St. Louis</answer>"),
     Case("So the answer is\tVelm"),
+    Case("So the answer is\nVelm"),
+    Case("So the next query is\nOrm Tower\nIt will tell."),
+    Case("I need it. So the next query is\n\n<query>Orm Tower</query>"),
     Case("So the answer is <answer>Velm</answer>\nBecause she was born there."),
     Case("Step 1: the tower. Step 2: the town. So the next query is <query>Orm Tower architect</query>"),
     Case("She was born in Velm.\n\nSo the answer is <answer>Velm</answer>"),
@@ -142,6 +167,43 @@ def test_reasonrag(case: Case) -> None:
 def test_reasonrag_reads_passages(text: str) -> None:
     agent = lenient("reasonrag")
     compare(agent, searched(agent), Case(text), reasonrag_rule(text))
+
+
+# --- ReasonRAG, trees: what follows a sentence is put in tags; an answer in tags ends the episode, else a query counts
+
+
+def reasonrag_tree_rule(text: str) -> Taken | None:
+    for sentence, tag in (("So the next (?:query )?is ", "query"), ("So the answer is ", "answer")):
+
+        def tagged(match: re.Match[str], tag: str = tag) -> str:
+            content = re.sub(r'[."]+$', "", match[2].strip())
+            content = content.replace('"', "") if tag == "query" else content
+            content = content[1:-1] if content.startswith("“") and content.endswith("”") else content
+            return match[1] + (content if re.search(f"<{tag}>.*</{tag}>", content) else f"<{tag}>{content}</{tag}>")
+
+        text = re.sub(rf"({sentence})(.*?)(?= So the answer is|$)", tagged, text, flags=re.DOTALL)
+    if re.search("<answer>.*?</answer>", text, re.DOTALL):
+        answers = re.findall("<answer>(.*?)</answer>", text)
+        return Taken("answer", answers[-1].strip()) if answers else None
+    query = re.search(r"So the next query is\s*(.*?)(?=\n|$)", text, re.IGNORECASE)
+    return query and Taken("query", re.sub("</?(answer|query|evidence)>", "", query[1]).strip())
+
+
+#: Where the rule for trees and that for inference differ, the reason why we differ from the former; "" if we do not.
+IN_TREES = {
+    "So the answer is <answer>Velm": "tags",
+    "So the answer is\tVelm": "more",
+    "So the answer is\nVelm": "more",
+    "<answer>Velm</answer>": "",
+    "<evidence>Ada Tarn was born in Velm.</evidence>": "",
+    "So the answer is <answer>Velm</answer> So the next query is <query>Orm</query>": "",
+}
+
+
+@pytest.mark.parametrize("case", REASONRAG, ids=lambda case: case.text[:40])
+def test_reasonrag_trees(case: Case) -> None:
+    case = Case(case.text, IN_TREES.get(case.text, case.difference))
+    compare(lenient("reasonrag"), start("reasonrag"), case, reasonrag_tree_rule(case.text))
 
 
 # --- ProRAG: an answer, else a sub-query; everything else is a step of the transcript ---------------------------
@@ -196,3 +258,19 @@ PRORAG = [
 @pytest.mark.parametrize("case", PRORAG, ids=lambda case: case.text[:40])
 def test_prorag(case: Case) -> None:
     compare(lenient("prorag"), start("prorag"), case, prorag_rule(case.text))
+
+
+# --- All -----------------------------------------------------------------------------------------------------------
+
+FAMILIES = {"search-r1": SEARCH_R1, "reasonrag": REASONRAG, "prorag": PRORAG}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_nothing_is_taken_out_of_a_passage(name: str) -> None:
+    """Whatever output stands in a passage that the policy wrote itself, no action comes of it."""
+    assert len(FAMILIES[name]) >= 30
+    assert {case.difference for case in FAMILIES[name]} <= {"", *DIFFERENCES}
+    agent = lenient(name)
+    for case in FAMILIES[name]:
+        action = agent.read_action(in_a_passage(agent, case.text), start(name))
+        assert action.kind is ActionKind.MALFORMED, case.text

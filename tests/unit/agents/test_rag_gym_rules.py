@@ -13,29 +13,36 @@ from stepladder.core.trace import ActionKind, StopReason
 from stepladder.driver import Driver
 from stepladder.engines.scripted import ScriptedEngine
 from stepladder.explore.episode import EpisodeConfig, episode
-from tests.support.published_rules import Case, Taken, compare, lenient, start
+from tests.support.published_rules import Case, Taken, compare, in_a_passage, lenient, start
 from tests.support.samples import QUESTION, WordRetriever
 
 AGENTS = ("react", "search-o1", "research")
 
 
-def rag_gym_rule(text: str) -> Taken | None:
-    """The last object below "### Structured Output"; without one, the whole text is a query."""
+def rag_gym_rule(text: str, *, drafts: bool = False) -> Taken | None:
+    """The last object below "### Structured Output"; without one, the whole text is a query.
+
+    `drafts`: the rule of ReSearch, which says "None" where no query is left, beside the draft of its answer.
+    """
     below = text.rpartition("### Structured Output")[2]
     fenced = re.findall(r"```json\s*({(?:[^`]|\`(?!``))*})", below, re.DOTALL)
     found = fenced or re.findall(r"{.*?}", below, re.DOTALL)
     try:
-        output: dict[str, Any] = ast.literal_eval(
-            re.sub(r" //.*", "", found[-1].replace("null", "None").replace('"None"', "None"))
-        )
+        written = found[-1].replace("null", "None")
+        written = written.replace("'None'", "None").replace('"None"', "None") if drafts else written
+        output: dict[str, Any] = evaluated(re.sub(r" //.*", "", written))
         query = output.get("query", output.get("generated_query", output.get("generated_queries")))
-        query = query[0] if isinstance(query, list) else query
-        answer = output.get("predicted_answer")
+        if isinstance(query, list):
+            query = query[0] if query or not drafts else None
     except (ValueError, SyntaxError, LookupError, AttributeError):
         return Taken("query", below.strip())
-    if query:
-        return Taken("query", str(query))
-    return Taken("answer", str(answer)) if answer is not None else None
+    return Taken("query", str(query)) if query else Taken("answer", str(output.get("predicted_answer")))
+
+
+def evaluated(text: str) -> Any:
+    """The value of a literal. The published code runs all Python; of that, products are enough here."""
+    text = re.sub(r"(\d+) \* (\d+)", lambda match: str(int(match[1]) * int(match[2])), text)
+    return ast.literal_eval(text)
 
 
 RAG_GYM = [
@@ -46,9 +53,12 @@ RAG_GYM = [
     Case('### Structured Reasoning\nI need it.\n\n### Structured Output\n```json\n{"query": "Orm"}\n```'),
     Case('{"predicted_answer": "Velm"}'),
     Case('{"query": null, "predicted_answer": "Velm"}'),
-    Case('{"query": "None", "predicted_answer": "Velm"}'),
+    Case('{"generated_query": "None", "predicted_answer": "Velm"}', "none"),
+    Case("{'predicted_answer': 'Velm', 'generated_query': 'None'}", "none"),
+    Case('{"query": "None", "predicted_answer": "Velm"}', "none"),
     Case('{"query": "", "predicted_answer": "Velm"}'),
-    Case('{"generated_queries": [], "predicted_answer": "Velm"}', "more"),
+    Case('{"generated_queries": [], "predicted_answer": "Velm"}', "query"),
+    Case('{"predicted_answer": "Velm", "generated_query": "Where is Velm?"}'),
     Case('{"predicted_answer": "unknown", "query": "Orm Tower"}'),
     Case("{'query': 'Orm Tower'}"),
     Case("{'predicted_answer': 'Velm'}"),
@@ -69,19 +79,66 @@ RAG_GYM = [
     Case('I know {x} and {y}. {"predicted_answer": "Velm"}'),
     Case("Let me look up Orm Tower.", "query"),
     Case("", "query"),
-    Case("{}"),
-    Case('{"reasoning": "Hm."}'),
-    Case('{"predicted_answer": 2 * 3}', "query"),
-    Case('{"predicted_answer": ["Velm"]}', "first"),
+    Case("{}", "nothing"),
+    Case('{"reasoning": "Hm."}', "nothing"),
+    Case('{"predicted_answer": 2 * 3}', "code"),
+    Case('{"predicted_answer": ["Velm"]}', "list"),
 ]
+#: Where ReSearch's rule and that of the two others differ, the reason why we differ from the former; "" if we do not.
+WITH_DRAFTS = {
+    '{"generated_query": "None", "predicted_answer": "Velm"}': "",
+    "{'predicted_answer': 'Velm', 'generated_query': 'None'}": "",
+    '{"query": "None", "predicted_answer": "Velm"}': "strict",
+    '{"generated_queries": [], "predicted_answer": "Velm"}': "",
+}
 
 
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize("case", RAG_GYM, ids=lambda case: case.text[:40])
 def test_rag_gym(name: str, case: Case) -> None:
-    if name == "research" and '"None"' in case.text:
-        case = case._replace(difference="strict")
-    compare(lenient(name), start(name), case, rag_gym_rule(case.text))
+    drafts = name == "research"
+    case = Case(case.text, WITH_DRAFTS.get(case.text, case.difference) if drafts else case.difference)
+    compare(lenient(name), start(name), case, rag_gym_rule(case.text, drafts=drafts))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_nothing_is_taken_out_of_a_passage(name: str) -> None:
+    agent = lenient(name)
+    for case in (*RAG_GYM, *REACT):
+        action = agent.read_action(in_a_passage(agent, case.text), start(name))
+        assert action.kind is ActionKind.MALFORMED, case.text
+
+
+# --- RAG-Gym's agents that only answer: the object, or else what follows the name of its field -----------------------
+
+
+def rag_gym_answer_rule(text: str) -> Taken:
+    below = text.rpartition("### Structured Output")[2]
+    fenced = re.findall(r"```json\s*({(?:[^`]|\`(?!``))*})", below, re.DOTALL)
+    found = fenced or re.findall(r"{.*?}", below, re.DOTALL)
+    try:
+        output = evaluated(re.sub(r" //.*", "", found[-1].replace("null", "None")))
+        return Taken("answer", str(output["predicted_answer"]))
+    except (ValueError, SyntaxError, LookupError, TypeError):
+        return Taken("answer", text.rpartition("predicted_answer")[2])
+
+
+@pytest.mark.parametrize("name", ["direct", "cot", "rag"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"predicted_answer": "Velm"}',
+        "{'predicted_answer': 'Velm'}",
+        '```json\n{"predicted_answer": "Velm"}\n```',
+        '```json\n{\n  "predicted_answer": "St. Louis"\n}\n```',
+        '### Step-by-step Reasoning\nHm.\n\n### Structured Output\n```json\n{"predicted_answer": "Velm"}\n```',
+        'So:\n{\n  "predicted_answer": "A, B and C"\n}',
+        '{"predicted_answer": 1871}',
+        "Velm",
+    ],
+)
+def test_rag_gym_answers(name: str, text: str) -> None:
+    compare(lenient(name), start(name), Case(text), rag_gym_answer_rule(text))
 
 
 # --- ReAct: a line `Action: Search[..]`, perhaps numbered --------------------------------------------------------

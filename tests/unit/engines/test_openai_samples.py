@@ -1,6 +1,7 @@
 """The OpenAI engine with several samples per call, and with several servers of which some fail."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -113,6 +114,21 @@ def test_a_server_that_refuses_several_samples_is_asked_for_one(server: Server) 
     with closing(OpenAIEngine("m", server.url, concurrency=1)) as engine:
         assert texts(engine.generate([sample("a", seed) for seed in range(3)])) == ["a 0.0", "a 1.0", "a 2.0"]
         assert engine.retries == 0
+
+
+def test_a_server_with_two_slots_is_asked_for_two_samples(server: Server) -> None:
+    """As llama.cpp says it."""
+
+    def answer(body: dict[str, Any], n: int) -> Answer:
+        count = body.get("n", 1)
+        if count > 2:
+            return fails(400, f"Field 'n': Value must be between 1 <= value <= 2, but got {count}")
+        return says_all([f"{body['seed']}.{each}" for each in range(count)])
+
+    server.answer = answer
+    with closing(OpenAIEngine("m", server.url)) as engine:
+        assert texts(engine.generate([sample("a", seed) for seed in range(5)])) == ["0.0", "0.1", "2.0", "2.1", "4.0"]
+    assert sorted(body.get("n", 1) for body in server.requests) == [1, 2, 2, 5]
 
 
 def test_tokens_are_counted_once(server: Server) -> None:
@@ -263,6 +279,14 @@ def test_a_grammar_is_sent_in_the_fields_of_the_servers_that_take_one(server: Se
         engine.generate([constrained()])
     assert "grammar" in server.requests[-1]
     assert "regex" not in server.requests[-1]
+
+
+def test_a_grammar_for_llama_cpp_has_only_escapes_that_it_knows() -> None:
+    grammar = Grammar((("Finish[", Text(without="<]", required=True), "]"), ("a", Text(without="^-"), "b")))
+    for escape in re.findall(r"\\(.)", grammar.gbnf(64)):
+        assert escape in 'xuUtrn\\"[]'
+    assert re.fullmatch(grammar.regex(64), "Finish[a^b-c]")
+    assert not re.fullmatch(grammar.regex(64), "a1-2b")
 
 
 @pytest.mark.parametrize(

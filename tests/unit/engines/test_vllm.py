@@ -3,8 +3,10 @@
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +84,26 @@ def test_a_grammar_is_left_to_vllm_as_a_regular_expression(engine: VLLMEngine, f
         expected = logps_TV.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         assert reply.written.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
     assert not written(engine, prompt("Who?", sampling=Sampling(max_tokens=4)))[0].written.grammar
+
+
+@pytest.mark.parametrize("reason", ["error", "abort"])
+def test_a_request_that_vllm_gives_up_is_told(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """As it does with a grammar that its backend cannot compile."""
+    step = engine.llm.llm_engine.step
+
+    def give_up() -> list[Any]:
+        outputs = step()
+        for output in outputs:
+            output.finished = True
+            output.outputs = [SimpleNamespace(token_ids=[], logprobs=[], finish_reason=reason)]
+        return list(outputs)
+
+    monkeypatch.setattr(engine.llm.llm_engine, "step", give_up)
+    (reply,) = engine.generate([prompt("Who?", sampling=Sampling(max_tokens=2))])
+    assert isinstance(reply, BackendError)
+    assert reason in str(reply)
+    with pytest.raises(BackendDown, match=r"cannot compile the grammar .*; use lenient"):
+        engine.generate([replace(prompt("Who?"), grammar=Grammar((("<a>", Text(), "</a>"),)))])
 
 
 def test_a_grammar_that_vllm_refuses_is_told(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ def test_brief_agents_are_strict_and_others_are_prompted(agent: str) -> None:
     assert PromptingConfig().play(agent, prompted=True) == Play.of("lenient")  # behind a server
     assert PromptingConfig().play(agent, prompted=False) == Play()  # the oracle
     assert PromptingConfig(format="strict").play(agent, prompted=True) == Play()
+    assert PromptingConfig(format="constrained").play(agent, remote=True).prime is not agent.endswith("-brief")
     assert RunContext(SharedConfig(agent=agent)).agent.play == play
 
 

@@ -27,10 +27,11 @@ from stepladder.train.grpo.rollouts import RolloutBatch
 from stepladder.train.grpo.trainer import train_grpo
 from stepladder.train.grpo.trl_trainer import EpisodeTrainer
 from stepladder.train.loop.context import TrainingContext
+from stepladder.train.loop.training_loop import TrainingReport
 from tests.support import finite_language as finite
 from tests.support.grpo_training import QUESTIONS, SETTINGS
 from tests.support.samples import QUESTION, WordRetriever
-from tests.support.training_runs import updates
+from tests.support.training_runs import plain_rows, same_weights, updates
 
 PROMPT = (2, 3)
 ALL = list(finite.completions())
@@ -190,13 +191,38 @@ def test_rows_keep_their_grammar_when_groups_are_dropped_and_microbatches_split(
         torch.testing.assert_close(weights.grad, other, rtol=1e-3, atol=1e-6)
 
 
-def test_a_constrained_run_has_no_slips_and_the_engine_and_the_trainer_agree(tmp_path: Path) -> None:
+class Stop(Exception):
+    """Ends a run."""
+
+
+def train_constrained(folder: Path, epochs: int, watch: Callable[[Any], None] = lambda _: None) -> TrainingReport:
+    """A run of one update per epoch, with a checkpoint after each."""
     agent = make_agent("search-r1-brief").playing(replace(Play.of(Format.CONSTRAINED), force_answer=False))
     episode = EpisodeConfig(max_steps=2, k=1, sampling=Sampling(max_tokens=80))
-    changes = {"mode": "outcome", "questions": 2, "num_train_epochs": 1, "eval_steps": 1}
+    changes = {"mode": "outcome", "questions": 2, "num_train_epochs": epochs, "eval_steps": 1}
     settings = GRPOConfig.read({**SETTINGS.model_dump(exclude_unset=True), **changes})
-    context = TrainingContext(agent, QUESTIONS, QUESTIONS[:1], WordRetriever(), episode, tmp_path, device="cpu")
-    train_grpo("tiny", context, settings, None)
+    context = TrainingContext(
+        agent, QUESTIONS, QUESTIONS[:1], WordRetriever(), episode, folder, device="cpu", watch=watch
+    )
+    return train_grpo("tiny", context, settings, None)
+
+
+def test_a_constrained_run_has_no_slips_and_the_engine_and_the_trainer_agree(tmp_path: Path) -> None:
+    train_constrained(tmp_path, 1)
     rows = updates(tmp_path)
     assert [row["valid"] for row in rows] == [1.0]
     assert max(row["logprob_gap_max"] for row in rows) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_constrained_run_that_was_interrupted_ends_with_the_same_weights(tmp_path: Path) -> None:
+    def watch(outcome: Any) -> None:
+        if outcome.index + 1 == 2 and isinstance(outcome.value, float):
+            raise Stop
+
+    whole = train_constrained(tmp_path / "whole", 2)
+    with pytest.raises(Stop):
+        train_constrained(tmp_path / "cut", 2, watch)
+    resumed = train_constrained(tmp_path / "cut", 2)
+    assert plain_rows(tmp_path / "cut") == plain_rows(tmp_path / "whole")
+    assert same_weights(resumed.policy, whole.policy)

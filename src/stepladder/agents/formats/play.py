@@ -23,8 +23,9 @@ class Play:
     force_answer: bool = False
     #: Most searches; None is no limit. An agent that has used them up has to answer.
     max_searches: int | None = None
-    #: The environment opens the policy's turns with the beginning of the format (`<step>`), for models that were not
-    #: trained on it. Not for chat servers, where it would be the end of the user's message.
+    #: Lead a policy that was not trained on the format. Lenient: the environment opens its turns with the beginning of
+    #: the format (`<step>`); not for chat servers, where that would be the end of the user's message. Constrained: no
+    #: free thought where only one kind of action may follow.
     prime: bool = False
 
     def __post_init__(self) -> None:
@@ -33,6 +34,11 @@ class Play:
                 f"max_format_errors is {self.max_format_errors} and max_searches is {self.max_searches}; expected 0 or "
                 "more, and 1 or more"
             )
+
+    @property
+    def opens_turns(self) -> bool:
+        """Whether turns begin with text of the environment. A grammar needs none."""
+        return self.prime and self.format is not Format.CONSTRAINED
 
     @classmethod
     def of(cls, format: Format | str) -> "Play":

@@ -10,7 +10,7 @@ ends in time. Servers can only count characters, of which a token has several: t
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal
@@ -20,10 +20,20 @@ from pydantic import TypeAdapter
 #: A character, or a range of them.
 Member = str | tuple[str, str]
 #: What free text never contains: control characters, except for tabs and line breaks.
-_CONTROL: tuple[Member, ...] = (("\x00", "\x08"), ("\x0b", "\x1f"), ("\x7f", "\x9f"))
-#: What a visible character is not: control characters and spaces. U+2000 to U+2100 also has punctuation; a narrower
-#: range would be wrong in xgrammar 0.2, which takes the last byte of a bound for an ASCII character.
-_INVISIBLE: tuple[Member, ...] = (("\x00", "\x20"), ("\x7f", "\xa0"), "\u1680", ("\u2000", "\u2100"), "\u3000")
+_CONTROL: tuple[Member, ...] = (("\x00", "\x08"), ("\x0b", "\x1f"), "\x7f")
+#: What a text that is required begins with: a visible character. These ranges leave out spaces of all kinds. Characters
+#: above U+FFFF are left out too: the notations do not share a way to write them.
+_VISIBLE = (
+    ("!", "~"),
+    ("\xa1", "\u167f"),
+    ("\u1681", "\u1fff"),
+    ("\u2010", "\u2027"),
+    ("\u2030", "\u205e"),
+    ("\u2070", "\u2fff"),
+    ("\u3001", "\ud7ff"),
+    ("\uf900", "\ufefe"),
+    ("\uff01", "\uffef"),
+)
 #: Free text has room for at least this many tokens, even if the limit is too small for all texts.
 _MIN_TOKENS = 8
 #: The maximum length of free text in characters per token, where tokens cannot be counted.
@@ -145,15 +155,37 @@ def _literal(part: str | Space) -> str:
 
 
 def _text(text: Text, repeat: str, space: str = " ?") -> str:
+    # A negated class has ASCII characters only: xgrammar, which vLLM uses, takes the bytes of others for characters.
     rest = _class((*text.without, *_CONTROL), negated=True) + repeat
-    return f"{space}{_class((*text.without, *_INVISIBLE), negated=True)}{rest}" if text.required else rest
+    return f"{space}{_class(_without(_VISIBLE, text.without))}{rest}" if text.required else rest
+
+
+def _without(ranges: Iterable[tuple[str, str]], characters: str) -> Iterator[Member]:
+    """Ranges without these characters.
+
+    >>> list(_without([("a", "e"), ("x", "z")], "cx"))
+    [('a', 'b'), ('d', 'e'), ('y', 'z')]
+    """
+    for first, last in ranges:
+        start = ord(first)
+        for hole in sorted(ord(character) for character in characters if first <= character <= last):
+            if start < hole:
+                yield chr(start), chr(hole - 1)
+            start = hole + 1
+        if start <= ord(last):
+            yield chr(start), last
 
 
 def _class(members: Iterable[Member], *, negated: bool = False) -> str:
     """A character class."""
     ranges = (each if isinstance(each, tuple) else (each, each) for each in members)
-    parts = (_escaped(first, r"\[]^-") + (f"-{_escaped(last, '')}" if first != last else "") for first, last in ranges)
+    parts = (_member(first) + (f"-{_member(last)}" if first != last else "") for first, last in ranges)
     return f"[{'^' if negated else ''}{''.join(parts)}]"
+
+
+def _member(character: str) -> str:
+    # llama.cpp knows no backslash before these two.
+    return f"\\x{ord(character):02x}" if character in "^-" else _escaped(character, r"\[]")
 
 
 def _escaped(character: str, special: str) -> str:

@@ -42,6 +42,7 @@ from stepladder.engines.openai.http_client import CallError, HTTPClient
 from stepladder.engines.openai.openai_protocol import (
     MAX_STOPS,
     NO_GRAMMAR,
+    SLOW_REMEDY,
     RefusedCall,
     chat_messages,
     host_of,
@@ -98,10 +99,9 @@ class OpenAIEngine(Engine):
         """
         if api not in ("chat", "completions"):
             raise BackendDown(f"api is {api!r}; expected 'chat' or 'completions'")
-        if concurrency < 1:
-            raise BackendDown(f"concurrency is {concurrency}; expected at least 1")
-        if max_retries < 0:
-            raise BackendDown(f"max_retries is {max_retries}; expected 0 or more")
+        for name, value, least in (("concurrency", concurrency, 1), ("max_retries", max_retries, 0)):
+            if value < least:
+                raise BackendDown(f"{name} is {value}; expected {least} or more")
         named = [base_url] if isinstance(base_url, str) else list(base_url or ())
         urls = [hide(url).rstrip("/") for url in named or [os.environ.get("OPENAI_BASE_URL") or OPENAI_URL]]
         hosts = [host_of(url) for url in urls]
@@ -141,9 +141,8 @@ class OpenAIEngine(Engine):
         self._thread.start()
 
     def __repr__(self) -> str:
-        return (
-            f"OpenAIEngine({self.model!r}, {', '.join(server.url for server in self._servers.all)!r}, api={self.api!r})"
-        )
+        urls = ", ".join(server.url for server in self._servers.all)
+        return f"OpenAIEngine({self.model!r}, {urls!r}, api={self.api!r})"
 
     def generate(self, requests: Sequence[Generate]) -> Replies:
         """Generate a reply to every request, in order. Calls run concurrently, up to `concurrency`."""
@@ -187,9 +186,8 @@ class OpenAIEngine(Engine):
         groups = samples_of_one_context(requests, self._samples)
         if len(groups) == 1:
             return await self._complete_samples(requests)
-        tasks = [
-            asyncio.ensure_future(self._complete_samples([requests[index] for index in group])) for group in groups
-        ]
+        calls = [self._complete_samples([requests[index] for index in group]) for group in groups]
+        tasks = [asyncio.ensure_future(call) for call in calls]
         try:
             found = await asyncio.gather(*tasks)
         finally:
@@ -216,7 +214,7 @@ class OpenAIEngine(Engine):
     async def _complete(self, requests: Sequence[Generate]) -> Replies:
         """One call, with its retries. The replies may be fewer than the requests."""
         async with self._semaphore:
-            attempts = 0
+            attempts, repeated = 0, False
             while True:
                 server = self._servers.next()
                 server.calls, server.total = server.calls + 1, server.total + 1
@@ -226,14 +224,21 @@ class OpenAIEngine(Engine):
                     server.calls -= 1
                 if isinstance(attempt, RefusedCall) and attempt.wants_other_limit and server.renames_limit():
                     continue
-                if isinstance(attempt, RefusedCall) and len(requests) > 1 and attempt.rejects_samples:
-                    self._limit_samples(0, len(requests), server)
+                if isinstance(attempt, RefusedCall) and (left := attempt.samples_left(len(requests))):
+                    self._limit_samples(left, f"refused {len(requests)}", server)
                     return []
+                if isinstance(attempt, CallError) and attempt.stale and not repeated:
+                    repeated = True  # not a failure of the server
+                    continue
                 attempts += 1
                 if isinstance(attempt, bytes):
                     self._servers.succeeded(server)
-                    self._consecutive_failures = 0
-                    return self._parse(requests, attempt, server)
+                    replies = self._parse(requests, attempt, server)
+                    if self._has_written:
+                        self._consecutive_failures = 0
+                    else:
+                        self._count_failure(replies[0])
+                    return replies
                 server.reached |= isinstance(attempt, RefusedCall)
                 passing, delay = self._retry_delay(attempt, attempts)
                 if passing and len(self._servers.usable) > 1:
@@ -246,9 +251,8 @@ class OpenAIEngine(Engine):
                         if not passing and self._servers.give_up(server, str(verdict)):
                             continue
                         self._fail(str(verdict))
-                    self._consecutive_failures += passing
-                    if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES:
-                        self._fail(f"{verdict}. {self._consecutive_failures} consecutive requests failed.")
+                    if passing or not self._has_written:
+                        self._count_failure(verdict)
                     return [verdict for _ in requests]
                 self.retries += 1
                 await asyncio.sleep(delay)
@@ -288,15 +292,20 @@ class OpenAIEngine(Engine):
             payload["prompt"] = replace_surrogates("".join(segment.text for segment in first.context))
         return {**payload, **self._extra_body}
 
+    def _count_failure(self, reply: Generation | BackendError) -> None:
+        """Raise `BackendDown` after many failures: of servers, or of any kind if no text has ever come."""
+        self._consecutive_failures += 1
+        if self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES and isinstance(reply, BackendError):
+            self._fail(f"{reply}. {self._consecutive_failures} consecutive requests failed.")
+
     def _most_retries(self) -> int:
         reached = any(server.reached for server in self._servers.all)
         return self._max_retries if reached else min(self._max_retries, FIRST_ATTEMPTS - 1)
 
-    def _limit_samples(self, returned: int, requested: int, server: Server) -> None:
-        self._samples = min(self._samples, max(returned, 1))
-        log.warning(
-            "%s returned %d of %d samples (n): later calls ask for %d", server.url, returned, requested, self._samples
-        )
+    def _limit_samples(self, samples: int, done: str, server: Server) -> None:
+        before, self._samples = self._samples, min(self._samples, samples)
+        if self._samples < before:
+            log.warning("%s %s samples (n): later calls ask for %d", server.url, done, self._samples)
 
     def _retry_delay(self, error: Attempt, attempts: int) -> tuple[bool, float | None]:
         """Whether the problem may pass, and the seconds to wait before the next attempt; None if that is useless."""
@@ -304,7 +313,8 @@ class OpenAIEngine(Engine):
             return False, None
         if not isinstance(error, RefusedCall):
             return True, retry_wait(attempts, {}, self._backoff)
-        if error.code == "insufficient_quota" or (error.status not in (408, 429) and error.status < 500):
+        lasting = error.code == "insufficient_quota" or error.rejects_template
+        if lasting or (error.status not in (408, 429) and error.status < 500):
             return False, None
         return True, retry_wait(attempts, error.headers, self._backoff)
 
@@ -321,18 +331,16 @@ class OpenAIEngine(Engine):
                 places = " or ".join([url, *(each.url for each in self._servers.all if each is not server)])
                 return BackendDown(f"no server responds at {places} ({after}: {detail}). Start it, or correct the URL.")
             if isinstance(error, TimeoutError):
-                return BackendError(f"{url} did not respond within {self._timeout:g} s ({after})")
+                return BackendError(f"{url} did not respond within {self._timeout:g} s ({after}){SLOW_REMEDY}")
             return BackendError(f"the connection to {url} failed ({after}: {detail})")
         if error.status in (400, 413, 422) and error.is_too_long:
             return empty_generation(request.context)
         where = f"{self.api} API of model {self.model!r}"
         advice = withheld(KEY_VARIABLE, url) or f" Correct the environment variable {KEY_VARIABLE}."
         hopeless = error.hopeless(url, detail, where, grammar=request.grammar is not None, advice=advice)
-        return (
-            BackendDown(hopeless)
-            if hopeless
-            else BackendError(f"{url} returned status {error.status} ({after}): {detail}")
-        )
+        if hopeless:
+            return BackendDown(hopeless)
+        return BackendError(f"{url} returned status {error.status} ({after}): {detail.rstrip('.')}{error.remedy}")
 
     def _fail(self, message: str) -> NoReturn:
         raise BackendDown(self._redact(message))
@@ -353,7 +361,7 @@ class OpenAIEngine(Engine):
         if isinstance(replies, BackendError):
             return [BackendError(self._redact(f"{server.url} {replies}")) for _ in requests]
         if len(replies) < len(requests):
-            self._limit_samples(len(replies), len(requests), server)
+            self._limit_samples(len(replies), f"returned {len(replies)} of {len(requests)}", server)
         self._has_written |= any(isinstance(reply, Generation) and reply.text != "" for reply in replies)
         self._check_grammar(requests[0], replies, server)
         return [self._checked(reply, server) for reply in replies]
@@ -376,7 +384,7 @@ class OpenAIEngine(Engine):
             # Later on an empty text is the model's own.
             return BackendError(
                 f"{server.url} returned an empty text (finish reason {reply.finish.value}). Check the chat template of "
-                f"model {self.model!r}; a reasoning model may need a larger max_tokens"
+                f"model {self.model!r}; a reasoning model may need a larger --max-tokens (episode.max_tokens)"
             )
         return reply
 
@@ -385,7 +393,6 @@ def build(options: EngineOptions) -> OpenAIEngine:
     """The engine for the options."""
     if options.model is None:
         raise StepladderError("the openai engine needs the server's name of a model: --model NAME")
-    # vLLM, SGLang and llama.cpp take the variables of the chat template in this field.
     extra_body = {"chat_template_kwargs": dict(options.chat_options)} if options.chat_options else None
     return OpenAIEngine(
         options.model, options.base_url, api=options.api, concurrency=options.concurrency, extra_body=extra_body

@@ -21,7 +21,20 @@ CONTINUE_PROMPT = "Go on with the next step."
 MAX_STOPS = 4
 
 #: What to do about a server without grammars.
-NO_GRAMMAR = "Set server.grammar to the kind of server (vllm, vllm<0.12, sglang, llama.cpp), or use format: lenient"
+NO_GRAMMAR = (
+    "Set --grammar (in a recipe server.grammar) to the kind of server (vllm, vllm<0.12, sglang, llama.cpp), or use "
+    "format: lenient"
+)
+
+#: What to do about a model without a chat template, and about a slow server. Ends of error messages.
+TEMPLATE_REMEDY = (
+    ". The model's chat template is missing or rejects the messages: use --api completions (in a recipe server.api), "
+    "or start the server with another template"
+)
+SLOW_REMEDY = (
+    ". A slow server needs fewer calls at once (--concurrency 1) or a longer timeout (--timeout; in a recipe "
+    "server.timeout)"
+)
 
 #: More tokens than any model reads or writes in one call.
 MAX_COUNT = 100_000_000
@@ -31,6 +44,8 @@ _TOO_LONG = re.compile(
     r"|(prompt|input) is too long|inputs.? tokens"
 )
 _UNSUPPORTED = re.compile(r"unsupported|not supported|does not support|must be 1\b|only .{0,20}\b1\b", re.IGNORECASE)
+
+_TEMPLATE = re.compile(r"chat.?template|jinja|system role|conversation roles", re.IGNORECASE)
 
 _ROLES = {Author.PROMPT: "user", Author.POLICY: "assistant", Author.ENVIRONMENT: "user"}
 _CLOSING_TAG = re.compile(r"</([^<>/\s]+)>")
@@ -89,18 +104,27 @@ class RefusedCall:
 
     def rejects(self, parameter: str) -> bool:
         """Whether the server does not support this parameter."""
-        named = self.parameter == parameter or re.search(rf"\\?['\"`]{parameter}\\?['\"`]", self.text)
-        return bool(named) and bool(_UNSUPPORTED.search(f"{self.code} {self.text}"))
+        return self.names(parameter) and bool(_UNSUPPORTED.search(f"{self.code} {self.text}"))
+
+    def names(self, parameter: str) -> bool:
+        """Whether the error is about this parameter."""
+        return self.parameter == parameter or bool(re.search(rf"\\?['\"`]{parameter}\\?['\"`]", self.text))
 
     @property
     def wants_other_limit(self) -> bool:
         """Whether the server rejected `max_tokens`: newer OpenAI models have another name for it."""
         return self.status == 400 and self.rejects("max_tokens") and "max_completion_tokens" in self.text
 
-    @property
-    def rejects_samples(self) -> bool:
-        """Whether the server refuses several samples in one call (`n`)."""
-        return self.status in (400, 422) and (self.rejects("n") or "one completion choice" in self.message.lower())
+    def samples_left(self, requested: int) -> int | None:
+        """How many samples to ask for if the server refuses so many in one call (`n`); None if that is not the reason.
+
+        llama.cpp takes as many as it has slots.
+        """
+        if self.status not in (400, 422) or requested < 2:
+            return None
+        if self.rejects("n") or "one completion choice" in self.message.lower():
+            return 1
+        return requested // 2 if self.names("n") else None
 
     def hopeless(self, url: str, detail: str, api: str, *, grammar: bool, advice: str) -> str:
         """Why no request can succeed at this server, and what to do; empty if others may. `advice`: about keys."""
@@ -123,6 +147,16 @@ class RefusedCall:
         if status in (400, 413, 422) and refused:
             return f"the {api} at {url} does not accept {refused[0]!r} ({status}: {detail}). Choose another model."
         return ""
+
+    @property
+    def rejects_template(self) -> bool:
+        """Whether the model has no chat template, or one that does not take the messages."""
+        return self.status in (400, 422, 500) and bool(_TEMPLATE.search(self.message))
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it, as the end of an error message; empty if that is unknown."""
+        return TEMPLATE_REMEDY if self.rejects_template else ""
 
     @property
     def is_too_long(self) -> bool:
@@ -153,7 +187,10 @@ def read_choices(
             raise IndexError("list index out of range")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = redact(body.decode("utf-8", "replace"))[:200]
-        return BackendError(f"returned an invalid completion ({type(error).__name__}: {redact(str(error))}): {start!r}")
+        return BackendError(
+            f"returned an invalid completion ({type(error).__name__}: {redact(str(error))}): {start!r}. The URL of an "
+            "OpenAI-compatible server usually ends in /v1"
+        )
     if context_limit is not None and usage.read > context_limit:
         return [replace(empty_generation(requests[0].context), usage=usage)] * len(choices)
     written = divided(usage.written, [len(choice.content or "") for choice in choices])
@@ -211,7 +248,8 @@ def host_of(url: str) -> str:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
-    except ValueError:  # an invalid port
+        str(parts.hostname).encode("idna")
+    except ValueError:  # an invalid port, or no name of a host
         usable = False
     if not usable:
         raise BackendDown(

@@ -207,6 +207,8 @@ def _counted(body: object, maximum: Usage, samples: int) -> Usage | None:
     counted = usage_of(usage)
     least_read = max((maximum.read // samples - TEMPLATE_PER_CALL) // _MAX_BYTES_PER_TOKEN, 1)
     least_written = max(len(_reply_text(body).encode("utf-8", "replace")) // _MAX_BYTES_PER_TOKEN, 1)
+    if samples > 1:  # llama.cpp counts the tokens of one sample only
+        least_written = max(least_written, _cut_off(body) * (maximum.written // samples))
     return Usage(
         counted.read if counted.read >= least_read else maximum.read,
         counted.written if counted.written >= least_written else maximum.written,
@@ -227,6 +229,13 @@ def _reply_text(body: Any) -> str:
         with suppress(LookupError, TypeError):
             texts.append(str(choice["message"]["content"] if "message" in choice else choice["text"] or ""))
     return "".join(texts)
+
+
+def _cut_off(body: Any) -> int:
+    """How many samples reached the token limit."""
+    choices = body.get("choices")
+    found = [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+    return sum(choice.get("finish_reason") == "length" for choice in found)
 
 
 def open_paid_engine(

@@ -72,7 +72,7 @@ class GrammarMasks:
     """Grammars over the vocabulary of one model."""
 
     def __init__(self, encoding: Encoding, end_tokens: frozenset[int]) -> None:
-        llguidance = _import_llguidance()
+        llguidance = import_llguidance()
         self._matcher: Any = llguidance.LLMatcher
         self.vocabulary = _Vocabulary(encoding, end_tokens)
         wrapped = llguidance.TokenizerWrapper(self.vocabulary)
@@ -165,7 +165,8 @@ class _Vocabulary:
         return self._with[characters]
 
 
-def _import_llguidance() -> Any:
+def import_llguidance() -> Any:
+    """The library; an error that says how to install it, if it is missing."""
     try:
         import llguidance
     except ImportError as error:

@@ -88,8 +88,8 @@ def load_policy(model: str | Path | Policy, *, stage: str | None = None, **setti
     Of a run, the policy with the best dev score is taken, or that of `stage`; a note on standard error says which.
 
     Settings: agent, format, max_format_errors, force_answer, max_searches, prime, prompt, hint, chat_options, data,
-    world_seed, index, topk, max_steps, max_tokens, engine, base_url, api, concurrency, device, dtype, batch_size. A run
-    supplies them all, an adapter its agent; what is passed here takes precedence.
+    world_seed, index, topk, max_steps, max_tokens, engine, base_url, api, concurrency, timeout, grammar, device, dtype,
+    batch_size. A run supplies them all, an adapter its agent; what is passed here takes precedence.
     """
     for name in settings:
         if name not in KEYS:

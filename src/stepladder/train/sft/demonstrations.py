@@ -2,7 +2,8 @@
 
     gold        episodes of the oracle, which replays the gold decomposition: exact, no generation needed
     mined       the same with weak decompositions from the corpus (`weak_decomposition.py`): needs only answers
-    teacher     samples of a stronger model behind an OpenAI-compatible server; its responses are cached on disk
+    teacher     samples of a stronger model behind an OpenAI-compatible server, with an optional spending limit; its
+                responses are cached on disk
     bootstrap   samples of the model itself with a few-shot prompt: needs only answers
     trees       the best branch of each search tree of an earlier stage
 
@@ -27,8 +28,8 @@ from stepladder.core.io.records import read_records, write_records
 from stepladder.core.trace import ActionKind, Question, Trajectory, Tree
 from stepladder.driver import Driver, Outcome, OutcomeCallback
 from stepladder.engines.base import Engine
-from stepladder.engines.openai.openai_engine import OpenAIEngine
-from stepladder.engines.spend.response_cache import CachedEngine
+from stepladder.engines.spend.budget import open_paid_engine
+from stepladder.engines.spend.prices import Budget
 from stepladder.explore.episode import EpisodeConfig
 from stepladder.explore.ranked import best_branch
 from stepladder.oracle.engine import OracleEngine
@@ -39,8 +40,9 @@ from stepladder.train.sft.fewshot import FewShot
 from stepladder.train.transcripts.sampled_episodes import episode_jobs
 from stepladder.train.transcripts.tokenized import expect_token_ids
 
-_TRANSCRIPTS, _DROPPED, _RESPONSES = "transcripts.jsonl", "dropped.json", "teacher.jsonl"
+_TRANSCRIPTS, _DROPPED = "transcripts.jsonl", "dropped.json"
 
+_OUTSIDE = "Text outside the agent's strict format is not imitated: generate it with format: constrained."
 _ADVICE = {
     "gold": "Use questions with decompositions and their own index, or source mined, bootstrap or teacher.",
     "mined": "The index has no passages with the answers that the questions lead to: is it the right one?",
@@ -92,7 +94,7 @@ def load_or_make(
         failure = f" The first failure: {made.first_failure}." if made.first_failure else ""
         raise StepladderError(
             f"source '{config.source}' gave no demonstrations, of {made.requested:,} requested (dropped: {why})."
-            f"{failure} {_ADVICE[config.source]}"
+            f"{failure} {_OUTSIDE if 'outside_format' in made.dropped else _ADVICE[config.source]}"
         )
     with atomic_file(counts) as file:
         json.dump(made.dropped, file, indent=2)
@@ -117,10 +119,17 @@ def _make(
         case "bootstrap":
             return sampled_demonstrations(engine, context, config, questions)
     assert config.teacher_model is not None  # checked by SFTConfig
-    teacher = OpenAIEngine(config.teacher_model, config.teacher_url)
-    name = f"{config.teacher_model} at {config.teacher_url}"
-    with closing(CachedEngine(teacher, context.folder / _RESPONSES, name)) as cached:
-        return sampled_demonstrations(cached, context, config, questions)
+    budget = None if config.teacher_budget is None else Budget.parse(config.teacher_budget)
+    engine_of_teacher = open_paid_engine(
+        config.teacher_model,
+        context.folder,
+        url=config.teacher_url,
+        budget=budget,
+        prices=config.teacher_prices,
+        prefix="teacher-",  # of TEACHER_FILES
+    )
+    with closing(engine_of_teacher) as teacher:
+        return sampled_demonstrations(teacher, context, config, questions)
 
 
 def gold_demonstrations(
